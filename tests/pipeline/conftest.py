@@ -3,7 +3,7 @@
 import pytest
 
 from tests.node.fakes import NodeRig
-from tests.pipeline.drains import empty, gpu_pod
+from tests.pipeline.drain.drains import empty, gpu_pod
 
 
 @pytest.fixture

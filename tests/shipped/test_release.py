@@ -32,7 +32,7 @@ SUITE = tuple(
         "change/test_applying.py",
         "shell/test_commands.py",
         "adapters/test_nvml_worker.py",
-        "pipeline/test_settings.py",
+        "shell/test_agent_settings.py",
         "shipped/test_shipped_profiles.py",
     )
 )

@@ -9,7 +9,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.records import journals
 from tests.node import fakes, gpu_values, scenes
-from tests.pipeline import repairs
+from tests.pipeline.gpus import repairs
 
 
 def reboot(rig: fakes.NodeRig) -> None:

@@ -10,8 +10,8 @@ from mig_manager.core import steps
 from mig_manager.core.node import policies
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
-from tests.pipeline.custom_requests import ON, document, requested, run
-from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
+from tests.pipeline.gpus.gpu_processes import WHOLE, of_pods, outdated_node, process
+from tests.pipeline.requests.custom_requests import ON, document, requested, run
 from tests.unit import machine
 
 RETRIES = 3

@@ -15,8 +15,9 @@ from mig_manager.agent.pods import orders
 from mig_manager.core.node import clients, well_known
 from tests import changes
 from tests.node import scenes, swept_scenes
-from tests.pipeline import lives, played_changes
-from tests.pipeline.played_changes import Change, End, Play
+from tests.pipeline import lives
+from tests.pipeline.recovery import played_changes
+from tests.pipeline.recovery.played_changes import Change, End, Play
 
 
 def _request_another(play: Play) -> None:

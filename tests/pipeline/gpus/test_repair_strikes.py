@@ -11,7 +11,8 @@ from mig_manager.core import model, ports, profile_name
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from tests.node import fakes, gpu_values, scenes
-from tests.pipeline import custom_requests, repairs
+from tests.pipeline.gpus import repairs
+from tests.pipeline.requests import custom_requests
 
 
 def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:

@@ -14,7 +14,7 @@ from mig_manager.errors import Reason
 from tests import changes
 from tests.node import fakes, knobs, scenes
 from tests.node.scenes import CONFIG
-from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
+from tests.pipeline.clients.dra_scenes import KEEP_ONE, without_driver, without_pods
 
 Make = Callable[[], fakes.NodeRig]
 

@@ -15,7 +15,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from testkit import nvml_faults
 from tests.node import fakes, gpu_values, scenes
-from tests.pipeline import repairs
+from tests.pipeline.gpus import repairs
 from tests.stage import agent_stage
 
 LAYOUT = "all-balanced"

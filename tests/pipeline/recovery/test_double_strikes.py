@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 import structlog
 
-from tests.pipeline import double_strikes, played_changes
-from tests.pipeline.played_changes import Change
+from tests.pipeline.recovery import double_strikes, played_changes
+from tests.pipeline.recovery.played_changes import Change
 
 Note = Callable[[str, object], None]
 _SECTION = "double strikes"
-_PUBLISHED = pathlib.Path(__file__).parents[2] / "docs" / "results" / "double-strikes.json"
+_PUBLISHED = pathlib.Path(__file__).parents[3] / "docs" / "results" / "double-strikes.json"
 
 
 def play(

@@ -1,4 +1,4 @@
-"""The agent's loop over a pipeline in memory; test_agent_process runs the whole process."""
+"""The agent's loop over a pipeline in memory; tests/process runs the whole process."""
 
 import contextlib
 import dataclasses

@@ -17,7 +17,9 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, well_known
 from tests import changes
 from tests.node import fakes, scenes, swept_scenes
-from tests.pipeline import custom_requests, lives, repairs
+from tests.pipeline import lives
+from tests.pipeline.gpus import repairs
+from tests.pipeline.requests import custom_requests
 
 _MAX_PAUSES = 16
 _REPAIR_PAUSE_S = 1000.0

@@ -24,7 +24,7 @@ from tests.node.scenes import (
     resume,
     run,
 )
-from tests.pipeline.dra_scenes import (
+from tests.pipeline.clients.dra_scenes import (
     KEEP_ONE,
     published,
     without_driver,

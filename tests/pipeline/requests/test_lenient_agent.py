@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
 from tests.node.scenes import assert_ends
-from tests.pipeline import custom_requests
+from tests.pipeline.requests import custom_requests
 
 TWICE = scenes.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
 

@@ -12,7 +12,7 @@ from mig_manager.agent import drift, settings
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.node import well_known
 from tests.node import fakes, gpu_values, scenes
-from tests.pipeline import repairs
+from tests.pipeline.gpus import repairs
 
 DAY_S = 86400.0
 

@@ -13,8 +13,9 @@ from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import contract
 from tests.node import fake_cluster, fakes, scenes
-from tests.pipeline import gpu_processes, lives
-from tests.pipeline.custom_requests import CHANGED
+from tests.pipeline import lives
+from tests.pipeline.gpus import gpu_processes
+from tests.pipeline.requests.custom_requests import CHANGED
 
 LAYOUT = "all-balanced"
 Act = Callable[[], object]

@@ -1,0 +1,116 @@
+"""A deployment with a budget on a node in memory, and the agent that drains it again and again."""
+
+import dataclasses
+
+from mig_manager.agent import outcomes
+from tests.node import fakes, knobs, scenes
+
+
+class Deployment:
+    """Replicas with a budget; its controller replaces a pod that is gone.
+
+    A successor starts on another node while there is room, else on ours if that is open, and
+    waits for a node otherwise.
+    """
+
+    def __init__(
+        self,
+        rig: fakes.NodeRig,
+        devices: list[str],
+        *,
+        room_elsewhere: int,
+        name: str = "serving",
+        max_unavailable: int = 1,
+        starts: bool = True,
+    ) -> None:
+        self.rig = rig
+        self.name = name
+        self.room_elsewhere = room_elsewhere
+        self.starts = starts
+        self.killed = 0
+        self._serial = 0
+        self.here: dict[str, str] = {}
+        """UID of a replica on our node -> its device."""
+        for device in devices:
+            self._start_here(device)
+        self.budget = knobs.Budget(name, name, len(devices), max_unavailable)
+        rig.disruptions.budgets.append(self.budget)
+        rig.clock.on_wait.append(self.live)
+
+    def live(self) -> None:
+        """Replace what is gone, and place what waits for a node."""
+        for uid in self.here.keys() - self.rig.pods.keys():
+            self.killed += 1
+            waiting = self._add(phase="Pending", is_ready=False)
+            self.rig.disruptions.elsewhere[waiting] = dataclasses.replace(
+                self.rig.pods.pop(waiting),
+                node_name="",
+                node_selector={"device": self.here.pop(uid)},
+            )
+        for uid, pod in list(self.rig.disruptions.elsewhere.items()):
+            if pod.labels["app"] != self.name or pod.node_name:
+                continue
+            if self.room_elsewhere:
+                self.room_elsewhere -= 1
+                self.rig.disruptions.elsewhere[uid] = dataclasses.replace(
+                    pod, node_name="node-b", phase="Running", is_ready=self.starts
+                )
+            elif not is_closed(self.rig):
+                del self.rig.disruptions.elsewhere[uid]
+                self._start_here(pod.node_selector["device"])
+
+    def _start_here(self, device: str) -> None:
+        self.here[self._add(devices=frozenset({device}))] = device
+
+    def _add(self, *, devices: frozenset[str] = frozenset(), **fields: object) -> str:
+        self._serial += 1
+        return self.rig.add_pod(
+            f"{self.name}-{self._serial}",
+            devices=devices,
+            labels={"app": self.name},
+            owner_kind="ReplicaSet",
+            **fields,
+        )
+
+
+def is_closed(rig: fakes.NodeRig) -> bool:
+    return rig.is_unschedulable or rig.has_hold_taint
+
+
+def node_with(
+    *, room_elsewhere: int, starts: bool = True, replicas: int = 4
+) -> tuple[fakes.NodeRig, Deployment]:
+    """A node with a deployment on its first GPU, whose budget grants one eviction at a time."""
+    rig = scenes.node(layout="all-1g.5gb")
+    devices = list(rig.gpus[0].mig_uuids)[:replicas]
+    return rig, Deployment(rig, devices, room_elsewhere=room_elsewhere, starts=starts)
+
+
+LAYOUT = "one-slice-changed-back"
+
+CONFIG = """
+version: v1
+mig-configs:
+  all-1g.5gb:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  one-slice-changed-back:
+  - {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}
+  unknown-profile:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.99gb: 1}}
+"""
+
+
+class Agent:
+    """Tries one layout again and again, as the agent does, with a pause in between."""
+
+    def __init__(self, rig: fakes.NodeRig) -> None:
+        self.rig = rig
+        self.reconciler = scenes.reconciler(rig, CONFIG)
+        self.attempt = 0
+
+    def try_once(self, layout: str = LAYOUT) -> outcomes.Outcome:
+        self.attempt += 1
+        outcome = scenes.run(self.rig, layout, by=self.reconciler, attempt=self.attempt)
+        for _ in range(30):
+            self.rig.clock.wait(1)
+        return outcome

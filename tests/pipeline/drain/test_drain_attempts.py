@@ -1,0 +1,264 @@
+"""A drain that takes several attempts: when the node is reopened in between."""
+
+import contextlib
+import json
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import intake
+from mig_manager.core import model
+from mig_manager.core.node import well_known
+from mig_manager.core.records import journals
+from mig_manager.errors import Reason
+from tests.node import fakes, scenes
+from tests.pipeline.drain import drains
+from tests.pipeline.drain.deployments import (
+    CONFIG,
+    LAYOUT,
+    Agent,
+    Deployment,
+    is_closed,
+    node_with,
+)
+
+
+@pytest.mark.parametrize("granted", [1, 4])
+@pytest.mark.parametrize("news", ["file", "label", "no right to list pods"])
+def test_only_another_request_reopens_the_node_in_mid_drain(news: str, granted: int) -> None:
+    rig, serving = node_with(room_elsewhere=1)
+    serving.budget.max_unavailable = granted
+    # If all are evicted at once, the others take longer to end.
+    rig.kubelet.ends_from_s = dict.fromkeys(list(serving.here)[2:], rig.clock.now_s + 10)
+    agent, inbox = scenes.reconciler(rig, CONFIG), intake.Inbox()
+    inbox.put_label(LAYOUT)
+
+    def follow_news() -> bool:
+        if serving.killed == 2 and news == "file":
+            inbox.put_file_change()
+        elif serving.killed == 2 and news == "label":
+            inbox.put_label("all-1g.5gb")
+        elif serving.killed == 2:
+            rig.refusing["workloads.list"] = drains.FORBIDDEN
+        inbox.check(1)
+        return False
+
+    request = fakes.FakeRequest(rig.clock)
+    request.ends_when = follow_news
+    with contextlib.suppress(errors.Superseded):
+        assert agent.run(LAYOUT, request).reason is Reason.FORBIDDEN
+
+    rig.clock.wait(1)
+    assert rig.has_hold_taint is (news != "label")
+    rig.refusing.clear()
+    serving.room_elsewhere, here = 3, len(serving.here)
+    newer = inbox.next(0)
+    assert newer is not None
+    assert agent.run(newer.layout, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+    assert serving.killed == 2 + (0 if news == "label" else here)
+    scenes.assert_restored(rig)
+
+
+def test_file_change_after_the_drain_evicts_no_successor() -> None:
+    rig, serving = node_with(room_elsewhere=0, replicas=1)
+    agent, inbox = scenes.reconciler(rig, CONFIG), intake.Inbox()
+    inbox.put_label(LAYOUT)
+
+    def follow_news() -> bool:
+        text = rig.annotations.get(well_known.STATUS_ANNOTATION, "{}")
+        if serving.killed and json.loads(text)["phase"] == model.Phase.PAUSE.value:
+            inbox.put_file_change()
+        inbox.check(1)
+        return False
+
+    request = fakes.FakeRequest(rig.clock)
+    request.ends_when = follow_news
+    with pytest.raises(errors.Superseded):
+        agent.run(LAYOUT, request)
+
+    rig.clock.wait(1)
+    assert agent.run(LAYOUT, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+    assert serving.killed == 1
+    scenes.assert_restored(rig)
+
+
+def test_a_drain_that_always_crashes_reopens_the_node() -> None:
+    rig, serving = node_with(room_elsewhere=1)
+    agent = Agent(rig)
+    assert agent.try_once().reason is Reason.DRAIN_STALLED
+    rig.disruptions.budgets[0].max_unavailable = 4
+    rig.refusing["workloads.evict"] = RuntimeError("bug")
+
+    assert {agent.try_once().reason for _ in range(4)} == {Reason.INTERNAL}
+
+    assert not is_closed(rig)
+    assert serving.killed == 2
+
+
+def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
+    rig = scenes.busy_node()
+    rig.refusing["workloads.evict"] = drains.FORBIDDEN
+    inbox = intake.Inbox()
+    inbox.put_label(scenes.LAYOUT)
+    drains.at(rig, 3, inbox.put_file_change)
+
+    def follow_news() -> bool:
+        inbox.check(1)
+        return False
+
+    request = fakes.FakeRequest(rig.clock)
+    request.ends_when = follow_news
+
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, request=request)
+
+    scenes.assert_restored(rig)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
+    rig, serving = node_with(room_elsewhere=1)
+    agent = Agent(rig)
+
+    assert agent.try_once().reason is Reason.DRAIN_STALLED
+    assert is_closed(rig)
+    assert journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION]).draining
+    assert serving.killed == 2
+    if has_room:
+        serving.room_elsewhere = 3
+    else:
+        serving.budget.max_unavailable = 4
+
+    assert agent.try_once().state is model.State.SUCCESS
+    assert serving.killed == 4
+    scenes.assert_restored(rig)
+
+
+def add_foreign_manager(rig: fakes.NodeRig) -> None:
+    rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
+
+
+def unload_driver(rig: fakes.NodeRig) -> None:
+    rig.refusing["gpus.observe"] = errors.HardwareError("", reason=Reason.DRIVER_NOT_LOADED)
+
+
+def silence_kubelet(rig: fakes.NodeRig) -> None:
+    rig.refusing["allocations.assigned_devices"] = scenes.BROKEN["allocations"]
+
+
+def silence_api(rig: fakes.NodeRig) -> None:
+    rig.refusing["workloads.list"] = scenes.BROKEN["node"]
+
+
+def refuse_the_list(rig: fakes.NodeRig) -> None:
+    rig.refusing["workloads.list"] = drains.FORBIDDEN
+
+
+def refuse_evictions(rig: fakes.NodeRig) -> None:
+    rig.disruptions.budgets[0].max_unavailable = 4
+    why = errors.ClusterError("webhook", reason=Reason.API_ERROR, status=500)
+    rig.refusing["workloads.evict"] = why
+
+
+@pytest.mark.parametrize(
+    ("disturb", "reason"),
+    [
+        (refuse_evictions, Reason.API_ERROR),
+        (add_foreign_manager, Reason.FOREIGN_MANAGER),
+        (unload_driver, Reason.DRIVER_NOT_LOADED),
+        (silence_kubelet, Reason.POD_RESOURCES_UNAVAILABLE),
+        (silence_api, Reason.API_UNAVAILABLE),
+        (refuse_the_list, Reason.FORBIDDEN),
+    ],
+)
+def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
+    disturb: Callable[[fakes.NodeRig], None], reason: Reason
+) -> None:
+    rig, serving = node_with(room_elsewhere=1)
+    agent = Agent(rig)
+    assert agent.try_once().reason is Reason.DRAIN_STALLED
+    disturb(rig)
+
+    ended = [agent.try_once() for _ in range(4)]
+
+    assert {outcome.reason for outcome in ended} == {reason}
+    assert all(outcome.should_retry for outcome in ended)
+    of_api = {Reason.API_ERROR, Reason.API_UNAVAILABLE, Reason.FORBIDDEN}
+    assert is_closed(rig) is (reason in of_api)
+    assert serving.killed == 2
+    rig.refusing.clear()
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
+    serving.room_elsewhere = 3
+    assert agent.try_once().state is model.State.SUCCESS
+    scenes.assert_restored(rig)
+
+
+@pytest.mark.parametrize("reason", [Reason.IN_USE, Reason.HOST_SERVICE_FAILED])
+def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: Reason) -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    late: list[Deployment] = []
+    rig.host.services["dcgm.service"] = True
+
+    def bind() -> None:
+        if not late and rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
+            late.append(Deployment(rig, list(rig.gpus[0].mig_uuids)[:2], room_elsewhere=2))
+            if reason is Reason.HOST_SERVICE_FAILED:
+                rig.refusing["host.running"] = scenes.BROKEN["host"]
+
+    rig.on_call = bind
+    rig.driver.clients = "a process"
+
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is reason
+    assert outcome.should_retry
+    assert late[0].killed == 2
+    scenes.assert_restored(rig)
+
+
+def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> None:
+    rig, serving = node_with(room_elsewhere=0)
+    Agent(rig).try_once()
+
+    successor = Agent(rig)
+    successor.reconciler.recover(LAYOUT)
+
+    assert successor.try_once().reason is Reason.DRAIN_STALLED
+    assert is_closed(rig)
+    assert serving.killed == 1
+
+
+def ask_for_another_layout(agent: Agent) -> None:
+    assert agent.try_once("all-1g.5gb").state is model.State.SUCCESS
+
+
+def ask_for_what_cannot_be(agent: Agent) -> None:
+    assert agent.try_once("unknown-profile").reason is Reason.UNKNOWN_PROFILE
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda agent: agent.reconciler.rest(),
+        lambda agent: agent.reconciler.stop(),
+        ask_for_another_layout,
+        ask_for_what_cannot_be,
+    ],
+    ids=["label removed", "agent stopped", "another layout", "impossible layout"],
+)
+def test_node_closed_between_attempts_is_reopened_without_a_request(
+    end: Callable[[Agent], None],
+) -> None:
+    rig, serving = node_with(room_elsewhere=0)
+    agent = Agent(rig)
+    agent.try_once()
+    assert is_closed(rig)
+
+    end(agent)
+    for _ in range(3):
+        rig.clock.wait(1)
+
+    scenes.assert_restored(rig)
+    assert len(serving.here) == 4
+    assert serving.killed == 1

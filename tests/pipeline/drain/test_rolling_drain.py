@@ -1,0 +1,284 @@
+"""What PodDisruptionBudgets that grant a part of a drain's evictions make of it."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.node import policies, well_known
+from mig_manager.errors import Reason
+from tests.node import knobs, scenes
+from tests.pipeline.drain import drains
+from tests.pipeline.drain.deployments import Agent, Deployment, is_closed, node_with
+
+
+def test_partial_budget_drains_as_successors_get_ready() -> None:
+    rig, serving = node_with(room_elsewhere=4)
+    healthy: list[int] = []
+    rig.clock.on_wait.insert(
+        0, lambda: healthy.append(serving.budget.observed(rig.pods_everywhere).healthy)
+    )
+
+    assert Agent(rig).try_once().state is model.State.SUCCESS
+
+    assert serving.killed == 4
+    assert min(healthy) == 3
+    assert any("evicting default/serving-1; 3 more" in each for each in rig.statuses)
+    scenes.assert_restored(rig)
+
+
+def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
+    rig, serving = node_with(room_elsewhere=0)
+    bare = rig.add_pod("bare", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
+    before = rig.gpus
+    agent = Agent(rig)
+
+    ended = [agent.try_once() for _ in range(4)]
+
+    assert serving.killed == 1
+    assert bare in rig.pods
+    assert rig.gpus == before
+    assert {outcome.reason for outcome in ended} == {Reason.DRAIN_STALLED}
+    assert "no node has room for default/serving-5" in ended[0].message
+    assert "default/serving-2" in ended[0].message
+    assert all(outcome.should_retry for outcome in ended)
+
+
+def test_successors_that_start_slowly_elsewhere_are_no_stall() -> None:
+    rig, serving = node_with(room_elsewhere=4, starts=False)
+
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert "not ready yet elsewhere: default/serving-5" in outcome.message
+    assert is_closed(rig)
+    assert serving.killed == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget"), [("ReplicaSet", 1), ("DaemonSet", 7), ("StatefulSet", 0)]
+)
+def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: int) -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    devices = sorted(rig.gpus[0].mig_uuids)
+    before = rig.gpus
+    rig.disruptions.budgets.append(knobs.Budget("web", "web", len(devices), budget))
+    rig.policy = policies.Policy(is_forced=not budget)
+    names = (f"web-{number}" for number in itertools.count())
+
+    def start_missing() -> None:
+        # Kubelet admits the pods as long as the plugin runs.
+        used = frozenset().union(*rig.kubelet.assigned.values())
+        for device in devices:
+            if rig.gpus == before and device not in used:
+                rig.add_pod(
+                    next(names),
+                    devices=frozenset({device}),
+                    labels={"app": "web"},
+                    owner_kind=kind,
+                    owner_name="web-5d8",
+                )
+
+    start_missing()
+    rig.clock.on_wait.append(start_missing)
+    agent = Agent(rig)
+
+    outcome = agent.try_once()
+
+    assert outcome.reason is Reason.PODS_RETURN
+    assert f"return to the node: {kind} default/web-5d8" in outcome.message
+    assert not outcome.should_retry
+    removed = rig.log.count("workloads.evict") + rig.log.count("workloads.delete")
+    assert removed == 2 * (budget or len(devices))
+    assert rig.gpus == before
+    scenes.assert_restored(rig)
+
+
+def test_a_later_attempt_remembers_the_pods_that_return() -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    devices = frozenset(rig.gpus[0].mig_uuids)
+    names = (f"probe-{number}" for number in itertools.count())
+
+    def start_missing() -> None:
+        if not any(pod.owner_name for pod in rig.pods.values()):
+            rig.add_pod(next(names), devices=devices, owner_kind="DaemonSet", owner_name="probe")
+
+    start_missing()
+    rig.clock.on_wait.append(start_missing)
+    rig.disruptions.refusals["probe-1"] = "not now"
+    agent = Agent(rig)
+
+    assert agent.try_once().reason is Reason.DRAIN_TIMEOUT
+    rig.disruptions.refusals.clear()
+
+    assert agent.try_once().reason is Reason.PODS_RETURN
+    assert "probe-2" in rig.pod_names
+
+
+def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:
+    rig, serving = node_with(room_elsewhere=4)
+    rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
+
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert "PodDisruptionBudget serving allows 1 of 4 evictions" in outcome.message
+    assert serving.killed == 0
+    assert "workloads.can_evict" not in rig.log
+    assert not is_closed(rig)
+
+
+def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
+    first, *devices = rig.gpus[0].mig_uuids
+    rig.add_pod("early", devices=frozenset({first}))
+    late: list[Deployment] = []
+
+    def bind() -> None:
+        if not late and rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
+            late.append(Deployment(rig, devices[:2], room_elsewhere=2))
+
+    rig.on_call = bind
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert "early" not in rig.pod_names
+    assert late[0].killed == 0
+
+
+def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
+    rig, serving = node_with(room_elsewhere=4)
+    serving.budget.max_unavailable = 4
+
+    assert Agent(rig).try_once().state is model.State.SUCCESS
+
+    assert serving.killed == 4
+    first = rig.log.index("workloads.evict")
+    assert rig.log[first : first + 4] == ["workloads.evict"] * 4
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) -> None:
+    rig, serving = node_with(room_elsewhere=4, replicas=2)
+    if is_shared:
+        rig.disruptions.budgets.append(knobs.Budget("second", "serving", 2, 2))
+        why = "PodDisruptionBudgets second and serving both cover it"
+    else:
+        device = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in serving.here.values())
+        Deployment(rig, [device], room_elsewhere=1, name="guarded", max_unavailable=0)
+        why = "PodDisruptionBudget guarded needs 1 healthy pods and has 1"
+
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert why in outcome.message
+    assert "workloads.evict" not in rig.log
+    scenes.assert_restored(rig)
+
+
+def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
+    rig, serving = node_with(room_elsewhere=4)
+
+    def keep() -> None:
+        if serving.killed == 1:
+            last = list(serving.here)[-1]
+            rig.pods[last] = dataclasses.replace(rig.pods[last], is_kept=True)
+
+    rig.clock.on_wait.append(keep)
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert "do-not-evict forbids the eviction" in outcome.message
+    assert serving.killed == 1
+    assert not is_closed(rig)
+
+
+def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
+    rig, serving = node_with(room_elsewhere=4)
+    device = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in serving.here.values())
+    uid = rig.add_pod("forced", devices=frozenset({device}))
+
+    def delete() -> None:
+        if serving.killed == 1 and uid in rig.pods:
+            drains.goes(rig, uid)
+            rig.kubelet.unlisted["forced"] = frozenset({device})
+        elif serving.killed == 4:
+            rig.kubelet.unlisted.clear()
+
+    rig.clock.on_wait.append(delete)
+
+    assert Agent(rig).try_once().state is model.State.SUCCESS
+
+
+def test_pods_without_a_controller_go_last() -> None:
+    rig, _ = node_with(room_elsewhere=4, replicas=2)
+    used = frozenset().union(*rig.kubelet.assigned.values())
+    free = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in used)
+    bare = rig.add_pod("bare", devices=frozenset({free}))
+    order: list[str] = []
+    rig.clock.on_wait.insert(
+        0,
+        lambda: order.extend(
+            pod.name
+            for pod in rig.pods.values()
+            if pod.is_terminating and pod.name not in order and pod.name != "nvidia-device-plugin"
+        ),
+    )
+
+    assert Agent(rig).try_once().state is model.State.SUCCESS
+
+    assert order == ["serving-1", "serving-2", "bare"]
+    assert bare not in rig.pods
+
+
+def test_a_budget_that_never_grants_all_pods_without_a_controller_keeps_all() -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    notebooks = {
+        rig.add_pod(f"notebook-{n}", devices=frozenset({device}), labels={"app": "notebooks"})
+        for n, device in enumerate(list(rig.gpus[0].mig_uuids)[:3])
+    }
+    rig.disruptions.budgets.append(knobs.Budget("notebooks", "notebooks", 3, 1))
+
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert "allows 1 of 3 evictions, and nothing replaces 3 of the pods" in outcome.message
+    assert notebooks <= rig.pods.keys()
+    assert not rig.has_hold_taint
+
+
+def test_a_blocked_drain_asks_for_the_budgets_and_not_for_each_pod() -> None:
+    rig, serving = node_with(room_elsewhere=0)
+    serving.budget.max_unavailable = 0
+
+    Agent(rig).try_once()
+
+    assert "workloads.can_evict" not in rig.log
+    assert rig.log.count("workloads.budgets") <= 6
+
+
+def test_agent_that_may_not_list_budgets_drains_and_says_so() -> None:
+    rig, serving = node_with(room_elsewhere=0)
+    forbidden = errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)
+    rig.refusing = {"workloads.budgets": forbidden}
+    agent = Agent(rig)
+
+    ended = [agent.try_once() for _ in range(3)]
+
+    assert serving.killed == 1
+    assert "may not list PodDisruptionBudgets" in ended[0].message
+    assert rig.log.count("workloads.budgets") == 3
+
+
+def test_api_that_never_lists_budgets_is_the_reason() -> None:
+    rig, serving = node_with(room_elsewhere=4)
+    away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE, status=503)
+    rig.refusing = {"workloads.budgets": away}
+
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.API_UNAVAILABLE
+    assert serving.killed == 0

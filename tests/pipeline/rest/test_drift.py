@@ -1,0 +1,111 @@
+"""GPUs at rest that another program changes: what the node then says."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager.agent import drift
+from mig_manager.core import model
+from mig_manager.core.node import well_known
+from mig_manager.errors import Reason
+from tests.node import scenes
+from tests.node.scenes import assert_ends
+from tests.pipeline.rest.drifts import LAYOUT, tamper
+
+
+def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT)
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert rig.states == []
+    before = tamper(rig)
+
+    for _ in range(3):
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert well_known.APPLIED_LABEL not in rig.labels
+    assert rig.events == ["Drifted"]
+    assert "gpus.execute" not in rig.log
+
+    rig.gpus = before
+    agent.check_drift(LAYOUT, ended)
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+
+
+def test_a_drift_is_published_although_kubelet_is_silent() -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
+    scenes.add_pod_on_foreign_instances(rig)
+    rig.kubelet.is_silent = True
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+
+    assert rig.events == ["Drifted"]
+    assert "default/foreign" in rig.statuses[-1]
+
+
+@pytest.mark.parametrize("at_run", ["listed", "missing"])
+def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str) -> None:
+    rig, _, _ = scenes.at_rest(LAYOUT)
+    before = rig.gpus
+    scenes.add_pod_on_foreign_instances(rig)
+    changed = {"listed": rig.gpus, "missing": before[:1]}
+    rig.gpus = changed.pop(at_run)
+    agent = scenes.reconciler(rig)
+    agent.recover(LAYOUT)
+    ended = assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
+    (rig.gpus,) = changed.values()
+
+    for _ in range(2):
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+
+    is_missing = f"the driver no longer lists {before[1]}" in rig.statuses[-1]
+    assert is_missing is (at_run == "listed")
+    assert rig.events == ["Drifted", "Drifted"]
+
+
+IMPOSSIBLE_NOW: dict[str, Callable[[model.Gpu], model.Gpu]] = {
+    "profile": lambda gpu: dataclasses.replace(
+        gpu, profiles=tuple(each for each in gpu.profiles or () if str(each.profile) != "3g.20gb")
+    ),
+    "mode": lambda gpu: dataclasses.replace(
+        gpu, current_mode=None, pending_mode=None, profiles=()
+    ),
+    "host": lambda gpu: dataclasses.replace(gpu, virtualization=model.Virtualization.VGPU),
+}
+
+
+@pytest.mark.parametrize(("lost", "heals"), [("profile", True), ("mode", False), ("host", True)])
+def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=heals)
+    before = rig.gpus
+    rig.gpus = tuple(
+        IMPOSSIBLE_NOW[lost](dataclasses.replace(gpu, gpu_instances=())) for gpu in rig.gpus
+    )
+
+    for _ in range(2):
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+
+    assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
+    assert well_known.APPLIED_LABEL not in rig.labels
+    assert "it cannot be restored" in rig.statuses[-1]
+    rig.gpus = before
+    agent.check_drift(LAYOUT, ended)
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_layout_without_a_request_is_labelled_until_it_is_gone(*, is_restarted: bool) -> None:
+    rig, agent, _ = scenes.at_rest(LAYOUT)
+    agent.rest()
+    agent.check_without_request()
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+    tamper(rig)
+
+    if is_restarted:
+        scenes.undo(rig)
+    else:
+        agent.check_without_request()
+
+    assert well_known.APPLIED_LABEL not in rig.labels

@@ -1,0 +1,149 @@
+"""Drifts that the agent heals: no pod is evicted for them."""
+
+import contextlib
+import dataclasses
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import drift
+from mig_manager.core import model
+from mig_manager.core.node import well_known
+from mig_manager.errors import Reason
+from tests.node import fakes, scenes, swept_scenes
+from tests.node.scenes import assert_ends
+from tests.pipeline.rest.drifts import LAYOUT, NO_DRIVER, tamper
+
+
+def test_on_request_a_drift_is_healed() -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
+    before = tamper(rig)
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+
+    assert scenes.is_as_before(rig, before)
+
+
+def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, scenes.Agent]:
+    """Return a node that drifted while its agent was down, and the agent that started again."""
+    rig, _, _ = scenes.at_rest(LAYOUT)
+    scenes.add_pod_on_foreign_instances(rig)
+    restarted = scenes.reconciler(rig)
+    restarted.recover(LAYOUT)
+    return rig, restarted
+
+
+def test_healing_waits_until_no_pod_uses_the_devices() -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
+    scenes.add_pod_on_foreign_instances(rig)
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert "default/foreign" in rig.statuses[-1]
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert rig.events == ["Drifted"]
+
+    uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
+    del rig.pods[uid], rig.kubelet.assigned[uid]
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+
+
+def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
+    rig, agent, _ = scenes.at_rest(LAYOUT, heals_drift=True)
+    scenes.add_pod_on_foreign_instances(rig)
+    gpus = rig.gpus
+
+    assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False)
+
+    assert rig.gpus == gpus
+    assert "workloads.evict" not in rig.log
+
+
+def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
+    rig, agent, _ = scenes.at_rest(LAYOUT, heals_drift=True)
+    scenes.add_pod_on_foreign_instances(rig)
+    gpus = rig.gpus
+    uid, late = next((uid, pod) for uid, pod in rig.pods.items() if pod.name == "foreign")
+    del rig.pods[uid]
+
+    def bind() -> None:
+        if rig.has_hold_taint:
+            rig.pods[uid] = late
+
+    rig.on_call = bind
+    assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False)
+
+    assert rig.gpus == gpus
+    assert "workloads.evict" not in rig.log
+
+
+def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
+    scenes.add_pod_on_foreign_instances(rig)
+    uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
+    labels, owner = {"app": "watcher"}, "DaemonSet"
+    rig.pods[uid] = dataclasses.replace(rig.pods[uid], labels=labels, owner_kind=owner)
+    rig.extra_clients = swept_scenes.EXTRA_CLIENTS
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+
+
+def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
+    rig, agent, _ = scenes.at_rest(LAYOUT, heals_drift=True)
+    scenes.add_pod_on_foreign_instances(rig)
+    rig.refusing = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
+    scenes.run(rig, LAYOUT, by=agent, may_evict=False)
+    rig.refusing = {}
+
+    # As the loop does when the hardware has changed since a failure for good.
+    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
+
+    assert "workloads.evict" not in rig.log
+
+
+def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
+    rig, restarted = restarted_beside_foreign_pod()
+
+    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
+
+    assert "workloads.evict" not in rig.log
+    # The label requests it again, so eviction is allowed.
+    restarted.recover(None)
+    restarted.rest()
+    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=restarted)
+
+
+@pytest.mark.parametrize(
+    "refusing",
+    [
+        {"gpus.observe": NO_DRIVER},
+        {"node.patch": errors.ClusterError("503", reason=Reason.API_UNAVAILABLE)},
+    ],
+    ids=["driver", "API"],
+)
+def test_failure_at_the_start_does_not_make_the_retry_evict(
+    refusing: dict[str, Exception],
+) -> None:
+    rig, restarted = restarted_beside_foreign_pod()
+    rig.refusing = {"gpus.observe": NO_DRIVER}
+    assert scenes.run(rig, LAYOUT, by=restarted).should_retry
+    rig.refusing = refusing
+    with contextlib.suppress(errors.ClusterError):
+        scenes.run(rig, LAYOUT, by=restarted, attempt=2)
+    rig.refusing = {}
+    # As the agent's loop does after an API that did not answer.
+    restarted.recover(LAYOUT)
+
+    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted, attempt=3)
+
+    assert "workloads.evict" not in rig.log
+
+
+def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
+    rig, _, _ = scenes.at_rest(LAYOUT)
+    rig.gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in rig.gpus)
+
+    assert scenes.resume(rig, LAYOUT).state is model.State.SUCCESS
+
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT

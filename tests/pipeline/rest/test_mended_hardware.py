@@ -1,0 +1,78 @@
+"""Failures that only other hardware ends: they are tried again once it changed."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import drift
+from mig_manager.core import model
+from mig_manager.errors import Reason
+from tests.node import fakes, scenes
+from tests.node.scenes import assert_ends
+from tests.pipeline.rest.drifts import TWO_GPUS
+
+
+def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
+    rig, agent, ended = scenes.at_rest("too-much", rig=scenes.node())
+    assert not ended.should_retry
+
+    assert [agent.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
+    enabled = {"current_mode": model.MigMode.ENABLED, "pending_mode": model.MigMode.ENABLED}
+    rig.gpus = tuple(dataclasses.replace(gpu, **enabled) for gpu in rig.gpus)  # type: ignore[arg-type]
+    assert agent.check_drift("too-much", ended) is drift.Action.RUN
+
+
+def finish_modes(rig: fakes.NodeRig) -> None:
+    """Reset the GPUs as a person does."""
+    rig.driver.mode_waits = False
+    rig.gpus = tuple(dataclasses.replace(gpu, current_mode=gpu.pending_mode) for gpu in rig.gpus)
+
+
+def waiting_mode(rig: fakes.NodeRig) -> Callable[[], None]:
+    rig.driver.mode_waits = True
+    return lambda: finish_modes(rig)
+
+
+def missing_gpu(rig: fakes.NodeRig) -> Callable[[], None]:
+    gpus, rig.gpus = rig.gpus, rig.gpus[:1]
+    return lambda: setattr(rig, "gpus", gpus)
+
+
+def no_permission(rig: fakes.NodeRig) -> Callable[[], None]:
+    rig.refusing = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
+    return rig.refusing.clear
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason"),
+    [
+        (waiting_mode, Reason.RESET_REQUIRED),
+        (missing_gpu, Reason.NO_GPU_MATCHES),
+        (no_permission, Reason.NO_PERMISSION),
+    ],
+)
+@pytest.mark.parametrize("checks", [0, 2])
+def test_hardware_mended_after_a_final_failure_is_served(
+    fail: Callable[[fakes.NodeRig], Callable[[], None]], reason: Reason, checks: int
+) -> None:
+    rig = scenes.node()
+    mend = fail(rig)
+    _, agent, ended = scenes.at_rest("two-gpus", rig=rig, text=TWO_GPUS)
+    assert (ended.reason, ended.should_retry) == (reason, False)
+    for _ in range(checks):
+        assert agent.check_drift("two-gpus", ended) is drift.Action.REST
+
+    mend()
+
+    assert agent.check_drift("two-gpus", ended) is drift.Action.RUN
+    assert_ends(rig, Reason.APPLIED, layout="two-gpus", by=agent)
+
+
+def test_an_invalid_file_alone_is_not_retried_at_each_check() -> None:
+    text = "version: v1\nmig-configs: 3\n"
+    _, agent, ended = scenes.at_rest("two-gpus", rig=scenes.node(), text=text)
+    assert ended.reason is Reason.INVALID_CONFIG
+
+    assert [agent.check_drift("two-gpus", ended) for _ in range(3)] == [drift.Action.REST] * 3

@@ -1,0 +1,69 @@
+"""Another program that holds the node's lock: the agent waits for it, and touches nothing."""
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import drift
+from mig_manager.core.node import well_known
+from mig_manager.errors import Reason
+from tests.node import fakes, scenes
+from tests.node.scenes import assert_ends
+from tests.pipeline.rest.drifts import LAYOUT, tamper
+
+
+def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
+    rig = scenes.node()
+    other = fakes.FakeExclusion(refusals=4)
+
+    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=scenes.reconciler(rig, lock=other))
+
+    assert other.descriptions == ["applying layout all-1g.5gb"]
+
+
+def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> None:
+    rig = scenes.busy_node()
+
+    outcome = assert_ends(
+        rig,
+        Reason.LOCKED,
+        "another manager is at work",
+        by=scenes.reconciler(rig, lock=fakes.FakeExclusion(refusals=10**9)),
+    )
+
+    assert outcome.should_retry
+    assert [call for call in rig.log if call.startswith("gpus.")] == []
+
+
+def test_a_newer_request_need_not_wait_for_another_manager() -> None:
+    rig = scenes.node()
+    agent = scenes.reconciler(rig, lock=fakes.FakeExclusion(refusals=10**9))
+
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, by=agent, request=fakes.FakeRequest(rig.clock, ends_at=2))
+
+    assert rig.clock.now_s < 1
+
+
+def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
+    rig, other = scenes.node(), fakes.FakeExclusion()
+    saves: list[bool] = []
+    rig.on_call = lambda: saves.append(other.is_locked) if rig.log[-1] == "host.save" else None
+    agent = scenes.reconciler(rig, lock=other)
+
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled", by=agent)
+    rig.driver.mode_waits = True
+    assert_ends(rig, Reason.RESET_REQUIRED, layout="all-1g.5gb", by=agent)
+
+    assert saves == [True, True]
+
+
+def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
+    other = fakes.FakeExclusion()
+    rig, agent, ended = scenes.at_rest(LAYOUT, lock=other)
+    tamper(rig)
+
+    other.refusals = 1
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+    agent.check_drift(LAYOUT, ended)
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
