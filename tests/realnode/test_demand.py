@@ -1,5 +1,6 @@
 """The partitioner beside the stock scheduler, on a real kubelet and device plugin."""
 
+import collections
 import time
 
 import pytest
@@ -12,6 +13,8 @@ pytestmark = pytest.mark.realnode
 
 PODS = 6
 PARTITIONER = "mig-manager-partitioner"
+ACCOUNT = f"system:serviceaccount:mig-manager:{PARTITIONER}"
+LABEL = f"app.kubernetes.io/name={PARTITIONER}"
 
 
 @pytest.fixture
@@ -26,28 +29,27 @@ def shape() -> rig.Shape:
     return rig.Shape(overlay="partitioner", patches=(acts,), latency=states.REALISTIC)
 
 
-def leader(cluster: rig.Cluster) -> str:
-    """Return the pod that decides; empty while there is none."""
-    lease = cluster.get("lease", "-n", "mig-manager", PARTITIONER)
-    return str(lease["spec"].get("holderIdentity", "")).partition("_")[0]
-
-
 def test_pods_that_need_other_devices_run_after_one_change(cluster: rig.Cluster) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.kubectl("label", "node", rig.NODE, "mig-manager.io/partitioning=on-demand")
     # A leader that saw the change would let the node rest.
-    before = leader(cluster)
-    cluster.kubectl("rollout", "restart", "-n", "mig-manager", f"deployment/{PARTITIONER}")
-    waiting.until(lambda: leader(cluster) not in {"", before}, "another leader", within_s=60)
+    deployment = f"deployment/{PARTITIONER}"
+    cluster.kubectl("scale", "-n", "mig-manager", deployment, "--replicas=0")
+    cluster.kubectl("wait", "-n", "mig-manager", "pod", "-l", LABEL, "--for=delete")
+    start = cluster.listen()
+    cluster.kubectl("scale", "-n", "mig-manager", deployment, "--replicas=2")
+    # Both replicas watch, so that the other one knows the cluster when it has to lead.
+    watches = collections.Counter(
+        {f"watch {name}": 2 for name in ("deviceclasses", "nodes", "pods")}
+    )
+    waiting.until(lambda: watches <= start.requests(ACCOUNT), "their watches", within_s=60)
     log, begin_s = cluster.listen(), time.monotonic()
 
     cluster.deploy("asked-for", "mig-2g.10gb", PODS)
 
     progress.note(f"{PODS} pods run after {time.monotonic() - begin_s:.1f} s")
     assert [each.count("2g.10gb") for each in cluster.driver.profiles()] == [3, 3]
-    requests = log.requests(audit.AGENT) + log.requests(
-        f"system:serviceaccount:mig-manager:{PARTITIONER}"
-    )
+    requests = log.requests(audit.AGENT) + log.requests(ACCOUNT)
     leases = sum(count for name, count in requests.items() if name.endswith(" leases"))
     assert requests.total() - leases <= 4 * PODS, requests
     assert log.evicted() == []
