@@ -120,6 +120,19 @@ def test_an_expired_version_leads_to_a_new_list(server: apiserver.ApiServer) -> 
         assert server.log.count("list", "nodes") >= 2
 
 
+def test_a_silent_watch_leads_to_a_new_list(server: apiserver.ApiServer) -> None:
+    """After a restore of etcd, a watch from a later version is silent until that is reached."""
+    with following(server, times=dataclasses.replace(watch_rig.BRISK, stall_s=0.5)) as follower:
+        assert follower.layout() == "one"
+        wait_for_watch(server)
+        later = f"resourceVersion={server.store.version}(&|$)"
+        server.inject(apiserver.Fault(verb="watch", path=later, stall=True, times=None))
+        server.break_watches(apiserver.Break.RESET)
+        waiting.until(lambda: server.log.count("watch", "nodes") == 2)
+        label(server, "two")
+        follower.wait_for_layout("two")
+
+
 @pytest.mark.parametrize(
     "fault",
     [

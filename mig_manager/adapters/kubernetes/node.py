@@ -90,8 +90,10 @@ class KubeNode:
 
     def latest(self, *, is_at_rest: bool = False) -> node_object.NodeView:
         self._join_announcement()
-        trusted_s = math.inf if is_at_rest else _TRUSTED_S
-        is_trusted = self._take_watched() and self._clock.monotonic() - self._last_s < trusted_s
+        is_watched = self._take_watched()
+        is_recent = self._clock.monotonic() - self._last_s < _TRUSTED_S
+        # A watch that lags behind our write for long is one of an etcd that was restored.
+        is_trusted = is_watched is not None and (is_recent or (is_at_rest and is_watched))
         return (self._last if is_trusted and self._last else self._get()).view
 
     def patch(self, change: node_object.NodePatch) -> node_object.NodeView:
@@ -237,21 +239,25 @@ class KubeNode:
             self._announcing.join()
             self._announcing = None
 
-    def _take_watched(self) -> bool:
-        """Take the node as the watch shows it, if that is newer; return whether it is comparable.
+    def _take_watched(self) -> bool | None:
+        """Take the node as the watch shows it, if that is newer.
 
         Versions of one resource are comparable as numbers (KEP-5504).
+
+        Returns:
+            Whether the watch shows the node as last known; None: the two are not comparable.
         """
         item = self._watched()
         if item is None:
-            return False
+            return None
         versions = [str(item["metadata"].get("resourceVersion"))]
         versions += [self._last.version] if self._last else []
         if not all(version.isdecimal() for version in versions):
-            return False
+            return None
         if len(versions) == 1 or int(versions[0]) > int(versions[1]):
             self._parse(item)
-        return True
+            return True
+        return versions[0] == versions[1]
 
     def _get(self) -> "_Node":
         return self._parse(self._kube.get(self._path))

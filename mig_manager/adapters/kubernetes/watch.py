@@ -36,8 +36,8 @@ class WatchTimes:
     watch_s: float = 300.0
     """After about this time the server ends a watch in an orderly way."""
     stall_s: float = 90.0
-    """After this silence a watch counts as dead. The API server sends a bookmark each minute
-    (KEP-956); without bookmarks each silence costs one request, and no list."""
+    """After this silence a watch counts as dead, and the next one begins with a list. The API
+    server sends a bookmark each minute (KEP-956)."""
     steady_s: float = 10.0
     """A watch that ends earlier counts as a failure, or it would be renewed without a pause."""
     pauses: timing.Backoff = _PAUSES
@@ -145,6 +145,10 @@ class Watch(abc.ABC):
                 if not self._stop.is_set():
                     with contextlib.suppress(Exception):
                         self.lost(error)
+            if time.monotonic() - self._contact_s >= self._times.stall_s:
+                # After a restore of etcd our version may be of the future: no change is sent until
+                # the cluster reaches it (kubernetes/kubernetes#107457).
+                self._version = ""
             was_steady = time.monotonic() - self._opened_s >= self._times.steady_s
             failures = 1 if was_steady else failures + 1
             self._stop.wait(self._times.pauses.delay_s(failures - 1) * (1 + _chance()) / 2)
