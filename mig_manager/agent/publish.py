@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.core import ports
+from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import journals, requests, status
+from mig_manager.core.records import gpu_codec, journals, requests, status
 
 _STEADY = (
     well_known.REQUEST_ANNOTATION,
@@ -123,6 +123,15 @@ def of_record(record: requests.RequestRecord) -> dict[str, str | None]:
     """Return the annotation with the record of a request; an empty record removes it."""
     has_any = record.config or record.applied
     return {well_known.REQUEST_ANNOTATION: record.to_json() if has_any else None}
+
+
+def of_gpus(gpus: model.ObservedGpus) -> dict[str, str | None]:
+    """Return the annotation with observed GPUs; without a GPU, remove it and the use."""
+    if gpus is model.NO_GPUS:
+        return {}
+    if not gpus:
+        return {well_known.GPUS_ANNOTATION: None, well_known.CAPACITY_ANNOTATION: None}
+    return {well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus)}
 
 
 def _steady(view: node_object.NodeView) -> dict[str, str | None]:

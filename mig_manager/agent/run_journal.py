@@ -18,7 +18,7 @@ from mig_manager import errors
 from mig_manager.agent import outcomes, publish
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import gpu_codec, journals, readiness, requests, status
+from mig_manager.core.records import journals, readiness, requests, status
 
 _NOT_RETRIED = "Request a layout that keeps what is in use; the agent does not retry."
 
@@ -351,9 +351,8 @@ class RunJournal:
         """Add the status, the GPUs, the record of the request and the journal to a patch."""
         self.record = self.record.with_status(self.status, self._deps.boot_id)
         published = publish.of_status(self.status)
-        annotations = {**change.annotations, **published.annotations}
-        if self.status.gpus is not model.NO_GPUS:
-            annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(self.status.gpus)
+        gpus = publish.of_gpus(self.status.gpus)
+        annotations = {**change.annotations, **published.annotations, **gpus}
         labels = {**change.labels, **published.labels}
         change = dataclasses.replace(change, labels=labels, annotations=annotations)
         return self._with_record(change, journal)

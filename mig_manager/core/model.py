@@ -407,6 +407,7 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
 
 
 NO_GPUS = ObservedGpus()
+"""Not observed; compared by identity, because an observation can be empty, too."""
 
 
 def unreachable(gpus: Iterable[Gpu]) -> tuple[UnreachableGpu, ...]:

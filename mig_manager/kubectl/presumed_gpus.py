@@ -26,8 +26,8 @@ def of(report: node_reports.NodeReport) -> tuple[model.ObservedGpus, str]:
             hardware.template(product, index) for index in range(min(number, hardware.MAX_GPUS))
         )
     except errors.UsageError as error:
-        return model.NO_GPUS, f"its agent has published nothing, and by its label: {error.message}"
+        return model.NO_GPUS, f"no agent shows its GPUs, and by its label: {error.message}"
     return gpus, (
-        f"its agent has published nothing; by its labels it has {len(gpus)}x {product.name}, "
+        f"no agent shows its GPUs; by its labels it has {len(gpus)}x {product.name}, "
         "presumed not partitioned"
     )

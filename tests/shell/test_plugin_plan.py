@@ -188,7 +188,7 @@ def test_layouts_are_checked_against_the_products_that_the_nodes_have(viewer: ri
         ("all-1g.10gb", a30): "not-for-it",
         ("all-1g.10gb", h100): "fits",
     }
-    note = "gpu-5: its agent has published nothing; by its labels it has 4x NVIDIA A30"
+    note = "gpu-5: no agent shows its GPUs; by its labels it has 4x NVIDIA A30"
     assert note in answer.err
 
 

@@ -112,7 +112,7 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
     [
         (report(status(), is_ready=False), "not ready"),
         (report(status(), applied="other"), "is other"),
-        (report(status(), gpus=None), "no agent has published"),
+        (report(status(), gpus=None), "no agent shows"),
         (report(status(), gpus="{"), "cannot be read"),
         (
             report(status(), gpus=WITHOUT_ONE),

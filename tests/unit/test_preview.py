@@ -163,9 +163,7 @@ def test_a_layout_that_does_not_fit_has_a_reason(layout: str, reason: str) -> No
     assert found.message
 
 
-@pytest.mark.parametrize(
-    ("text", "message"), [("", "no agent has published"), ("{}", "cannot be read")]
-)
+@pytest.mark.parametrize(("text", "message"), [("", "no agent shows"), ("{}", "cannot be read")])
 def test_a_node_without_readable_gpus_is_unknown(text: str, message: str) -> None:
     found = previewed(node(text), "all-1g.5gb")
 

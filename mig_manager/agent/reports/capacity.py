@@ -11,12 +11,12 @@ import math
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import jobs, publish
 from mig_manager.agent.pods import survey
 from mig_manager.change import transaction
 from mig_manager.core import model, timing
 from mig_manager.core.node import instance_use, well_known
-from mig_manager.core.records import capacity, gpu_codec
+from mig_manager.core.records import capacity
 
 _QUIET_S, _MAX_S = 1.0, 5.0
 """Delay: pods often come and go together, and get their devices shortly after binding."""
@@ -52,12 +52,12 @@ class CapacityReport:
     def annotations(self, gpus: model.ObservedGpus, present: str = "") -> dict[str, str | None]:
         """Observe the use, and return the annotation to write with these GPUs.
 
-        An unknown use removes the annotation. Without GPUs, or if the node's annotation
-        ``present`` has the same facts, it stays.
+        An unknown use removes the annotation. If the node's annotation ``present`` has the same
+        facts, it stays. Without GPUs, ``publish.of_gpus`` removes it.
         """
+        self.note_gpus(gpus)
         if not gpus:
             return {}
-        self.note_gpus(gpus)
         self._burst.clear()
         text, is_stable = "", False
         try:
@@ -86,7 +86,7 @@ class CapacityReport:
 
     def note_gpus(self, gpus: model.ObservedGpus) -> None:
         """Record a newer observation of the GPUs, whose instances may differ."""
-        if not gpus:
+        if gpus is model.NO_GPUS:
             return
         has_changed = gpus != self._gpus
         # Also if equal: the recovery actions, which are published, are not compared.
@@ -120,11 +120,14 @@ class CapacityReport:
 
     def _refresh(self) -> bool:
         """Observe and publish; return whether only a pod event can change the use."""
-        if not self._gpus:
+        if self._gpus is model.NO_GPUS:
             with self._shared.hold_lock(transaction.OBSERVING):
                 self._gpus = self._deps.gpus.observe()
+        if not self._gpus:
+            # The next check observes again.
+            return True
         text, is_stable = self._observe_use(self._gpus)
-        change: dict[str, str | None] = {well_known.GPUS_ANNOTATION: gpu_codec.to_json(self._gpus)}
+        change = publish.of_gpus(self._gpus)
         old = self._shared.publisher.written(well_known.CAPACITY_ANNOTATION)
         if not capacity.has_same_facts(text, old):
             change[well_known.CAPACITY_ANNOTATION] = text

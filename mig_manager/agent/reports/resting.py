@@ -10,7 +10,7 @@ from mig_manager.agent.reports import capacity, faults
 from mig_manager.change import transaction
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import gpu_codec, readiness, requests
+from mig_manager.core.records import readiness, requests
 
 _log = structlog.get_logger()
 
@@ -31,7 +31,7 @@ def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.Obse
     """Observe the GPUs, and report a failure that is due to them.
 
     Returns:
-        The GPUs, empty after a failure; and whether it may pass.
+        The GPUs, empty if none can be observed; and whether a failure may pass.
     """
     try:
         with shared.hold_lock(transaction.OBSERVING):
@@ -39,7 +39,8 @@ def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.Obse
     except (errors.HardwareError, errors.LockedError) as error:
         _log.info("gpus_not_observed", reason=error.reason.value, error=error.message)
         report.publish_failure(error.reason, error.message)
-        return model.NO_GPUS, error.reason.is_transient
+        is_locked = isinstance(error, errors.LockedError)
+        return (model.NO_GPUS if is_locked else model.ObservedGpus()), error.reason.is_transient
 
 
 def without_request(
@@ -55,9 +56,9 @@ def without_request(
 
 
 def is_published(shared: jobs.Shared, gpus: model.ObservedGpus) -> bool:
-    """Return whether the node shows these GPUs; true if none could be observed."""
-    text = shared.publisher.written(well_known.GPUS_ANNOTATION)
-    return gpus is model.NO_GPUS or text == gpu_codec.to_json(gpus)
+    """Return whether the node shows what was observed."""
+    shown = publish.of_gpus(gpus).items()
+    return all(shared.publisher.written(key) == (text or "") for key, text in shown)
 
 
 def publish_gpus(
@@ -75,11 +76,8 @@ def publish_gpus(
         ClusterError: The API refused or does not answer.
     """
     change = change or node_object.NodePatch()
-    annotations = dict(change.annotations)
     fitting = layouts.fitting(gpus)
-    if gpus is not model.NO_GPUS:
-        annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
-    annotations |= layouts.annotations(fitting)
+    annotations = {**change.annotations, **publish.of_gpus(gpus), **layouts.annotations(fitting)}
     annotations |= report.annotations(
         gpus, shared.publisher.written(well_known.CAPACITY_ANNOTATION)
     )

@@ -242,6 +242,7 @@ def observe(job: jobs.Job) -> model.ObservedGpus:
     try:
         gpus = job.deps.gpus.observe()
     except errors.HardwareError as error:
+        job.journal.note_gpus(model.ObservedGpus())
         if attempt > 1:
             error.add(f"no GPU can be observed at attempt {attempt} either")
         raise

@@ -218,7 +218,7 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
 def published_gpus(node: FleetNode) -> tuple[model.ObservedGpus | None, str]:
     """Return the GPUs that an agent has published, or None and the reason."""
     if not node.gpus:
-        return None, "no agent has published its GPUs; is one running there?"
+        return None, "no agent shows its GPUs: either none runs there, or it can observe none"
     try:
         return gpu_codec.from_json(node.gpus), ""
     except ValueError as error:

@@ -365,7 +365,7 @@ class Rollout:
         if not node.has_published:
             return (
                 NodeProgressState.SKIPPED,
-                "no agent has ever published its GPUs; is one running there?",
+                "no agent shows its GPUs: either none runs there, or it can observe none",
             )
         if is_visible:
             return _state_of_requested(node, self._goal.content_hash)

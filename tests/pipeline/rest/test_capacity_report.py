@@ -318,6 +318,49 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     assert published(rig) == [[[0, 2]], []]
 
 
+@pytest.mark.parametrize("layout", [None, "all-balanced"])
+def test_gpus_that_cannot_be_observed_are_not_shown(
+    rig: fakes.NodeRig, layout: str | None
+) -> None:
+    agent = scenes.reconciler(rig)
+    ended = scenes.run(rig, layout, by=agent) if layout else agent.rest()
+    agent.capacity.follow(is_on_demand=True, has_changed=False)
+    catch_up(rig, agent)
+    keys = (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION)
+    before = {key: rig.annotations[key] for key in keys}
+
+    def check() -> None:
+        if layout and isinstance(ended, outcomes.Outcome):
+            agent.check_drift(layout, ended)
+        else:
+            agent.check_without_request()
+        use_changed(agent)
+        catch_up(rig, agent)
+
+    rig.refusing["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
+    for _ in range(2):
+        check()
+        assert not rig.annotations.keys() & set(keys)
+
+    del rig.refusing["gpus.observe"]
+    check()
+    assert rig.annotations[keys[0]] == before[keys[0]]
+    assert published(rig) == [[[0, 2]], [[4, 4]]]
+
+
+def test_a_run_that_can_observe_no_gpu_leaves_none_shown(rig: fakes.NodeRig) -> None:
+    agent = on_demand(rig)
+    rig.refusing["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
+
+    outcome = scenes.run(rig, "all-1g.5gb", by=agent)
+
+    assert outcome.reason is errors.Reason.GPU_LOST
+    assert not rig.annotations.keys() & {
+        well_known.GPUS_ANNOTATION,
+        well_known.CAPACITY_ANNOTATION,
+    }
+
+
 def test_new_agent_observes_the_gpus_for_its_first_report(rig: fakes.NodeRig) -> None:
     rig.annotations.clear()
     agent = scenes.reconciler(rig)
