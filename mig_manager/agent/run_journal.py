@@ -179,16 +179,13 @@ class RunJournal:
 
     def resume(
         self, keys: Collection[str], *, what: str = "", plugin_config: str | None = None
-    ) -> Collection[str]:
+    ) -> None:
         """Restore some paused labels before the run ends, and remove our taint.
 
         Args:
             keys: The labels; a label that another program wrote since the pause is kept.
             what: The message; if empty, it names the labels.
             plugin_config: The device plugin's config to set in the same patch; None: keep it.
-
-        Returns:
-            The labels that have their original value again.
         """
         before = self.entries
 
@@ -211,8 +208,7 @@ class RunJournal:
                 ),
             )
 
-        view = self.publish_step(model.Phase.RESUME, decide)
-        return journals.without_foreign_labels(before, view).paused_labels.keys() & keys
+        self.publish_step(model.Phase.RESUME, decide)
 
     def failure(
         self, reason: errors.Reason, *parts: str, is_final: bool = False, remedy: str = ""

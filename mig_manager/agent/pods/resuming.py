@@ -64,11 +64,13 @@ def resume_monitors(job: jobs.Job, paused: advertising.Paused) -> None:
 
             def is_unready(pods: _Pods, key: str = key) -> bool:
                 placed = clients.gated_by(pods, (key,))
-                return not placed or any(not p.is_ready or p.is_terminating for p in placed)
+                is_ready = placed and all(p.is_ready and not p.is_terminating for p in placed)
+                # Another value is the decision of another program or a person, also meanwhile.
+                return not is_ready and job.deps.node.latest().labels.get(key) == "true"
 
-            is_ours = key in job.journal.resume({key, *others})
+            job.journal.resume({key, *others})
             others = set()
-            if is_ours and job.until_solved(is_unready, timeout_s)[0]:
+            if job.until_solved(is_unready, timeout_s)[0]:
                 job.deps.node.emit(
                     reason="MonitorNotReady",
                     message=f"{key}: no pod is ready after {timeout_s:g} s",

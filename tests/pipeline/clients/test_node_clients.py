@@ -320,6 +320,24 @@ def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     assert closed[-1] is False
 
 
+@pytest.mark.parametrize("value", ["false", None])
+def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(value: str | None) -> None:
+    rig = monitored_node()
+    rig.daemons.deployed[GFD] = False
+
+    def switch_off() -> None:
+        if rig.statuses[-1].startswith("resuming"):
+            rig.labels.pop(GFD, None)
+            rig.labels |= {GFD: value} if value else {}
+
+    rig.clock.on_wait.append(switch_off)
+
+    assert_ends(rig, Reason.APPLIED)
+
+    assert rig.labels.get(GFD) == value
+    assert "MonitorNotReady" not in rig.events
+
+
 def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
     rig = busy_node()
     rig.daemons.loose.add("nvidia-operator-validator")

@@ -39,10 +39,7 @@ def _write_deploy_label(play: Play) -> None:
 
 
 def _disable_monitor(play: Play, value: str | None) -> None:
-    rig = play.rig
-    if rig.labels.get(swept_scenes.EXPORTER) == "true" and "dcgm-exporter" not in rig.pod_names:
-        return  # The agent waits for it already, and says once that it does not start.
-    for labels in (rig.labels, play.deploy_labels):
+    for labels in (play.rig.labels, play.deploy_labels):
         if labels.pop(swept_scenes.EXPORTER, None) and value:
             labels[swept_scenes.EXPORTER] = value
 
