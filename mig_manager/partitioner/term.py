@@ -73,7 +73,7 @@ class Term:
         self._telemetry = telemetry
         self._announcer = announcer.Announcer(parts.cluster, parts.leader, clock)
         self._began = timestamps.parse(clock.now_iso()) or dt.datetime.now(tz=dt.UTC)
-        self._began_s = clock.monotonic()
+        self._began_s = self._checked_s = clock.monotonic()
         self._history = past_decisions.History()
         self._cache = node_index.NodeCache()
         self._own_clock = partitioned.OwnClock()
@@ -91,11 +91,12 @@ class Term:
 
     def next_in_s(self) -> float:
         """Return the seconds until a decision is due, at most 0 if one is."""
-        if not self._cluster.is_current:
-            # Agents may have been without the API as well: their silence counts from then on.
-            self._own_clock.forget_silence()
-            return _RECHECK_S
         now_s = self._clock.monotonic()
+        passed_s, self._checked_s = now_s - self._checked_s, now_s
+        if not self._cluster.is_current:
+            # Agents may be without the API as well.
+            self._own_clock.leave_out(passed_s)
+            return _RECHECK_S
         quiet_in_s = self._signal.quiet_in_s()
         next_in_s = self._recheck_s - now_s if quiet_in_s is None else quiet_in_s
         return max(next_in_s, self._resume_s - now_s)

@@ -144,6 +144,24 @@ def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: Rig) -> None:
     assert len(own.kube.patches) == 1
 
 
+def test_lost_watches_do_not_prolong_how_long_the_budget_counts_a_silent_node(rig: Rig) -> None:
+    for name in ("n1", "n2"):
+        rig.add_node(name)
+    rig.add_pods("p1", "p2", profile="4g.20gb")
+    own = rig.replica(max_unavailable="1")
+    rig.pass_time(SOON_S, own)
+    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
+    stamp_request(rig, asked, at=rig.clock.now_iso())
+
+    for _ in range(2):
+        assert len(own.kube.patches) == 1
+        rig.pass_time(170, own)
+        lose_watch(rig, own, seconds=4)
+    rig.pass_time(TERM_S, own)
+
+    assert len(own.kube.patches) == 2
+
+
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
 def test_lost_watches_neither_shorten_nor_prolong_the_pause_after_in_use(
     rig: Rig, ahead_s: float

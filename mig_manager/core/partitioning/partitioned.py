@@ -264,12 +264,18 @@ class OwnClock:
         self._before = {node.name: (node, self._with_own_times(node, now)) for node in nodes}
         return tuple(dated for _, dated in self._before.values())
 
-    def forget_silence(self) -> None:
-        """Count the silence of nodes and agents from now on; what has ended stays known."""
+    def leave_out(self, lost_s: float) -> None:
+        """Leave out a time without a watch from the silence of nodes and agents."""
+        lost = dt.timedelta(seconds=lost_s)
         self._before = {
             name: (
                 reported,
-                dataclasses.replace(dated, requested_at=None, started_at=None, unready_at=None),
+                dataclasses.replace(
+                    dated,
+                    requested_at=dated.requested_at and dated.requested_at + lost,
+                    started_at=dated.started_at and dated.started_at + lost,
+                    unready_at=dated.unready_at and dated.unready_at + lost,
+                ),
             )
             for name, (reported, dated) in self._before.items()
         }
@@ -284,7 +290,7 @@ class OwnClock:
             requested_at = (dated and dated.requested_at) or now
         if node.started_at:
             is_known = reported and reported.started_at == node.started_at
-            started_at = (dated and is_known and dated.started_at) or now
+            started_at = dated.started_at if dated and is_known else now
         if node.finished_at and reported and dated:
             is_known = reported.finished_at == node.finished_at
             finished_at = dated.finished_at if is_known else now
