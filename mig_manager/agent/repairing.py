@@ -126,7 +126,7 @@ def _decide(
         return NOTHING
     if shared.deps.reset is None:
         why = "the agent may not reset GPUs"
-    why = why or _left_to_others(shared)
+    why = why or _left_to_others(shared) or remembering.why_unknown(shared, remembered, faulty)
     ready = []
     waiting = [
         (f"GPU {gpu.index}", unknown) for gpu in gpus.unreachable if unknown and gpu.requires_reset

@@ -5,11 +5,12 @@ with each verified layout, and UUIDs are valid until the next boot.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import survey
 from mig_manager.core import messages, model
+from mig_manager.core.node import policies
 
 
 def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
@@ -44,11 +45,27 @@ def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.Obser
     usage = survey.report_usage(deps, every, has_processes=False)
     if usage.why_incomplete:
         return gpus, usage.why_incomplete
-    ids = {uuid for gpu in remembered for uuid in (gpu.uuid, *gpu.mig_uuids)}
-    users = usage.users(ids, extra_clients=survey.extra_clients(deps))
+    users = usage.users(_device_ids(remembered), extra_clients=survey.extra_clients(deps))
     if uncertain := [pod for pod in users if usage.why_uncertain(pod)]:
         return gpus, f"pods may use it: {usage.describe_users(uncertain)}"
     return every, ""
+
+
+def why_unknown(shared: jobs.Shared, gpus: model.ObservedGpus, faulty: Iterable[model.Gpu]) -> str:
+    """Return why kubelet does not show the pods to evict for a repair; empty if it does.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    usage = survey.report_usage(shared.deps, gpus, has_processes=False)
+    is_whole_node = shared.limits.policy.drain is policies.DrainPolicy.NODE
+    ids = None if is_whole_node else _device_ids(faulty)
+    clients = survey.extra_clients(shared.deps)
+    return usage.why_incomplete if usage.undecided_users(ids, extra_clients=clients) else ""
+
+
+def _device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str]:
+    return frozenset(uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_uuids))
 
 
 def _verified_gpus(shared: jobs.Shared) -> Mapping[str, model.Gpu]:

@@ -146,6 +146,10 @@ def forbid(rig: fakes.NodeRig) -> None:
     rig.resets.are_available = False
 
 
+def silence_kubelet(rig: fakes.NodeRig) -> None:
+    rig.kubelet.is_silent = True
+
+
 @pytest.mark.parametrize(
     ("prepare", "why"),
     [
@@ -155,6 +159,7 @@ def forbid(rig: fakes.NodeRig) -> None:
         (virtualize, "virtual machines"),
         (rebrand, "not known"),
         (forbid, "the agent may not reset GPUs"),
+        (silence_kubelet, "no socket"),
     ],
 )
 def test_a_repair_yields_and_the_condition_says_why(
@@ -170,6 +175,7 @@ def test_a_repair_yields_and_the_condition_says_why(
     assert rig.gpus == before
     assert "affected" in rig.pod_names
     assert why in repairs.message(rig)
+    assert "GpuRepairBegun" not in rig.events
     assert not rig.has_hold_taint
 
 
