@@ -8,7 +8,8 @@ the default scheduler and a packing one; placement in no time (first-fit, and wi
 fragmentation); and a bound for any scheduler.
 ``--trace`` is a file ``openb_pod_list_*.csv`` of Alibaba's cluster-trace-gpu-v2023; without it a
 synthetic sample with the same marginals is drawn. With ``--fill`` its pods come in random order
-and never end, and ``used`` is the share of the compute slices that pods get.
+and never end, and ``used`` is the share of the compute slices that pods get. ``--begin`` is the
+layout of all nodes before the partitioner's first change.
 ``bench.partitioner_day`` plays one day on a real API server.
 """
 
@@ -29,7 +30,7 @@ _DAY_S = 3600.0
 _LIFE_S = 600.0
 """Mean life of a pod, about."""
 _PRODUCTS = {"A100": "A100-SXM4-40GB", "H100": "H100-SXM5-80GB"}
-_BALANCED = {"3g": 1, "2g": 1, "1g": 2}
+_LAYOUTS = {"all-balanced": {"3g": 1, "2g": 1, "1g": 2}, "all-7g": {"7g": 1}}
 _MIXES: Mapping[str, Mapping[float, day.Mix]] = {
     "uniform": {0.0: {"1g": 1.0, "2g": 1.0, "3g": 1.0, "7g": 1.0}},
     "small": {0.0: {"1g": 0.65, "2g": 0.22, "3g": 0.10, "7g": 0.03}},
@@ -55,6 +56,7 @@ class Cell:
     mix: str
     load: float
     is_fill: bool = False
+    begin: str
 
     @property
     def gpus(self) -> int:
@@ -73,6 +75,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--trace", type=pathlib.Path, help="openb_pod_list_*.csv")
     parser.add_argument("--fill", action="store_true", help="pods of the trace never end")
+    parser.add_argument("--begin", choices=_LAYOUTS, default="all-balanced")
     parser.add_argument("--results", type=pathlib.Path, help="folder for partitioner.json")
     chosen = parser.parse_args()
     if chosen.results:
@@ -87,7 +90,14 @@ def main() -> None:
         chosen.products, chosen.nodes, chosen.mixes, chosen.loads
     ):
         is_fill = chosen.fill and mix in rows
-        cell = Cell(product=_PRODUCTS[product], nodes=nodes, mix=mix, load=load, is_fill=is_fill)
+        cell = Cell(
+            product=_PRODUCTS[product],
+            nodes=nodes,
+            mix=mix,
+            load=load,
+            is_fill=is_fill,
+            begin=chosen.begin,
+        )
         began_s = time.process_time()
         drawn = [_jobs(cell, seed, rows) for seed in range(1, chosen.seeds + 1)]
         every = [dict(_rows(cell, jobs, seed)) for seed, jobs in enumerate(drawn, 1)]
@@ -136,14 +146,17 @@ def _rows(cell: Cell, jobs: list[day.Job], seed: int) -> Iterator[tuple[str, Fig
         free = bounds.instant(jobs, gpus=gpus, end_s=_DAY_S, choice=choice, product=product)
         yield name, _waits(jobs, free, cell)
     sizes = day.plain(product)
-    balanced = {tuple((str(sizes[name]), count) for name, count in _BALANCED.items()): gpus}
+    begin, balanced = (
+        {tuple((str(sizes[size]), count) for size, count in _LAYOUTS[name].items()): gpus}
+        for name in (cell.begin, "all-balanced")
+    )
     best = day_layouts.best_fixed(jobs, gpus=gpus, end_s=_DAY_S, product=product)
     limits = decisions.PartitionerLimits()
     unprepared = decisions.PartitionerLimits(prepare_for_s=0.0)
     for scheduler in simulated_cluster.Scheduler:
         for name, layouts, changes in (
-            ("ours", balanced, limits),
-            ("ours, not prepared", balanced, unprepared),
+            ("ours", begin, limits),
+            ("ours, not prepared", begin, unprepared),
             ("best fixed", best, None),
             ("all-balanced", balanced, None),
         ):
