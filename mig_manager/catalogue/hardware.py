@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import model, profile_name
+from mig_manager.core import messages, model, profile_name
 from mig_manager.core.layout import gpu_selectors
 
 _COUNT_DIGITS = 5  # of a number of GPUs: long numbers take long
@@ -130,14 +130,10 @@ def find(name: str) -> Product:
         return _of_key(*keys)
     if keys:
         raise errors.UsageError(f"GPU {name!r} is ambiguous: {', '.join(sorted(keys))}")
-    import difflib  # noqa: PLC0415 - only for mistakes
-
-    longer = sorted(key for each, key in keys_by_name.items() if "-" in wanted and wanted in each)
-    close = [*dict.fromkeys(longer)][:3] or difflib.get_close_matches(
-        wanted, keys_by_name, n=3, cutoff=0.5
-    )
-    hint = f"; did you mean {' or '.join(repr(each.upper()) for each in close)}?" if close else ""
-    remedy = "" if close else f"Known are {', '.join(product_names())}."
+    names = [each.upper() for each in (*_DEFAULTS, *keys_by_name)]
+    longer = [each for each in names if each.startswith(wanted.upper())]
+    hint = messages.did_you_mean(wanted, longer or names)
+    remedy = "" if hint else f"Known are {', '.join(product_names())}."
     raise errors.UsageError(f"unknown GPU {name!r}{hint}", remedy=remedy)
 
 

@@ -28,8 +28,10 @@ _OTHER_OPERANDS = {
     },
 }
 """By the command that is given too many operands."""
-_ON_SAME_GPUS = re.compile("(?<='mig-manager )(validate|status)(?=')")
-_GPU_FLAGS = ("--simulate", "--simulate-state", "--gpu")
+_NAMED_COMMAND = re.compile("(?<='mig-manager )(validate|status)(?=')")
+_SIMULATION = ("--simulate", "--simulate-state")
+_KEPT_FLAGS = {"status": _SIMULATION, "validate": ("-f", "--config-file", *_SIMULATION, "--gpu")}
+"""What the command that a remedy names must have in common with the one that failed."""
 
 
 def main(
@@ -73,9 +75,13 @@ def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
         hints = _WITHOUT_GPU
     elif parser.is_surplus_operand(error):
         hints = _OTHER_OPERANDS
-    # What a remedy names must show the same GPUs.
-    flags = [i for i, word in enumerate(argv) if word.partition("=")[0] in _GPU_FLAGS]
-    words = [word for i in flags for word in argv[i : i + 1 + ("=" not in argv[i])]]
-    same = shlex.join(words).replace("'", '"')  # within single quotes
-    remedy = _ON_SAME_GPUS.sub(lambda command: f"{command[0]} {same}".rstrip(), remedy)
+    remedy = _NAMED_COMMAND.sub(lambda command: _with_same_flags(command[0], argv), remedy)
     return " ".join((remedy, *(hints[word] for word in argv[:1] if word in hints)))
+
+
+def _with_same_flags(command: str, argv: Sequence[str]) -> str:
+    """Return a command that a remedy names, for the GPUs and the file of the one that failed."""
+    kept = _KEPT_FLAGS[command]
+    flags = [i for i, word in enumerate(argv) if word.partition("=")[0] in kept]
+    words = [word for i in flags for word in argv[i : i + 1 + ("=" not in argv[i])]]
+    return shlex.join((command, *words)).replace("'", '"')  # within single quotes

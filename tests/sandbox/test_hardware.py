@@ -85,7 +85,8 @@ def test_product_is_found_by_the_names_people_use(name: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("H1000", "did you mean"),
+        ("A100x8", "did you mean 'A100'"),
+        ("a100-40", "did you mean 'A100-40GB'"),
         ("L4", "unknown GPU"),
         ("A10", "unknown GPU"),
         ("", "unknown GPU"),

@@ -19,7 +19,9 @@ from tests.node import fakes
 from tests.shell.commandline import ONE_LAYOUT, SPEC, Answer, Shell
 from tests.unit import samples
 
-KUSTOMIZATION = str(pathlib.Path(__file__).parents[2] / "deploy" / "kustomization.yaml")
+ROOT = pathlib.Path(__file__).parents[2]
+KUSTOMIZATION = str(ROOT / "deploy" / "kustomization.yaml")
+PROFILES = str(ROOT / "profiles" / "mig-parted.yaml")
 VALIDATE = f"'mig-manager validate {' '.join(SPEC)}'"
 LAYOUTS = f"""{ONE_LAYOUT}\
   other:
@@ -274,7 +276,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("rollout", "x", "-l", "a=b", "--kubeconfig", "/no/kubeconfig"), 2, "no such file"),
         (("partitioner", "recommend"), 2, "unexpected 'recommend'"),
         (("validate", "--gpu", "banana"), 2, "unknown GPU 'banana'"),
-        (("validate", "--gpu", "A10"), 2, "unknown GPU 'A10'; did you mean 'A30' or"),
+        (("validate", "--gpu", "A10"), 2, "unknown GPU 'A10'; did you mean 'A100'?"),
         (("plan", "all-1g.5bg", *SPEC), 2, "'all-1g.5gb' or 'all-1g.5gb.me' or 'all-1g.10gb'?"),
         (("demo", "--scenario", "x"), 2, "choose from one-slice, "),
         (("agent",), 2, "--node-name"),
@@ -325,6 +327,7 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
         (("plan", *SPEC), f"{VALIDATE} shows which ones fit."),
         (("plan", "all-1g.5gb", "--simulate", "1xA30"), "--simulate 1xA30' lists them."),
         (("plan", "banana", *SPEC), f"Name a layout that {VALIDATE} lists, or"),
+        (("plan", "x", "-f", PROFILES, "--simulate=1xA30"), f" -f {PROFILES} --simulate=1xA30'"),
         (("validate", "x", "--gpu", "*A30*"), "'mig-manager validate --gpu \"*A30*\"' lists"),
         (("apply", "x", "-f", KUSTOMIZATION), "Name a file with 'mig-configs'."),
         (("checkpoint", "now.json"), "Name the file with -f FILE."),

@@ -75,6 +75,6 @@ def run(settings: Settings, terminal: console.Console) -> int:
         command.answer(result.to_data, lambda: "")
     terminal.note(
         f"layout '{layout.name}' is not applied: {gpu_report.difference(result)}",
-        remedy="'mig-manager plan' shows all differences, 'mig-manager apply' removes them.",
+        remedy="'plan' in place of 'assert' shows all differences, 'apply' removes them.",
     )
     return console.FAILED
