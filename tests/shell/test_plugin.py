@@ -37,6 +37,7 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
     ("words", "status", "message"),
     [
         (("stat",), 3, "did you mean 'status'"),
+        (("rollout",), 3, "run 'mig-manager rollout', which mig-manager's Python package has"),
         (("status", "--sort"), 2, "--sort"),
         (("status", "--sort"), 2, "See 'kubectl mig status --help'."),
         (("plan", "x", "--config-mp", "a/b"), 2, "did you mean '--config-map'?"),

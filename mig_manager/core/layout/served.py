@@ -56,7 +56,7 @@ def merge(
         return file
     both = {**generated, **file.layouts, **(generated if is_default else {})}
     return dataclasses.replace(
-        file, source=f"{file.source} with this node's generated layouts", layouts=both
+        file, source=f"{file.source} and this node's generated layouts", layouts=both
     )
 
 

@@ -169,7 +169,7 @@ def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRi
 
     assert outcome.reason is errors.Reason.UNKNOWN_CONFIG
     assert "did you mean 'all-1g.5gb'" in outcome.message
-    assert "test.yaml with this node's generated layouts" in outcome.message
+    assert "test.yaml and this node's generated layouts" in outcome.message
 
 
 def test_generated_layout_costs_no_further_observation(rig: fakes.NodeRig) -> None:
