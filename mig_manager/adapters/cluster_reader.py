@@ -185,15 +185,16 @@ class ClusterReader:
         Raises:
             ClusterError: As each request.
             ConfigError: The ConfigMap's layout file is invalid.
-            UsageError: No ConfigMap exists, and ``default`` is missing.
+            UsageError: The named ConfigMap is missing, or all are and ``default``, too.
         """
-        for namespace, name in (config_map,) if config_map else _CONFIG_MAPS:
+        config_maps = (config_map,) if config_map else _CONFIG_MAPS
+        for namespace, name in config_maps:
             source = f"ConfigMap {namespace}/{name}"
             path = rest.api_path("/api/v1/namespaces", namespace, "configmaps", name)
             try:
                 item = self._get(path)
             except errors.ClusterError as error:
-                if error.is_not_found and not config_map:
+                if error.is_not_found:
                     continue
                 raise
             with api_values.as_cluster_error(source):
@@ -206,9 +207,9 @@ class ClusterReader:
             text = data.get(_DOCUMENT_KEY, next(iter(data.values())))
             document = config.parse(text, source=source, is_lenient=is_lenient)
             return dataclasses.replace(document, is_presumed=config_map is None)
-        if default is not None:
+        if default is not None and config_map is None:
             return default
-        tried = ", ".join("/".join(each) for each in _CONFIG_MAPS)
+        tried = ", ".join("/".join(each) for each in config_maps)
         raise errors.UsageError(
             f"no ConfigMap with layouts found ({tried}); name one with --config-map, or a file "
             "with -f"

@@ -54,7 +54,7 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "missing.yaml"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "remedy: Check the file's path"),
         (("plan", "all-disabled", "--config-map", "x"), 2, "NAMESPACE/NAME"),
-        (("plan", "all-disabled", "--config-map", "x/y"), 1, "not found"),
+        (("plan", "all-disabled", "--config-map", "x/y"), 2, "layouts found (x/y); name"),
         (("plan", "all-disabled", "--config-map", "x/y", "-f", "z"), 2, "not both"),
         (("status", "-l", "pool=none"), 2, "no node with selector 'pool=none'"),
         (("status", "-l", "pool=none"), 2, "remedy: See all labels"),

@@ -162,7 +162,7 @@ def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(user: rig.Vi
     assert "unknown: only its agent has the content of this layout" in owners.out
     assert "no ConfigMap with layouts found" in user.alone("plan", "all-7g.80gb", "gpu-1").err
     named = user.alone("plan", "all-7g.40gb", "gpu-1", "--config-map", "default/none")
-    assert (named.status, named.out) == (1, "")
+    assert (named.status, named.out) == (2, "")
 
 
 @pytest.mark.parametrize("listed", [None, "{", '{"layouts": 1}', '{"layouts": {"a": []}}', "[[]]"])
