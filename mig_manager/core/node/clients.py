@@ -31,6 +31,11 @@ MONITORS = frozenset(
 
 _HOLD_DEVICES = ("nvsm", "client")  # operands to pause only if the plan destroys an instance
 
+PAUSED_LABELS = frozenset(
+    well_known.DEPLOY_LABEL_PREFIX + operand for operand in _ENUMERATE_AT_START + _HOLD_DEVICES
+)
+"""Deploy labels that a change may pause; a DaemonSet may select its nodes by another one."""
+
 
 def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
     """Return the ids of devices that the plan destroys or changes.

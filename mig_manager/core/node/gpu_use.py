@@ -332,17 +332,12 @@ def _unlisted_pod(allocated: pod_object.PodDevices) -> pod_object.Pod:
 def paused_homes(
     pods: Iterable[pod_object.Pod], extra_clients: Sequence[client_table.ExtraClient]
 ) -> frozenset[str]:
-    """Return the owners, as ``steps.GpuProcess`` has them, of pods that may be GPU clients."""
-
-    def is_client(pod: pod_object.Pod) -> bool:
-        has_deploy_label = any(
-            key.startswith(well_known.DEPLOY_LABEL_PREFIX) for key in pod.node_selector
-        )
-        return (
-            clients.is_device_plugin(pod)
-            or claims.is_driver(pod)
-            or bool(client_table.members((pod,), extra_clients))
-            or (pod.owner_kind == "DaemonSet" and has_deploy_label)
-        )
-
-    return frozenset(f"pod {pod.uid}" for pod in pods if is_client(pod))
+    """Return the owners, as ``steps.GpuProcess`` has them, of pods that a change pauses."""
+    pods = tuple(pods)
+    paused = (
+        *filter(clients.is_device_plugin, pods),
+        *filter(claims.is_driver, pods),
+        *client_table.members(pods, extra_clients),
+        *clients.gated_by(pods, clients.PAUSED_LABELS),
+    )
+    return frozenset(f"pod {pod.uid}" for pod in paused)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core import steps
-from mig_manager.core.node import policies
+from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
 from tests.pipeline.gpus.gpu_processes import WHOLE, of_pods, outdated_node, process
@@ -130,6 +130,16 @@ def test_a_process_on_a_gpu_keeps_its_instances_from_being_destroyed() -> None:
     rig = scenes.busy_node()
     processes = asking({rig.gpus[0].uuid: (process(),)})
     assert_refused(rig, Reason.IN_USE, "trainer (pid 7)", layout="whole", text=WHOLE, **processes)
+
+
+def test_a_daemon_that_no_change_pauses_keeps_all_pods_where_they_are() -> None:
+    rig = scenes.busy_node()
+    deployed = {f"{well_known.DEPLOY_LABEL_PREFIX}driver": "true"}
+    rig.labels |= deployed
+    uid = rig.add_pod("watcher", node_selector=deployed, owner_kind="DaemonSet")
+    processes = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
+    texts = ("trainer (pid 7, pod default/watcher)",)
+    assert_refused(rig, Reason.IN_USE, *texts, layout="whole", text=WHOLE, **processes)
 
 
 @pytest.mark.parametrize(
