@@ -101,7 +101,7 @@ class Profile:
 
     def __hash__(self) -> int:
         """Hash the slices and the memory, which hardly two profiles share: it is called often."""
-        return self.compute_slices << 24 ^ self.gpu_slices << 16 ^ self.memory_gb
+        return self.memory_gb << 3 ^ self.compute_slices
 
     def __lt__(self, other: "Profile") -> bool:
         """Compare in the usual order of layouts: largest first, with attributes before without."""
@@ -203,6 +203,10 @@ class GpuInstance:
     profile_id: int
     placement: Placement
     compute_instances: tuple[ComputeInstance, ...]
+
+    def __hash__(self) -> int:
+        """Hash what differs between the instances of a GPU: it is called for a whole cluster."""
+        return hash((self.profile_id, self.placement))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -200,10 +200,12 @@ def misfit(
         node.view.annotations.get, (well_known.LAYOUTS_ANNOTATION, well_known.LAYOUT_ANNOTATION)
     )
     key = alike, gpus.unreachable, *annotations
-    if key not in judged:
+    try:
+        return judged[key]  # the hash of GPUs takes long
+    except KeyError:
         result = preview(node, goal.document, goal.layout, None)
         judged[key] = result if result.feasibility is NodeFit.DOES_NOT_FIT else None
-    return judged[key]
+        return judged[key]
 
 
 def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> Preview:

@@ -43,6 +43,7 @@ def of_name(profile: str) -> str | None:
         return None
 
 
+@functools.lru_cache(maxsize=1024)  # nodes and pods may name any
 def profile_of(resource: str) -> model.Profile | None:
     """Return the profile of a MIG resource; None for another name, replicas included."""
     name = resource.removeprefix(_MIG_PREFIX).replace("gb.", "gb+", 1)

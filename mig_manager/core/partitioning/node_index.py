@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager.core import model
@@ -51,7 +52,7 @@ class NodeCache:
 
     def _derive(self, node: partitioned.PartitionedNode) -> NodeFacts:
         classes = [self.search.gpu_class(gpu, node.in_use.get(gpu.uuid)) for gpu in node.gpus]
-        used = collections.Counter(profile for each in classes for profile in each.used)
+        used = collections.Counter(itertools.chain.from_iterable(each.used for each in classes))
         # A pod that has not started yet has an idle instance of these profiles.
         allocated = frozenset(
             profile
@@ -69,7 +70,9 @@ class NodeCache:
             node=node,
             gpus=node_room.ChangeableGpus(self.search, states),
             empty=tuple(each.empty for each in classes),
-            devices=collections.Counter(p for each in classes for p in each.devices),
+            devices=collections.Counter(
+                itertools.chain.from_iterable(each.devices for each in classes)
+            ),
             available=node.available,
         )
 

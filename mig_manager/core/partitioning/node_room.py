@@ -161,9 +161,11 @@ class FitSearch:
         """
         # Most nodes can lose all, and the hash of devices takes long.
         key = (state, new) if spare is state.idle_devices else (state, new, spare)
-        if key not in self._searches:
-            self._searches[key] = next(self._fits(state, new.devices, dict(spare)), None)
-        return self._searches[key]
+        try:
+            return self._searches[key]
+        except KeyError:
+            fit = self._searches[key] = next(self._fits(state, new.devices, dict(spare)), None)
+            return fit
 
     def most_beside(self, states: Iterable[GpuFacts], profile: model.Profile) -> list[int]:
         """Return how many devices of a profile fit beside the fixed instances of GPUs."""
@@ -218,16 +220,16 @@ class FitSearch:
     def _fits(
         self, state: GpuFacts, new: model.Devices, spare: Mapping[model.Profile, int]
     ) -> Iterator[Fit]:
-        capacity, lost = state.capacity, collections.Counter(spare)
-        wanted, had = collections.Counter(dict(new)), collections.Counter(dict(state.idle_devices))
-        if any(profile not in capacity.by_profile for profile in wanted):
-            return
-        if not capacity.fits(wanted + (had - lost), pinned=state.fixed):
+        capacity, wanted = state.capacity, collections.Counter(dict(new))
+        had = collections.Counter(dict(state.idle_devices))
+        required = had - collections.Counter(spare)  # kept, or created again
+        is_known = all(profile in capacity.by_profile for profile in wanted)
+        if not (is_known and capacity.fits(wanted + required, pinned=state.fixed)):
             return  # nor does it fit beside idle instances
         for count in range(len(state.idle), -1, -1):
             for stays in itertools.combinations(state.idle, count):
                 kept = collections.Counter(profile for profile, _ in stays)
-                again = had - kept - lost
+                again = required - kept
                 if capacity.fits(wanted + again, pinned=(*state.fixed, *stays)):
                     yield Fit(
                         content=model.in_order(wanted + again + kept),
@@ -260,7 +262,7 @@ class ChangeableGpus:
         beside = self._able.get(profile)
         if beside is None:
             counts = self.search.most_beside(self.states.values(), profile)
-            able = tuple(i for i, count in zip(self.states, counts, strict=True) if count)
+            able = [i for i, count in zip(self.states, counts, strict=True) if count]
             beside = self._able[profile] = sum(counts), able
         return beside
 

@@ -9,6 +9,7 @@ placements together before the first creation.
 """
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -64,8 +65,11 @@ class Capacity:
 
     def most(self, profile: model.Profile) -> int:
         """Return how many instances of a profile fit the empty GPU."""
-        rank = self._rank.get(profile)
-        return 0 if rank is None else self.room(0, model.Engines())[rank]
+        return self._most.get(profile, 0)
+
+    @functools.cached_property
+    def _most(self) -> dict[model.Profile, int]:
+        return dict(zip(self._rank, self.room(0, model.Engines()), strict=True))
 
     def room(self, occupied: int, used: model.Engines) -> tuple[int, ...]:
         """Return how many more of every profile fit alone; ``occupied`` is a bit mask."""
@@ -115,11 +119,11 @@ class Capacity:
     def fits(self, counts: Mapping[model.Profile, int], *, pinned: Sequence[Placed] = ()) -> bool:
         """Return whether these instances fit together, beside the pinned ones."""
         specs = self._specs(counts)
-        used = self.engines([p for p, _ in pinned] + [spec.profile for spec in specs])
-        if not used.within(self.pool):
-            return False
         occupied = packing.slices(place for _, place in pinned)
-        return next(packing.ways(specs, _possible, occupied), None) is not None
+        if next(packing.ways(specs, _possible, occupied), None) is None:
+            return False
+        used = self.engines([p for p, _ in pinned] + [spec.profile for spec in specs])
+        return used.within(self.pool)
 
     def _specs(self, counts: Mapping[model.Profile, int]) -> list[model.GpuInstanceProfile]:
         """Return the profile of each instance, largest first, without unknown profiles."""
