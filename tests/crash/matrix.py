@@ -200,13 +200,10 @@ def _problems(rig: stage.Stage, aftermath: Aftermath) -> Iterable[str]:
 
 
 def _taken(rig: stage.Stage, *, is_stopped: bool = False) -> list[str]:
-    problems = []
-    if not rig.are_deploy_labels_as_before():
-        problems.append(f"deploy labels: {dict(objects.labels(rig.node()))}")
-    if rig.owes_hooks():
-        problems.append("the hooks of the end are owed")
-    own = {"cordon"} if rig.scenario.is_cordoned else set()
-    return problems + sorted(own ^ {*rig.remaining(is_stopped=is_stopped)})
+    hooks = ["the hooks of the end are owed"] if rig.owes_hooks() else []
+    return hooks + rig.remaining(
+        is_stopped=is_stopped, is_cordoned=rig.scenario.is_cordoned, deployed=rig.deployed
+    )
 
 
 def _ends(scenario: scenarios.Scenario, aftermath: Aftermath) -> Ends:

@@ -18,7 +18,7 @@ from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
 from tests import changes
 from tests.crash import agent_process, scenarios
-from tests.node import simulated_rig
+from tests.node import judging, simulated_rig
 from tests.sandbox import monitors
 from tests.stage import agent_stage
 
@@ -118,7 +118,7 @@ class Stage(agent_stage.Stage):
             )
         if scenario.is_cordoned:
             self.api.patch(agent_stage.NODE_PATH, {"spec": {"unschedulable": True}})
-        self._deploy_labels_before = self._deploy_labels()
+        self.deployed = judging.deploy_labels(objects.labels(self.node()))
         self.serials_before = self.serials()
 
     def _run_workloads(self) -> None:
@@ -165,17 +165,6 @@ class Stage(agent_stage.Stage):
     def phase(self) -> str:
         """Return the phase that the node says it is in; before its first run it says none."""
         return str(self.status().get("phase") or "none")
-
-    def _deploy_labels(self) -> dict[str, str]:
-        return {
-            key: value
-            for key, value in objects.labels(self.node()).items()
-            if key.startswith(well_known.DEPLOY_LABEL_PREFIX)
-        }
-
-    def are_deploy_labels_as_before(self) -> bool:
-        """Return whether every client may run that might run before."""
-        return self._deploy_labels() == self._deploy_labels_before
 
     def owes_hooks(self) -> bool:
         """Return whether hooks of the start ran that no hook of the end has followed."""

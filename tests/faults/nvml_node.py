@@ -19,8 +19,7 @@ from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests import changes
 from tests.faults import nvml_codes
-from tests.node import fakes, scenes, simulated_rig
-from tests.stage import agent_stage
+from tests.node import fakes, judging, scenes, simulated_rig
 
 
 class Scenario(NamedTuple):
@@ -113,7 +112,7 @@ class Node:
                 layout or self.scenario.layout, fakes.FakeRequest(rig.clock)
             )
         assert [line for line in log if "exc_info" in line] == []
-        remaining = [each.split()[0] for each in agent_stage.remaining(rig.node.read())]
+        remaining = [each.split()[0] for each in judging.remaining(rig.node.read())]
         return Ended(outcome, simulated_rig.geometry(self.state), remaining)
 
     def strike(

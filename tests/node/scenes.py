@@ -17,7 +17,7 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import claims, client_table, well_known
 from mig_manager.core.records import journals
 from tests import changes
-from tests.node import fakes, gpu_values
+from tests.node import fakes, gpu_values, judging
 
 CONFIG = (
     changes.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
@@ -345,28 +345,41 @@ def assert_restored(
     A stopped agent, or one in a drain, may have left the proof of the plugin's devices to the next
     attempt.
     """
-    leaves_proof = is_stopped or is_in_drain
+    assert remaining(rig, is_stopped=is_stopped, is_in_drain=is_in_drain) == []
+
+
+def remaining(
+    rig: fakes.NodeRig,
+    *,
+    is_stopped: bool = False,
+    is_in_drain: bool = False,
+    is_cordoned: bool = False,
+    deployed: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Return what a change has left on the node; nothing, if all is well."""
+    view = rig.node.latest(is_at_rest=True)
+    journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
     is_applied = rig.labels.get(well_known.APPLIED_LABEL) == "one-slice-changed"
-    plugin_config = rig.labels.get(well_known.PLUGIN_CONFIG_LABEL)
-    assert plugin_config in ((None, "sliced") if is_applied else (None, "whole"))
-    assert not rig.is_unschedulable
-    assert rig.has_hold_taint is is_in_drain
-    assert well_known.PAUSED_VALUE not in rig.labels.values()
-    text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
-    journal = journals.Journal.from_json(text) if text else journals.Journal(config="")
+    config = rig.labels.get(well_known.PLUGIN_CONFIG_LABEL)
+    is_config_well = config in (None, "sliced" if is_applied else "whole")
+    services = [
+        name for name, is_on in rig.host.services.items() if is_on is (name == "off.service")
+    ]
     # An exit hook that failed stays pending, and runs again at the next attempt.
-    assert rig.hooks.pending_exit is journal.exit_hook
-    remaining = dataclasses.replace(
-        journal,
-        exit_hook=False,
-        hold_taint=journal.hold_taint and not is_in_drain,
-        has_plugin=journal.has_plugin and not leaves_proof,
-        has_dra_driver=journal.has_dra_driver and not leaves_proof,
+    has_exit_hook = journal is not None and journal.exit_hook
+    owed = (
+        *("exit_hook", "persistent_gpus"),
+        # After a failure the next run refreshes the device files.
+        *(("stale_files",) if rig.labels.get(well_known.STATE_LABEL) != "success" else ()),
+        *(judging.PROOF if is_stopped or is_in_drain else ()),
+        *(("hold_taint",) if is_in_drain else ()),
     )
-    assert remaining.has_nothing_to_undo
-    # After a failure the next run refreshes the device files.
-    assert not (remaining.stale_files and rig.labels.get(well_known.STATE_LABEL) == "success")
-    assert all(is_on is (name != "off.service") for name, is_on in rig.host.services.items())
+    return [
+        *judging.remaining(view, *owed, is_cordoned=is_cordoned, deployed=deployed),
+        *([] if is_config_well else [f"config {config}"]),
+        *([f"services {services}"] if services else []),
+        *(["exit hook"] if rig.hooks.pending_exit is not has_exit_hook else []),
+    ]
 
 
 def assert_restored_or_in_drain(rig: fakes.NodeRig, before_failure: Iterable[str]) -> None:

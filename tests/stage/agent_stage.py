@@ -14,13 +14,12 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import journals
 from mig_manager.sandbox import demo_layouts, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
 from tests.cluster import envtest
-from tests.node import gpu_values
+from tests.node import gpu_values, judging
 from tests.sandbox import library
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
@@ -152,14 +151,18 @@ class Stage(stages.Stage):
         """Request a layout that must fail; return the status when it has."""
         return self.assert_ends(layout, model.State.FAILED)
 
-    def remaining(self, *, is_stopped: bool = False) -> list[str]:
-        """Return what a change has left on the node; nothing, if all is well."""
-        view = node_object.parse_node(self.api.get(NODE_PATH))
-        return remaining(view, is_stopped=is_stopped)
+    def remaining(self, *, is_stopped: bool = False, **owners: Any) -> list[str]:
+        """Return what a change has left on the node; nothing, if all is well.
 
-    def assert_restored(self, *, is_stopped: bool = False) -> None:
+        ``owners``: what its owner wants, as for ``judging.remaining``.
+        """
+        view = node_object.parse_node(self.api.get(NODE_PATH))
+        owed = judging.PROOF if is_stopped else ()
+        return judging.remaining(view, *owed, **owners)
+
+    def assert_restored(self) -> None:
         """Check that the agent has restored what it changes for a while."""
-        assert self.remaining(is_stopped=is_stopped) == []
+        assert self.remaining() == []
 
 
 class ObservedStage(Stage):
@@ -194,24 +197,6 @@ class ObservedStage(Stage):
             for sample in family.samples
             if sample.name == f"mig_manager_{name}"
         }
-
-
-def remaining(view: node_object.NodeView, *, is_stopped: bool = False) -> list[str]:
-    """Return what a change has left on a node; nothing, if all is well.
-
-    A stopped agent may leave the proof of the node's devices to the next one.
-    """
-    text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
-    if text is not None and is_stopped:
-        journal = journals.Journal.from_json(text)
-        if dataclasses.replace(journal, has_plugin=False, has_dra_driver=False).is_empty:
-            text = None
-    return [
-        *([f"journal {text}"] if text is not None else []),
-        *(key for key, value in view.labels.items() if value == well_known.PAUSED_VALUE),
-        *(["cordon"] if view.is_unschedulable else []),
-        *view.taint_keys,
-    ]
 
 
 LABELS = {"config": well_known.CONFIG_LABEL, "partitioning": well_known.PARTITIONING_LABEL}

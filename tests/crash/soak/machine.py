@@ -15,7 +15,7 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
-from tests.node import fakes, simulated_rig
+from tests.node import fakes, judging, simulated_rig
 
 CONFESSED = ("failed as well", "could not be rolled back", "still to restore")
 """How a message says that the former instances are not restored."""
@@ -223,16 +223,13 @@ class Soak(stateful.RuleBasedStateMachine):
         rig, outcome = self.rig, self.step.outcome
         # Without a request, or at the end of the process, the next start or request rolls back.
         is_retried = outcome is None or outcome.should_retry
-        text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
-        assert text is None or is_retried
-        # A drain that is tried again keeps what it took: pods have left the node already.
-        journal = journals.Journal.from_json(text) if text else None
-        is_kept = journal is not None and journal.draining and outcome is not None and is_retried
-        taken = journal if journal is not None and is_kept else journals.Journal(config="")
-        assert rig.is_unschedulable == rig.wants_cordon
-        assert rig.has_hold_taint == taken.hold_taint
-        for key, value in rig.wanted_labels.items():
-            assert rig.labels.get(key) == value, key
+        owed = set(judging.ENTRIES) if is_retried else set()
+        # A drain that is tried again keeps its taint: pods have left the node already.
+        owed -= {"hold_taint"} if outcome is None else set()
+        deployed = {key: value for key, value in rig.wanted_labels.items() if value}
+        view = rig.node.latest(is_at_rest=True)
+        remaining = judging.remaining(view, *owed, is_cordoned=rig.wants_cordon, deployed=deployed)
+        assert remaining == []
         assert process.state_of(rig) is not model.State.PENDING
 
     @stateful.invariant()

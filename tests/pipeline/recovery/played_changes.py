@@ -16,7 +16,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, well_known
 from tests import changes
-from tests.node import fakes, scenes, swept_scenes
+from tests.node import fakes, judging, scenes, swept_scenes
 from tests.pipeline import lives
 from tests.pipeline.gpus import repairs
 from tests.pipeline.requests import custom_requests
@@ -191,7 +191,7 @@ class Play:
         play.request(change.layout, change.custom)
         assert changes.described(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
-        play.deploy_labels = _deploy_labels(rig)
+        play.deploy_labels = judging.deploy_labels(rig.labels)
         return play
 
     def fork(self) -> "Play":
@@ -350,18 +350,10 @@ class Play:
         return problems
 
     def _not_restored(self) -> Iterator[str]:
-        rig, kept = self.rig, (self.rig.is_unschedulable, _deploy_labels(self.rig))
-        if kept != (self.is_cordoned, self.deploy_labels):
-            yield f"cordon, deploy labels: {kept}"
+        rig = self.rig
+        yield from scenes.remaining(rig, is_cordoned=self.is_cordoned, deployed=self.deploy_labels)
         if "MonitorNotReady" in rig.events and not rig.daemons.controller_away_until_s:
             yield "a monitor is awaited that does not start"
-        rig.is_unschedulable = False
-        try:
-            scenes.assert_restored(rig)
-        except AssertionError:
-            journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
-            yield f"taken: taint {rig.has_hold_taint}, journal {journal}, {rig.labels}"
-        rig.is_unschedulable = self.is_cordoned
 
     def misnamed(self) -> Iterator[str]:
         """Yield a problem if the label names a layout that is not active."""
@@ -424,11 +416,6 @@ class _Pauses:
 def devices_of(rig: fakes.NodeRig, uid: str) -> frozenset[str]:
     """Return the devices of a pod, by kubelet or by claim."""
     return rig.kubelet.assigned.get(uid, frozenset()) | (rig.pods[uid].claimed_ids or frozenset())
-
-
-def _deploy_labels(rig: fakes.NodeRig) -> dict[str, str]:
-    prefix = well_known.DEPLOY_LABEL_PREFIX
-    return {key: value for key, value in rig.labels.items() if key.startswith(prefix)}
 
 
 def names(gpus: Sequence[model.Gpu]) -> dict[str, str]:
