@@ -22,6 +22,7 @@ from mig_manager.core import model, ports, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects, sandbox_node
+from tests.node import fakes
 from tests.stage import agent_stage, in_process
 
 TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
@@ -64,25 +65,6 @@ class Request(NamedTuple):
     """Among the requests of this verb for this resource, from 1."""
 
 
-class Heard(ports.Telemetry):
-    def __init__(self) -> None:
-        self.ends: list[errors.Reason] = []
-        self.lost: list[errors.Reason] = []
-        """Of the runs whose outcome is unknown."""
-
-    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        self.ends.append(reason)
-
-    def outcome_lost(self, reason: errors.Reason) -> None:
-        self.lost.append(reason)
-
-    def take(self) -> tuple[list[errors.Reason], list[errors.Reason]]:
-        """Return the reasons of both kinds, each once."""
-        taken = self.ends, self.lost
-        self.ends, self.lost = [], []
-        return taken
-
-
 class InProcessStage(agent_stage.Stage):
     """The stage with the agent in this process."""
 
@@ -99,7 +81,7 @@ class InProcessStage(agent_stage.Stage):
             text=LAYOUTS,
             node_options=dataclasses.replace(QUICK, deploy_style=style),
         )
-        self.heard = Heard()
+        self.telemetry = fakes.FakeTelemetry()
         self._wrap = wrap
         self._running = contextlib.ExitStack()
         self._pods = 0
@@ -129,7 +111,9 @@ class InProcessStage(agent_stage.Stage):
             dataclasses.replace(settings.AgentSettings.read(options, {}), backoff=_BACKOFF),
             request_timeout_s=self._api_timeout_s,
             allocations=self._wrap(kubelet, self.socket),
-            overrides=main.Overrides(telemetry=self.heard, pulse=self._pulse, watch_times=_WATCH),
+            overrides=main.Overrides(
+                telemetry=self.telemetry, pulse=self._pulse, watch_times=_WATCH
+            ),
         )
         self._running.callback(agent.end)
 
@@ -141,6 +125,11 @@ class InProcessStage(agent_stage.Stage):
         """Return the layout that is said to be active."""
         return objects.labels(self.node()).get(well_known.APPLIED_LABEL)
 
+    def ends(self) -> tuple[list[errors.Reason], list[errors.Reason]]:
+        """Return the reasons of the runs that ended, and of those whose outcome is unknown."""
+        ended, lost = (self.telemetry.events[name] for name in ("run_ended", "outcome_lost"))
+        return [reason for _, reason, _ in ended], [reason for (reason,) in lost]
+
     def occupy(self) -> None:
         """Have a pod compute on a device of the layout active."""
         self._pods += 1
@@ -149,15 +138,14 @@ class InProcessStage(agent_stage.Stage):
     def reconfigure(self) -> None:
         """Ask for the other layout, and wait until it is active."""
         layout = "twos" if self.applied() == "ones" else "ones"
-        self.heard.take()
+        self.telemetry.events.clear()
         self.label(layout)
 
         def is_at_rest() -> bool:
             labels, status = objects.labels(self.node()), self.status()
             return (
                 self._pulse.is_resting
-                and bool(self.heard.ends)
-                and self.heard.ends[-1] in GOOD
+                and bool({*self.ends()[0][-1:]} & GOOD)
                 and labels.get(well_known.APPLIED_LABEL) == layout
                 and labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
                 and status.get("config") == layout
@@ -199,7 +187,7 @@ def staged(
     try:
         with listen() as log, InProcessStage(**how) as stage:
             stage.reconfigure()
-            stage.heard.take()
+            stage.telemetry.events.clear()
             yield stage
     finally:
         logging.getLogger().removeHandler(others)

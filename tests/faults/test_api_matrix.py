@@ -112,7 +112,7 @@ def requests(stage: api_node.InProcessStage) -> list[Request]:
 
 def outcome(stage: api_node.InProcessStage, passing: set[errors.Reason]) -> str:
     """Return in a word how one case ended; ``passing`` are the reasons a run may fail with."""
-    ends, lost = stage.heard.take()
+    ends, lost = stage.ends()
     assert stage.remaining() == []
     assert ends, "no run has ended"
     assert ends[-1] in GOOD

@@ -1,9 +1,12 @@
 """Fakes at the ports: one small node in memory, whose every port call can be made to fail."""
 
+import collections
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import model, ports
@@ -88,6 +91,19 @@ class FakeExclusion:
             yield
         finally:
             self.is_locked = False
+
+
+class FakeTelemetry(ports.Telemetry):
+    """Notes what is reported: the positional arguments, by the name of the event."""
+
+    def __init__(self) -> None:
+        self.events = collections.defaultdict[str, list[tuple[Any, ...]]](list)
+        for name in vars(ports.Telemetry):
+            if not name.startswith("_"):
+                setattr(self, name, functools.partial(self._note, name))
+
+    def _note(self, name: str, *arguments: Any, **_named: object) -> None:
+        self.events[name].append(arguments)
 
 
 class FakeConfig:

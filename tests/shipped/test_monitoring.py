@@ -17,7 +17,7 @@ from mig_manager.adapters.host import web_server
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent.reports import metrics
 from mig_manager.catalogue import hardware
-from mig_manager.core import liveness, model, ports, profile_name
+from mig_manager.core import liveness, model, profile_name
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions
 from mig_manager.core.planner import planner
@@ -125,44 +125,28 @@ def test_every_metric_has_a_series_after_a_life(scrape: Scrape) -> None:
     assert {family(name) for name in scrape.labels} == set(scrape.types)
 
 
-class Recorder(ports.Telemetry):
-    def __init__(self) -> None:
-        self.states: list[str] = []
-        self.phases: dict[str, float] = {}
-        self.runs_s: list[float] = []
-        self.layouts: list[str] = []
-
-    def state_published(self, state: model.State) -> None:
-        self.states.append(state.value)
-
-    def phase_ended(self, phase: model.Phase, seconds: float) -> None:
-        self.phases[phase.value] = self.phases.get(phase.value, 0.0) + seconds
-
-    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        self.runs_s.append(seconds)
-
-    def layout_applied(self, name: str, content_hash: str) -> None:
-        self.layouts.append(name)
-
-
 def test_phases_fill_a_run_and_only_published_states_count() -> None:
-    node, recorder = busy_node(), Recorder()
-    pipeline = scenes.reconciler(node, telemetry=recorder)
+    node, telemetry = busy_node(), fakes.FakeTelemetry()
+    pipeline = scenes.reconciler(node, telemetry=telemetry)
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
     node.failing.update(dict.fromkeys(range(10), lost))
     with pytest.raises(errors.ClusterError):
         pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
-    assert (recorder.states, recorder.runs_s) == ([], [])
+    events = telemetry.events
+    assert (events["state_published"], events["run_ended"]) == ([], [])
     node.failing.clear()
-    recorder.phases.clear()
+    events.clear()
 
     pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
 
-    assert list(recorder.phases)[:4] == ["Resolve", "Drain", "Pause", "Execute"]
-    assert recorder.phases["Drain"] > 0
-    assert recorder.runs_s == [pytest.approx(sum(recorder.phases.values()))]
-    assert (set(recorder.states[:-1]), recorder.states[-1]) == ({"pending"}, "success")
-    assert recorder.layouts == ["all-1g.5gb"]
+    phases = [(phase.value, seconds) for phase, seconds in events["phase_ended"]]
+    assert [*dict(phases)][:4] == ["Resolve", "Drain", "Pause", "Execute"]
+    assert sum(seconds for name, seconds in phases if name == "Drain") > 0
+    ((*_, run_s),) = events["run_ended"]
+    assert run_s == pytest.approx(sum(seconds for _, seconds in phases))
+    *states, last = (state.value for (state,) in events["state_published"])
+    assert ({*states}, last) == ({"pending"}, "success")
+    assert [name for name, _ in events["layout_applied"]] == ["all-1g.5gb"]
 
 
 # -- dashboard and alerts ---------------------------------------------------------------------

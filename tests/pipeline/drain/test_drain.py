@@ -7,10 +7,9 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.core import ports
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
-from tests.node import fake_cluster
+from tests.node import fake_cluster, fakes
 from tests.node.fakes import NodeRig
 from tests.pipeline.drain.drains import (
     FORCE,
@@ -267,25 +266,18 @@ def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) 
     assert other in rig.pods
 
 
-class Ear(ports.Telemetry):
-    heard = 0
-
-    def pod_evicted(self) -> None:
-        self.heard += 1
-
-
 @pytest.mark.parametrize("is_answered", [True, False])
 @pytest.mark.parametrize("by_force", [True, False])
 def test_each_eviction_or_deletion_by_force_is_counted(
     rig: NodeRig, *, by_force: bool, is_answered: bool
 ) -> None:
-    ear = Ear()
+    telemetry = fakes.FakeTelemetry()
     gpu_pod(rig, "second")
     rig.disruptions.refusals |= {"train": "no", "second": "no"} if by_force else {}
     workloads = rig.workloads if is_answered else fake_cluster.UnansweredWorkloads(rig, SILENT)
-    draining = new_drain(rig, policy=FORCE, telemetry=ear, workloads=workloads)
+    draining = new_drain(rig, policy=FORCE, telemetry=telemetry, workloads=workloads)
 
-    assert run(rig, draining) == ear.heard == 2
+    assert run(rig, draining) == len(telemetry.events["pod_evicted"]) == 2
 
     assert len(draining.evictions.forced) == (2 if by_force else 0)
 
@@ -299,17 +291,17 @@ def test_an_accepted_eviction_is_logged(rig: NodeRig) -> None:
 
 
 def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) -> None:
-    ear = Ear()
+    telemetry = fakes.FakeTelemetry()
     rig.disruptions.refusals["train"] = "no"
     back: list[str] = []
     rig.clock.on_wait.append(
         lambda: back.append(gpu_pod(rig)) if "workloads.delete" in rig.log and not back else None
     )
-    draining = new_drain(rig, policy=FORCE, telemetry=ear)
+    draining = new_drain(rig, policy=FORCE, telemetry=telemetry)
 
     run(rig, draining)
 
-    assert ear.heard == rig.log.count("workloads.delete") == 2
+    assert len(telemetry.events["pod_evicted"]) == rig.log.count("workloads.delete") == 2
     assert draining.evictions.forced == ("default/train",)
 
 
@@ -321,10 +313,10 @@ def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> No
             super().evict(pod)
             return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
 
-    ear = Ear()
-    draining = new_drain(rig, telemetry=ear, workloads=Late(rig))
+    telemetry = fakes.FakeTelemetry()
+    draining = new_drain(rig, telemetry=telemetry, workloads=Late(rig))
 
     evicted = run(rig, draining)
 
-    assert (evicted, ear.heard) == (0, 0)
+    assert (evicted, telemetry.events["pod_evicted"]) == (0, [])
     assert rig.log.count("workloads.evict") == 1

@@ -10,7 +10,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.agent import outcomes, settings
-from mig_manager.core import model, ports
+from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from testkit import nvml_faults
@@ -193,13 +193,8 @@ def test_a_node_without_a_request_is_checked_too() -> None:
 
 def test_xids_are_counted_and_each_is_an_event_once_an_hour() -> None:
     rig = scenes.node(layout=LAYOUT)
-    counted: list[tuple[str, int]] = []
-
-    class Telemetry(ports.Telemetry):
-        def xid_reported(self, uuid: str, xid: int) -> None:
-            counted.append((uuid, xid))
-
-    agent = scenes.reconciler(rig, telemetry=Telemetry())
+    telemetry = fakes.FakeTelemetry()
+    agent = scenes.reconciler(rig, telemetry=telemetry)
     ended = scenes.run(rig, LAYOUT, by=agent)
     rig.events.clear()
     uuid = rig.gpus[0].uuid
@@ -215,7 +210,7 @@ def test_xids_are_counted_and_each_is_an_event_once_an_hour() -> None:
     rig.clock.now_s += 3600
     report(94)
     assert rig.events == ["GpuXid", "GpuXid"]
-    assert [xid for _, xid in counted] == [94, 94, 154, 94, 94]
+    assert [xid for _, xid in telemetry.events["xid_reported"]] == [94, 94, 154, 94, 94]
 
 
 def test_a_lost_write_is_tried_again_with_the_next_check() -> None:

@@ -15,7 +15,7 @@ from mig_manager.core import liveness, model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.errors import Reason
 from tests import waiting
-from tests.node import fake_cluster
+from tests.node import fake_cluster, fakes
 
 
 class Capacity(capacity.CapacityReport):
@@ -188,18 +188,15 @@ def test_a_request_is_tried_again_until_all_is_done_after(
 
 
 def test_a_driver_that_is_loading_is_not_waited_for_with_long_pauses() -> None:
-    pauses_s: list[float] = []
-
-    class Telemetry(ports.Telemetry):
-        def retry_scheduled(self, delay_s: float) -> None:
-            pauses_s.append(delay_s)
+    telemetry = fakes.FakeTelemetry()
 
     for reason in (Reason.DRIVER_NOT_LOADED, Reason.IN_USE):
         pipeline = Pipeline("a", reason)
-        loop.Agent(pipeline, pipeline.box, pauses(600), telemetry=Telemetry()).serve()
+        loop.Agent(pipeline, pipeline.box, pauses(600), telemetry=telemetry).serve()
 
-    assert pauses_s[0] == 15
-    assert pauses_s[1] >= 600
+    (first_s,), (second_s,) = telemetry.events["retry_scheduled"]
+    assert first_s == 15
+    assert second_s >= 600
 
 
 def test_a_driver_that_a_check_missed_is_checked_again_soon() -> None:

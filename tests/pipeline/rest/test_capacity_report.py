@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift, outcomes
-from mig_manager.core import model, ports, steps
+from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.core.records import gpu_codec
 from tests import changes
@@ -27,14 +27,6 @@ class PodWatch:
 
     def release(self) -> None:
         self.is_kept = False
-
-
-class Observed(ports.Telemetry):
-    def __init__(self) -> None:
-        self.in_use: dict[str, frozenset[model.Placement]] = {}
-
-    def use_observed(self, gpus: model.ObservedGpus, in_use: Any) -> None:
-        self.in_use = dict(in_use)
 
 
 @pytest.fixture
@@ -77,7 +69,7 @@ def patches(rig: fakes.NodeRig) -> int:
 
 
 def test_run_publishes_use_and_room_in_its_last_patch(rig: fakes.NodeRig) -> None:
-    telemetry = Observed()
+    telemetry = fakes.FakeTelemetry()
 
     scenes.run(rig, "all-balanced", by=scenes.reconciler(rig, telemetry=telemetry))
 
@@ -86,7 +78,8 @@ def test_run_publishes_use_and_room_in_its_last_patch(rig: fakes.NodeRig) -> Non
     assert second["inUse"] == [[4, 4]]
     assert first["room"]["3g.20gb"] == 1
     assert second["free"] == 4
-    assert telemetry.in_use[first["uuid"]] == {model.Placement(0, 2)}
+    _, in_use = telemetry.events["use_observed"][-1]
+    assert in_use[first["uuid"]] == {model.Placement(0, 2)}
     assert patches(rig) == 1
 
 
