@@ -30,7 +30,7 @@ def test_apply_waits_for_another_manager_until_a_deadline(node: Node) -> None:
 
 def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
     clock = fakes.FakeClock()
-    lock = fakes.FakeExclusion()
+    lock = fakes.FakeLock()
 
     with (
         pytest.raises(errors.LockedError, match=r"^mine$"),

@@ -83,7 +83,7 @@ def _watched(points: points_.Points, own: ports.Dependencies) -> ports.Dependenc
     """Return the same with a point before and after each call of a port, also of later ones."""
     everything = {f.name: getattr(own, f.name) for f in dataclasses.fields(own)}
     watched: dict[str, Any] = {
-        name: points_.Port(port, name, points)
+        name: points_.Port(port, name, points.call)
         for name, port in everything.items()
         if name not in _NO_PORTS and port is not None and not isinstance(port, str)
     }

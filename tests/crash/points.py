@@ -7,6 +7,7 @@ one more poll in a wait renames no other point.
 
 import collections
 import contextlib
+import functools
 import os
 import pathlib
 import re
@@ -68,6 +69,27 @@ class Points:
         finally:
             self._come_to("after", call)
 
+    def call(self, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Make a call of a port between two points."""
+        with self.around(name):
+            result = method(*args, **kwargs)
+        # What a context manager does, it does at its beginning and its end.
+        is_context = isinstance(result, contextlib.AbstractContextManager)
+        return self._around_context(name, result) if is_context else result
+
+    @contextlib.contextmanager
+    def _around_context(
+        self, name: str, context: contextlib.AbstractContextManager[object]
+    ) -> Iterator[object]:
+        with contextlib.ExitStack() as stack:
+            with self.around(f"{name} begins"):
+                result = stack.enter_context(context)
+            try:
+                yield result
+            finally:
+                with self.around(f"{name} ends"):
+                    stack.close()
+
     def _come_to(self, side: str, call: str) -> None:
         what = f"{side} {call}"
         with self._lock:
@@ -109,47 +131,24 @@ def _is_repeated(point: str) -> bool:
 
 
 class Port:
-    """Stands before a port and comes to a point before and after each call of it.
+    """Stands before a port.
 
     Args:
         port: The real one.
         name: What the points call it.
-        points: Where they are noted.
+        call: Makes each call: its name, the method and its arguments.
     """
 
-    def __init__(self, port: object, name: str, points: Points) -> None:
+    def __init__(self, port: object, name: str, call: Callable[..., Any]) -> None:
         self._port = port
         self._name = name
-        self._points = points
+        self._call = call
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._port, name)
-        return self._watched(f"{self._name}.{name}", found) if callable(found) else found
+        target = getattr(self._port, name)
+        call = functools.partial(self._call, f"{self._name}.{name}", target)
+        return call if callable(target) else target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call a port that is a mere function."""
-        assert callable(self._port)
-        return self._watched(self._name, self._port)(*args, **kwargs)
-
-    def _watched(self, call: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with self._points.around(call):
-                result = method(*args, **kwargs)
-            # What a context manager does, it does at its beginning and its end.
-            is_context = isinstance(result, contextlib.AbstractContextManager)
-            return self._around_context(call, result) if is_context else result
-
-        return watched
-
-    @contextlib.contextmanager
-    def _around_context(
-        self, call: str, context: contextlib.AbstractContextManager[object]
-    ) -> Iterator[object]:
-        with contextlib.ExitStack() as stack:
-            with self._points.around(f"{call} begins"):
-                result = stack.enter_context(context)
-            try:
-                yield result
-            finally:
-                with self._points.around(f"{call} ends"):
-                    stack.close()
+        return self._call(self._name, self._port, *args, **kwargs)

@@ -91,7 +91,7 @@ class Node(fakes.NodeRig):
         board = hardware.find(product)
         super().__init__(gpus=tuple(hardware.template(board, index) for index in range(count)))
         self.layouts = layouts
-        self.exclusion = fakes.FakeExclusion()
+        self.exclusion = fakes.FakeLock()
         self.journal = FakeJournal()
         self.boot_layout = FakeJournal()
         self.guard: local.Uninterrupted = lambda: contextlib.nullcontext(tuple)

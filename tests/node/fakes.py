@@ -71,7 +71,7 @@ class FakeRequest:
         self.wait(seconds)
 
 
-class FakeExclusion:
+class FakeLock:
     """A lock that others hold for as many tries as they like."""
 
     def __init__(self, *, refusals: int = 0) -> None:

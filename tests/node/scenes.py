@@ -96,7 +96,7 @@ def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
         extra_clients=lambda: (
             client_table.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
         ),
-        lock=fakes.FakeExclusion(),
+        lock=fakes.FakeLock(),
         slots=rig.slots,
         boot_id=rig.host.boot_id,
         reset=rig.machine if rig.resets.are_available else None,

@@ -1,77 +1,65 @@
 """``status`` shows the processes that use a GPU; a driver that cannot list them is no failure."""
 
-import io
-import json
 import pathlib
-from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.cli import main
-from mig_manager.cli.toolkit import console
 from mig_manager.core import gpu_answers, steps
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
+from tests.shell import commandline
 
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 
 
-class Shell:
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.path = folder / "gpus.json"
-        simulated.create("2xA100-SXM4-40GB", self.path)
-        self.state = nvml_faults.SharedState(self.path)
-        self.environ = {"HOME": str(folder)}
-
-    def __call__(self, *argv: str) -> str:
-        out, err = io.StringIO(), io.StringIO()
-        terminal = console.Console(
-            stdin=io.StringIO(), stdout=out, stderr=err, environ=self.environ
-        )
-        line = (*argv, "--simulate-state", str(self.path))
-        assert main.main(line, terminal) == 0, err.getvalue()
-        return out.getvalue()
-
-
 @pytest.fixture
-def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
-    yield Shell(tmp_path)
-    simulated.load(None)
+def state(shell: commandline.Shell, tmp_path: pathlib.Path) -> nvml_faults.SharedState:
+    """Two GPUs that the shell simulates."""
+    path = tmp_path / "gpus.json"
+    simulated.create("2xA100-SXM4-40GB", path)
+    shell.environ["MIG_MANAGER_SIMULATE_STATE"] = str(path)
+    return nvml_faults.SharedState(path)
 
 
-def test_wide_and_json_status_list_the_processes_that_use_each_gpu(shell: Shell) -> None:
-    shell.state.add_client(shell.state.boards[1].uuid, name="/usr/bin/train", pid=77)
+def test_wide_and_json_status_list_the_processes_that_use_each_gpu(
+    shell: commandline.Shell, state: nvml_faults.SharedState
+) -> None:
+    state.add_client(state.boards[1].uuid, name="/usr/bin/train", pid=77)
 
-    free, used = json.loads(shell("status", "-o", "json"))["gpus"]
+    free, used = shell("status", "-o", "json").data["gpus"]
 
     assert free["processes"] == []
     assert used["processes"] == [
         {"pid": 77, "name": "train", "gpuInstances": [], "podUid": None, "unit": None}
     ]
-    assert "in use by train (pid 77)" in shell("status", "-o", "wide")
-    assert "in use by" not in shell("status")
+    assert "in use by train (pid 77)" in shell("status", "-o", "wide").out
+    assert "in use by" not in shell("status").out
 
 
 @pytest.mark.slow
-def test_a_process_is_listed_with_the_instance_that_it_uses(shell: Shell) -> None:
-    shell("apply", "all-1g.5gb")
-    gpu = json.loads(shell("status", "-o", "json"))["gpus"][0]
+def test_a_process_is_listed_with_the_instance_that_it_uses(
+    shell: commandline.Shell, state: nvml_faults.SharedState
+) -> None:
+    assert shell("apply", "all-1g.5gb").status == 0
+    gpu = shell("status", "-o", "json").data["gpus"][0]
     instance = gpu["gpuInstances"][2]
-    shell.state.add_client(instance["computeInstances"][0]["uuid"], name="train", pid=78)
+    state.add_client(instance["computeInstances"][0]["uuid"], name="train", pid=78)
 
-    (process,) = json.loads(shell("status", "-o", "json"))["gpus"][0]["processes"]
+    (process,) = shell("status", "-o", "json").data["gpus"][0]["processes"]
 
     assert (process["pid"], process["gpuInstances"]) == (78, [instance["id"]])
 
 
-def test_status_works_where_the_driver_cannot_list_processes(shell: Shell) -> None:
+def test_status_works_where_the_driver_cannot_list_processes(
+    shell: commandline.Shell, state: nvml_faults.SharedState
+) -> None:
     code = states.Code.UNKNOWN
-    shell.state.add_fault(
+    state.add_fault(
         nvml_faults.Fault(function="nvmlSystemGetDriverVersion", count=None, code=code)
     )
 
-    found = json.loads(shell("status", "-o", "json"))["gpus"]
+    found = shell("status", "-o", "json").data["gpus"]
 
     assert [gpu["processes"] for gpu in found] == [None, None]
 

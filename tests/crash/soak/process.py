@@ -15,6 +15,7 @@ from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import resets
+from tests.crash import points
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
 from tests.node import fakes, scenes
@@ -73,7 +74,9 @@ class Process:
             "allocations": rig.allocations,
             "configs": configs,
         }
-        heard: dict[str, Any] = {n: script.Port(p, n, rig.script) for n, p in in_memory.items()}
+        heard: dict[str, Any] = {
+            n: points.Port(p, n, rig.script.call) for n, p in in_memory.items()
+        }
         agent = in_process.assembled(
             settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
             _NO_API,
@@ -82,7 +85,7 @@ class Process:
                 telemetry=self.box, inbox=self.box, watches_files=False, watches_pods=False
             ),
             clock=rig.clock,
-            lock=fakes.FakeExclusion(),
+            lock=fakes.FakeLock(),
             boot_layout=None,
             request_file=None,
             **heard,

@@ -121,15 +121,28 @@ class Script:
         self._events = ()
         self._is_dead = False
 
-    def before(self, port: str) -> None:
+    def call(self, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Make a call of a port, and let happen what comes before and after it."""
+
+        def decided(view: Any) -> Any:
+            # What comes before the write happens once it is decided, when it is too late.
+            change = args[0](view)
+            self._before(name)
+            return change
+
+        if name == "node.update":
+            answer = method(decided)
+        else:
+            self._before(name)
+            answer = method(*args, **kwargs)
+        self._let_happen(name, self._calls, _AFTER)
+        return answer
+
+    def _before(self, port: str) -> None:
         """Count a call of a port; it may never be made."""
         self._live()
         self._calls += 1
         self._let_happen(port, self._calls, _BEFORE)
-
-    def after(self, port: str) -> None:
-        """Let happen what comes after the same call."""
-        self._let_happen(port, self._calls, _AFTER)
 
     def before_change(self) -> None:
         self._live()
@@ -183,36 +196,3 @@ def _failure(port: str, pick: int) -> Exception | None:
             return errors.HardwareError(message, reason=_OF_DRIVER[pick % len(_OF_DRIVER)])
         case _:
             return None
-
-
-class Port:
-    """A port whose every call the script counts."""
-
-    def __init__(self, port: object, name: str, script: Script) -> None:
-        self._port = port
-        self._name = name
-        self._script = script
-
-    def __getattr__(self, name: str) -> Any:
-        target = getattr(self._port, name)
-        if not callable(target):
-            return target
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            port = f"{self._name}.{name}"
-
-            def decided(view: Any) -> Any:
-                # What comes before the write happens once it is decided, when it is too late.
-                change = arguments[0](view)
-                self._script.before(port)
-                return change
-
-            if name == "update":
-                answer = target(decided)
-            else:
-                self._script.before(port)
-                answer = target(*arguments, **options)
-            self._script.after(port)
-            return answer
-
-        return call

@@ -98,7 +98,7 @@ def test_a_layout_that_is_active_or_cannot_be_needs_no_slot(
 
 @pytest.mark.parametrize("refusals", [0, 1])
 def test_a_slot_is_taken_for_gpus_observed_under_the_lock(fake: FakeSlots, refusals: int) -> None:
-    rig, lock = fake.rig, fakes.FakeExclusion(refusals=refusals)
+    rig, lock = fake.rig, fakes.FakeLock(refusals=refusals)
     is_locked: list[bool] = []
     rig.on_call = lambda: (
         is_locked.append(lock.is_locked) if rig.log[-1] == "gpus.observe" else None
@@ -111,7 +111,7 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(fake: FakeSlots, refus
 
 
 def test_a_node_that_is_locked_waits_once_and_takes_no_slot(fake: FakeSlots) -> None:
-    lock = fakes.FakeExclusion(refusals=1000)
+    lock = fakes.FakeLock(refusals=1000)
 
     scenes.assert_ends(fake.rig, Reason.LOCKED, by=scenes.reconciler(fake.rig, lock=lock))
 
@@ -226,7 +226,7 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait() -> None:
 def test_a_change_that_another_agent_left_takes_its_slot_again(fake: FakeSlots) -> None:
     rig = fake.rig
 
-    class Lock(fakes.FakeExclusion):
+    class Lock(fakes.FakeLock):
         @contextlib.contextmanager
         def hold(self, doing: str) -> Iterator[None]:
             if doing.startswith("applying") and not self.descriptions[1:]:

@@ -234,7 +234,7 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
 @pytest.mark.parametrize("obstacle", ["lock", "kubelet", "API"])
 def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: str) -> None:
     rig = repairs.faulty_node()
-    lock = fakes.FakeExclusion()
+    lock = fakes.FakeLock()
     agent = repairs.begun(rig, lock=lock)
     lock.refusals = 1000 if obstacle == "lock" else 0
     rig.kubelet.is_silent = obstacle == "kubelet"
@@ -257,7 +257,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
 
 def test_each_attempt_says_that_the_lock_keeps_it_and_an_open_repair_waiting() -> None:
     rig = repairs.faulty_node()
-    lock = fakes.FakeExclusion()
+    lock = fakes.FakeLock()
     agent = repairs.agent_of(rig, lock=lock)
     assert repairs.request_other(rig, agent).reason is errors.Reason.GPU_NEEDS_RESET
     lock.refusals = 1000

@@ -101,7 +101,7 @@ def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
 
 def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
     rig = repairs.faulty_node()
-    lock, denials, is_released = fakes.FakeExclusion(), list[slots.Denial](), list[bool]()
+    lock, denials, is_released = fakes.FakeLock(), list[slots.Denial](), list[bool]()
 
     class Slots(ports.Slots):
         def take(self) -> slots.Denial | None:
@@ -128,7 +128,7 @@ def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
 @pytest.mark.parametrize("ends_at", [4, 6])
 def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at: int) -> None:
     rig = repairs.faulty_node()
-    lock = fakes.FakeExclusion()
+    lock = fakes.FakeLock()
     agent = repairs.begun(rig, lock=lock)
     request = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=True)
     with pytest.raises(errors.Superseded):

@@ -22,7 +22,7 @@ from tests.pipeline import lives
 @pytest.mark.parametrize("end", ["locked", "replaced", "stopped"])
 def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> None:
     rig = scenes.busy_node()
-    lock = fakes.FakeExclusion(refusals=10**6)
+    lock = fakes.FakeLock(refusals=10**6)
     successor = scenes.reconciler(rig, lock=lock)
 
     def start_successor(_step: steps.Step) -> None:

@@ -28,7 +28,7 @@ def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
 
 def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> None:
     rig, before = cut_in_half()
-    lock = fakes.FakeExclusion(refusals=1)
+    lock = fakes.FakeLock(refusals=1)
     successor = scenes.reconciler(rig, lock=lock)
 
     with pytest.raises(errors.LockedError):

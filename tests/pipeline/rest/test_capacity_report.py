@@ -128,7 +128,7 @@ def test_change_of_use_at_rest_is_published_in_one_patch(rig: fakes.NodeRig) -> 
 
 
 def test_gpus_that_another_manager_changes_are_published_later(rig: fakes.NodeRig) -> None:
-    lock = fakes.FakeExclusion(refusals=10**9)
+    lock = fakes.FakeLock(refusals=10**9)
     agent = on_demand(rig, lock=lock)
     rig.annotations.clear()
 

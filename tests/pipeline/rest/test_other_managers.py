@@ -13,7 +13,7 @@ from tests.pipeline.rest.drifts import LAYOUT, tamper
 
 def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
     rig = scenes.node()
-    other = fakes.FakeExclusion(refusals=4)
+    other = fakes.FakeLock(refusals=4)
 
     assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=scenes.reconciler(rig, lock=other))
 
@@ -27,7 +27,7 @@ def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> Non
         rig,
         Reason.LOCKED,
         "another manager is at work",
-        by=scenes.reconciler(rig, lock=fakes.FakeExclusion(refusals=10**9)),
+        by=scenes.reconciler(rig, lock=fakes.FakeLock(refusals=10**9)),
     )
 
     assert outcome.should_retry
@@ -36,7 +36,7 @@ def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> Non
 
 def test_a_newer_request_need_not_wait_for_another_manager() -> None:
     rig = scenes.node()
-    agent = scenes.reconciler(rig, lock=fakes.FakeExclusion(refusals=10**9))
+    agent = scenes.reconciler(rig, lock=fakes.FakeLock(refusals=10**9))
 
     with pytest.raises(errors.Superseded):
         scenes.run(rig, by=agent, request=fakes.FakeRequest(rig.clock, ends_at=2))
@@ -45,7 +45,7 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
 
 
 def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
-    rig, other = scenes.node(), fakes.FakeExclusion()
+    rig, other = scenes.node(), fakes.FakeLock()
     saves: list[bool] = []
     rig.on_call = lambda: saves.append(other.is_locked) if rig.log[-1] == "host.save" else None
     agent = scenes.reconciler(rig, lock=other)
@@ -58,7 +58,7 @@ def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
 
 
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
-    other = fakes.FakeExclusion()
+    other = fakes.FakeLock()
     rig, agent, ended = scenes.at_rest(LAYOUT, lock=other)
     tamper(rig)
 
