@@ -5,7 +5,6 @@ import dataclasses
 import math
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -273,7 +272,5 @@ def test_watch_ends_soon_during(
         waiting.until(lambda: server.log.count("list", "nodes") == 1)
         if not fault:
             wait_for_watch(server)
-        ended_s = time.monotonic()
-    assert time.monotonic() - ended_s < 60
-    # No thread is left that could deliver anything.
-    assert fault or not follower.watch._thread.is_alive()
+    # No thread is left that could deliver anything, but in a request without an answer.
+    assert (fault and fault.stall) or not follower.watch._thread.is_alive()

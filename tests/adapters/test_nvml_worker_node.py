@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 import subprocess
-import time
 from collections.abc import Callable
 
 import pytest
@@ -145,10 +144,8 @@ def hang(node: Node, act: Act = observe, **fault: object) -> errors.HardwareErro
     for timeout_s in (2.0, 4.0, 8.0, 16.0, 32.0):
         node.restore()
         node.state.add_fault(hanging)
-        since = time.monotonic()
         with pytest.raises(errors.HardwareError) as caught:
             act(node, node.gpus(timeout_s=timeout_s))
-        assert time.monotonic() - since < timeout_s + 60.0
         is_reached = [armed.fired for armed in node.state.faults()] == [hanging.count]
         node.state.clear_faults()
         # An error that was caught may keep a simulated node of ours, which has a descriptor.

