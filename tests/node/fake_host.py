@@ -16,7 +16,16 @@ from tests.unit import machine
 class FakeGpus(fake_cluster.Port):
     def observe(self) -> model.ObservedGpus:
         self._rig.called("gpus.observe")
-        return gpu_values.seen_of(self._rig.gpus, self._rig.driver.lost)
+        return gpu_values.seen_of(self._listed(), self._rig.driver.lost)
+
+    def _listed(self) -> tuple[model.Gpu, ...]:
+        is_hidden = self._rig.driver.hides_profiles
+        return tuple(
+            dataclasses.replace(gpu, profiles=None)
+            if is_hidden and gpu.current_mode is model.MigMode.DISABLED
+            else gpu
+            for gpu in self._rig.gpus
+        )
 
     def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self._rig.called("gpus.execute")
@@ -33,7 +42,7 @@ class FakeGpus(fake_cluster.Port):
                 failed.append(error)
         if failed:
             raise failed[0]
-        return gpu_values.of_plan(self._rig.gpus, plan, self._rig.driver.lost)
+        return gpu_values.of_plan(self._listed(), plan, self._rig.driver.lost)
 
     def _execute_on_one(self, plan: steps.GpuPlan) -> None:
         for step in plan.steps:

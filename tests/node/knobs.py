@@ -123,6 +123,8 @@ class Driver:
     """What uses the instances that a plan destroys; empty: no process does."""
     mode_waits: bool = False
     """Whether a MIG mode change waits for a reset or a reboot."""
+    hides_profiles: bool = False
+    """Whether it lists profiles only while MIG is on, as R535 does."""
     step_error: Callable[[steps.Step], Exception | None] = lambda _step: None
     executed: list[steps.Step] = dataclasses.field(default_factory=list)
 

@@ -78,6 +78,12 @@ class End(NamedTuple):
     gpus: changes.Gpus
 
 
+def _old_node() -> fakes.NodeRig:
+    rig = scenes.node()
+    rig.driver.hides_profiles = True
+    return rig
+
+
 NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
 """How the request after a change ends."""
 
@@ -85,6 +91,7 @@ NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
 CHANGES: Mapping[str, Change] = {
     "first layout": Change(scenes.node, "all-1g.5gb", was=None),
     "first layout, hooks": Change(lambda: scenes.hooked(scenes.node()), "all-1g.5gb", was=None),
+    "first layout, profiles hidden": Change(_old_node, "all-1g.5gb", was=None),
     "one slice": Change(
         scenes.busy_node,
         "one-slice-changed",

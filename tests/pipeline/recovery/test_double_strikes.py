@@ -42,7 +42,11 @@ def test_every_pair_of_strikes_has_an_end_that_is_true(
 
 
 @pytest.mark.parametrize(
-    "name", ["one slice, services and hooks", "rollback", "on demand", "monitors"]
+    "name",
+    [
+        *("first layout, profiles hidden", "one slice, services and hooks"),
+        *("rollback", "on demand", "monitors"),
+    ],
 )
 def test_a_strike_at_any_moment_has_an_end_that_is_true(name: str, record_property: Note) -> None:
     sample = functools.partial(double_strikes.play_sample, step=4, every=23)

@@ -8,9 +8,9 @@ import pytest
 
 from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import strategies, well_known
-from mig_manager.core.records import gpu_codec, journals, status
+from mig_manager.core.records import gpu_codec, status
 from mig_manager.errors import Reason
-from tests.node import fakes, gpu_values, scenes
+from tests.node import fake_host, fakes, gpu_values, scenes
 from tests.node.scenes import (
     assert_ends,
     busy_node,
@@ -286,58 +286,25 @@ def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
     assert max(len(text) for text in (*rig.messages, *rig.statuses, outcome.message)) < 1024
 
 
-class Driver:
-    """Knows profiles only with MIG on (``is_old``); or executes no step and says it did."""
-
-    def __init__(self, rig: fakes.NodeRig, *, is_old: bool = True) -> None:
-        self._gpus, self._full, self._is_old = rig.hardware, rig.gpus[0].profiles, is_old
-
-    def observe(self) -> model.ObservedGpus:
-        return model.ObservedGpus(
-            gpu
-            if gpu.current_mode is model.MigMode.ENABLED
-            else dataclasses.replace(gpu, profiles=None if self._is_old else self._full)
-            for gpu in self._gpus.observe()
-        )
-
-    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        if self._is_old:
-            self._gpus.execute(plan, observed)
-        return gpu_values.of_plan(self.observe(), plan)
-
-
-@pytest.mark.parametrize("is_old", [True, False])
-def test_gpus_are_planned_twice_if_the_driver_hides_profiles(*, is_old: bool) -> None:
+def test_gpus_are_planned_twice_if_the_driver_hides_profiles() -> None:
     rig = node()
-    driver = Driver(rig, is_old=is_old)
-    reason = Reason.APPLIED if is_old else Reason.VERIFY_FAILED
-    assert_ends(rig, reason, layout="all-1g.5gb", by=reconciler(rig, gpus=driver))
+    rig.driver.hides_profiles = True
+    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
-    assert [len(gpu.mig_uuids) for gpu in rig.gpus] == [7 if is_old else 0] * 2
+    assert [len(gpu.mig_uuids) for gpu in rig.gpus] == [7, 7]
 
 
-def test_a_kill_in_the_second_plan_of_a_change_leaves_no_unlisted_instance() -> None:
+def test_steps_that_a_driver_does_not_execute_are_noticed() -> None:
+    class Driver(fake_host.FakeGpus):
+        def execute(
+            self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()
+        ) -> model.ObservedGpus:
+            return gpu_values.of_plan(self.observe(), plan)
+
     rig = node()
-    before = rig.gpus
-    created: list[steps.Step] = []
-
-    def kill(step: steps.Step) -> None:
-        created.append(step)
-        if sum(isinstance(each, steps.CreateGpuInstance) for each in created) == 3:
-            raise scenes.Killed
-
-    rig.driver.step_error = kill
-    with pytest.raises(scenes.Killed):
-        scenes.run(rig, "all-1g.5gb", by=reconciler(rig, gpus=Driver(rig)))
-    rig.driver.step_error = lambda _step: None
-    assert len(rig.gpus[0].gpu_instances) == 2
-    journal = journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
-    assert [len(gpu.created or ()) for gpu in journal.snapshot] == [14, 14]
-
-    successor = reconciler(rig, gpus=Driver(rig))
-    successor.recover(None)
-
-    assert [gpu.snapshot for gpu in rig.gpus] == [gpu.snapshot for gpu in before]
+    assert_ends(
+        rig, Reason.VERIFY_FAILED, layout="all-1g.5gb", by=reconciler(rig, gpus=Driver(rig))
+    )
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

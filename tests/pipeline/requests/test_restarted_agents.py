@@ -1,6 +1,5 @@
 """Agents that start where a layout is active: what they take for the same request."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, well_known
 from mig_manager.errors import Reason
-from tests.node import fake_host, fakes, gpu_values, scenes
+from tests.node import fakes, gpu_values, scenes
 
 FILE = """
 version: v1
@@ -125,25 +124,13 @@ def test_layout_unknown_to_the_unreachable_product_is_final() -> None:
     assert start(rig, OTHER, layout="all-2g.12gb") is Reason.UNKNOWN_CONFIG
 
 
-class OldDriver(fake_host.FakeGpus):
-    """R535: it lists profiles only while MIG is on."""
-
-    def observe(self) -> model.ObservedGpus:
-        gpus = super().observe()
-        on = model.MigMode.ENABLED
-        listed = (
-            gpu if gpu.current_mode is on else dataclasses.replace(gpu, profiles=None)
-            for gpu in gpus
-        )
-        return model.ObservedGpus(listed, gpus.unreachable)
-
-
 def test_driver_that_lists_profiles_late_makes_no_new_request() -> None:
     rig = scenes.node()
-    assert start(rig, limits=DEFAULT, gpus=OldDriver(rig)) is Reason.APPLIED
+    rig.driver.hides_profiles = True
+    assert start(rig, limits=DEFAULT) is Reason.APPLIED
     repartition(rig)
 
-    assert start(rig, limits=DEFAULT, gpus=OldDriver(rig)) is Reason.DRIFTED
+    assert start(rig, limits=DEFAULT) is Reason.DRIFTED
     assert "training" in rig.pod_names
 
 
