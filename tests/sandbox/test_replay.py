@@ -12,8 +12,8 @@ from mig_manager.cli import main
 from mig_manager.sandbox import replay
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import alterations
 from tests.node import nvml_rig
+from tests.sandbox import alterations
 from tests.sandbox import library as c_library
 from tests.shell import commandline
 

@@ -13,8 +13,7 @@ from mig_manager.cli.commands import doctor_examination, doctor_facts, doctor_re
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import privileges
-from tests.adapters import proc_tree
+from tests.adapters import privileges, proc_tree
 from tests.shell.commandline import Shell
 from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
 
