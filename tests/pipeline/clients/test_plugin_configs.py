@@ -1,0 +1,92 @@
+"""The device plugin's config that goes with a layout."""
+
+import pytest
+
+from mig_manager.core import steps
+from mig_manager.core.node import (
+    policies,
+    well_known,
+)
+from mig_manager.errors import Reason
+from tests.node import scenes
+from tests.node.scenes import (
+    assert_ends,
+    node,
+    refuse,
+    run,
+)
+from tests.node.swept_scenes import (
+    sharing_node,
+)
+
+
+def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
+    rig = sharing_node()
+    seen: set[tuple[str, str]] = set()
+    keys = (well_known.PLUGIN_CONFIG_LABEL, well_known.PLUGIN_DEPLOY_LABEL)
+    rig.on_call = lambda: seen.add((rig.labels[keys[0]], rig.labels[keys[1]]))
+
+    assert_ends(rig, Reason.APPLIED)
+
+    assert seen == {("whole", "true"), ("whole", well_known.PAUSED_VALUE), ("sliced", "true")}
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
+
+
+@pytest.mark.parametrize("is_plugin_broken", [True, False])
+def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
+    *, is_plugin_broken: bool
+) -> None:
+    rig = sharing_node()
+    rig.plugin.is_broken = is_plugin_broken
+    if not is_plugin_broken:
+        rig.driver.step_error = refuse(steps.CreateGpuInstance, times=1)
+
+    reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
+    assert_ends(rig, reason)
+
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
+
+
+def test_the_first_plugin_config_is_restored_after_an_upgrade_with_another() -> None:
+    rig = sharing_node()
+    rig.plugin.is_broken = True
+
+    def kill() -> None:
+        if rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":
+            raise scenes.Killed
+
+    rig.on_call = kill
+    with pytest.raises(scenes.Killed):
+        run(rig)
+    rig.on_call = lambda: None
+    rig.policy = policies.Policy(plugin_configs=((scenes.LAYOUT, "halved"),))
+
+    assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.PLUGIN_NOT_READY
+
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
+
+
+def test_plugin_config_of_another_program_is_not_overwritten() -> None:
+    rig = sharing_node()
+    rig.plugin.is_broken = True
+
+    def choose() -> None:
+        if rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":
+            rig.labels[well_known.PLUGIN_CONFIG_LABEL] = "mine"
+
+    rig.clock.on_wait.append(choose)
+    run(rig)
+
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "mine"
+
+
+def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
+    rig = node(layout="one-slice-changed")
+    rig.policy = policies.Policy(plugin_configs=(("*", "sliced"),))
+    (old_plugin,) = rig.pods
+
+    assert_ends(rig, Reason.ALREADY_APPLIED)
+
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert old_plugin not in rig.pods
+    assert "gpus.execute" not in rig.log

@@ -1,0 +1,152 @@
+"""The agent's loop over a pipeline that answers from a script."""
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+
+from mig_manager.agent import drift, intake, jobs, loop, outcomes, reconcile, settings
+from mig_manager.agent.reports import capacity
+from mig_manager.core import model, ports
+from mig_manager.errors import Reason
+from tests.node import fake_cluster
+
+
+class Capacity(capacity.CapacityReport):
+    """Observes after each change of use on a node with on-demand partitioning."""
+
+    def __init__(self) -> None:
+        self.is_followed = False
+        self.changes = 0
+        self.is_pending = False
+        self.has_observed = threading.Event()
+
+    def follow(self, *, is_on_demand: bool, has_changed: bool) -> None:
+        self.is_followed = is_on_demand
+        self.changes += has_changed
+        self.is_pending |= is_on_demand and has_changed
+
+    @property
+    def next_in_s(self) -> float:
+        return 0.0 if self.is_pending else math.inf
+
+    def refresh(self) -> None:
+        self.is_pending = False
+        self.has_observed.set()
+
+
+class Condition(fake_cluster.FakeNode):
+    """A Node whose condition cannot be written at first."""
+
+    def __init__(self) -> None:
+        self.refusals = 0
+        """How many attempts to write the condition still fail."""
+        self.is_written = threading.Event()
+
+    @property
+    def has_unwritten_condition(self) -> bool:
+        return self.refusals > 0
+
+    def retry_condition(self) -> None:
+        self.refusals -= 1
+        if not self.refusals:
+            self.is_written.set()
+
+
+class Pipeline(reconcile.Reconciler):
+    """Answers each run from a script; stops the agent after the last answer."""
+
+    def __init__(self, label: str | None, *script: Reason | Exception, node_uid: str = "") -> None:
+        self.box = intake.Inbox()
+        self.box.put_label(label, node_uid=node_uid)
+        self._script = list(script)
+        self.runs: list[tuple[str, int]] = []
+        self.delays_s: list[float] = []
+        self.evicting: list[bool] = []
+        self.news: list[bool] = []
+        self.looks = 0
+        self.is_driver_away = False
+        self.next_action = drift.Action.REST
+        self.recovered: list[str] = []
+        self.recoveries: list[Exception] = []
+        """What ``recover`` raises, call by call; afterwards it succeeds."""
+        self.stopped = 0
+        self.has_rested = threading.Event()
+        self.restless = 0
+        """How many times ``rest`` asks to be called again."""
+        self.forgotten = 0
+        self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
+        self.capacity = self.reported = Capacity()
+        self.node = self.condition = Condition()
+
+    def recover(self, request: jobs.LayoutRequest) -> None:
+        self.recovered.append(request.config)
+        if self.recoveries:
+            raise self.recoveries.pop(0)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def rest(self) -> bool:
+        self.restless -= 1
+        if self.restless < 0:
+            self.has_rested.set()
+        return self.restless >= 0
+
+    @property
+    def awaits_driver(self) -> bool:
+        return self.is_driver_away
+
+    def check_without_request(self) -> drift.Action:
+        self.looks += 1
+        action, self.next_action = self.next_action, drift.Action.REST
+        return action
+
+    def forget_node(self) -> None:
+        self.forgotten += 1
+
+    def check_drift(self, request: jobs.LayoutRequest, outcome: outcomes.Outcome) -> drift.Action:
+        assert request.config == self.runs[-1][0]
+        assert not outcome.should_retry
+        self.looks += 1
+        action, self.next_action = self.next_action, drift.Action.REST
+        return action
+
+    def run(self, request: jobs.LayoutRequest, cancel: ports.Cancellation) -> outcomes.Outcome:
+        self.runs.append((request.config, request.attempt))
+        self.delays_s.append(request.retry_after_s)
+        self.evicting.append(request.may_evict)
+        self.news.append(request.is_new)
+        self.on_run(cancel)
+        answer = self._script.pop(0)
+        if not self._script:
+            self.box.stop()
+        if isinstance(answer, Exception):
+            raise answer
+        is_good = answer is Reason.APPLIED
+        state = model.State.SUCCESS if is_good else model.State.FAILED
+        return outcomes.Outcome(
+            state=state, reason=answer, description="", should_retry=answer.is_transient
+        )
+
+
+def pauses(retry_s: float = 0.01, drift_check_s: float = 0.0) -> settings.Limits:
+    return settings.Limits(
+        retry_initial_s=retry_s, retry_max_s=2 * retry_s, drift_check_interval_s=drift_check_s
+    )
+
+
+@contextlib.contextmanager
+def serving(pipeline: Pipeline, limits: settings.Limits | None = None) -> Iterator[None]:
+    """Run the loop beside the body, until it ends by itself."""
+    served = loop.Agent(pipeline, pipeline.box, limits or pauses())
+    thread = threading.Thread(target=served.serve, daemon=True)
+    thread.start()
+    yield
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+
+
+def serve(pipeline: Pipeline, limits: settings.Limits | None = None) -> None:
+    with serving(pipeline, limits):
+        pass

@@ -1,0 +1,90 @@
+"""The owner's file changes below an active layout: what stays, what fails, what is new."""
+
+import pytest
+
+from mig_manager.core.node import well_known
+from mig_manager.errors import Reason
+from tests.node import scenes
+from tests.pipeline.requests.stories import LAYOUT, Story
+
+OWN = scenes.CONFIG.replace("2g.10gb: 1, ", "")
+"""The layout has other content than the generated one of its name."""
+
+
+def active_by_own_file() -> Story:
+    """Return a node with a layout of the owner, whose name a generated one has, too."""
+    story = Story(scenes.node())
+    story.source.text = OWN
+    story.live(story.label(LAYOUT))
+    used = frozenset({scenes.device(story.rig, 0, "3g.20gb")})
+    story.rig.add_pod("training", devices=used)
+    story.rig.driver.executed.clear()
+    story.rig.events.clear()
+    return story
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "words"),
+    [
+        (OWN.replace("{1g.5gb: 2,", "{1g.5gb: 2,,"), "InvalidConfig", "test.yaml:8:"),
+        (OWN.replace("  all-balanced:", "  all-balancd:"), "UnknownConfig", "a generated layout"),
+    ],
+    ids=["typo", "misspelt name"],
+)
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_an_active_layout_survives_a_file_that_lacks_it(
+    text: str, reason: str, words: str, *, is_restarted: bool
+) -> None:
+    story = active_by_own_file()
+    gpus = story.rig.gpus
+
+    if is_restarted:
+        story.source.text = text
+        story.live()
+    else:
+        story.live(story.file(text))
+
+    assert story.ended[-1] is Reason.ALREADY_APPLIED
+    assert (story.rig.labels[well_known.STATE_LABEL], story.rig.gpus) == ("success", gpus)
+    assert not story.rig.driver.executed
+    assert reason in story.rig.events
+    assert story.rig.condition is not None
+    assert story.rig.condition["status"] == "True"
+    for message in (story.rig.statuses[-1], story.rig.condition["message"]):
+        assert words in message
+
+
+def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
+    story = active_by_own_file()
+
+    story.live(story.file("version: ["), story.label("all-1g.5gb"), story.label(LAYOUT))
+
+    assert story.ended[-2:] == [Reason.INVALID_CONFIG, Reason.INVALID_CONFIG]
+    assert story.rig.labels[well_known.STATE_LABEL] == "failed"
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read(*, is_restarted: bool) -> None:
+    story = active_by_own_file()
+    scenes.add_pod_on_foreign_instances(story.rig)
+
+    if is_restarted:
+        story.source.text = "version: ["
+        story.live()
+    else:
+        story.live(story.file("version: ["))
+
+    assert story.ended[-1] is Reason.INVALID_CONFIG
+    assert well_known.APPLIED_LABEL not in story.rig.labels
+
+
+def test_a_new_request_takes_a_generated_layout_for_that_of_the_file() -> None:
+    story = active_by_own_file()
+
+    story.live(
+        story.file(OWN.replace("  all-balanced:", "  all-balancd:")),
+        story.label(None),
+        story.label(LAYOUT),
+    )
+
+    assert story.ended[-1] is Reason.APPLIED

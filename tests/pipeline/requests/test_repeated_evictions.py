@@ -1,0 +1,97 @@
+"""A change that fails after each of its drains: how often it evicts."""
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import steps
+from mig_manager.errors import Reason
+from tests.node import fake_cluster, fakes, scenes
+
+
+def break_change(rig: fakes.NodeRig) -> None:
+    """Let the driver refuse the change, and not the rollback."""
+
+    def refuse(step: steps.Step) -> Exception | None:
+        is_new = isinstance(step, steps.CreateGpuInstance) and str(step.profile) == "1g.5gb"
+        error = errors.HardwareError("the driver refuses", reason=Reason.VERIFY_FAILED)
+        return error if is_new else None
+
+    rig.driver.step_error = refuse
+
+
+def break_service(rig: fakes.NodeRig) -> None:
+    rig.host.services["dcgm.service"] = True
+    rig.host.broken_services.add("dcgm.service")
+
+
+def break_hook(rig: fakes.NodeRig) -> None:
+    scenes.hooked(rig).hooks.broken.add("config")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "problem", "remedy", "is_restarted"),
+    [
+        (break_change, "the driver refuses", "pod ends", False),
+        (break_change, "the driver refuses", "pod ends", True),
+        (break_change, "the driver refuses", "label", False),
+        (break_change, "the driver refuses", "label", True),
+        (break_change, "the driver refuses", "reboot", True),
+        (break_service, "dcgm.service does not answer", "pod ends", True),
+        (break_hook, "config failed", "label", False),
+    ],
+)
+def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
+    break_it: Callable[[fakes.NodeRig], None], problem: str, remedy: str, *, is_restarted: bool
+) -> None:
+    rig = scenes.busy_node()
+    device = scenes.device(rig, 0, "2g.10gb")
+    break_it(rig)
+    agent = scenes.reconciler(rig)
+    for attempt in range(1, 7):
+        assert scenes.run(rig, by=agent, attempt=attempt).should_retry
+        if "affected" not in rig.pod_names:
+            rig.add_pod("affected", devices=frozenset({device}))
+    outcome = scenes.run(rig, by=agent, attempt=7)
+    assert outcome.should_retry
+    assert rig.log.count("workloads.evict") == 3
+    assert "3 changes to layout" in outcome.message
+    assert problem in outcome.message
+    assert "default/affected" in outcome.message
+
+    rig.driver.step_error = lambda _step: None
+    rig.host.broken_services.clear()
+    rig.hooks.broken.clear()
+    if remedy == "pod ends":
+        rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "affected"}
+    elif remedy == "reboot":
+        rig.host.boot_id = "boot-2"
+    if is_restarted or remedy == "reboot":
+        agent = scenes.reconciler(rig)
+        agent.recover(scenes.LAYOUT)
+    scenes.assert_ends(rig, Reason.APPLIED, by=agent, is_new=remedy == "label")
+    assert "affected" not in rig.pod_names
+    assert rig.log.count("workloads.evict") == (3 if remedy == "pod ends" else 4)
+
+
+@pytest.mark.parametrize("error", [scenes.BROKEN["node"], scenes.Killed()])
+def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
+    error: BaseException,
+) -> None:
+    rig = scenes.busy_node()
+    device = scenes.device(rig, 0, "2g.10gb")
+    break_change(rig)
+    for _ in range(5):
+        workloads = fake_cluster.UnansweredWorkloads(rig, error)
+        agent = scenes.reconciler(rig, workloads=workloads)
+        agent.recover(scenes.LAYOUT)
+        with contextlib.suppress(scenes.Killed):
+            scenes.run(rig, by=agent)
+        if rig.has_hold_taint:
+            scenes.resume(rig, scenes.LAYOUT)
+        if "affected" not in rig.pod_names:
+            rig.add_pod("affected", devices=frozenset({device}))
+
+    assert rig.log.count("workloads.evict") == 3
