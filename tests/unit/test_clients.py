@@ -63,8 +63,8 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     daemon = client_table.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
     watcher = pod(labels={"app": "watcher"}, owner_kind="DaemonSet")
     plan = plan_to(samples.balanced(), *LESS)
-    usage = gpu_use.Usage(pods=(watcher,), assigned=None)
-    assert usage.users(ONE, extra_clients=(daemon,)) == ()
+    usage = gpu_use.Usage(pods=(watcher,), assigned=None, extra_clients=(daemon,))
+    assert usage.users(ONE) == ()
     assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
     assert clients.labels_to_pause({SAMPLER: "false"}, plan, (daemon,)) == {}
 

@@ -68,8 +68,9 @@ def found(
         pods=tuple(pods),
         assigned=None if assigned is None else tuple(assigned),
         processes={here.uuid: processes},
+        **options,
     )
-    use = instance_use.find([here], usage, **options)
+    use = instance_use.find([here], usage)
     assert use is not None
     return " ".join(map(str, sorted(use.in_use[here.uuid]))), use.is_stable
 
@@ -138,7 +139,7 @@ def test_daemons_that_a_change_pauses_use_nothing() -> None:
     listed = client_table.ExtraClient(labels={"app": "watcher"})
 
     assert found([operand], [], process(0, owner="pod dcgm")) == (NONE, True)
-    assert found([watcher], [], process(1, owner="pod watcher"), extra_clients=[listed]) == (
+    assert found([watcher], [], process(1, owner="pod watcher"), extra_clients=(listed,)) == (
         NONE,
         True,
     )

@@ -97,7 +97,7 @@ class Drain:
             MigManagerError: As ``run``.
         """
         now = self._usage(self.job.deps.workloads.list(), usage)
-        names = messages.list_names([pod.key for pod in self.order.affected_pods(now)])
+        names = messages.list_names([pod.key for pod in now.users(self.order.affected)])
         self.order.require_allowed(names)
         if names:
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
@@ -130,7 +130,7 @@ class Drain:
             if now is None:
                 self.job.cancel.pause(next(pauses_s))
                 now = self._observe(before, deadline_s)
-            remaining = self.order.affected_pods(now) if now else ()
+            remaining = now.users(self.order.affected) if now else ()
             if now and not remaining:
                 return _End(usage=now)
             self.job.cancel.check()
@@ -151,7 +151,10 @@ class Drain:
 
         Empty once kubelet had the time; ``first_s`` is that of ``orders.is_any_new``.
         """
-        undecided, now_s = self.order.undecided_pods(now), self.job.deps.clock.monotonic()
+        undecided, now_s = (
+            now.undecided_users(self.order.affected),
+            self.job.deps.clock.monotonic(),
+        )
         # Even before a short deadline, some time remains for the evictions.
         max_s = self.job.limits.drain_timeout_s * 3 / 4
         is_any_new = orders.is_any_new(undecided, first_s, now_s, max_s=max_s)
@@ -193,7 +196,7 @@ class Drain:
         return self._usage(pods, before)
 
     def _has_only_to_wait(self, now: gpu_use.Usage) -> bool:
-        remaining = self.order.affected_pods(now)
+        remaining = now.users(self.order.affected)
         is_passive = isinstance(self.order.rights, orders.WaitOnly)
         return bool(remaining) and (is_passive or not self.evictions.is_any_ready(remaining))
 

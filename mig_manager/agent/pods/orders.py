@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from mig_manager import errors
-from mig_manager.core.node import client_table, gpu_use, pod_object
+from mig_manager.core.node import pod_object
 
 LISTED_WITHIN_S = 3.0
 """How long kubelet may take to list the devices of a pod that was just bound."""
@@ -47,14 +47,8 @@ class Order:
     affected: frozenset[str] | None
     """Ids of the devices to be destroyed; None: of every GPU."""
     rights: Rights
-    extra_clients: tuple[client_table.ExtraClient, ...] = ()
-    """GPU clients: not evicted, because they are paused later."""
     has_begun: bool = False
     """Whether an earlier attempt at this drain evicted pods."""
-
-    def affected_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
-        """Return the pods to drain."""
-        return usage.users(self.affected, extra_clients=self.extra_clients)
 
     def require_allowed(self, affected: str) -> None:
         """Refuse the change if no pod may be affected; ``affected`` has their names.
@@ -64,10 +58,6 @@ class Order:
         """
         if affected and isinstance(self.rights, Refuse):
             raise errors.MigManagerError(self.rights.message(affected), reason=self.rights.reason)
-
-    def undecided_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
-        """Return the affected pods for which kubelet may still list other devices."""
-        return usage.undecided_users(self.affected, extra_clients=self.extra_clients)
 
 
 def is_any_new(

@@ -18,6 +18,7 @@ from mig_manager.core.node import (
     claims,
     client_table,
     clients,
+    gpu_use,
     node_object,
     pod_object,
     well_known,
@@ -26,18 +27,13 @@ from mig_manager.core.node import (
 _Pods = tuple[pod_object.Pod, ...]
 
 
-def pause_clients(
-    job: jobs.Job,
-    plan: steps.Plan,
-    pods: _Pods,
-    extra_clients: tuple[client_table.ExtraClient, ...],
-) -> _Pods:
+def pause_clients(job: jobs.Job, plan: steps.Plan, usage: gpu_use.Usage) -> gpu_use.Usage:
     """Pause the clients that must not see the change, and wait until they have stopped.
 
     The DRA driver still runs, so pods with claims can end.
 
     Returns:
-        The node's pods now; ``pods`` are those before.
+        The usage with the node's pods now; ``usage`` is as before.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -45,29 +41,25 @@ def pause_clients(
         Superseded: Another layout is requested, or the agent stops.
     """
     # Record which programs must serve the node again although no deploy label shows it.
-    awaited = job.journal.record.awaited | advertising.labels_to_await(pods)
+    awaited = job.journal.record.awaited | advertising.labels_to_await(usage.pods)
     job.journal.note_awaited(awaited)
-    return (
-        _pause(job, functools.partial(_choose, pods, plan, extra_clients, is_driver=False)) or pods
-    )
+    pods = _pause(job, functools.partial(_choose, usage, plan, is_driver=False))
+    return usage.with_pods(pods) if pods else usage
 
 
-def pause_driver(
-    job: jobs.Job,
-    plan: steps.Plan,
-    pods: _Pods,
-    extra_clients: tuple[client_table.ExtraClient, ...],
-) -> advertising.Paused:
+def pause_driver(job: jobs.Job, plan: steps.Plan, usage: gpu_use.Usage) -> advertising.Paused:
     """Pause the DRA driver as ``pause_clients`` pauses the others; return all that are paused."""
-    _pause(job, functools.partial(_choose, pods, plan, extra_clients, is_driver=True))
+    _pause(job, functools.partial(_choose, usage, plan, is_driver=True))
     return advertising.Paused(
         programs=advertising.find_awaited(job),
-        old_uids=advertising.uids(pods),
+        old_uids=advertising.uids(usage.pods),
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(
-            key for key in job.journal.entries.paused_labels if clients.gated_by(pods, (key,))
+            key
+            for key in job.journal.entries.paused_labels
+            if clients.gated_by(usage.pods, (key,))
         ),
-        extra_clients=extra_clients,
+        extra_clients=usage.extra_clients,
     )
 
 
@@ -97,18 +89,14 @@ class _Pause:
 
 
 def _choose(
-    pods: _Pods,
-    plan: steps.Plan,
-    extra_clients: tuple[client_table.ExtraClient, ...],
-    view: node_object.NodeView,
-    *,
-    is_driver: bool,
+    usage: gpu_use.Usage, plan: steps.Plan, view: node_object.NodeView, *, is_driver: bool
 ) -> _Pause:
     """Choose the pods and labels that a plan pauses: the DRA driver's, or all others."""
-    pods = tuple(pod for pod in pods if not pod.is_finished)
-    labels = clients.labels_to_pause(view.labels, plan, extra_clients)
+    pods = tuple(pod for pod in usage.pods if not pod.is_finished)
+    listed = client_table.members(pods, usage.extra_clients)
+    labels = clients.labels_to_pause(view.labels, plan, usage.extra_clients)
     label_managed = clients.gated_by(pods, labels)
-    every = (*filter(advertising.is_advertiser, pods), *client_table.members(pods, extra_clients))
+    every = (*filter(advertising.is_advertiser, pods), *listed)
     to_delete = {pod.uid: pod for pod in every if pod not in label_managed}
 
     def is_chosen(pod: pod_object.Pod) -> bool:

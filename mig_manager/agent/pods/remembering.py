@@ -42,10 +42,12 @@ def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.Obser
         for gpu in gpus.unreachable
     ]
     every = model.ObservedGpus(sorted((*gpus, *remembered), key=lambda gpu: gpu.index))
-    usage = survey.report_usage(deps, every, has_processes=False)
+    usage = survey.report_usage(
+        deps, every, has_processes=False, extra_clients=survey.extra_clients(deps)
+    )
     if usage.why_incomplete:
         return gpus, usage.why_incomplete
-    users = usage.users(_device_ids(remembered), extra_clients=survey.extra_clients(deps))
+    users = usage.users(_device_ids(remembered))
     if uncertain := [pod for pod in users if usage.why_uncertain(pod)]:
         return gpus, f"pods may use it: {usage.describe_users(uncertain)}"
     return every, ""
@@ -57,11 +59,11 @@ def why_unknown(shared: jobs.Shared, gpus: model.ObservedGpus, faulty: Iterable[
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    usage = survey.report_usage(shared.deps, gpus, has_processes=False)
+    clients = survey.extra_clients(shared.deps)
+    usage = survey.report_usage(shared.deps, gpus, has_processes=False, extra_clients=clients)
     is_whole_node = shared.limits.policy.drain is policies.DrainPolicy.NODE
     ids = None if is_whole_node else _device_ids(faulty)
-    clients = survey.extra_clients(shared.deps)
-    return usage.why_incomplete if usage.undecided_users(ids, extra_clients=clients) else ""
+    return usage.why_incomplete if usage.undecided_users(ids) else ""
 
 
 def _device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str]:

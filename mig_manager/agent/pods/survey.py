@@ -19,6 +19,8 @@ from mig_manager.core.node import (
 
 _log = structlog.get_logger()
 
+_ExtraClients = tuple[client_table.ExtraClient, ...]
+
 _KUBELET_STARTS_WITHIN_S = 20.0
 """How long a restarting kubelet may take to answer and to list its pods: it first waits some
 seconds for the API server's list."""
@@ -27,10 +29,14 @@ seconds for the API server's list."""
 def wait_for_usage(
     deps: ports.Dependencies,
     gpus: Sequence[model.Gpu],
-    find_undecided: Callable[[gpu_use.Usage], tuple[pod_object.Pod, ...]],
+    affected: Collection[str] | None,
     cancel: ports.Cancellation,
+    *,
+    extra_clients: _ExtraClients,
 ) -> gpu_use.Usage:
-    """Return the usage of devices; wait until kubelet lists the devices of starting pods.
+    """Return the usage of devices; wait until kubelet lists those of starting pods.
+
+    Once it is known that such a pod uses no ``affected`` device, the wait ends.
 
     Raises:
         ClusterError: The API refused or does not answer; POD_RESOURCES_UNAVAILABLE: kubelet does
@@ -48,8 +54,10 @@ def wait_for_usage(
     attempts = wait.attempts()
     while True:
         is_last = next(attempts)
-        usage = _usage_now(deps, gpus)
-        undecided = find_undecided(usage)
+        usage = _observe(
+            deps, deps.workloads.list, gpus, lambda usage: usage.has_unknown_ids, extra_clients
+        )
+        undecided = usage.undecided_users(affected)
         if is_last or not undecided:
             break
         now_s = deps.clock.monotonic()
@@ -88,9 +96,8 @@ def require_idle(
     def check() -> None:
         blocking = dataclasses.replace(usage, processes=ask()).blocking(
             plan,
-            leaving=order.affected_pods(usage),
+            leaving=usage.users(order.affected),
             services=services,
-            extra_clients=order.extra_clients,
         )
         if blocking:
             raise errors.GpuInUseError("; ".join(blocking))
@@ -110,16 +117,12 @@ def name_users(
 
     Raises as ``wait_for_usage``.
     """
-    affected, extra = clients.affected_ids(plan, gpus), extra_clients(deps)
-
-    def find_undecided(usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
-        return usage.undecided_users(affected, extra_clients=extra)
-
-    usage = wait_for_usage(deps, gpus, find_undecided, cancel)
-    return usage.describe_users(usage.users(affected, extra_clients=extra))
+    affected = clients.affected_ids(plan, gpus)
+    usage = wait_for_usage(deps, gpus, affected, cancel, extra_clients=extra_clients(deps))
+    return usage.describe_users(usage.users(affected))
 
 
-def extra_clients(deps: ports.Dependencies) -> tuple[client_table.ExtraClient, ...]:
+def extra_clients(deps: ports.Dependencies) -> _ExtraClients:
     """Return the owner's GPU clients; none if the list is invalid, so that a rollback can run."""
     try:
         return deps.extra_clients()
@@ -139,7 +142,11 @@ def foreign_managers(
 
 
 def report_usage(
-    deps: ports.Dependencies, gpus: Sequence[model.Gpu], *, has_processes: bool
+    deps: ports.Dependencies,
+    gpus: Sequence[model.Gpu],
+    *,
+    has_processes: bool,
+    extra_clients: _ExtraClients,
 ) -> gpu_use.Usage:
     """Return the usage to publish, of the pods as last watched; with all processes if wanted.
 
@@ -147,12 +154,9 @@ def report_usage(
         ClusterError: The API refused or does not answer.
         HardwareError: The driver does not list the processes.
     """
-    return _observe(deps, deps.workloads.present, gpus, lambda _usage: has_processes)
-
-
-def _usage_now(deps: ports.Dependencies, gpus: Sequence[model.Gpu]) -> gpu_use.Usage:
-    """Return the usage now, with the processes if pods have devices that no GPU has."""
-    return _observe(deps, deps.workloads.list, gpus, lambda usage: usage.has_unknown_ids)
+    return _observe(
+        deps, deps.workloads.present, gpus, lambda _usage: has_processes, extra_clients
+    )
 
 
 def _observe(
@@ -160,6 +164,7 @@ def _observe(
     list_pods: Callable[[], tuple[pod_object.Pod, ...]],
     gpus: Sequence[model.Gpu],
     needs_processes: Callable[[gpu_use.Usage], bool],
+    extra_clients: _ExtraClients,
 ) -> gpu_use.Usage:
     """List the node's pods and the devices that kubelet assigned to them."""
     assigned, no_answer = None, ""
@@ -174,6 +179,7 @@ def _observe(
         no_answer=no_answer,
         known_ids=device_ids.of_gpus(gpus),
         resource_names=gpu_use.resource_names(gpus),
+        extra_clients=extra_clients,
     )
     if deps.processes is not None and needs_processes(usage):
         return dataclasses.replace(usage, processes=deps.processes())

@@ -137,9 +137,10 @@ class CapacityReport:
     def _observe_use(self, gpus: model.ObservedGpus) -> tuple[str, bool]:
         """Return the annotation's value, and whether only a pod event can change the use."""
         deps = self._deps
-        extra_clients = deps.extra_clients()
-        usage = survey.report_usage(deps, gpus, has_processes=self._is_followed)
-        use = instance_use.find(gpus, usage, extra_clients=extra_clients)
+        usage = survey.report_usage(
+            deps, gpus, has_processes=self._is_followed, extra_clients=deps.extra_clients()
+        )
+        use = instance_use.find(gpus, usage)
         if use is None:
             reason = errors.Reason.POD_RESOURCES_UNAVAILABLE
             raise errors.ClusterError(usage.why_incomplete, reason=reason)

@@ -60,15 +60,14 @@ def pause_clients(
         Superseded: Another layout is requested, or the agent stops.
     """
     job.journal.note_awaited(job.journal.record.awaited | change.awaited)
-    pods = _await_admission(job, usage.pods)
-    extra_clients = change.order.extra_clients
-    now = pausing.pause_clients(job, change.plan, pods, extra_clients)
+    usage = usage.with_pods(_await_admission(job, usage.pods))
+    now = pausing.pause_clients(job, change.plan, usage)
     # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
-    usage = pod_drain.run(usage.with_pods(now))
-    paused = pausing.pause_driver(job, change.plan, pods, extra_clients)
+    drained = pod_drain.run(now)
+    paused = pausing.pause_driver(job, change.plan, usage)
     if advertising.DRIVER in paused.programs:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
-        pod_drain.require_done(usage)
+        pod_drain.require_done(drained)
     job.cancel.check()
     return paused
 
@@ -110,8 +109,9 @@ def drain_whole_node(
             reason=errors.Reason.REBOOT_REQUIRED,
         )
     order = orders.Order(affected=None, rights=change.order.rights)
-    usage = survey.wait_for_usage(job.deps, change.gpus, order.undecided_pods, job.cancel)
-    claiming = [pod.key for pod in order.affected_pods(usage) if pod.may_claim]
+    clients = change.usage.extra_clients
+    usage = survey.wait_for_usage(job.deps, change.gpus, None, job.cancel, extra_clients=clients)
+    claiming = [pod.key for pod in usage.users(None) if pod.may_claim]
     if claiming and advertising.DRIVER in paused.programs:
         raise errors.MigManagerError(
             "while the DRA driver is paused, these pods with ResourceClaims cannot end: "

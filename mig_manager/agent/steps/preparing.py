@@ -12,7 +12,6 @@ from mig_manager.agent.pods import advertising, orders, pausing, resuming, surve
 from mig_manager.agent.steps import host, recovery, resolving
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.node import (
-    client_table,
     clients,
     gpu_use,
     pod_object,
@@ -27,7 +26,6 @@ _ON_DEMAND = (
     "an on-demand layout evicts no pod, but these pods use devices to be removed, or may get "
     "them: {}"
 )
-_NOT_ASKED = gpu_use.Usage(pods=(), assigned=None)
 
 _log = structlog.get_logger()
 
@@ -43,10 +41,10 @@ class PlannedChange:
     plan: steps.Plan
     order: orders.Order
     """The drain for the plan."""
+    usage: gpu_use.Usage
+    """Who uses the devices; without pods before it is asked."""
     restoring: model.Snapshots = ()
     """The instances of GPUs outside the target from before an interrupted change."""
-    usage: gpu_use.Usage = _NOT_ASKED
-    """Who uses the devices; empty before it is asked."""
     awaited: frozenset[str] = frozenset()
     """Deploy labels of the advertisers that ran here without one, maybe before the taint."""
     busy: frozenset[str] = frozenset()
@@ -76,7 +74,7 @@ class PlannedChange:
     @property
     def affected_pods(self) -> tuple[pod_object.Pod, ...]:
         """The pods to evict."""
-        return self.order.affected_pods(self.usage)
+        return self.usage.users(self.order.affected)
 
 
 def plan_change(
@@ -90,7 +88,7 @@ def plan_change(
         LayoutError: The layout is impossible on these GPUs.
         MigManagerError: DRIFTED: the driver no longer lists a GPU of the verified layout.
     """
-    extra_clients = job.deps.extra_clients()
+    usage = gpu_use.Usage(pods=(), assigned=None, extra_clients=job.deps.extra_clients())
     services = job.deps.service_names()
     job.hooks.load()
     missing = job.journal.record.absent_gpus(gpus, job.deps.boot_id)
@@ -109,7 +107,8 @@ def plan_change(
         desired=desired,
         gpus=gpus,
         plan=plan,
-        order=_order(job, gpus, plan, _rights(job, plan), extra_clients),
+        order=_order(job, gpus, plan, _rights(job, plan)),
+        usage=usage,
         restoring=restoring,
         services=services,
     )
@@ -239,11 +238,7 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
 
 
 def _order(
-    job: jobs.Job,
-    gpus: model.ObservedGpus,
-    plan: steps.Plan,
-    rights: orders.Rights,
-    extra_clients: tuple[client_table.ExtraClient, ...],
+    job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan, rights: orders.Rights
 ) -> orders.Order:
     """Return the drain for a plan."""
     may_evict = isinstance(rights, orders.Evict)
@@ -251,7 +246,6 @@ def _order(
     return orders.Order(
         affected=None if is_whole_node else clients.affected_ids(plan, gpus),
         rights=rights,
-        extra_clients=extra_clients,
         # A wait for the DRA driver makes an earlier attempt's drain start over.
         has_begun=job.journal.entries.draining,
     )
@@ -263,7 +257,7 @@ def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     first, change = change.order, _plan_for_usage(job, change)
     # Another plan may affect other pods, for which the survey did not wait.
     is_other = change.order.affected != first.affected
-    if is_other and change.order.undecided_pods(change.usage):
+    if is_other and change.usage.undecided_users(change.order.affected):
         change = _plan_for_usage(job, change)
     usage = change.usage
     if not job.limits.allows_foreign_managers:
@@ -281,8 +275,13 @@ def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
 
 
 def _plan_for_usage(job: jobs.Job, change: PlannedChange) -> PlannedChange:
-    undecided = change.order.undecided_pods
-    usage = survey.wait_for_usage(job.deps, change.gpus, undecided, job.cancel)
+    usage = survey.wait_for_usage(
+        job.deps,
+        change.gpus,
+        change.order.affected,
+        job.cancel,
+        extra_clients=change.usage.extra_clients,
+    )
     return _plan(job, dataclasses.replace(change, usage=usage))
 
 
@@ -294,8 +293,8 @@ def _plan(
     change = dataclasses.replace(
         change, busy=change.usage.device_ids | used_ids, ending=ending - used_ids
     )
-    plan, before = change.replan(change.gpus), change.order
-    order = _order(job, change.gpus, plan, before.rights, before.extra_clients)
+    plan = change.replan(change.gpus)
+    order = _order(job, change.gpus, plan, change.order.rights)
     return dataclasses.replace(change, plan=plan, order=order)
 
 

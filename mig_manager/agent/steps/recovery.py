@@ -17,7 +17,7 @@ from mig_manager.agent.pods import pausing, resuming, survey
 from mig_manager.agent.steps import host
 from mig_manager.change import change_journal, rollback
 from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.node import gpu_use, node_object, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals, requests, status
 
@@ -249,9 +249,13 @@ def roll_back(job: jobs.Job) -> str:
         _require_unused(job.deps, plan, now, cancel)
         job.journal.begin_rollback()
         pausing_job = dataclasses.replace(job, cancel=cancel)
-        pods, extra_clients = job.deps.workloads.list(), survey.extra_clients(job.deps)
-        pausing.pause_clients(pausing_job, plan, pods, extra_clients)
-        paused = pausing.pause_driver(pausing_job, plan, pods, extra_clients)
+        usage = gpu_use.Usage(
+            pods=job.deps.workloads.list(),
+            assigned=None,
+            extra_clients=survey.extra_clients(job.deps),
+        )
+        pausing.pause_clients(pausing_job, plan, usage)
+        paused = pausing.pause_driver(pausing_job, plan, usage)
         try:
             # From now on kubelet cannot assign a device.
             _require_unused(job.deps, plan, now, cancel)

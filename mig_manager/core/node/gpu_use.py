@@ -53,6 +53,8 @@ class Usage:
     resource_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """See ``resource_names``; a device without a name here may have any."""
     processes: Processes | None = None  # None: unknown
+    extra_clients: tuple[client_table.ExtraClient, ...] = ()
+    """GPU clients beside NVIDIA's: a change pauses or deletes them, so they do not count."""
 
     def with_pods(self, pods: tuple[pod_object.Pod, ...]) -> Self:
         """Return the usage with newer pods: a pod keeps its devices until it is gone."""
@@ -61,15 +63,8 @@ class Usage:
         assigned = self.assigned and tuple(one for one in self.assigned if one.key not in gone)
         return dataclasses.replace(self, pods=pods, assigned=assigned)
 
-    def users(
-        self,
-        affected: Collection[str] | None,
-        *,
-        extra_clients: Sequence[client_table.ExtraClient] = (),
-    ) -> tuple[pod_object.Pod, ...]:
+    def users(self, affected: Collection[str] | None) -> tuple[pod_object.Pod, ...]:
         """Return the pods that use, or may use, one of the devices; None: any GPU.
-
-        ``extra_clients`` are paused or deleted for a change, and do not count.
 
         A pod that requests a GPU and has no device in ``assigned`` counts, unless its resource is
         of another MIG profile: kubelet does not list devices of ordinary init containers
@@ -90,17 +85,12 @@ class Usage:
             for pod in (*self.pods, *map(_unlisted_pod, unlisted))
             if not pod.is_finished
             and not clients.is_device_plugin(pod)
-            and not any(client.matches(pod) for client in extra_clients)
+            and not any(client.matches(pod) for client in self.extra_clients)
             and not clients.gated_by((pod,), clients.MONITORS)
             and self._may_use(pod, _of(pod, allocations), affected)
         )
 
-    def undecided_users(
-        self,
-        affected: Collection[str] | None,
-        *,
-        extra_clients: Sequence[client_table.ExtraClient] = (),
-    ) -> tuple[pod_object.Pod, ...]:
+    def undecided_users(self, affected: Collection[str] | None) -> tuple[pod_object.Pod, ...]:
         """Return the users that kubelet may still exclude, because it lists no device of them yet.
 
         Empty if all devices are affected: then every pod with a GPU is a user.
@@ -109,7 +99,7 @@ class Usage:
             self.known_ids is not None and self.known_ids <= frozenset(affected)
         ):
             return ()
-        users = self.users(affected, extra_clients=extra_clients)
+        users = self.users(affected)
         return tuple(pod for pod in users if self.why_uncertain(pod) and self._may_be_listed(pod))
 
     @property
@@ -187,7 +177,6 @@ class Usage:
         *,
         leaving: Iterable[pod_object.Pod] = (),
         services: Iterable[str] = (),
-        extra_clients: Sequence[client_table.ExtraClient] = (),
     ) -> tuple[str, ...]:
         """Describe the processes that block a plan and will not end before it.
 
@@ -196,7 +185,7 @@ class Usage:
         first instance. The NVML session of the change checks them all.
         """
         names = {f"pod {pod.uid}": f"pod {pod.key}" for pod in self.pods}
-        ending = {f"pod {pod.uid}" for pod in leaving} | paused_homes(self.pods, extra_clients)
+        ending = {f"pod {pod.uid}" for pod in leaving} | self.client_owners
         ending |= {f"unit {name}" for name in services}
 
         def stays(gpu: steps.GpuPlan, user: steps.GpuProcess) -> bool:
@@ -210,6 +199,17 @@ class Usage:
             for user in steps.blocking(gpu, (self.processes or {}).get(gpu.gpu_uuid, ()))
             if stays(gpu, user)
         )
+
+    @property
+    def client_owners(self) -> frozenset[str]:
+        """The owners, as ``steps.GpuProcess`` has them, of pods that a change pauses."""
+        paused = (
+            *filter(clients.is_device_plugin, self.pods),
+            *filter(claims.is_driver, self.pods),
+            *client_table.members(self.pods, self.extra_clients),
+            *clients.gated_by(self.pods, clients.PAUSED_LABELS),
+        )
+        return frozenset(f"pod {pod.uid}" for pod in paused)
 
     def _allocations(self) -> Mapping[str, pod_object.PodDevices]:
         """Return kubelet's allocations to unfinished pods, by the pods' keys.
@@ -327,17 +327,3 @@ def _unlisted_pod(allocated: pod_object.PodDevices) -> pod_object.Pod:
         has_claims=well_known.GPU_CLAIM_DRIVER in allocated.claim_drivers,
         is_unlisted=True,
     )
-
-
-def paused_homes(
-    pods: Iterable[pod_object.Pod], extra_clients: Sequence[client_table.ExtraClient]
-) -> frozenset[str]:
-    """Return the owners, as ``steps.GpuProcess`` has them, of pods that a change pauses."""
-    pods = tuple(pods)
-    paused = (
-        *filter(clients.is_device_plugin, pods),
-        *filter(claims.is_driver, pods),
-        *client_table.members(pods, extra_clients),
-        *clients.gated_by(pods, clients.PAUSED_LABELS),
-    )
-    return frozenset(f"pod {pod.uid}" for pod in paused)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import client_table, gpu_use, pod_object
+from mig_manager.core.node import gpu_use, pod_object
 from mig_manager.core.planner import placement
 
 
@@ -18,24 +18,18 @@ class InstanceUse:
     is_stable: bool  # False: the use may end, or become known, without a pod event
 
 
-def find(
-    gpus: Iterable[model.Gpu],
-    usage: gpu_use.Usage,
-    *,
-    extra_clients: Sequence[client_table.ExtraClient] = (),
-) -> InstanceUse | None:
+def find(gpus: Iterable[model.Gpu], usage: gpu_use.Usage) -> InstanceUse | None:
     """Find the instances in use; None if that depends on kubelet, whose answer is incomplete.
 
     Args:
         gpus: The node's GPUs.
         usage: Of these GPUs.
-        extra_clients: GPU clients that the agent pauses for a change; they do not count.
     """
     # No device has this id, so only pods that may have any device match.
-    any_device = usage.users({""}, extra_clients=extra_clients)
+    any_device = usage.users({""})
     if usage.why_incomplete and any_device:
         return None
-    paused = gpu_use.paused_homes(usage.pods, extra_clients)
+    paused = usage.client_owners
     in_use: dict[str, frozenset[model.Placement]] = {}
     is_stable = not any_device
     for gpu in gpus:
@@ -46,7 +40,7 @@ def find(
         running = [each for each in listed if each.owner not in paused]
         used = set()
         for place, ids, has_process in _instances(gpu, running):
-            users = usage.users(ids, extra_clients=extra_clients)
+            users = usage.users(ids)
             if users or has_process:
                 used.add(place)
                 # Kubelet has not ended an unlisted pod yet, or the API does not show it yet.

@@ -38,14 +38,17 @@ def new_drain(
     order = orders.Order(
         affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
         rights=orders.WaitOnly("none") if is_passive else orders.Evict(),
-        extra_clients=(client_table.ExtraClient(labels={"app": "watcher"}),),
     )
     job = scenes.job(rig, limits, request or fakes.FakeRequest(rig.clock), **replaced)
     return drain.Drain.begin(job, order)
 
 
 def usage_of(rig: NodeRig) -> gpu_use.Usage:
-    return gpu_use.Usage(assigned=rig.allocations.assigned_devices(), pods=rig.workloads.list())
+    return gpu_use.Usage(
+        assigned=rig.allocations.assigned_devices(),
+        pods=rig.workloads.list(),
+        extra_clients=(client_table.ExtraClient(labels={"app": "watcher"}),),
+    )
 
 
 def run(rig: NodeRig, draining: drain.Drain) -> int:
