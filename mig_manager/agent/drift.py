@@ -11,7 +11,6 @@ from mig_manager import errors
 from mig_manager.agent import jobs, outcomes
 from mig_manager.agent.pods import advertising, device_plugin, survey
 from mig_manager.agent.steps import resolving
-from mig_manager.change import transaction
 from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, node_object, schedulable
 from mig_manager.core.records import readiness
@@ -70,7 +69,7 @@ def observe(job: jobs.Job) -> Observation:
         LockedError: Another manager changes the GPUs.
     """
     try:
-        with job.hold_lock(f"{transaction.CHECKING} {job.request.config}"):
+        with job.hold_lock(f"checking layout {job.request.config}", changes_gpus=False):
             try:
                 resolved = resolving.resolve(job)
             except (errors.ConfigError, errors.LayoutError):

@@ -113,7 +113,7 @@ class Shared:
         return boot_layouts.BootLayout(self.deps.boot_layout, self.deps.boot_id)
 
     def hold_lock(
-        self, doing: str, wait: timing.Wait | None = None
+        self, doing: str, wait: timing.Wait | None = None, *, changes_gpus: bool = True
     ) -> contextlib.AbstractContextManager[None]:
         """Hold the node's lock in the context; without ``wait``, try once.
 
@@ -122,7 +122,7 @@ class Shared:
             Superseded: On entering: the wait was interrupted.
         """
         wait = wait or timing.Wait(clock=self.deps.clock)
-        return transaction.hold_lock(self.deps.lock, doing, wait)
+        return transaction.hold_lock(self.deps.lock, doing, wait, changes_gpus=changes_gpus)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

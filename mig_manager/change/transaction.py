@@ -295,19 +295,10 @@ def _with_failure(
     return result
 
 
-OBSERVING = "observing the GPUs"
-CHECKING = "checking layout"
-PLANNING = "planning layout"
-
-
-def may_change_gpus(owner: str) -> bool:
-    """Return whether the owner of the node's lock, as described, may be changing the GPUs."""
-    reads = (OBSERVING, CHECKING, PLANNING)
-    return bool(owner) and not any(f", {each}" in owner for each in reads)
-
-
 @contextlib.contextmanager
-def hold_lock(lock: ports.NodeLock, doing: str, wait: timing.Wait) -> Iterator[None]:
+def hold_lock(
+    lock: ports.NodeLock, doing: str, wait: timing.Wait, *, changes_gpus: bool = True
+) -> Iterator[None]:
     """Wait for the node's lock, and hold it in the context.
 
     Raises:
@@ -316,7 +307,7 @@ def hold_lock(lock: ports.NodeLock, doing: str, wait: timing.Wait) -> Iterator[N
     """
     with contextlib.ExitStack() as stack:
         wait.retry(
-            lambda: stack.enter_context(lock.hold(doing)),
+            lambda: stack.enter_context(lock.hold(doing, changes_gpus=changes_gpus)),
             may_pass=lambda error: isinstance(error, errors.LockedError),
             goal=" for it to finish",
         )

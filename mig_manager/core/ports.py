@@ -227,8 +227,12 @@ class ConfigSource(Protocol):
 class NodeLock(Protocol):
     """The lock of this node's GPUs: one agent, boot unit or command changes them at a time."""
 
-    def hold(self, doing: str) -> contextlib.AbstractContextManager[None]:
+    def hold(
+        self, doing: str, *, changes_gpus: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
         """Hold the lock in the context; other managers read its purpose (``doing``).
+
+        They also read whether its owner ``changes_gpus``, or only observes them.
 
         Entering raises LockedError at once if another manager has it; the error names it.
         """

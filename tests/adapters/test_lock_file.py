@@ -92,9 +92,10 @@ def test_after_a_kill_the_lock_is_free_and_a_script_that_takes_it_is_named(
             pass
         seen = lock_file.owner(path)
 
-    assert caught.value.message.endswith(seen)
-    assert f"(pid {os.getpid()})" in seen
-    assert "apply" not in seen
+    assert seen is not None
+    assert caught.value.message.endswith(seen.description)
+    assert f"(pid {os.getpid()})" in seen.description
+    assert "apply" not in seen.description
     with lock_at(path).hold("x"):
         assert '"program": "test"' in description(path).read_text()
 
@@ -205,13 +206,20 @@ def test_a_manager_in_a_container_is_named_with_its_pid_in_our_namespace(
         inside = pathlib.Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text()
         assert json.loads(description(path).read_text())["pid"] == 1
 
-        assert lock_file.owner(path).startswith(f"other (pid {int(inside)} on ")
+        owner = lock_file.owner(path)
+        assert owner is not None
+        assert owner.description.startswith(f"other (pid {int(inside)} on ")
         outside.kill()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 3000, '{"pid": {}}', "\xff\x00"])
-def test_an_invalid_description_does_not_release_the_lock(path: pathlib.Path, text: str) -> None:
-    with lock_at(path).hold("x"):
+OLD = pytest.param(json.dumps({"pid": os.getpid(), "doing": "x"}), id="of an older version")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 3000, '{"pid": {}}', "\xff\x00", OLD])
+def test_owner_without_a_valid_description_may_change_the_gpus(
+    path: pathlib.Path, text: str
+) -> None:
+    with lock_at(path).hold("x", changes_gpus=False):
         description(path).write_text(text, encoding="latin-1")
 
         with (
@@ -219,6 +227,10 @@ def test_an_invalid_description_does_not_release_the_lock(path: pathlib.Path, te
             lock_at(path).hold("y"),
         ):
             pass
+        owner = lock_file.owner(path)
+
+    assert owner is not None
+    assert owner.may_change_gpus
 
 
 def _link_in_place_of_the_folder(path: pathlib.Path, precious: pathlib.Path) -> None:

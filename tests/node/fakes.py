@@ -81,7 +81,7 @@ class FakeLock:
         """The last ones: some tests play thousands of runs, and measure what they leave."""
 
     @contextlib.contextmanager
-    def hold(self, doing: str) -> Iterator[None]:
+    def hold(self, doing: str, *, changes_gpus: bool = True) -> Iterator[None]:
         if self.refusals:
             self.refusals -= 1
             raise errors.LockedError("another manager is at work: agent")

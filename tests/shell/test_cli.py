@@ -8,7 +8,6 @@ import pytest
 
 from mig_manager.adapters.host import lock_file
 from mig_manager.agent import settings
-from mig_manager.change import transaction
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core.files import yaml_tree
@@ -117,7 +116,7 @@ def test_a_change_under_way_is_named_beside_the_layout_it_may_halve(
     killed = shell(*argv)
     with manager.hold("night"):
         changing = shell(*argv)
-    with manager.hold(f"{transaction.CHECKING} night"):
+    with manager.hold("night", changes_gpus=False):
         checking = shell(*argv)
 
     assert alone.out == killed.out == changing.out

@@ -20,6 +20,7 @@ import pathlib
 import socket
 import stat
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import structlog
 
@@ -42,6 +43,14 @@ _FOLDER_MODE = 0o755
 _log = structlog.get_logger()
 
 
+class Owner(NamedTuple):
+    """The process that has a lock."""
+
+    description: str
+    may_change_gpus: bool = True
+    """Also where no description says so."""
+
+
 @dataclasses.dataclass(eq=False, repr=False, match_args=False)
 class LockFile:
     """Implements ``ports.NodeLock``; makes the file and its folder."""
@@ -57,7 +66,7 @@ class LockFile:
     _has_warned: bool = False
 
     @contextlib.contextmanager
-    def hold(self, doing: str) -> Iterator[None]:
+    def hold(self, doing: str, *, changes_gpus: bool = True) -> Iterator[None]:
         """Exclude every other manager during the context, and show them ``doing``.
 
         Raises LockedError at once, UsageError if the file cannot be locked but is required.
@@ -82,6 +91,7 @@ class LockFile:
             "program": self.program,
             "pid": os.getpid(),
             "doing": doing,
+            "changes_gpus": changes_gpus,
             "since": self.clock.now_iso(),
             "host": socket.gethostname(),
         }
@@ -109,8 +119,8 @@ class LockFile:
         return _lock(self.path)
 
 
-def owner(path: pathlib.Path) -> str:
-    """Return which process has a lock, without taking it; empty if none is visible.
+def owner(path: pathlib.Path) -> Owner | None:
+    """Return which process has a lock, without taking it; None if none is visible.
 
     Every user can see a process of this PID namespace. A process of another namespace is detected
     by trying the lock, shared and for a moment, which only the file's owner may do. It is tried
@@ -122,18 +132,18 @@ def owner(path: pathlib.Path) -> str:
     try:
         status = os.lstat(path)
     except FileNotFoundError:
-        return ""
+        return None
     text = _text(path)
     if pid := _locking_process(status):
         return _who(pid, text)
     if not text or not os.access(path, os.R_OK):
-        return ""
+        return None
     with _opened(path, os.O_RDONLY) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return _who(0, text)
-        return ""
+        return None
 
 
 def _lock(path: pathlib.Path) -> int:
@@ -153,7 +163,7 @@ def _lock(path: pathlib.Path) -> int:
             owner = _who(_locking_process(os.fstat(file)), _text(path))
             os.close(file)
             raise errors.LockedError(
-                f"another manager is at work on this node's GPUs: {owner}"
+                f"another manager is at work on this node's GPUs: {owner.description}"
             ) from error
         except BaseException:
             os.close(file)
@@ -218,7 +228,7 @@ def _locking_process(file: os.stat_result, *, kinds: Collection[str] = ("READ", 
     return 0
 
 
-def _who(pid: int, text: bytes) -> str:
+def _who(pid: int, text: bytes) -> Owner:
     """Describe the process that has the lock; ``pid`` is 0 if ``/proc/locks`` lacks it."""
     try:
         fields = json_text.parse_object(text)
@@ -229,11 +239,13 @@ def _who(pid: int, text: bytes) -> str:
         fields |= {"pid": pid} if pid else {}
         keys = ("program", "pid", "host", "doing", "since")
         values = [str(fields.get(key, "?")) for key in keys]
-        return "{} (pid {} on {}), {}, since {}".format(*values)
+        described = "{} (pid {} on {}), {}, since {}".format(*values)
+        # A description of an older version lacks the key.
+        return Owner(described, may_change_gpus=fields.get("changes_gpus") is not False)
     if not pid:
-        return "a process that left no description"
+        return Owner("a process that left no description")
     name = messages.printable(procfs.text(procfs.ROOT / f"{pid}/comm").strip(), "?")
-    return f"{name or 'a process'} (pid {pid})"
+    return Owner(f"{name or 'a process'} (pid {pid})")
 
 
 def _own_pid(pid: int) -> int:

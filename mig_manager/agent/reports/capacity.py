@@ -13,7 +13,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import jobs, publish
 from mig_manager.agent.pods import survey
-from mig_manager.change import transaction
 from mig_manager.core import model, timing
 from mig_manager.core.node import instance_use, well_known
 from mig_manager.core.records import capacity
@@ -121,7 +120,7 @@ class CapacityReport:
     def _refresh(self) -> bool:
         """Observe and publish; return whether only a pod event can change the use."""
         if self._gpus is model.NO_GPUS:
-            with self._shared.hold_lock(transaction.OBSERVING):
+            with self._shared.hold_lock("observing the GPUs", changes_gpus=False):
                 self._gpus = self._deps.gpus.observe()
         if not self._gpus:
             # The next check observes again.

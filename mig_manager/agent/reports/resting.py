@@ -7,7 +7,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import jobs, publish, served_layouts
 from mig_manager.agent.reports import capacity, faults
-from mig_manager.change import transaction
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import readiness, requests
@@ -34,7 +33,7 @@ def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.Obse
         The GPUs, empty if none can be observed; and whether a failure may pass.
     """
     try:
-        with shared.hold_lock(transaction.OBSERVING):
+        with shared.hold_lock("observing the GPUs", changes_gpus=False):
             return shared.deps.gpus.observe(), False
     except (errors.HardwareError, errors.LockedError) as error:
         _log.info("gpus_not_observed", reason=error.reason.value, error=error.message)

@@ -9,7 +9,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.steps import resolving
-from mig_manager.change import transaction
 from mig_manager.core import model, ports, timing
 
 _BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)
@@ -86,7 +85,7 @@ def _changes_nothing(job: jobs.Job) -> bool:
     """
     try:
         wait = job.wait(job.limits.lock_timeout_s)
-        with job.hold_lock(f"{transaction.PLANNING} {job.request.config}", wait):
+        with job.hold_lock(f"planning layout {job.request.config}", wait, changes_gpus=False):
             resolved = resolving.resolve(job)
             return resolved.plan(resolving.observe_once(job, resolved)).is_empty
     except errors.LockedError:

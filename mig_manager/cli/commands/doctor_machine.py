@@ -241,7 +241,11 @@ def _lock(facts: Facts) -> Iterator[Finding]:
     except OSError as error:
         yield warn(f"{path}: {error.strerror or error}")
     else:
-        yield warn(f"in use by {owner}") if owner else _file(path, "free", is_replaced=False)
+        yield (
+            _file(path, "free", is_replaced=False)
+            if owner is None
+            else warn(f"in use by {owner.description}")
+        )
 
 
 @_check("config-file", "Correct the file at this place.")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
 from mig_manager.agent import served_layouts
-from mig_manager.change import local, transaction
+from mig_manager.change import local
 from mig_manager.cli.commands import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_report
 from mig_manager.core import messages, model
@@ -127,7 +127,7 @@ class GpuCommand(gpu_access.CommandAdapters):
         from mig_manager.adapters.host import lock_file
 
         owner = lock_file.owner(self.settings.lock_file)
-        return owner if transaction.may_change_gpus(owner) else ""
+        return owner.description if owner and owner.may_change_gpus else ""
 
     def warn_half_changed(self) -> None:
         """Warn of a change under way, or left unfinished: the GPUs may have half a layout."""

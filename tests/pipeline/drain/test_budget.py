@@ -228,12 +228,12 @@ def test_a_change_that_another_agent_left_takes_its_slot_again(fake: FakeSlots) 
 
     class Lock(fakes.FakeLock):
         @contextlib.contextmanager
-        def hold(self, doing: str) -> Iterator[None]:
+        def hold(self, doing: str, *, changes_gpus: bool = True) -> Iterator[None]:
             if doing.startswith("applying") and not self.descriptions[1:]:
                 assert "slots.take" not in rig.log, "the layout was active"
                 scenes.kill_at(rig, 2, scenes.LAYOUT)
                 fake.is_taken = True
-            with super().hold(doing):
+            with super().hold(doing, changes_gpus=changes_gpus):
                 yield
 
     agent = scenes.reconciler(rig, lock=Lock())
