@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import enum
 from collections.abc import Hashable
+from typing import Self
 
 import structlog
 
@@ -13,7 +14,7 @@ from mig_manager.agent.pods import advertising, device_plugin, survey
 from mig_manager.agent.steps import resolving
 from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, node_object, schedulable
-from mig_manager.core.records import readiness
+from mig_manager.core.records import readiness, requests
 
 _MAX_FAILED_CHECKS = 3
 """So often in a row the GPUs may be unknown before that is published."""
@@ -138,6 +139,28 @@ class DriftMemory:
         """Whether to check soon: until the layout is back, pods may get whole GPUs."""
         return self.was_driver_away and 0 < self.failed_checks < self.max_failed_checks
 
+    def since(self, outcome: outcomes.Outcome, gpus: model.ObservedGpus) -> Self:
+        """Return the memory since a run with this outcome: a new one after another run."""
+        if outcome is self.outcome:
+            return self
+        is_drifted, last = outcome.reason is errors.Reason.DRIFTED, outcome.gpus_after_failure
+        return type(self)(
+            outcome=outcome,
+            baseline=_fingerprint(gpus if last is None else last),
+            is_drifted=is_drifted,
+            description=outcome.description if is_drifted else "",
+        )
+
+
+class _Verdict(enum.Enum):
+    """What a check shows, compared with the last run and the checks since."""
+
+    CHANGED = "a failed run may now succeed, or a GPU was lost or is back"
+    UNKNOWN = "it is unknown whether the layout is active, or the run has failed"
+    RELOADED = "the driver was reloaded, and the layout is restored as after a reboot"
+    DRIFTED = "the layout is not active"
+    ACTIVE = "the layout is active"
+
 
 def act(
     job: jobs.Job,
@@ -154,88 +177,94 @@ def act(
         ClusterError: The API refused or does not answer.
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
-    # The facts that decide the outcome of a run.
-    fingerprint = tuple(map(_fingerprint, observation.gpus))
-    if outcome is not memory.outcome:
-        is_drifted, last = outcome.reason is errors.Reason.DRIFTED, outcome.gpus_after_failure
-        baseline = fingerprint if last is None else tuple(map(_fingerprint, last))
-        memory = DriftMemory(
-            outcome=outcome,
-            baseline=baseline,
-            is_drifted=is_drifted,
-            description=outcome.description if is_drifted else "",
-        )
-    is_success = outcome.state is model.State.SUCCESS
-    if _has_changed(memory, outcome, observation, fingerprint):
-        _log.info("hardware_changed", config=job.request.config)
-        # A GPU that is back must not cause evictions on another GPU.
-        return (Action.HEAL if is_success else Action.RUN), memory
-    is_active = observation.is_active
-    if is_active is None or not (is_success or outcome.reason is errors.Reason.DRIFTED):
-        return Action.REST, _count_failure(job, memory, observation, is_success=is_success)
-    was_reloaded = memory.was_driver_away and not memory.is_drifted and _is_empty(observation)
-    before = memory
-    memory = dataclasses.replace(
-        memory,
+    before, gpus = memory.since(outcome, observation.gpus), observation.gpus
+    is_active = bool(observation.is_active)
+    devices = before.drifted_devices if is_active else device_ids.expected_ids(gpus)
+    now = dataclasses.replace(
+        before,
         is_drifted=not is_active,
         description="",
         failed_checks=0,
         was_driver_away=False,
         is_unknown=False,
+        drifted_devices=devices,
     )
-    if memory.is_drifted:
-        # After a reload the layout is restored as after a reboot.
-        description = "" if was_reloaded else _handle_drift(job, observation, before, outcome)
-        devices = device_ids.expected_ids(observation.gpus)
-        if description:
-            _restart_stale(job, observation, is_new=devices != before.drifted_devices)
-        memory = dataclasses.replace(memory, description=description, drifted_devices=devices)
-        return (Action.REST if description else Action.HEAL), memory
+    is_success, action = outcome.state is model.State.SUCCESS, Action.REST
+    match _judge(before, outcome, observation):
+        case _Verdict.CHANGED:
+            _log.info("hardware_changed", config=job.request.config)
+            # A GPU that is back must not cause evictions on another GPU.
+            action, now = (Action.HEAL if is_success else Action.RUN), before
+        case _Verdict.UNKNOWN:
+            now = _count_failure(job, before, observation, is_success=is_success)
+        case _Verdict.RELOADED:
+            action = Action.HEAL
+        case _Verdict.DRIFTED:
+            description = _handle_drift(job, observation, before, outcome)
+            if description:
+                _restart_stale(job, observation, is_new=devices != before.drifted_devices)
+            now = dataclasses.replace(now, description=description)
+            action = Action.REST if description else Action.HEAL
+        case _Verdict.ACTIVE if _is_suspect(
+            job.journal.record.applied, before, outcome, observation, node
+        ) and advertising.find_stale(job, job.deps.workloads.present(), gpus):
+            # The plugin or driver has other devices, and a run restarts it.
+            action = Action.HEAL
+        case _Verdict.ACTIVE if before.is_drifted or before.is_unknown:
+            # This agent did not apply it.
+            job.deps.telemetry.drift_found(is_drifted=False)
+            _finish_active_again(job, observation)
+            now = dataclasses.replace(now, has_phantoms=False)
+        case _Verdict.ACTIVE:
+            has_phantoms = is_success and _withdraw_phantoms(job, now, observation, node)
+            now = dataclasses.replace(now, has_phantoms=has_phantoms)
+    return action, now
+
+
+def _judge(memory: DriftMemory, outcome: outcomes.Outcome, observation: Observation) -> _Verdict:
+    gpus, is_success = observation.gpus, outcome.state is model.State.SUCCESS
+    is_drifted = outcome.reason is errors.Reason.DRIFTED
+    if is_success:
+        lost = {gpu.index for gpu in gpus.unreachable}
+        # Without the layout, a run can apply nothing.
+        is_known = observation.error is None or (bool(gpus) and not observation.is_file_unusable)
+        has_changed = is_known and lost != {gpu.index for gpu in outcome.verified_gpus.unreachable}
+    else:
+        has_changed = not is_drifted and _fingerprint(gpus) != memory.baseline
+    if has_changed:
+        return _Verdict.CHANGED
+    if observation.is_active is None or not (is_success or is_drifted):
+        return _Verdict.UNKNOWN
+    if observation.is_active:
+        return _Verdict.ACTIVE
+    # All GPUs lack instances and can get the layout.
+    is_empty = observation.plan is not None and not (
+        observation.missing or any(gpu.gpu_instances for gpu in gpus)
+    )
+    was_reloaded = memory.was_driver_away and not memory.is_drifted and is_empty
+    return _Verdict.RELOADED if was_reloaded else _Verdict.DRIFTED
+
+
+def _is_suspect(
+    applied: requests.Applied | None,
+    memory: DriftMemory,
+    outcome: outcomes.Outcome,
+    observation: Observation,
+    node: node_object.NodeView,
+) -> bool:
+    """Check whether the plugin may advertise other devices than the active layout has."""
+    gpus = observation.gpus
     # The same instances may have another place.
-    then = job.journal.record.applied
-    differs = then is None or not then.has_same(observation.gpus)
-    # Another program may have destroyed instances and created equal ones, or changed a GPU outside
-    # the layout.
-    has_others = device_ids.expected_ids(observation.gpus) != device_ids.expected_ids(
-        outcome.verified_gpus
-    )
-    lacks_devices = schedulable.has_too_few(observation.gpus, node)
+    differs = applied is None or not applied.has_same(gpus)
     # Without a plan, a run can verify only what the last one did.
     may_run = observation.plan is not None or (observation.is_file_unusable and not differs)
-    is_suspect = before.is_drifted or (is_success and (differs or has_others or lacks_devices))
-    if (may_run and is_suspect) and advertising.find_stale(
-        job, job.deps.workloads.present(), observation.gpus
-    ):
-        # The plugin or driver has other devices, and a run restarts it.
-        return Action.HEAL, memory
-    if before.is_drifted or before.is_unknown:
-        # The layout is active again, and this agent did not apply it.
-        job.deps.telemetry.drift_found(is_drifted=False)
-        _finish_active_again(job, observation)
-        return Action.REST, dataclasses.replace(memory, has_phantoms=False)
-    if is_success:
-        has_phantoms = _withdraw_phantoms(job, memory, observation, node)
-        memory = dataclasses.replace(memory, has_phantoms=has_phantoms)
-    return Action.REST, memory
-
-
-def _has_changed(
-    memory: DriftMemory, outcome: outcomes.Outcome, observation: Observation, fingerprint: Hashable
-) -> bool:
-    """Check whether a failed run may now succeed, or a GPU was lost or is back."""
-    if outcome.state is model.State.SUCCESS:
-        lost = {gpu.index for gpu in observation.gpus.unreachable}
-        # Without the layout, a run can apply nothing.
-        has_layout = bool(observation.gpus) and not observation.is_file_unusable
-        is_known = has_layout or observation.error is None
-        return is_known and lost != {gpu.index for gpu in outcome.verified_gpus.unreachable}
-    return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
-
-
-def _is_empty(observation: Observation) -> bool:
-    """Check whether all GPUs lack instances and can get the layout, as after a reboot."""
-    can_restore = observation.plan is not None and not observation.missing
-    return can_restore and not any(gpu.gpu_instances for gpu in observation.gpus)
+    # Another program may have destroyed instances and created equal ones, or changed a GPU outside
+    # the layout.
+    has_others = device_ids.expected_ids(gpus) != device_ids.expected_ids(outcome.verified_gpus)
+    lacks_devices = schedulable.has_too_few(gpus, node)
+    is_success = outcome.state is model.State.SUCCESS
+    is_suspect = is_success and (differs or has_others or lacks_devices)
+    return may_run and (memory.is_drifted or is_suspect)
 
 
 def _count_failure(
@@ -336,14 +365,18 @@ def _finish_active_again(job: jobs.Job, observation: Observation) -> None:
     )
 
 
-def _fingerprint(gpu: model.Gpu) -> Hashable:
-    return (
-        gpu.uuid,
-        gpu.current_mode,
-        gpu.pending_mode,
-        gpu.awaits_reset,
-        frozenset((info.profile, info.placements) for info in gpu.profiles or ()),
-        frozenset(
-            (gi.profile, gi.placement, len(gi.compute_instances)) for gi in gpu.gpu_instances
-        ),
+def _fingerprint(gpus: model.ObservedGpus) -> Hashable:
+    """Return the facts that decide the outcome of a run."""
+    return tuple(
+        (
+            gpu.uuid,
+            gpu.current_mode,
+            gpu.pending_mode,
+            gpu.awaits_reset,
+            frozenset((info.profile, info.placements) for info in gpu.profiles or ()),
+            frozenset(
+                (gi.profile, gi.placement, len(gi.compute_instances)) for gi in gpu.gpu_instances
+            ),
+        )
+        for gpu in gpus
     )
