@@ -127,12 +127,13 @@ def apply(
         ClusterError: The API refused, or the node has changed since planning.
         ConfigError: The layout is too long for an annotation.
         LayoutError: The node lists no such layout (UNKNOWN_CONFIG).
-        UsageError: No agent has published the GPUs.
+        UsageError: No agent shows the GPUs.
     """
     node = report.node
     if report.gpus is None and not is_dry_run:
         raise errors.UsageError(
-            f"no agent has published the GPUs of node {node.name}; is one running there?"
+            f"no agent shows the GPUs of node {node.name}: either none runs there, or it can "
+            "observe none"
         )
     if isinstance(wanted, str):
         name, custom, text, planned = wanted, None, None, report

@@ -185,7 +185,7 @@ def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> No
     assert (answer.status, answer.data["state"]) == (1, "failed")
     assert answer.data["counts"] | {"success": 4, "skipped": 1} == answer.data["counts"]
     assert rig.label("node-001") is None
-    assert "node-001: skipped: no agent has ever published" in rig(LAYOUT, "-l", "gpu=yes").out
+    assert "node-001: skipped: no agent shows its GPUs" in rig(LAYOUT, "-l", "gpu=yes").out
 
 
 def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig) -> None:

@@ -203,7 +203,7 @@ def test_a_node_without_published_gpus_is_only_planned_for(user: rig.Viewer) -> 
     assert apply(user, "--dry-run").status == 0
     answer = apply(user)
     assert answer.status == 2
-    assert "no agent has published the GPUs" in answer.err
+    assert "no agent shows the GPUs" in answer.err
     assert_nothing_requested(user.server)
 
 
