@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import (
@@ -12,14 +12,15 @@ from mig_manager.adapters.host import (
     hooks,
     lock_file,
     procfs,
-    programs,
 )
 from mig_manager.adapters.kubernetes import api, claims, node, pods, watch
 from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.agent import gpu_ports
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import ports, standbys
 from mig_manager.core.files import service_files
 from mig_manager.core.node import client_table
+from mig_manager.core.settings import host_settings
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 
@@ -35,7 +36,9 @@ def of_node(
     """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
     system = host.SystemClock()
     workers = nvml_worker.WorkerGpus(
-        command=worker_command(settings),
+        command=gpu_ports.worker_command(
+            settings.gpus, in_use_timeout_s=settings.in_use_timeout_s
+        ),
         timeout_s=settings.gpu_timeout_s,
         telemetry=telemetry,
     )
@@ -104,11 +107,8 @@ def of_node(
         request_file=files.RequestFile(settings.verified_layout_file),
         write_layouts=write_layouts,
         slots=slots,
-    )
-    if settings.hooks_file:
-        deps = dataclasses.replace(
-            deps,
-            hooks=hooks.HookPrograms(
+        hooks=(
+            hooks.HookPrograms(
                 settings.hooks_file,
                 variables={
                     "MIG_PARTED_CONFIG_FILE": str(settings.config_file),
@@ -117,73 +117,47 @@ def of_node(
                 },
                 search_path=settings.search_path,
                 timeout_s=settings.hook_timeout_s,
-            ),
-        )
-    if settings.gpus.simulate_state is None:
-        return _with_machine(deps, settings)
-    # Simulated GPUs must not change the real machine.
-    if settings.host.gpu_reset:
-        # Not for real GPUs.
-        from mig_manager.sandbox.driver import resets, state_file  # noqa: PLC0415
-
-        state = state_file.SharedState(settings.gpus.simulate_state)
-        deps = dataclasses.replace(deps, reset=resets.SimulatedReset(state))
-    return deps
-
-
-def worker_command(settings: agent_settings.AgentSettings, task: str = "serve") -> Sequence[str]:
-    """Return the command of a worker for the node's GPUs, real or simulated."""
-    program: Sequence[str] = ()
-    if settings.gpus.simulate_state is not None:
-        from mig_manager.sandbox.driver import worker  # noqa: PLC0415 - not for real GPUs
-
-        program = worker.program(settings.gpus.simulate_state)
-    return nvml_worker.worker_command(
-        task,
-        library_path=settings.gpus.library_path,
-        driver_roots=settings.gpus.driver_roots,
-        program=program,
-        in_use_timeout_s=settings.in_use_timeout_s,
+            )
+            if settings.hooks_file
+            else None
+        ),
+        reset=(
+            gpu_ports.reset(settings.gpus, settings.host.roots, settings.search_path)
+            if settings.host.gpu_reset
+            else None
+        ),
     )
+    # Simulated GPUs must not change the real machine.
+    return deps if settings.gpus.is_simulated else _with_machine(deps, settings.host)
 
 
 def _with_machine(
-    deps: ports.Dependencies, settings: agent_settings.AgentSettings
+    deps: ports.Dependencies, settings: host_settings.HostSettings
 ) -> ports.Dependencies:
     """Add the host's ports that the settings allow."""
-    host_settings = settings.host
     deps = dataclasses.replace(
         deps,
         refresh_files=functools.partial(
             device_nodes.refresh_files,
-            host_settings.roots,
-            is_cdi_enabled=host_settings.cdi_enabled,
+            settings.roots,
+            is_cdi_enabled=settings.cdi_enabled,
         ),
     )
-    if host_settings.gpu_reset:
-        from mig_manager.adapters.host import gpu_reset  # noqa: PLC0415 - reads XML
-
-        smi_programs = programs.Programs(
-            gpu_reset.roots(host_settings.roots),
-            search_path=settings.search_path,
-            loader_variables=settings.gpus.loader_variables,
-        )
-        deps = dataclasses.replace(deps, reset=gpu_reset.SmiReset(smi_programs))
-    if not (host_settings.with_reboot or host_settings.shuts_host_clients):
+    if not (settings.with_reboot or settings.shuts_host_clients):
         return deps
     from mig_manager.adapters.host import systemd  # noqa: PLC0415 - few nodes need its library
 
-    if host_settings.shuts_host_clients and host_settings.gpu_clients_file:
-        listed = files.ConfigFile(host_settings.gpu_clients_file)
+    if settings.shuts_host_clients and settings.gpu_clients_file:
+        listed = files.ConfigFile(settings.gpu_clients_file)
         deps = dataclasses.replace(
             deps,
             services=systemd.Systemd(
-                host_settings.dbus_address,
-                stop_timeout_s=host_settings.service_stop_timeout_s,
-                start_timeout_s=host_settings.service_start_timeout_s,
+                settings.dbus_address,
+                stop_timeout_s=settings.service_stop_timeout_s,
+                start_timeout_s=settings.service_start_timeout_s,
             ),
             service_names=lambda: service_files.parse(listed.read(), source=listed.name),
         )
-    if host_settings.with_reboot:
-        deps = dataclasses.replace(deps, reboot=systemd.Reboot(host_settings.dbus_address))
+    if settings.with_reboot:
+        deps = dataclasses.replace(deps, reboot=systemd.Reboot(settings.dbus_address))
     return deps

@@ -11,7 +11,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.host import config_watch
 from mig_manager.adapters.kubernetes import api, pods, watch
 from mig_manager.adapters.nvml import event_listener
-from mig_manager.agent import dependencies, intake, loop, reconcile
+from mig_manager.agent import dependencies, gpu_ports, intake, loop, reconcile
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import liveness, ports, standbys
 from mig_manager.core.layout import custom_layouts
@@ -88,7 +88,9 @@ class AgentService:
         self._events: event_listener.GpuEvents | None = None
         if settings.watches_gpu_events:
             self._events = event_listener.GpuEvents(
-                command=dependencies.worker_command(settings, "listen"),
+                command=gpu_ports.worker_command(
+                    settings.gpus, "listen", in_use_timeout_s=settings.in_use_timeout_s
+                ),
                 on_change=self._inbox.put_gpu_change,
                 on_xids=self.reconciler.faults.note_xids,
             )

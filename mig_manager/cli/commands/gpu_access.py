@@ -75,14 +75,11 @@ class CommandAdapters:
     def worker_gpus(self) -> "nvml_worker.WorkerGpus":
         """This machine's GPUs, for changes by a worker process."""
         from mig_manager.adapters.nvml import client as nvml_worker
-        from mig_manager.sandbox.driver import worker as simulated_worker
+        from mig_manager.agent import gpu_ports
 
         settings = self.settings
-        command = nvml_worker.worker_command(
-            library_path=settings.gpus.library_path,
-            driver_roots=settings.gpus.driver_roots,
-            program=simulated_worker.program(settings.gpus.simulate_state),
-            in_use_timeout_s=settings.in_use_timeout_s,
+        command = gpu_ports.worker_command(
+            settings.gpus, in_use_timeout_s=settings.in_use_timeout_s
         )
         columns = self._terminal.remark_columns
         return nvml_worker.WorkerGpus(
@@ -99,7 +96,8 @@ class CommandAdapters:
         ``hook_variables`` are the command's options as mig-parted passes them to hooks; None runs
         no hooks.
         """
-        from mig_manager.adapters.host import files, lock_file
+        from mig_manager.adapters.host import device_nodes, files, lock_file
+        from mig_manager.agent import gpu_ports
 
         settings = self.settings
         dependencies = local.LocalDependencies(
@@ -121,6 +119,7 @@ class CommandAdapters:
             in_use_timeout_s=settings.in_use_timeout_s,
             uninterrupted=lambda: console.signals_deferred(self._terminal.note),
             pods=self.pods,
+            reset=gpu_ports.reset(settings.gpus, settings.roots, settings.search_path),
         )
         if settings.hooks_file and hook_variables is not None:
             from mig_manager.adapters.host import hooks
@@ -137,24 +136,11 @@ class CommandAdapters:
                     timeout_s=settings.hook_timeout_s,
                 ),
             )
-        if settings.gpus.simulate_state is not None:
-            from mig_manager.sandbox.driver import resets, state_file
-
+        if settings.gpus.is_simulated:
             # Simulated GPUs must not change the real machine.
-            state = state_file.SharedState(settings.gpus.simulate_state)
-            return dataclasses.replace(dependencies, reset=resets.SimulatedReset(state))
-        from mig_manager.adapters.host import device_nodes, gpu_reset, programs
-
-        installed = programs.Programs(
-            gpu_reset.roots(settings.roots),
-            search_path=settings.search_path,
-            loader_variables=settings.gpus.loader_variables,
-        )
-        return dataclasses.replace(
-            dependencies,
-            reset=gpu_reset.SmiReset(installed),
-            refresh_files=functools.partial(device_nodes.refresh_files, settings.roots),
-        )
+            return dependencies
+        refresh = functools.partial(device_nodes.refresh_files, settings.roots)
+        return dataclasses.replace(dependencies, refresh_files=refresh)
 
     @functools.cached_property
     def pods(self) -> pod_use.PodUse:
