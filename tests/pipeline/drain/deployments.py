@@ -100,17 +100,12 @@ mig-configs:
 """
 
 
-class Agent:
-    """Tries one layout again and again, as the agent does, with a pause in between."""
-
-    def __init__(self, rig: fakes.NodeRig) -> None:
-        self.rig = rig
-        self.reconciler = scenes.reconciler(rig, CONFIG)
-        self.attempt = 0
-
-    def try_once(self, layout: str = LAYOUT) -> outcomes.Outcome:
-        self.attempt += 1
-        outcome = scenes.run(self.rig, layout, by=self.reconciler, attempt=self.attempt)
-        for _ in range(30):
-            self.rig.clock.wait(1)
-        return outcome
+def try_once(
+    rig: fakes.NodeRig, by: scenes.Agent | None = None, layout: str = LAYOUT
+) -> outcomes.Outcome:
+    """Try a layout, once more if the agent has tried before, and let the pause after it pass."""
+    agent = by or scenes.reconciler(rig, CONFIG)
+    outcome = scenes.run(rig, layout, by=agent, attempt=len(agent.ended) + 1)
+    for _ in range(30):
+        rig.clock.wait(1)
+    return outcome

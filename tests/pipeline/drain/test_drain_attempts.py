@@ -17,10 +17,10 @@ from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import (
     CONFIG,
     LAYOUT,
-    Agent,
     Deployment,
     is_closed,
     node_with,
+    try_once,
 )
 
 
@@ -85,12 +85,12 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
 
 def test_a_drain_that_always_crashes_reopens_the_node() -> None:
     rig, serving = node_with(room_elsewhere=1)
-    agent = Agent(rig)
-    assert agent.try_once().reason is Reason.DRAIN_STALLED
+    agent = scenes.reconciler(rig, CONFIG)
+    assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     rig.disruptions.budgets[0].max_unavailable = 4
     rig.refusing["workloads.evict"] = RuntimeError("bug")
 
-    assert {agent.try_once().reason for _ in range(4)} == {Reason.INTERNAL}
+    assert {try_once(rig, agent).reason for _ in range(4)} == {Reason.INTERNAL}
 
     assert not is_closed(rig)
     assert serving.killed == 2
@@ -119,9 +119,9 @@ def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
 @pytest.mark.parametrize("has_room", [True, False])
 def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
     rig, serving = node_with(room_elsewhere=1)
-    agent = Agent(rig)
+    agent = scenes.reconciler(rig, CONFIG)
 
-    assert agent.try_once().reason is Reason.DRAIN_STALLED
+    assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
     assert journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION]).draining
     assert serving.killed == 2
@@ -130,7 +130,7 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
     else:
         serving.budget.max_unavailable = 4
 
-    assert agent.try_once().state is model.State.SUCCESS
+    assert try_once(rig, agent).state is model.State.SUCCESS
     assert serving.killed == 4
     scenes.assert_restored(rig)
 
@@ -176,11 +176,11 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     disturb: Callable[[fakes.NodeRig], None], reason: Reason
 ) -> None:
     rig, serving = node_with(room_elsewhere=1)
-    agent = Agent(rig)
-    assert agent.try_once().reason is Reason.DRAIN_STALLED
+    agent = scenes.reconciler(rig, CONFIG)
+    assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     disturb(rig)
 
-    ended = [agent.try_once() for _ in range(4)]
+    ended = [try_once(rig, agent) for _ in range(4)]
 
     assert {outcome.reason for outcome in ended} == {reason}
     assert all(outcome.should_retry for outcome in ended)
@@ -190,7 +190,7 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     rig.refusing.clear()
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
     serving.room_elsewhere = 3
-    assert agent.try_once().state is model.State.SUCCESS
+    assert try_once(rig, agent).state is model.State.SUCCESS
     scenes.assert_restored(rig)
 
 
@@ -209,7 +209,7 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
     rig.on_call = bind
     rig.driver.clients = "a process"
 
-    outcome = Agent(rig).try_once()
+    outcome = try_once(rig)
 
     assert outcome.reason is reason
     assert outcome.should_retry
@@ -219,43 +219,43 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
 
 def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> None:
     rig, serving = node_with(room_elsewhere=0)
-    Agent(rig).try_once()
+    try_once(rig)
 
-    successor = Agent(rig)
-    successor.reconciler.recover(LAYOUT)
+    successor = scenes.reconciler(rig, CONFIG)
+    successor.recover(LAYOUT)
 
-    assert successor.try_once().reason is Reason.DRAIN_STALLED
+    assert try_once(rig, successor).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
     assert serving.killed == 1
 
 
-def ask_for_another_layout(agent: Agent) -> None:
-    assert agent.try_once("all-1g.5gb").state is model.State.SUCCESS
+def ask_for_another_layout(rig: fakes.NodeRig, agent: scenes.Agent) -> None:
+    assert try_once(rig, agent, "all-1g.5gb").state is model.State.SUCCESS
 
 
-def ask_for_what_cannot_be(agent: Agent) -> None:
-    assert agent.try_once("unknown-profile").reason is Reason.UNKNOWN_PROFILE
+def ask_for_what_cannot_be(rig: fakes.NodeRig, agent: scenes.Agent) -> None:
+    assert try_once(rig, agent, "unknown-profile").reason is Reason.UNKNOWN_PROFILE
 
 
 @pytest.mark.parametrize(
     "end",
     [
-        lambda agent: agent.reconciler.rest(),
-        lambda agent: agent.reconciler.stop(),
+        lambda _rig, agent: agent.rest(),
+        lambda _rig, agent: agent.stop(),
         ask_for_another_layout,
         ask_for_what_cannot_be,
     ],
     ids=["label removed", "agent stopped", "another layout", "impossible layout"],
 )
 def test_node_closed_between_attempts_is_reopened_without_a_request(
-    end: Callable[[Agent], None],
+    end: Callable[[fakes.NodeRig, scenes.Agent], None],
 ) -> None:
     rig, serving = node_with(room_elsewhere=0)
-    agent = Agent(rig)
-    agent.try_once()
+    agent = scenes.reconciler(rig, CONFIG)
+    try_once(rig, agent)
     assert is_closed(rig)
 
-    end(agent)
+    end(rig, agent)
     for _ in range(3):
         rig.clock.wait(1)
 

@@ -11,7 +11,7 @@ from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
 from tests.node import knobs, scenes
 from tests.pipeline.drain import drains
-from tests.pipeline.drain.deployments import Agent, Deployment, is_closed, node_with
+from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
 
 
 def test_partial_budget_drains_as_successors_get_ready() -> None:
@@ -21,7 +21,7 @@ def test_partial_budget_drains_as_successors_get_ready() -> None:
         0, lambda: healthy.append(serving.budget.observed(rig.pods_everywhere).healthy)
     )
 
-    assert Agent(rig).try_once().state is model.State.SUCCESS
+    assert try_once(rig).state is model.State.SUCCESS
 
     assert serving.killed == 4
     assert min(healthy) == 3
@@ -33,9 +33,9 @@ def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
     rig, serving = node_with(room_elsewhere=0)
     bare = rig.add_pod("bare", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
     before = rig.gpus
-    agent = Agent(rig)
+    agent = scenes.reconciler(rig, CONFIG)
 
-    ended = [agent.try_once() for _ in range(4)]
+    ended = [try_once(rig, agent) for _ in range(4)]
 
     assert serving.killed == 1
     assert bare in rig.pods
@@ -49,7 +49,7 @@ def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
 def test_successors_that_start_slowly_elsewhere_are_no_stall() -> None:
     rig, serving = node_with(room_elsewhere=4, starts=False)
 
-    outcome = Agent(rig).try_once()
+    outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "not ready yet elsewhere: default/serving-5" in outcome.message
@@ -83,9 +83,9 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
 
     start_missing()
     rig.clock.on_wait.append(start_missing)
-    agent = Agent(rig)
+    agent = scenes.reconciler(rig, CONFIG)
 
-    outcome = agent.try_once()
+    outcome = try_once(rig, agent)
 
     assert outcome.reason is Reason.PODS_RETURN
     assert f"return to the node: {kind} default/web-5d8" in outcome.message
@@ -108,12 +108,12 @@ def test_a_later_attempt_remembers_the_pods_that_return() -> None:
     start_missing()
     rig.clock.on_wait.append(start_missing)
     rig.disruptions.refusals["probe-1"] = "not now"
-    agent = Agent(rig)
+    agent = scenes.reconciler(rig, CONFIG)
 
-    assert agent.try_once().reason is Reason.DRAIN_TIMEOUT
+    assert try_once(rig, agent).reason is Reason.DRAIN_TIMEOUT
     rig.disruptions.refusals.clear()
 
-    assert agent.try_once().reason is Reason.PODS_RETURN
+    assert try_once(rig, agent).reason is Reason.PODS_RETURN
     assert "probe-2" in rig.pod_names
 
 
@@ -121,7 +121,7 @@ def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:
     rig, serving = node_with(room_elsewhere=4)
     rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
 
-    outcome = Agent(rig).try_once()
+    outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "PodDisruptionBudget serving allows 1 of 4 evictions" in outcome.message
@@ -142,7 +142,7 @@ def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
             late.append(Deployment(rig, devices[:2], room_elsewhere=2))
 
     rig.on_call = bind
-    outcome = Agent(rig).try_once()
+    outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "early" not in rig.pod_names
@@ -153,7 +153,7 @@ def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
     rig, serving = node_with(room_elsewhere=4)
     serving.budget.max_unavailable = 4
 
-    assert Agent(rig).try_once().state is model.State.SUCCESS
+    assert try_once(rig).state is model.State.SUCCESS
 
     assert serving.killed == 4
     first = rig.log.index("workloads.evict")
@@ -171,7 +171,7 @@ def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) ->
         Deployment(rig, [device], room_elsewhere=1, name="guarded", max_unavailable=0)
         why = "PodDisruptionBudget guarded needs 1 healthy pods and has 1"
 
-    outcome = Agent(rig).try_once()
+    outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert why in outcome.message
@@ -188,7 +188,7 @@ def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
             rig.pods[last] = dataclasses.replace(rig.pods[last], is_kept=True)
 
     rig.clock.on_wait.append(keep)
-    outcome = Agent(rig).try_once()
+    outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "do-not-evict forbids the eviction" in outcome.message
@@ -210,7 +210,7 @@ def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
 
     rig.clock.on_wait.append(delete)
 
-    assert Agent(rig).try_once().state is model.State.SUCCESS
+    assert try_once(rig).state is model.State.SUCCESS
 
 
 def test_pods_without_a_controller_go_last() -> None:
@@ -228,7 +228,7 @@ def test_pods_without_a_controller_go_last() -> None:
         ),
     )
 
-    assert Agent(rig).try_once().state is model.State.SUCCESS
+    assert try_once(rig).state is model.State.SUCCESS
 
     assert order == ["serving-1", "serving-2", "bare"]
     assert bare not in rig.pods
@@ -242,7 +242,7 @@ def test_a_budget_that_never_grants_all_pods_without_a_controller_keeps_all() ->
     }
     rig.disruptions.budgets.append(knobs.Budget("notebooks", "notebooks", 3, 1))
 
-    outcome = Agent(rig).try_once()
+    outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "allows 1 of 3 evictions, and nothing replaces 3 of the pods" in outcome.message
@@ -254,7 +254,7 @@ def test_a_blocked_drain_asks_for_the_budgets_and_not_for_each_pod() -> None:
     rig, serving = node_with(room_elsewhere=0)
     serving.budget.max_unavailable = 0
 
-    Agent(rig).try_once()
+    try_once(rig)
 
     assert "workloads.can_evict" not in rig.log
     assert rig.log.count("workloads.budgets") <= 6
@@ -264,9 +264,9 @@ def test_agent_that_may_not_list_budgets_drains_and_says_so() -> None:
     rig, serving = node_with(room_elsewhere=0)
     forbidden = errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)
     rig.refusing = {"workloads.budgets": forbidden}
-    agent = Agent(rig)
+    agent = scenes.reconciler(rig, CONFIG)
 
-    ended = [agent.try_once() for _ in range(3)]
+    ended = [try_once(rig, agent) for _ in range(3)]
 
     assert serving.killed == 1
     assert "may not list PodDisruptionBudgets" in ended[0].message
@@ -278,7 +278,7 @@ def test_api_that_never_lists_budgets_is_the_reason() -> None:
     away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE, status=503)
     rig.refusing = {"workloads.budgets": away}
 
-    outcome = Agent(rig).try_once()
+    outcome = try_once(rig)
 
     assert outcome.reason is Reason.API_UNAVAILABLE
     assert serving.killed == 0
