@@ -26,7 +26,7 @@ _log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PhaseStart:
     """A phase's message and journal; taint and labels of the node follow from the entries."""
 
     message: str
@@ -34,9 +34,10 @@ class Step:
 
 
 class RunJournal:
-    """Implements ``change_journal.ChangeJournal``: the journal of one run, on the Node.
+    """Implements ``change_journal.ChangeJournal``: what one run publishes on the Node.
 
-    Journal, status and record of the request go in the same patch.
+    This is the journal, the status and the record of the request. They change with the Node's
+    taint and labels, so the same patch writes them.
 
     Raises:
         ClusterError: From every method that publishes: the API refused or does not answer; the
@@ -115,10 +116,10 @@ class RunJournal:
         """Note the advertisers that must serve the node again; the next patch publishes them."""
         self.note_record(dataclasses.replace(self.record, awaited=deploy_labels))
 
-    def publish_step(
-        self, phase: model.Phase, decide: Callable[[node_object.NodeView], Step]
+    def enter_decided(
+        self, phase: model.Phase, decide: Callable[[node_object.NodeView], PhaseStart]
     ) -> node_object.NodeView:
-        """Publish a new phase whose entries depend on the Node, and change the Node with them.
+        """Publish a new phase as ``enter``, whose entries depend on the Node.
 
         ``decide`` is called again if another program wrote to the Node meanwhile. Returns the
         version of the Node that counts.
@@ -127,9 +128,9 @@ class RunJournal:
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
             nonlocal after
-            step = decide(view)
-            after = step.entries
-            self._enter(phase, step.message)
+            start = decide(view)
+            after = start.entries
+            self._enter(phase, start.message)
             return self._complete(self._patch_to(after, view), after)
 
         self._end_phase()
@@ -152,8 +153,8 @@ class RunJournal:
         """Publish a new phase, with new entries if there are any."""
         if entries:
             after = dataclasses.replace(self.entries, **entries)
-            step = Step(message=message, entries=after)
-            self.publish_step(phase, lambda _view: step)
+            start = PhaseStart(message=message, entries=after)
+            self.enter_decided(phase, lambda _view: start)
             return
         self._end_phase()
         self._enter(phase, message)
@@ -189,7 +190,7 @@ class RunJournal:
         """
         before = self.entries
 
-        def decide(view: node_object.NodeView) -> Step:
+        def decide(view: node_object.NodeView) -> PhaseStart:
             own_entries = journals.without_foreign_labels(before, view)
             old, changed = view.labels.get(well_known.PLUGIN_CONFIG_LABEL), before.plugin_config
             if plugin_config is not None and plugin_config != old:
@@ -198,7 +199,7 @@ class RunJournal:
                 changed = journals.PluginConfig(before=first, now=plugin_config)
             resumed = (key for key in own_entries.paused_labels if key in keys)
             names = ", ".join(key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in resumed)
-            return Step(
+            return PhaseStart(
                 message=what or f"resuming {names or 'nothing'}",
                 entries=dataclasses.replace(
                     before,
@@ -208,7 +209,7 @@ class RunJournal:
                 ),
             )
 
-        self.publish_step(model.Phase.RESUME, decide)
+        self.enter_decided(model.Phase.RESUME, decide)
 
     def failure(
         self, reason: errors.Reason, *parts: str, is_final: bool = False, remedy: str = ""

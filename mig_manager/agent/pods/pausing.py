@@ -118,7 +118,7 @@ def _pause(job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause]) -> _
     before = job.journal.entries
     pause = choose(job.deps.node.latest())
 
-    def decide(view: node_object.NodeView) -> run_journal.Step:
+    def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
         pause = choose(view)
         names = [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in pause.labels]
         names += [pod.key for pod in pause.to_delete]
@@ -128,7 +128,7 @@ def _pause(job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause]) -> _
             for each in advertising.ALL
             if each in stopped or each.deploy_label in pause.labels or each.was_paused(before)
         )
-        return run_journal.Step(
+        return run_journal.PhaseStart(
             message="pausing " + ", ".join(names or ["nothing"]),
             entries=dataclasses.replace(
                 before,
@@ -140,7 +140,7 @@ def _pause(job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause]) -> _
         )
 
     if pause.labels or pause.to_delete:
-        pause = choose(job.journal.publish_step(model.Phase.PAUSE, decide))
+        pause = choose(job.journal.enter_decided(model.Phase.PAUSE, decide))
     for pod in pause.to_delete:
         job.deps.workloads.delete(pod)
     uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}

@@ -31,15 +31,15 @@ def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
         count = messages.count(len(affected), "pod")
         message = f"{count} to {act}: {change.usage.describe_users(affected)}"
 
-    def step(view: node_object.NodeView) -> run_journal.Step:
+    def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
         # An interrupted run has removed the label, and its journal names the layout.
         applied = view.labels.get(well_known.APPLIED_LABEL) or job.journal.entries.applied
-        return run_journal.Step(
+        return run_journal.PhaseStart(
             message=message,
             entries=dataclasses.replace(job.journal.entries, hold_taint=True, applied=applied),
         )
 
-    job.journal.publish_step(model.Phase.DRAIN if affected else model.Phase.TAINT, step)
+    job.journal.enter_decided(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)
     if affected:
         text = f"{job.status.title}: {message}"
         job.deps.node.emit(reason="Draining", message=text, is_warning=False)
