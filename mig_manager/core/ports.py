@@ -172,7 +172,10 @@ class Workloads(Protocol):
 
 
 class PodWatch(Protocol):
-    """The watch of our node's pods beyond a change."""
+    """The watch of our node's pods during a change, and beyond."""
+
+    def expect_change(self) -> None:
+        """Watch from the next list of the pods on, until the end of the attempt."""
 
     def keep(self) -> None:
         """Watch until ``release``, whether a change is under way or not."""

@@ -9,10 +9,6 @@ class Standby(Protocol):
     def prepare(self) -> None:
         """Start to prepare the next call, in the background."""
 
-    def expect_change(self) -> None:
-        """Prepare for a change of GPUs, not only for an observation."""
-        self.prepare()
-
     def dismiss(self) -> None:
         """Release unused preparations."""
 
@@ -27,11 +23,6 @@ class Standbys(Standby):
         """Prepare each."""
         for standby in self._each:
             standby.prepare()
-
-    def expect_change(self) -> None:
-        """Prepare each for a change."""
-        for standby in self._each:
-            standby.expect_change()
 
     def dismiss(self) -> None:
         """Release each."""

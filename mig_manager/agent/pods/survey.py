@@ -104,7 +104,7 @@ def require_idle(
 
     wait.retry(check, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
     # The query has used the worker that was started ahead.
-    deps.standby.expect_change()
+    deps.standby.prepare()
 
 
 def name_users(

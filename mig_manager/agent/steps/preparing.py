@@ -253,7 +253,9 @@ def _order(
 
 def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     """Survey the use of devices, and plan again so that busy devices are destroyed last."""
-    job.deps.standby.expect_change()
+    job.deps.standby.prepare()
+    if job.deps.pod_watch is not None:
+        job.deps.pod_watch.expect_change()
     first, change = change.order, _plan_for_usage(job, change)
     # Another plan may affect other pods, for which the survey did not wait.
     is_other = change.order.affected != first.affected

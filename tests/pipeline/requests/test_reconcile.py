@@ -152,11 +152,16 @@ def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> No
         def expect_change(self) -> None:
             rig.log.append("expect change")
 
+        def keep(self) -> None: ...
+
+        def release(self) -> None: ...
+
         def dismiss(self) -> None:
             rig.log.append("dismiss")
 
-    agent = reconciler(rig, standby=Readiness())
-    order = ["prepare", "gpus.observe", "expect change", "gpus.execute", "dismiss"]
+    readiness = Readiness()
+    agent = reconciler(rig, standby=readiness, pod_watch=readiness)
+    order = ["prepare", "gpus.observe", "prepare", "expect change", "gpus.execute", "dismiss"]
 
     run(rig, "all-1g.5gb", by=agent)
     assert [what for what in rig.log if what in order] == order

@@ -22,6 +22,8 @@ class PodWatch:
     def __init__(self) -> None:
         self.is_kept = False
 
+    def expect_change(self) -> None: ...
+
     def keep(self) -> None:
         self.is_kept = True
 
