@@ -13,10 +13,6 @@ _MIG_PARTED = "nvidia-mig-parted"
 _COMPLETE = "__complete"  # before the words that a shell asks about, as in cobra
 _SIMULATE = "To try it without a GPU, add --simulate 1xA100-SXM4-40GB."
 _NAME_PRODUCT = "Without a GPU, name a product: --gpu A100-SXM4-40GB."
-_REQUEST_LISTED = (
-    "Request a layout that 'kubectl mig layouts' lists. If this one was just added, name its "
-    "ConfigMap with --config-map."
-)
 _WITHOUT_GPU = dict.fromkeys(
     ("status", "plan", "apply", "assert", "export", "checkpoint", "acceptance"), _SIMULATE
 ) | dict.fromkeys(("validate", "generate-config"), _NAME_PRODUCT)
@@ -28,7 +24,7 @@ _OTHER_OPERANDS = {
     },
 }
 """By the command that is given too many operands."""
-_NAMED_COMMAND = re.compile("(?<='mig-manager )(validate|status)(?=')")
+_NAMED_COMMAND = re.compile("'mig-manager (validate|status)'")
 _SIMULATION = ("--simulate", "--simulate-state")
 _KEPT_FLAGS = {"status": _SIMULATION, "validate": ("-f", "--config-file", *_SIMULATION, "--gpu")}
 """What the command that a remedy names must have in common with the one that failed."""
@@ -68,14 +64,12 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
 def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
     usage = registry.PROGRAM.usage_remedy(error, argv)
     remedy = error.own_remedy or usage or error.reason.remedy_at_shell
-    if error.reason is errors.Reason.UNKNOWN_CONFIG and argv[:1] == ["rollout"]:
-        remedy = _REQUEST_LISTED  # the nodes' layouts, not this machine's
+    remedy = _NAMED_COMMAND.sub(lambda command: _with_same_flags(command[1], argv), remedy)
     hints: Mapping[str, str] = {}
     if error.reason is errors.Reason.DRIVER_NOT_LOADED:
         hints = _WITHOUT_GPU
     elif parser.is_surplus_operand(error):
         hints = _OTHER_OPERANDS
-    remedy = _NAMED_COMMAND.sub(lambda command: _with_same_flags(command[0], argv), remedy)
     return " ".join((remedy, *(hints[word] for word in argv[:1] if word in hints)))
 
 
@@ -84,4 +78,5 @@ def _with_same_flags(command: str, argv: Sequence[str]) -> str:
     kept = _KEPT_FLAGS[command]
     flags = [i for i, word in enumerate(argv) if word.partition("=")[0] in kept]
     words = [word for i in flags for word in argv[i : i + 1 + ("=" not in argv[i])]]
-    return shlex.join((command, *words)).replace("'", '"')  # within single quotes
+    named = shlex.join(("mig-manager", command, *words))
+    return named if "'" in named else f"'{named}'"

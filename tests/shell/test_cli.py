@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shlex
 
 import pytest
 
@@ -22,6 +23,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 KUSTOMIZATION = str(ROOT / "deploy" / "kustomization.yaml")
 PROFILES = str(ROOT / "profiles" / "mig-parted.yaml")
 VALIDATE = f"'mig-manager validate {' '.join(SPEC)}'"
+GLOB = "*A3[0']*"
 LAYOUTS = f"""{ONE_LAYOUT}\
   other:
   - devices: all
@@ -327,7 +329,10 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
         (("plan", "all-1g.5gb", "--simulate", "1xA30"), "--simulate 1xA30' lists them."),
         (("plan", "banana", *SPEC), f"Name a layout that {VALIDATE} lists, or"),
         (("plan", "x", "-f", PROFILES, "--simulate=1xA30"), f" -f {PROFILES} --simulate=1xA30'"),
-        (("validate", "x", "--gpu", "*A30*"), "'mig-manager validate --gpu \"*A30*\"' lists"),
+        (
+            ("validate", "x", "--gpu", GLOB),
+            f"that mig-manager validate --gpu {shlex.quote(GLOB)} lists",
+        ),
         (("apply", "x", "-f", KUSTOMIZATION), "Name a file with 'mig-configs'."),
         (("checkpoint", "now.json"), "Name the file with -f FILE."),
         (("status", "sandbox"), "For the nodes of a cluster, run 'kubectl mig status'."),

@@ -10,6 +10,10 @@ from mig_manager.core.node import well_known
 
 NO_FILE = layouts.Document(source="the node's list", layouts={}, is_presumed=True)
 """In place of a layout file: generated layouts need none."""
+_REMEDY = (
+    "Name a layout that 'kubectl mig layouts' lists. If this one was just added, name its "
+    "ConfigMap with --config-map."
+)
 
 
 def is_listed(members: Iterable[nodes.FleetNode], name: str) -> bool:
@@ -33,9 +37,10 @@ def require_layout(
         raise errors.LayoutError(
             f"no node lists layout {name!r}{hint}",
             reason=errors.Reason.UNKNOWN_CONFIG,
-            remedy="Name a layout that 'kubectl mig layouts' lists.",
+            remedy=_REMEDY,
         )
-    document.layout(name, [gpus for node in every if (gpus := nodes.published_gpus(node)[0])])
+    published = [gpus for node in every if (gpus := nodes.published_gpus(node)[0])]
+    document.layout(name, published, remedy=_REMEDY)
 
 
 def layout_of(

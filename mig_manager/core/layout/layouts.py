@@ -111,7 +111,9 @@ class Document:
     is_presumed: bool = dataclasses.field(default=False, compare=False)
     """Whether no person named it: agents may have another file."""
 
-    def layout(self, name: str, nodes: Sequence[Sequence[model.Gpu]] = ()) -> Layout:
+    def layout(
+        self, name: str, nodes: Sequence[Sequence[model.Gpu]] = (), *, remedy: str = ""
+    ) -> Layout:
         """Return the layout of that name; LayoutError (UNKNOWN_CONFIG) names close matches.
 
         Of ``nodes``, each a list of GPUs, one must have the profiles of a match.
@@ -126,7 +128,9 @@ class Document:
             )
         hint = messages.did_you_mean(name, self.possible(nodes))
         raise errors.LayoutError(
-            f"unknown layout '{name}' in {self.source}{hint}", reason=errors.Reason.UNKNOWN_CONFIG
+            f"unknown layout '{name}' in {self.source}{hint}",
+            reason=errors.Reason.UNKNOWN_CONFIG,
+            remedy=remedy,
         )
 
     def possible(self, nodes: Sequence[Sequence[model.Gpu]]) -> Sequence[str]:

@@ -39,8 +39,8 @@ def parse_plugin_configs(text: str) -> tuple[tuple[str, str], ...]:
     for pair in filter(None, map(str.strip, text.split(","))):
         layout, equals, config = (part.strip() for part in pair.partition("="))
         if not (layout and equals and well_known.LABEL_VALUE.fullmatch(config)):
-            hint = "LAYOUT=CONFIG with a config name that can be a label's value"
-            raise ValueError(f"has {pair!r}, which is not {hint}")
+            which = "" if pair == text.strip() else f"has {pair!r}, which "
+            raise ValueError(f"{which}is not LAYOUT=CONFIG with a label's value as CONFIG")
         if layout in configs:
             raise ValueError(f"names layout {layout!r} twice")
         configs[layout] = config
