@@ -161,14 +161,15 @@ def test_a_gpu_that_does_not_answer_is_not_known_and_observed_again() -> None:
 
 
 def test_only_changes_that_concern_gpus_are_relevant() -> None:
-    before = instance_use.relevant([pod("a"), pod("b", gpu_resources={})])
+    before = instance_use.relevant(pod("a"))
 
-    assert before == instance_use.relevant([pod("a", is_ready=False), pod("c", gpu_resources={})])
+    assert before == instance_use.relevant(pod("a", is_ready=False))
+    assert instance_use.relevant(None) == instance_use.relevant(pod("b", gpu_resources={}))
     for changed in (
-        [],
-        [pod("a", phase="Succeeded")],
-        [pod("a", phase="Pending", has_gpu_init=True)],
-        [pod("a"), pod("d", gpu_resources={}, has_claims=True)],
+        None,
+        pod("a", phase="Succeeded"),
+        pod("a", phase="Pending", has_gpu_init=True),
+        pod("d", gpu_resources={}, has_claims=True),
     ):
         assert before != instance_use.relevant(changed)
 

@@ -1,4 +1,4 @@
-"""All objects of one kind in the cluster, followed by a watch and reduced to facts."""
+"""The objects of one kind, of the cluster or a part, watched and reduced to facts."""
 
 import http
 import math
@@ -21,12 +21,15 @@ _log = structlog.get_logger()
 class Collection(watch.Watch, Generic[_Item]):
     """All objects of one kind, converted by ``parse``; objects that become None are left out.
 
-    Malformed objects are left out too: a pod with an absurd request must not stop the work for
-    all others.
+    Malformed objects are left out too, unless it ``is_strict``: a pod with an absurd request must
+    not stop the work for all others.
 
     ``on_change`` is called in the watch's thread with an object's old and new value; None for an
     object that was or is left out.
     """
+
+    is_strict = False
+    """Whether the watch counts as lost where an object is malformed."""
 
     def __init__(
         self,
@@ -47,6 +50,8 @@ class Collection(watch.Watch, Generic[_Item]):
         self._malformed: set[tuple[str, str]] = set()
         """Keys of malformed objects, which are logged once."""
         self.is_current = False
+        self.trouble = ""
+        """Why changes do not arrive now; empty if they do, or before the first attempt."""
         self._lost_s = -math.inf
         """Since when changes do not arrive; -inf: they never did."""
 
@@ -88,6 +93,7 @@ class Collection(watch.Watch, Generic[_Item]):
 
     def on_open(self) -> None:
         self.is_current = True
+        self.trouble = ""
 
     def lost(self, error: Exception) -> None:
         if self.is_current:
@@ -95,8 +101,12 @@ class Collection(watch.Watch, Generic[_Item]):
         self.is_current = False
         if not isinstance(error, errors.ClusterError):
             _log.exception("collection_watch_error")
-        elif error.status != http.HTTPStatus.GONE:
+            self.trouble = f"internal error: {type(error).__name__}: {error}"
+            return
+        # A refusal repeats at every attempt.
+        if error.message != self.trouble and error.status != http.HTTPStatus.GONE:
             _log.warning("collection_watch_lost", of=self._plural, detail=error.message)
+        self.trouble = error.message
 
     def _parse_item(
         self,
@@ -107,6 +117,8 @@ class Collection(watch.Watch, Generic[_Item]):
         try:
             return self._parse(item)
         except errors.ClusterError as error:
+            if self.is_strict:
+                raise
             if key not in malformed_before:
                 _log.warning(
                     "object_left_out", name="/".join(filter(None, key)), detail=error.message

@@ -5,13 +5,8 @@ Functions and methods raise ``ClusterError`` if the API refuses or does not answ
 """
 
 import threading
-from collections.abc import Iterable, Mapping
-from typing import Any
 
-import structlog
-
-from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, node, watch
+from mig_manager.adapters.kubernetes import api, collection, node, watch
 from mig_manager.core import timing
 from mig_manager.core.fleet import marks
 from mig_manager.core.fleet import nodes as fleet_nodes
@@ -25,22 +20,24 @@ _TIMES = watch.WatchTimes(
 )
 """Short, because a connection that died unnoticed shows an old state until the watch is over."""
 
-_log = structlog.get_logger()
 
-
-class Fleet(watch.Watch):
+class Fleet(collection.Collection[fleet_nodes.FleetNode]):
     """The current nodes of a ``kubectl -l`` selector; for one reader and one writer."""
+
+    is_strict = True
 
     def __init__(
         self, kube: api.KubeApi, *, selector: str, times: watch.WatchTimes = _TIMES
     ) -> None:
-        selected = {"labelSelector": selector}
-        super().__init__(kube, "/api/v1/nodes", selected, name="fleet", times=times)
         self._changed = threading.Event()
-        self._nodes: dict[str, fleet_nodes.FleetNode] = {}
-        """Replaced and never mutated, because another thread reads it."""
-        self.trouble = ""
-        """Why changes of the nodes do not arrive now; empty if they do."""
+        super().__init__(
+            kube,
+            "/api/v1/nodes",
+            fleet_nodes.parse,
+            lambda *_: self._changed.set(),
+            selector={"labelSelector": selector},
+            times=times,
+        )
 
     def start(self) -> None:
         """List the nodes, and watch them from now on."""
@@ -53,7 +50,7 @@ class Fleet(watch.Watch):
     def nodes(self) -> tuple[fleet_nodes.FleetNode, ...]:
         """Return the nodes as last reported."""
         self._changed.clear()
-        return tuple(self._nodes.values())
+        return self.items()
 
     def wait(self, seconds: float) -> None:
         """Wait until a node has changed since ``nodes``, up to a time-out."""
@@ -74,26 +71,3 @@ class Fleet(watch.Watch):
         return (
             node.patch_version(self._kube, observed.name, observed.version, metadata) is not None
         )
-
-    def on_list(self, items: Iterable[Mapping[str, Any]]) -> None:
-        self._nodes = {each.name: each for each in map(fleet_nodes.parse, items)}
-        self._changed.set()
-        self.trouble = ""
-
-    def on_change(self, kind: str, item: Mapping[str, Any]) -> None:
-        each = fleet_nodes.parse(item)
-        nodes = {**self._nodes, each.name: each}
-        if kind == "DELETED":
-            del nodes[each.name]
-        self._nodes = nodes
-        self._changed.set()
-
-    def on_open(self) -> None:
-        self.trouble = ""
-
-    def lost(self, error: Exception) -> None:
-        if isinstance(error, errors.ClusterError):
-            self.trouble = error.message
-        else:
-            _log.exception("fleet_watch_error")
-            self.trouble = f"internal error: {type(error).__name__}: {error}"

@@ -3,14 +3,14 @@
 import http
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.adapters import rest
-from mig_manager.adapters.kubernetes import api, claims, responses, watch
+from mig_manager.adapters.kubernetes import api, claims, collection, responses
 from mig_manager.core import standbys
 from mig_manager.core.node import api_values, evictions, instance_use, pod_object
 
@@ -154,13 +154,13 @@ class PodWatch(standbys.Standby):
         self._node_name = node_name
         self._on_change = on_change
         self._on_use = on_use
-        self._watch: _WatchedPods | None = None
+        self._watch: _StrictPods | None = None
         self._is_kept = False
 
     def pods(self) -> tuple[pod_object.Pod, ...] | None:
         """Return the node's pods as last reported; None while the watch is not up to date."""
         watched = self._watch
-        return tuple(watched.by_uid.values()) if watched and watched.is_current else None
+        return watched.items() if watched and watched.is_current else None
 
     def prepare(self) -> None:
         """Do nothing: observing GPUs waits for no pod."""
@@ -168,8 +168,12 @@ class PodWatch(standbys.Standby):
     def expect_change(self) -> None:
         """Watch from the next ``first_list`` on."""
         if self._watch is None:
-            self._watch = _WatchedPods(
-                self._kube, self._node_name, self._on_change, on_use=self._on_use
+            self._watch = _StrictPods(
+                self._kube,
+                "/api/v1/pods",
+                _parse,
+                self._report,
+                selector={"fieldSelector": f"spec.nodeName={self._node_name}"},
             )
 
     def first_list(self) -> tuple[pod_object.Pod, ...] | None:
@@ -190,7 +194,7 @@ class PodWatch(standbys.Standby):
             return None
         finally:
             watched.start()
-        return tuple(watched.by_uid.values())
+        return watched.items()
 
     def keep(self) -> None:
         """Watch as ``expect_change``, until ``release``."""
@@ -212,59 +216,16 @@ class PodWatch(standbys.Standby):
         if watched is not None:
             watched.end(timeout_s=0.0)
 
-
-class _WatchedPods(watch.Watch):
-    """The pods of one watch, so that a dismissed watch has no effect."""
-
-    def __init__(
-        self,
-        kube: api.KubeApi,
-        node_name: str,
-        on_change: Callable[[], None],
-        *,
-        on_use: Callable[[], None],
-    ) -> None:
-        selector = {"fieldSelector": f"spec.nodeName={node_name}"}
-        super().__init__(kube, "/api/v1/pods", selector, name="pod-watch")
-        self._on_change = on_change
-        self._on_use = on_use
-        self._use: frozenset[tuple[object, ...]] | None = None
-        self.by_uid: dict[str, pod_object.Pod] = {}
-        """Replaced and never mutated, because another thread reads it."""
-        self.is_current = False
-        self._is_refused = False
-
-    def on_list(self, items: Iterable[Mapping[str, Any]]) -> None:
-        self._update({pod.uid: pod for pod in map(_parse, items)})
-
-    def on_change(self, kind: str, item: Mapping[str, Any]) -> None:
-        pod = _parse(item)
-        others = {uid: other for uid, other in self.by_uid.items() if uid != pod.uid}
-        self._update(others if kind == "DELETED" else {**others, pod.uid: pod})
-
-    def _update(self, by_uid: dict[str, pod_object.Pod]) -> None:
-        self.by_uid = by_uid
-        before, self._use = self._use, instance_use.relevant(by_uid.values())
+    def _report(self, before: pod_object.Pod | None, now: pod_object.Pod | None) -> None:
         self._on_change()
-        if self._use != before:
+        if instance_use.relevant(before) != instance_use.relevant(now):
             self._on_use()
 
-    def on_open(self) -> None:
-        self.is_current = True
-        self._is_refused = False
 
-    def lost(self, error: Exception) -> None:
-        self.is_current = False
-        if not isinstance(error, errors.ClusterError):
-            _log.exception("pod_watch_error")
-        elif error.reason is errors.Reason.FORBIDDEN:
-            # The right may return: an administrator applies the roles again, or the API server has
-            # just started and does not know them yet.
-            if not self._is_refused:
-                self._is_refused = True
-                _log.info("pods_not_watched", error=error.message)
-        else:
-            _log.debug("pod_watch_lost", error=error.message)
+class _StrictPods(collection.Collection[pod_object.Pod]):
+    """The pods of one watch, so that a dismissed watch has no effect."""
+
+    is_strict = True
 
 
 def _parse(item: Mapping[str, Any]) -> pod_object.Pod:

@@ -49,13 +49,11 @@ def find(gpus: Iterable[model.Gpu], usage: gpu_use.Usage) -> InstanceUse | None:
     return InstanceUse(in_use=in_use, is_stable=is_stable)
 
 
-def relevant(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[object, ...]]:
-    """Return the part of the pods' states that decides the use, to detect a change."""
-    return frozenset(
-        (pod.uid, pod.is_finished, pod.has_gpu_init, pod.has_claim_init)
-        for pod in pods
-        if pod.gpu_resources or pod.may_claim
-    )
+def relevant(pod: pod_object.Pod | None) -> tuple[object, ...]:
+    """Return the part of a pod's state that decides the use, to detect a change."""
+    if pod is None or not (pod.gpu_resources or pod.may_claim):
+        return ()
+    return pod.uid, pod.is_finished, pod.has_gpu_init, pod.has_claim_init
 
 
 def _instances(
