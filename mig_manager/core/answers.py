@@ -19,7 +19,7 @@ State = Annotated[str, "core.model.State"]
 Strategy = Annotated[str, "core.node.strategies.Strategy"]
 Step = Annotated[dict[str, object], "core.gpu_answers.ACTIONS"]
 PublishedStep = Annotated[
-    dict[str, object], "core.gpu_answers.ACTIONS", "kubectl.status.LOCAL_IDS"
+    dict[str, object], "core.gpu_answers.ACTIONS", "core.gpu_answers.LOCAL_IDS"
 ]
 Moment = Annotated[dict[str, object], "adapters.cluster_reader.Moment"]
 
@@ -408,28 +408,38 @@ class Rollout(TypedDict):
     nodes: list[_RolloutNode]
 
 
-class Preview(TypedDict):
+class _Loss(TypedDict):
+    resource: str
+    devices: int
+    ending: int
+    in_use_ending_at_least: int
+    pods: dict[str, int]
+
+
+class NodePlan(TypedDict):
     """What a layout would change on one node."""
 
-    name: str
-    layout: NotRequired[str]  # empty: an undo removes the label
+    node: str
+    layout: str | None  # null: an undo removes the label
     verdict: Annotated[str, "core.fleet.preview.NodeFit"]
-    reason: str
-    message: str
-    instances: _Counts
-    mode_changes: list[int]  # indices of GPUs
-    resets: list[int]  # indices of GPUs
+    reason: str | None
+    message: str | None  # why it does not fit, or is unknown
+    notes: list[str]
     evicted_pods: list[str]
     maybe_evicted_pods: list[str]  # any of them may be evicted, or none
-    is_provisional: bool  # whether the instances are unknown until MIG is enabled
+    losses: list[_Loss] | None  # null: the pods are unknown
+    plan: PublishedPlan | None
 
 
-class RolloutPreview(TypedDict):
-    """Answer of 'mig-manager rollout --dry-run'."""
+class ClusterPlan(TypedDict):
+    """Answer of 'kubectl mig plan', 'kubectl mig apply' and 'mig-manager rollout --dry-run'."""
 
-    kind: Literal["RolloutPreview"]
+    kind: Literal["ClusterPlan"]
+    is_requested: NotRequired[bool]  # of 'apply'
     layout: str | None  # null: an undo
-    nodes: list[Preview]
+    is_good: bool
+    pods_not_known: str | None  # why
+    nodes: list[NodePlan]
 
 
 class SimulatedNode(TypedDict):
@@ -543,36 +553,6 @@ class ClusterStatus(TypedDict):
     is_good: bool
     pods_not_known: str | None  # why
     nodes: list[NodeStatus]
-
-
-class _Loss(TypedDict):
-    resource: str
-    devices: int
-    ending: int
-    in_use_ending_at_least: int
-    pods: dict[str, int]
-
-
-class NodePlan(TypedDict):
-    """What a layout would change on one node."""
-
-    node: str
-    fits: bool | None  # null: unknown
-    why_not: str | None
-    notes: list[str]
-    losses: list[_Loss] | None  # null: the pods are unknown
-    plan: PublishedPlan | None
-
-
-class ClusterPlan(TypedDict):
-    """Answer of 'kubectl mig plan' and 'apply'."""
-
-    kind: Literal["ClusterPlan"]
-    is_requested: NotRequired[bool]  # of 'apply'
-    layout: str
-    is_good: bool
-    pods_not_known: str | None  # why
-    nodes: list[NodePlan]
 
 
 class _LayoutGpu(TypedDict):

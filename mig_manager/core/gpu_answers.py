@@ -1,12 +1,15 @@
 """GPUs, their processes and plans in the answers of ``-o json``; see ``answers``."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mig_manager.core import model, steps
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
+
+LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 
 
 def gpu(observed: model.Gpu) -> "answers.Gpu":
@@ -118,3 +121,16 @@ def _step_data(step: steps.Step) -> dict[str, object]:
         for each in dataclasses.fields(step)
         if each.name not in ("gpu_uuid", "profile_id", "within")
     }
+
+
+def without_ids(data: object) -> object:
+    """Remove the driver's ids, which agents do not publish, from plain data of GPUs."""
+    if isinstance(data, list):
+        return [without_ids(item) for item in data]
+    if isinstance(data, Mapping):
+        return {
+            key: without_ids(value)
+            for key, value in data.items()
+            if key not in LOCAL_IDS and not (key == "uuid" and value is None)
+        }
+    return data

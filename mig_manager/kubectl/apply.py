@@ -12,7 +12,7 @@ from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console
 from mig_manager.core.display import bar
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.fleet import listed_layouts, node_reports, nodes
+from mig_manager.core.fleet import listed_layouts, node_reports, nodes, preview
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import options
@@ -76,7 +76,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
 class RequestedPlan:
     """The changes of a layout on a node, and whether it was requested."""
 
-    plans: plan.Plans
+    plans: preview.ClusterPlan
     is_requested: bool
     outcome: str  # a sentence
 
@@ -153,7 +153,7 @@ def apply(
     )
     notes = (*plans.nodes[0].notes, *(_notes(node) if custom else ()))
     plans = dataclasses.replace(plans, nodes=(dataclasses.replace(plans.nodes[0], notes=notes),))
-    if plans.nodes[0].preview.feasibility.fits is False:
+    if plans.nodes[0].feasibility.fits is False:
         outcome = f"Layout {name} does not fit {node.name}. Nothing was requested."
         return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
     if is_dry_run:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mig_manager.core import answers
 
 _HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
-LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 _ONLY_KUBELET = "The API does not show which device a pod got; only kubelet knows."
 
 
@@ -124,7 +123,10 @@ class ClusterStatus:
             "notes": list(report.notes),
             "gpus": None
             if gpus is None
-            else cast("list[answers.PublishedGpu]", without_ids(list(map(gpu_answers.gpu, gpus)))),
+            else cast(
+                "list[answers.PublishedGpu]",
+                gpu_answers.without_ids(list(map(gpu_answers.gpu, gpus))),
+            ),
             "unreachable_gpus": None
             if gpus is None
             else [gpu_answers.unreachable(gpu) for gpu in gpus.unreachable],
@@ -136,19 +138,6 @@ class ClusterStatus:
             ],
             "pods_with_claims": list(self.claiming(report)),
         }
-
-
-def without_ids(data: object) -> object:
-    """Remove the driver's ids, which agents do not publish, from plain data of GPUs."""
-    if isinstance(data, list):
-        return [without_ids(item) for item in data]
-    if isinstance(data, Mapping):
-        return {
-            key: without_ids(value)
-            for key, value in data.items()
-            if key not in LOCAL_IDS and not (key == "uuid" and value is None)
-        }
-    return data
 
 
 def table(status: ClusterStatus, *, style: bar.Style) -> str:

@@ -458,17 +458,17 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     answer = rig.roll(LAYOUT, "--dry-run")
 
     assert answer.status == 1
-    nodes = {node["name"]: node for node in answer.data["nodes"]}
+    nodes = {node["node"]: node for node in answer.data["nodes"]}
     assert nodes["node-000"]["verdict"] == "fits"
-    assert nodes["node-000"]["resets"] == [0, 1]
+    assert [gpu["needsReset"] for gpu in nodes["node-000"]["plan"]["gpus"]] == [True, True]
     assert nodes["node-000"]["evictedPods"] == ["default/train"]
     assert nodes["node-001"]["verdict"] == "does-not-fit"
     assert nodes["node-001"]["reason"] == "UnknownProfile"
     assert nodes["node-002"]["verdict"] == "unknown"
     assert not any(rig.labels().values())
     text = rig(LAYOUT, "-l", "gpu=yes", "--dry-run").out
-    total = "layout all-1g.5gb: 0 unchanged, 1 fits, 1 does not fit, 3 unknown."
-    assert f"{total} Pods: 1 evicted. Nothing was changed." in text
+    total = "0 unchanged, 1 fits, 1 does not fit, 3 unknown. Pods: 1 evicted."
+    assert f"{total} Nothing was changed." in " ".join(text.split())
     file = tmp_path / "config.yaml"
     file.write_text(scenes.CONFIG.replace(LAYOUT, "own"))
     own = rig.roll("own", "--dry-run", "-f", str(file))
@@ -487,13 +487,13 @@ def test_a_dry_run_of_an_undo_shows_what_each_node_returns_to(rig: Rig) -> None:
 
     answer = rig.roll("undo", "--dry-run")
 
-    nodes = {node["name"]: node for node in answer.data["nodes"]}
+    nodes = {node["node"]: node for node in answer.data["nodes"]}
     assert {name: (node["layout"], node["reason"]) for name, node in nodes.items()} == {
-        "node-000": ("all-balanced", ""),
-        "node-001": ("", "LabelRemoved"),
+        "node-000": ("all-balanced", None),
+        "node-001": (None, "LabelRemoved"),
         "node-002": ("newer", "Superseded"),
     }
-    assert nodes["node-000"]["instances"]["created"] == 8
+    assert nodes["node-000"]["plan"]["instances"]["created"] == 8
     text = rig("undo", "-l", "gpu=yes", "--dry-run").out
     assert "node-000  all-balanced  fits" in text
     assert rig.labels() == labels
@@ -538,4 +538,4 @@ def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:
         agents.label_all(rig.server, ["other"], LAYOUT)
         waiting.until(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
         again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]
-    assert (again["verdict"], again["instances"]["kept"]) == ("unchanged", 7)
+    assert (again["verdict"], again["plan"]["instances"]["kept"]) == ("unchanged", 7)

@@ -128,7 +128,7 @@ def test_a_listed_layout_of_the_agents_config_map_is_planned_first(user: rig.Vie
     add_node(user.server, listed=served.to_json([served.ServedLayout.of(mine)]))
     user.server.store.create(api_objects.a_config_map(MINE))
     answer = user.alone("apply", "mine", "gpu-1", "--dry-run", "-o", "json")
-    assert answer.data["nodes"][0]["fits"] is True
+    assert answer.data["nodes"][0]["verdict"] == "fits"
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(user: rig.Viewer) -> None
 
     assert answer.status == 0
     assert answer.data["isRequested"] is False
-    assert answer.data["nodes"][0]["fits"] is True
+    assert answer.data["nodes"][0]["verdict"] == "fits"
     assert "Nothing was requested (--dry-run)." in apply(user, "--dry-run").out
     assert user.server.store.version == before
     assert_nothing_requested(user.server)
@@ -331,7 +331,7 @@ def test_a_plan_says_why_there_is_no_custom_layout(
     add_custom(user.server, text)
     answer = user.alone("plan", "custom", "gpu-1", "-o", "json")
     assert answer.status == 1
-    assert message in answer.data["nodes"][0]["whyNot"]
+    assert message in answer.data["nodes"][0]["message"]
     assert "\x1b" not in user.alone("plan", "custom", "gpu-1").out
 
 

@@ -98,19 +98,23 @@ def test_another_layout_of_the_same_name_is_noted(viewer: rig.Viewer) -> None:
         (
             IDLE,
             {
-                "fits": True,
-                "active": True,
-                "too-many": False,
-                "no-such-profile": False,
-                "other-gpu": False,
+                "fits": "fits",
+                "active": "unchanged",
+                "too-many": "does-not-fit",
+                "no-such-profile": "does-not-fit",
+                "other-gpu": "does-not-fit",
             },
         ),
-        (BLIND, {"fits": None, "active": True, "too-many": None, "no-such-profile": None}),
+        (
+            BLIND,
+            dict.fromkeys(("fits", "too-many", "no-such-profile"), "unknown")
+            | {"active": "unchanged"},
+        ),
     ],
     ids=["known profiles", "unknown profiles"],
 )
 def test_both_previews_give_the_same_verdict(
-    tmp_path: pathlib.Path, published: tuple[model.Gpu, ...], expected: dict[str, bool | None]
+    tmp_path: pathlib.Path, published: tuple[model.Gpu, ...], expected: dict[str, str]
 ) -> None:
     file = tmp_path / "layouts.yaml"
     file.write_text(DOCUMENT)
@@ -118,17 +122,15 @@ def test_both_previews_give_the_same_verdict(
         server.store.create(rig.node("gpu-1", gpus=published, labels={"pool": "a"}))
         viewer = rig.viewer(server, tmp_path)
         kubeconfig = ("--kubeconfig", str(tmp_path / "kubeconfig"))
-        for layout, fits in expected.items():
+        for layout, verdict in expected.items():
             words = (layout, "-l", "pool=a", "-f", str(file), "-o", "json")
             planned = viewer.alone("plan", *words)
             rolled = viewer.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
 
             (plan,), (preview,) = json.loads(planned.out)["nodes"], json.loads(rolled.out)["nodes"]
-            verdicts = {True: {"fits", "unchanged"}, False: {"does-not-fit"}, None: {"unknown"}}
-            assert plan["fits"] is fits
-            assert preview["verdict"] in verdicts[fits]
-            assert planned.status == rolled.status == (0 if fits else 1)
-            assert (plan["whyNot"] or "") == (preview["message"] if fits is False else "")
+            assert plan["verdict"] == preview["verdict"] == verdict
+            assert plan == {**preview, "notes": plan["notes"]}
+            assert planned.status == rolled.status == (verdict not in ("fits", "unchanged"))
 
 
 @pytest.mark.slow
@@ -156,9 +158,8 @@ def test_content_that_only_the_agent_has_is_unknown(
 
     assert (planned.status, rolled.status, named.status) == (1, 1, 0)
     plan, preview, own = (each.data["nodes"][0] for each in (planned, rolled, named))
-    assert (plan["fits"], preview["verdict"], own["fits"]) == (None, "unknown", True)
-    assert preview["reason"] == "ContentUnknown"
-    assert plan["whyNot"] == preview["message"]
+    assert (plan["verdict"], own["verdict"]) == ("unknown", "fits")
+    assert preview == {**plan, "reason": "ContentUnknown"}
     assert own["notes"] == ["its agent has another layout named all-balanced"]
 
 
@@ -168,10 +169,10 @@ def test_a_plan_as_json(viewer: rig.Viewer) -> None:
 
     assert answer.status == 1
     first, second = answer.data["nodes"]
-    assert (first["fits"], first["plan"]["instances"]["created"]) == (True, 40)
+    assert (first["verdict"], first["plan"]["instances"]["created"]) == ("fits", 40)
     assert [lost["pods"] for lost in first["losses"]] == [{"ml/train": 1}]
     assert "gpuInstanceId" not in json.dumps(answer.data)
-    assert (second["fits"], second["plan"]) == (False, None)
+    assert (second["verdict"], second["plan"]) == ("does-not-fit", None)
 
 
 def test_layouts_are_checked_against_the_products_that_the_nodes_have(viewer: rig.Viewer) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import gpu_report
+from mig_manager.cli.toolkit import gpu_report, plan_table
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports, nodes
@@ -81,10 +81,10 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
         pods=cluster_reader.Pods(by_node={}),
     )
 
-    assert result.nodes[0].preview.feasibility.fits is None
+    assert result.nodes[0].feasibility.fits is None
     assert not result.is_good
     assert "the instances are planned once MIG is enabled" in plan.pictures(result, style=PLAIN)
-    assert plan.table(result, style=PLAIN).splitlines()[1].split()[1] == "unknown"
+    assert plan_table.table(result, style=PLAIN).splitlines()[1].split()[1] == "unknown"
 
 
 def test_the_sum_of_a_plan_counts_each_node_once() -> None:
@@ -98,7 +98,7 @@ def test_the_sum_of_a_plan_counts_each_node_once() -> None:
         pods=cluster_reader.Pods(by_node={}),
     )
 
-    total = plan.table(result, style=PLAIN).splitlines()[-1]
+    total = plan_table.table(result, style=PLAIN).splitlines()[-1]
     assert total == (
         "Layout all-balanced of f: 0 unchanged, 1 fits, 1 does not fit, 2 unknown. "
         "Pods: none evicted."

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mig_manager.cli.commands import rollout_report
+from mig_manager.cli.toolkit import plan_table
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import preview
 from tests.shell import commandline, terminal
@@ -86,23 +86,24 @@ def test_answer_of_the_plugin_fits_the_terminal(viewer: rig.Viewer, words: Seque
 @pytest.mark.parametrize("columns", _WIDTHS)
 def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
     pods = tuple(f"training/worker-{number}" for number in range(9))
-    previews = [
-        preview.Preview(
+    nodes = (
+        preview.NodePlan(
             name="gpu-node-1.example.org",
             layout="all-balanced",
             feasibility=preview.NodeFit.FITS,
             claiming=pods,
         ),
-        preview.Preview(
+        preview.NodePlan(
             name="b",
             layout="",
             feasibility=preview.NodeFit.DOES_NOT_FIT,
             reason="NoFit",
             message="too small " * 20,
         ),
-    ]
+    )
+    plan = preview.ClusterPlan(layout=None, source="x.yaml", nodes=nodes, pods_not_known="")
 
-    shown = rollout_report.preview_table(previews, "Layout x", style=bar.Style(columns=columns))
+    shown = plan_table.table(plan, style=bar.Style(columns=columns))
 
     assert max(map(len, shown.splitlines())) <= columns
     assert "training/worker-0" in shown

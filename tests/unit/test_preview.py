@@ -40,12 +40,14 @@ def pod(name: str, resource: str, **changed: object) -> pod_object.Pod:
     return samples.pod(name, gpu_resources={resource: 1}, **changed)
 
 
-def previewed(there: nodes.FleetNode, layout: str, *pods: pod_object.Pod) -> preview.Preview:
+def previewed(there: nodes.FleetNode, layout: str, *pods: pod_object.Pod) -> preview.NodePlan:
     return preview.preview(there, DOCUMENT, layout, pods)
 
 
-def counts(found: preview.Preview) -> Mapping[str, object]:
-    return {**found.to_data()["instances"]}
+def counts(found: preview.NodePlan) -> Mapping[str, object]:
+    plan = found.to_data()["plan"]
+    assert plan
+    return {**plan["instances"]}
 
 
 BALANCED = node(gpus(scenes.BALANCED), **MIXED)
@@ -102,9 +104,11 @@ def test_a_layout_that_fits_costs_instances_and_pods(
 
 
 def test_a_first_layout_changes_modes_and_resets_gpus() -> None:
-    data = previewed(node(gpus()), "all-1g.5gb").to_data()
+    plan = previewed(node(gpus()), "all-1g.5gb").to_data()["plan"]
 
-    assert (data["mode_changes"], data["resets"]) == ([0, 1], [0, 1])
+    assert plan
+    changes = [(gpu["index"], gpu["changes_mode"], gpu["needs_reset"]) for gpu in plan["gpus"]]
+    assert changes == [(0, True, True), (1, True, True)]
 
 
 def test_resources_by_profile_separate_certain_from_possible_evictions() -> None:
@@ -176,7 +180,7 @@ def test_without_known_profiles_nothing_is_said_to_fit() -> None:
 
     found = [previewed(node(blind), name) for name in ("all-1g.5gb", "too-much")]
 
-    assert all(each.to_data()["is_provisional"] for each in found)
+    assert all(each.planned and each.planned.plan.is_provisional for each in found)
     assert {(each.feasibility, each.reason) for each in found} == {
         (NodeFit.UNKNOWN, "MigDisabled")
     }

@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.commands import rollout_report, rollout_settings
-from mig_manager.cli.toolkit import console, documents
+from mig_manager.cli.toolkit import console, documents, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import goals, listed_layouts, preview, rollout
@@ -76,20 +76,19 @@ def _preview(
     nodes: Sequence[fleet_nodes.FleetNode],
 ) -> int:
     nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.order)
-    pods = reader.gpu_pods([node.name for node in nodes])
-    previews = [preview.of_rollout(goal, node, pods.get(node.name, ())) for node in nodes]
-    return terminal.answer(
-        settings.output_format,
-        lambda: {
-            "kind": "RolloutPreview",
-            "layout": goal.layout,
-            "nodes": [each.to_data() for each in previews],
-        },
-        lambda: rollout_report.preview_table(
-            previews, _title(settings), style=terminal.style(settings.colour)
-        ),
-        is_good=all(each.feasibility.fits for each in previews),
+    pods = reader.pods([node.name for node in nodes])
+    plan = preview.ClusterPlan(
+        layout=goal.layout,
+        source=goal.document.source,
+        nodes=tuple(preview.of_rollout(goal, node, pods.of(node.name)) for node in nodes),
+        pods_not_known=pods.why_not,
     )
+
+    def text() -> str:
+        table = plan_table.table(plan, style=terminal.style(settings.colour))
+        return f"{table}\nNothing was changed."
+
+    return terminal.answer(settings.output_format, plan.to_data, text, is_good=plan.is_good)
 
 
 def _document(

@@ -1,11 +1,11 @@
-"""The texts of ``mig-manager rollout``: live table, events, outcome and preview."""
+"""The texts of ``mig-manager rollout``: live table, events and outcome."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager.core import messages
-from mig_manager.core.display import bar, tables
-from mig_manager.core.fleet import goals, preview, rollout
+from mig_manager.core.display import bar
+from mig_manager.core.fleet import goals, rollout
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -22,7 +22,6 @@ _TONES: Mapping[rollout.NodeProgressState, bar.Tone] = {
     rollout.NodeProgressState.SKIPPED: bar.Tone.WARN,
     rollout.NodeProgressState.SUPERSEDED: bar.Tone.WARN,
 }
-_COSTS = ("KEPT", "DESTROYED", "CREATED", "RESET", "EVICTED")
 _LISTED = (
     rollout.NodeProgressState.FAILED,
     rollout.NodeProgressState.TIMED_OUT,
@@ -127,34 +126,6 @@ def data(decision: rollout.RolloutDecision, goal: goals.Goal) -> "answers.Rollou
             for node in decision.nodes
         ],
     }
-
-
-def preview_table(previews: Sequence[preview.Preview], title: str, *, style: bar.Style) -> str:
-    """Return the previews of a dry run, a line for every node, and explanations below."""
-    # The title has the layout of a rollout; an undo has one for every node.
-    is_undo = len({node.layout for node in previews}) > 1
-    rows, notes = [], []
-    for node in previews:
-        plain = node.to_data()
-        evicted = [_list_names(node.evicted)] if node.evicted else []
-        evicted += [f"possibly {_list_names(node.maybe_evicted)}"] if node.maybe_evicted else []
-        rows.append(
-            (
-                node.name,
-                *((node.layout or "-",) if is_undo else ()),
-                (node.feasibility.value, preview.TONES[node.feasibility]),
-                *(str(count) if node.planned else "-" for count in plain["instances"].values()),
-                ",".join(map(str, plain["resets"])) or "-",
-                "; ".join(evicted) or "-",
-            )
-        )
-        if node.message:
-            why = f"{node.reason}: {messages.printable(node.message, ' ')}"
-            notes.append(style.wrap(f"{node.name}: {why}"))
-    head = ("NODE", *(("LAYOUT",) if is_undo else ()), "VERDICT", *_COSTS)
-    lines = tables.columns(head, rows, style=style)
-    total = f"{title}: {preview.totals(previews)}. Pods: {preview.evictions(previews)}."
-    return "\n".join([*lines, "", *notes, style.fit(f"{total} Nothing was changed.")])
 
 
 def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:

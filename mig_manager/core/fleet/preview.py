@@ -8,10 +8,10 @@ import collections
 import dataclasses
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
-from mig_manager.core import messages, model, steps
+from mig_manager.core import gpu_answers, messages, model, steps
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import goals, listed_layouts, nodes
 from mig_manager.core.layout import layouts, plans
@@ -20,6 +20,8 @@ from mig_manager.core.node import clients, pod_object, resources, well_known
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
+_NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
+"""Of a plan: UUIDs are not published, and ``NodePlan`` has the evicted pods."""
 _NO_CONTENT = "only its agent has the content of this layout: name the agent's file with -f"
 
 
@@ -48,7 +50,7 @@ TONES: Mapping[NodeFit, bar.Tone] = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
+class NodePlan:
     """The changes of a layout on one node."""
 
     name: str
@@ -61,50 +63,92 @@ class Preview:
     losses: tuple[resources.Loss, ...] | None = None
     """Destroyed devices that pods request; None: no plan, or unknown pods."""
     claiming: tuple[str, ...] = ()  # pods with ResourceClaims, perhaps for destroyed devices
+    notes: tuple[str, ...] = ()
+    may_evict: bool = True  # whether the agent would evict pods for it
 
     @property
     def evicted(self) -> tuple[str, ...]:
         """Pods that are certainly evicted: all devices of one of their resources are destroyed."""
-        return tuple(
-            sorted({pod for loss in self.losses or () if loss.is_total for pod in loss.kind.pods})
-        )
+        total = [loss for loss in self.losses or () if loss.is_total and self.may_evict]
+        return tuple(sorted({pod for loss in total for pod in loss.kind.pods}))
 
     @property
     def maybe_evicted(self) -> tuple[str, ...]:
         """Pods that may be evicted: the agent avoids devices in use where possible."""
-        every = {pod for loss in self.losses or () for pod in loss.kind.pods}
-        return tuple(sorted({*every, *self.claiming} - set(self.evicted)))
+        every = {pod for loss in self.losses or () for pod in loss.kind.pods} | {*self.claiming}
+        return tuple(sorted(every - {*self.evicted})) if self.may_evict else ()
 
-    def to_data(self) -> "answers.Preview":
+    @property
+    def is_changed(self) -> bool:
+        """Whether the plan has steps."""
+        return self.planned is not None and not self.planned.is_applied
+
+    def to_data(self) -> "answers.NodePlan":
         """Return plain data for JSON and YAML."""
-        planned = self.planned
-        gpu_plans = planned.plan.gpus if planned else ()
+        data: Mapping[str, object] = self.planned.to_data() if self.planned else {}
+        published = {key: value for key, value in data.items() if key not in _NOT_KNOWN}
         return {
-            "name": self.name,
-            "layout": self.layout,
+            "node": self.name,
+            "layout": self.layout or None,
             "verdict": self.feasibility.value,
-            "reason": self.reason,
-            "message": self.message,
-            "instances": {
-                "kept": planned.kept if planned else 0,
-                "destroyed": len(planned.plan.of(steps.DestroyGpuInstance)) if planned else 0,
-                "created": len(planned.plan.of(steps.CreateGpuInstance)) if planned else 0,
-            },
-            "mode_changes": [each.gpu_index for each in gpu_plans if each.of(steps.SetMode)],
-            "resets": [each.gpu_index for each in gpu_plans if each.needs_reset],
+            "reason": self.reason or None,
+            "message": self.message or None,
+            "notes": list(self.notes),
             "evicted_pods": list(self.evicted),
             "maybe_evicted_pods": list(self.maybe_evicted),
-            "is_provisional": bool(planned and planned.plan.is_provisional),
+            "losses": None
+            if self.losses is None
+            else [
+                {
+                    "resource": loss.kind.resource,
+                    "devices": loss.kind.count,
+                    "ending": loss.ending,
+                    "in_use_ending_at_least": loss.least,
+                    "pods": dict(loss.kind.pods),
+                }
+                for loss in self.losses
+            ],
+            "plan": cast("answers.PublishedPlan", gpu_answers.without_ids(published)) or None,
         }
 
 
-def totals(previews: Iterable[Preview]) -> str:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """The changes of a layout, or of a rollout's undo, on nodes."""
+
+    layout: str | None  # None: an undo
+    source: str
+    nodes: tuple[NodePlan, ...]
+    pods_not_known: str
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every node can have the layout."""
+        return all(node.feasibility.fits for node in self.nodes)
+
+    @property
+    def title(self) -> str:
+        """What is planned, for a sentence."""
+        return f"Layout {self.layout} of {self.source}" if self.layout else "Undo of the rollout"
+
+    def to_data(self) -> "answers.ClusterPlan":
+        """Return plain data for JSON and YAML."""
+        return {
+            "kind": "ClusterPlan",
+            "layout": self.layout,
+            "is_good": self.is_good,
+            "pods_not_known": self.pods_not_known or None,
+            "nodes": [node.to_data() for node in self.nodes],
+        }
+
+
+def totals(previews: Iterable[NodePlan]) -> str:
     """Count the verdicts, for a sentence."""
     counts = collections.Counter(each.feasibility for each in previews)
     return ", ".join(f"{counts[each]} {each.value.replace('-', ' ')}" for each in NodeFit)
 
 
-def evictions(previews: Iterable[Preview]) -> str:
+def evictions(previews: Iterable[NodePlan]) -> str:
     """Count the pods that are evicted, for a sentence."""
     counts = [(len(each.evicted), len(each.maybe_evicted)) for each in previews]
     evicted, perhaps = (sum(column) for column in zip((0, 0), *counts, strict=True))
@@ -121,7 +165,7 @@ def preview(
     *,
     presumed: model.ObservedGpus | None = None,
     layout: layouts.Layout | None = None,
-) -> Preview:
+) -> NodePlan:
     """Plan a layout of a document or of the node.
 
     Args:
@@ -143,7 +187,7 @@ def preview(
         printable = dataclasses.replace(layout, name=messages.printable(layout.name))
         planned = plans.plan(gpus, printable)
     except (errors.ConfigError, errors.LayoutError) as error:
-        return Preview(
+        return NodePlan(
             name=node.name,
             layout=name,
             feasibility=NodeFit.DOES_NOT_FIT,
@@ -157,7 +201,7 @@ def preview(
     elif planned.plan.is_empty:
         feasibility = NodeFit.UNCHANGED
     losses, claiming = (None, ()) if pods is None else _losses_and_claims(node, planned, pods)
-    return Preview(
+    return NodePlan(
         name=node.name,
         layout=name,
         feasibility=feasibility,
@@ -171,8 +215,8 @@ def preview(
 
 
 def misfit(
-    goal: goals.Goal, node: nodes.FleetNode, judged: "dict[object, Preview | None]"
-) -> Preview | None:
+    goal: goals.Goal, node: nodes.FleetNode, judged: "dict[object, NodePlan | None]"
+) -> NodePlan | None:
     """Return why a node cannot have a rollout's layout; None if it can, or that is unknown.
 
     ``judged`` are the answers for other nodes: thousands have the same GPUs, and instances decide
@@ -208,8 +252,8 @@ def misfit(
         return judged[key]
 
 
-def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> Preview:
-    return Preview(
+def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> NodePlan:
+    return NodePlan(
         name=node.name,
         layout=layout,
         feasibility=NodeFit.UNKNOWN,
@@ -218,7 +262,9 @@ def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> P
     )
 
 
-def of_rollout(goal: goals.Goal, node: nodes.FleetNode, pods: Sequence[pod_object.Pod]) -> Preview:
+def of_rollout(
+    goal: goals.Goal, node: nodes.FleetNode, pods: Sequence[pod_object.Pod] | None
+) -> NodePlan:
     """Plan what a rollout or its undo requests of a node."""
     target = goal.target(node)
     if goal.is_superseded(node):
@@ -229,7 +275,7 @@ def of_rollout(goal: goals.Goal, node: nodes.FleetNode, pods: Sequence[pod_objec
         message = "the label is removed; the GPUs stay as they are"
     else:
         return preview(node, goal.document, target, pods)
-    return Preview(
+    return NodePlan(
         name=node.name,
         layout=layout or "",
         feasibility=NodeFit.FITS,

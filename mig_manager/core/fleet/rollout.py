@@ -160,7 +160,7 @@ class _Track:
     is_requested: bool = False
     """Whether its label was written and is not visible yet."""
     gpus: str | None = None  # as its agent last published them
-    misfit: preview.Preview | None = None
+    misfit: preview.NodePlan | None = None
     """Why it cannot have the layout, by these GPUs."""
     has_joined: bool = False  # whether it has shown the target label during this rollout
     target: str | None = None
@@ -183,7 +183,7 @@ class Rollout:
         self._goal = goal
         self._limits = limits
         self._tracks: dict[str, _Track] = {}
-        self._misfits: dict[object, preview.Preview | None] = {}
+        self._misfits: dict[object, preview.NodePlan | None] = {}
         self._has_begun = False
         self._rest: tuple[object, float] = ((), 0.0)
         """The states of nodes at rest, and since when; empty while a node is moving."""
