@@ -109,7 +109,7 @@ def test_the_status_of_one_custom_layout_is_no_answer_to_the_next(
 ) -> None:
     there = with_custom(text, reported=reported)
     is_same = text == reported
-    assert (there.answer is not None) is is_same
+    assert (there.current_status is not None) is is_same
     assert there.is_finished is is_same
     assert there.has_responded is is_same
 

@@ -145,10 +145,10 @@ class FleetNode:
         )
 
     @property
-    def answer(self) -> run_status.PublishedStatus | None:
+    def current_status(self) -> run_status.PublishedStatus | None:
         """The status of the requested layout; None if the agent has not reported on it.
 
-        An agent that stopped during a run is no answer: the next one continues.
+        The status of an agent that stopped during a run does not count: the next one continues.
         """
         response = self._response
         is_interrupted = response and response.reason == errors.Reason.INTERRUPTED.value
@@ -172,7 +172,7 @@ class FleetNode:
         if self.status is None:
             # NVIDIA's manager sets only the state.
             return bool(self.state)
-        return self.answer is not None and not self.answer.is_retried
+        return self.current_status is not None and not self.current_status.is_retried
 
     @property
     def has_responded(self) -> bool:

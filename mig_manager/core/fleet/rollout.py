@@ -282,7 +282,7 @@ class Rollout:
         target = track.target if track.has_joined else self._goal.target(node)
         is_visible = node.requested == target
         state, message = self._state(track, node, is_visible=is_visible)
-        reported, since_s = node.answer, track.since_s
+        reported, since_s = node.current_status, track.since_s
         cause = track.misfit if state is NodeProgressState.SKIPPED else reported
         if is_visible and state is not NodeProgressState.SKIPPED:
             track = dataclasses.replace(
@@ -419,7 +419,7 @@ def _state_of_requested(
         if content_hash and status_hash and status_hash != content_hash:
             return NodeProgressState.PENDING, "its agent still has other content"
         return NodeProgressState.SUCCESS, ""
-    has_failed = node.answer and node.answer.state is model.State.FAILED
+    has_failed = node.current_status and node.current_status.state is model.State.FAILED
     return NodeProgressState.FAILED if has_failed else NodeProgressState.PENDING, ""
 
 

@@ -119,7 +119,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     if use:
         in_use = {uuid: used for uuid, used in use.in_use.items() if uuid not in faulty}
     published = node.status
-    is_retried = node.answer is not None and node.answer.is_retried
+    is_retried = node.current_status is not None and node.current_status.is_retried
     devices = collections.Counter(
         name for gpu in gpus for _, name, span in resources.devices(gpu) if span
     )
