@@ -30,7 +30,7 @@ _TOPIC = options.Option(
     is_operand=True,
     has_variable=False,
 )
-_FIRST_GROUPS = (options.OPTIONS, "the change", "GPUs")
+_FIRST_GROUPS = (options.OPTIONS, "evictions", "layouts", "the change", "GPUs")
 """The first headings in help; the output's heading comes last."""
 
 _OTHER_VARIABLES = frozenset({"MIG_MANAGER_CALLED"})
