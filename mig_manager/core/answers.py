@@ -384,7 +384,7 @@ class _Failure(TypedDict):
 
 class _RolloutNode(TypedDict):
     name: str
-    status: Annotated[str, "core.fleet.rollout.NodeProgressState"]
+    state: Annotated[str, "core.fleet.rollout.NodeProgressState"]
     phase: str
     reason: str
     message: str
@@ -403,7 +403,7 @@ class Rollout(TypedDict):
     state: Annotated[str, "core.fleet.rollout.RolloutPhase", "interrupted"]
     max_unavailable: int
     unavailable: list[str]
-    counts: dict[str, int]  # nodes by status
+    counts: dict[str, int]  # nodes by state
     failures: list[_Failure]
     nodes: list[_RolloutNode]
 
@@ -423,7 +423,7 @@ class NodePlan(TypedDict):
     layout: str | None  # null: an undo removes the label
     verdict: Annotated[str, "core.fleet.preview.NodeFit"]
     reason: str | None
-    message: str | None  # why it does not fit, or is unknown
+    message: str | None  # why, unless it simply fits
     notes: list[str]
     evicted_pods: list[str]
     maybe_evicted_pods: list[str]  # any of them may be evicted, or none
@@ -520,25 +520,29 @@ class _DeviceRequests(TypedDict):
     pods: dict[str, int]
 
 
+class _LastRun(TypedDict):
+    state: State
+    phase: str
+    reason: str | None
+    message: str | None
+    attempt: int
+    started_at: str | None
+    finished_at: str | None
+    retry_at: str | None
+    origin: str | None  # of the layout
+
+
 class NodeStatus(TypedDict):
     """The state of one node."""
 
     node: str
-    status: NodeState
+    state: NodeState
     is_good: bool
     is_ready: bool
     requested: str | None
     applied: str | None
     applied_before: NotRequired[str | None]  # before the change under way, which removes 'applied'
-    origin: str | None  # of the layout
-    state: State | None  # this and the following keys are of the last run
-    phase: str | None
-    reason: str | None
-    message: str | None
-    attempt: int | None
-    started_at: str | None
-    finished_at: str | None
-    retry_at: str | None
+    last_run: _LastRun | None  # null: no agent has published a status
     notes: list[str]
     gpus: list[PublishedGpu] | None  # null: not published
     unreachable_gpus: list[UnreachableGpu] | None
@@ -587,7 +591,7 @@ class NodeHistory(TypedDict):
 
     kind: Literal["NodeHistory"]
     node: str
-    status: NodeState
+    state: NodeState
     applied_since: str | None
     events_not_known: str | None  # why
     moments: list[Moment]

@@ -68,7 +68,7 @@ class NodeHistory:
         return {
             "kind": "NodeHistory",
             "node": self.report.node.name,
-            "status": self.report.state.value,
+            "state": self.report.state.value,
             "applied_since": iso(since),
             "events_not_known": self.why_no_events or None,
             "moments": [

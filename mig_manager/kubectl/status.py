@@ -105,21 +105,25 @@ class ClusterStatus:
         run, kinds, gpus = report.node.status, self.kinds(report), report.gpus
         return {
             "node": report.node.name,
-            "status": report.state.value,
+            "state": report.state.value,
             "is_good": report.state.is_good,
             "is_ready": report.node.is_ready,
             "requested": report.node.requested,
             "applied": report.node.applied or None,
             "applied_before": report.node.applied_before or None,
-            "origin": (run.origin or None) if run else None,
-            "state": run.state.value if run else None,
-            "phase": run.phase if run else None,
-            "reason": run.reason if run else None,
-            "message": run.message if run else None,
-            "attempt": run.attempt if run else None,
-            "started_at": history.iso(run.started_at) if run else None,
-            "finished_at": history.iso(run.finished_at) if run else None,
-            "retry_at": history.iso(run.retry_at) if run else None,
+            "last_run": None
+            if run is None
+            else {
+                "state": run.state.value,
+                "phase": run.phase,
+                "reason": run.reason,
+                "message": run.message,
+                "attempt": run.attempt,
+                "started_at": history.iso(run.started_at),
+                "finished_at": history.iso(run.finished_at),
+                "retry_at": history.iso(run.retry_at),
+                "origin": run.origin or None,
+            },
             "notes": list(report.notes),
             "gpus": None
             if gpus is None

@@ -36,7 +36,7 @@ def roll_out(cluster: rig.Cluster, layout: str, *options: str) -> tuple[int, dic
         [*command, *where, kubeconfig], capture_output=True, text=True, check=False, timeout=180
     )
     nodes = json.loads(done.stdout)["nodes"]
-    return done.returncode, {each["name"]: each["status"] for each in nodes}
+    return done.returncode, {each["name"]: each["state"] for each in nodes}
 
 
 def have_published(cluster: rig.Cluster) -> bool:

@@ -293,14 +293,14 @@ def add_custom(
 @pytest.mark.slow
 def test_status_distinguishes_one_custom_layout_from_the_next(user: rig.Viewer) -> None:
     add_custom(user.server, MINE)
-    assert user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["status"] == "success"
+    assert user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["state"] == "success"
 
     node = stored(user.server)
     node["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] = OTHER
     user.server.store.write(KEY, node)
 
     answer = user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
-    assert answer["status"] == "waiting"
+    assert answer["state"] == "waiting"
     assert "an earlier annotation" in " ".join(answer["notes"])
 
 
@@ -356,4 +356,4 @@ def test_a_history_does_not_take_another_custom_layout_for_this_one(user: rig.Vi
     since = user.alone("history", "gpu-1", "-o", "json").data["appliedSince"]
 
     status = user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
-    assert since == status["finishedAt"]
+    assert since == status["lastRun"]["finishedAt"]

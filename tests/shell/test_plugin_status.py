@@ -114,7 +114,7 @@ def test_json_has_everything(viewer: rig.Viewer) -> None:
     answer = viewer.alone("status", "-o", "json").data
 
     assert answer["isGood"] is False
-    assert [node["status"] for node in answer["nodes"]] == [
+    assert [node["state"] for node in answer["nodes"]] == [
         "success", "failed", "waiting", "stale", "no-agent",
     ]  # fmt: skip
     first = answer["nodes"][0]

@@ -114,7 +114,7 @@ def data(decision: rollout.RolloutDecision, goal: goals.Goal) -> "answers.Rollou
         "nodes": [
             {
                 "name": node.name,
-                "status": node.state.value,
+                "state": node.state.value,
                 "phase": node.phase,
                 "reason": node.reason,
                 "message": node.message,
