@@ -8,7 +8,6 @@ import dataclasses
 import datetime as dt
 
 from mig_manager import errors
-from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console
 from mig_manager.core.display import bar
 from mig_manager.core.files import yaml_tree
@@ -59,14 +58,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
     with command.layout_first("apply", settings.layout, [settings.node]):
         report = command.node(settings.node)
     custom = None if settings.filename is None else select(document, settings.layout)
-    result = apply(
-        command.kubectl,
-        report,
-        custom or str(settings.layout),
-        document,
-        is_dry_run=settings.is_dry_run,
-        now=command.now,
-    )
+    wanted = custom or str(settings.layout)
+    result = apply(command, report, wanted, document, is_dry_run=settings.is_dry_run)
     return command.answer(
         result.to_data, lambda: text(result, style=command.style), is_good=result.is_good
     )
@@ -110,13 +103,12 @@ def select(document: layouts.Document, name: str | None) -> layouts.Layout:
 
 
 def apply(
-    api: kubectl.Kubectl,
+    command: cluster.ClusterCommand,
     report: node_reports.NodeReport,
     wanted: layouts.Layout | str,
     document: layouts.Document,
     *,
     is_dry_run: bool,
-    now: dt.datetime,
 ) -> RequestedPlan:
     """Plan a layout for a node's published GPUs, and request it if it fits.
 
@@ -138,7 +130,7 @@ def apply(
     if isinstance(wanted, str):
         name, custom, text, planned = wanted, None, None, report
     else:
-        name, custom, text = well_known.CUSTOM_LAYOUT, wanted, annotation(wanted, now)
+        name, custom, text = well_known.CUSTOM_LAYOUT, wanted, annotation(wanted, command.now)
         custom_layouts.single(text, source=custom.location.source)
         document = layouts.Document(source=custom.origin, layouts={})
         annotations = {**node.view.annotations, well_known.LAYOUT_ANNOTATION: text}
@@ -148,7 +140,7 @@ def apply(
         name,
         [planned],
         document=document,
-        pods=cluster_reader.ClusterReader(api.get).pods([node.name]),
+        pods=command.reader.pods([node.name]),
         layout=custom,
     )
     notes = (*plans.nodes[0].notes, *(_notes(node) if custom else ()))
@@ -165,7 +157,7 @@ def apply(
             f"label: kubectl label node {node.name} {well_known.CONFIG_LABEL}-"
         )
         return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
-    _request(api, report, name, text, now=now)
+    _request(command, report, name, text)
     outcome = (
         f"Requested {name} of {node.name}; 'kubectl mig status {node.name}' shows the outcome."
     )
@@ -194,12 +186,10 @@ def _notes(node: nodes.FleetNode) -> list[str]:
 
 
 def _request(
-    api: kubectl.Kubectl,
+    command: cluster.ClusterCommand,
     report: node_reports.NodeReport,
     name: str,
     custom: str | None,
-    *,
-    now: dt.datetime,
 ) -> None:
     node = report.node
     for _ in range(_ATTEMPTS):
@@ -207,14 +197,13 @@ def _request(
         if custom is not None:
             metadata["annotations"] = {well_known.LAYOUT_ANNOTATION: custom}
         try:
-            api.patch_node(node.name, {"metadata": metadata})
+            command.kubectl.patch_node(node.name, {"metadata": metadata})
         except errors.ClusterError as error:
             if not error.is_conflict:
                 raise
         else:
             return
-        search = cluster_reader.ClusterReader(api.get).find([node.name], None, now=now)
-        node = search.reports[0].node
+        node = command.node(node.name).node
         if _basis(node) != _basis(report.node):
             break
     raise errors.ClusterError(

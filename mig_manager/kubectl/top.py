@@ -162,13 +162,9 @@ class Top:
         if current.text != choice.text:
             message = f"{choice.node} has changed since it was planned; nothing was requested"
             return dataclasses.replace(current, message=message)
+        document = self._command.document(listed_layouts.NO_FILE)
         result = apply.apply(
-            self._command.kubectl,
-            self._report(),
-            choice.layout,
-            self._command.document(listed_layouts.NO_FILE),
-            is_dry_run=False,
-            now=self._command.now,
+            self._command, self._report(), choice.layout, document, is_dry_run=False
         )
         screen = _Page.NODES if result.is_requested else choice.screen
         return dataclasses.replace(choice, screen=screen, message=result.outcome)
