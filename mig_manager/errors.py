@@ -253,7 +253,13 @@ class MigManagerError(Exception):
     """An error with a reason, from which its remedy follows."""
 
     def __init__(
-        self, problem: str, *, reason: Reason, location: Location | None = None, remedy: str = ""
+        self,
+        problem: str,
+        *,
+        reason: Reason,
+        location: Location | None = None,
+        remedy: str = "",
+        others: tuple[str, ...] = (),
     ) -> None:
         super().__init__(problem)
         self.problem = problem
@@ -262,7 +268,7 @@ class MigManagerError(Exception):
         self.location = location  # where a document is wrong, or requests the impossible
         self.own_remedy = remedy
         """Replaces the reason's remedy: for the user of a command, or of a NotReadyError."""
-        self.others: tuple[str, ...] = ()  # messages of the document's later errors
+        self.others = others  # messages of the document's later errors
 
     @property
     def place(self) -> str:
@@ -302,7 +308,12 @@ class ConfigError(MigManagerError):
     """A config document that breaks its format, or that cannot be read and has no location."""
 
     def __init__(
-        self, message: str, *, location: Location | None = None, remedy: str = ""
+        self,
+        message: str,
+        *,
+        location: Location | None = None,
+        remedy: str = "",
+        others: tuple[str, ...] = (),
     ) -> None:
         unreadable = "" if location else "Check the file's path and rights, or name another file."
         super().__init__(
@@ -310,6 +321,7 @@ class ConfigError(MigManagerError):
             reason=Reason.INVALID_CONFIG,
             location=location,
             remedy=remedy or unreadable,
+            others=others,
         )
 
 
@@ -340,10 +352,6 @@ class LayoutError(MigManagerError):
         super().__init__(message, reason=reason, location=location, remedy=remedy)
         self.gpu_uuid = gpu_uuid
         self.profile = profile
-
-    def locate(self, location: Location) -> None:
-        """Add the location in the config document, unless the message has one."""
-        self.location = self.location or location
 
 
 class HardwareError(MigManagerError):

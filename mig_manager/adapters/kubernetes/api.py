@@ -277,12 +277,10 @@ class KubeApi:
             text = self._read(response, request, limit=_MAX_ERROR_BYTES)
             if len(text) > _MAX_ERROR_BYTES:
                 text = b"(a body that is too large)"
-            error = responses.refusal(str(request), response.status, response.headers, text)
-            # A server that starts answers 403 until it has read the cluster's roles.
             is_starting = time.monotonic() - self._silent_s < _MAX_START_S
-            if response.status == http.HTTPStatus.FORBIDDEN and is_starting:
-                error.reason = errors.Reason.API_UNAVAILABLE
-            raise error
+            raise responses.refusal(
+                str(request), response.status, response.headers, text, is_starting=is_starting
+            )
         self._silent_s = -math.inf
         return response
 

@@ -45,17 +45,23 @@ def no_answer(request: str, detail: str) -> ApiError:
     )
 
 
-def refusal(request: str, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """Return the error for a response with an HTTP status other than 2xx."""
+def refusal(
+    request: str, status: int, headers: Mapping[str, str], body: bytes, *, is_starting: bool
+) -> ApiError:
+    """Return the error for a response with an HTTP status other than 2xx.
+
+    A server that ``is_starting`` answers 403 until it has read the cluster's roles.
+    """
     try:
         document = json_text.parse(body)
     except ValueError:
         document = {}
     fields = document if isinstance(document, dict) else {}
     explanation = _explanation(fields) or body[:200].decode(errors="replace").strip()
+    is_early = is_starting and status == http.HTTPStatus.FORBIDDEN
     return ApiError(
         f"the Kubernetes API answered {status} to {request}: {explanation or 'no explanation'}",
-        reason=_reason(status),
+        reason=errors.Reason.API_UNAVAILABLE if is_early else _reason(status),
         status=status,
         retry_after_s=_retry_after_s(headers, fields),
         explanation=explanation,

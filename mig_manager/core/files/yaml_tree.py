@@ -54,8 +54,12 @@ class Diagnostics:
         """Raise the document's first error, if it has any; the error has the others' messages."""
         if self.errors:
             first, *others = sorted(self.errors, key=lambda each: _position(each.location))
-            first.others = tuple(dict.fromkeys(other.message for other in others))
-            raise first
+            raise errors.ConfigError(
+                first.text,
+                location=first.location,
+                remedy=first.own_remedy,
+                others=tuple(dict.fromkeys(other.message for other in others)),
+            )
 
     def extend(self, location: errors.Location, message: str) -> None:
         """Note content that only mig-manager understands."""

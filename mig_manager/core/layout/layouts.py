@@ -246,8 +246,7 @@ def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.Desired
     deciding = _deciding(layout, gpus)
     for unreachable in _unreachable(layout, gpus):
         raise unreachable
-    for problem, location, _ in () if layout.is_lenient else _problems(layout, gpus, deciding):
-        problem.locate(location)
+    for problem, _ in () if layout.is_lenient else _problems(layout, gpus, deciding):
         raise problem
     return {uuid: rule.desired for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
 
@@ -293,11 +292,19 @@ def located(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[None]:
     try:
         yield
     except errors.LayoutError as error:
-        if error.gpu_uuid in (deciding := _deciding(layout, gpus)):
-            _, rule = deciding[error.gpu_uuid]
-            by_name = {str(name): place for name, place in rule.profile_locations.items()}
-            error.locate(by_name.get(error.profile, rule.location))
-        raise
+        deciding = _deciding(layout, gpus)
+        if error.location or error.gpu_uuid not in deciding:
+            raise
+        _, rule = deciding[error.gpu_uuid]
+        by_name = {str(name): place for name, place in rule.profile_locations.items()}
+        raise errors.LayoutError(
+            error.text,
+            reason=error.reason,
+            location=by_name.get(error.profile, rule.location),
+            gpu_uuid=error.gpu_uuid,
+            profile=error.profile,
+            remedy=error.own_remedy,
+        ) from error
 
 
 def missing_gpus(layout: Layout, gpus: Sequence[model.Gpu]) -> Sequence[tuple[Rule, str]]:
@@ -324,8 +331,8 @@ def lenient_warnings(
     if not layout.is_lenient:
         return ()
     return tuple(
-        yaml_tree.Diagnostic(location, f"{problem} ({effect})")
-        for problem, location, effect in _problems(layout, gpus, _deciding(layout, gpus))
+        yaml_tree.Diagnostic(problem.location or layout.location, f"{problem.text} ({effect})")
+        for problem, effect in _problems(layout, gpus, _deciding(layout, gpus))
     )
 
 
@@ -338,27 +345,30 @@ def _deciding(layout: Layout, gpus: Sequence[model.Gpu]) -> _Deciding:
 
 def _problems(
     layout: Layout, gpus: Sequence[model.Gpu], deciding: _Deciding
-) -> Iterator[tuple[errors.LayoutError, errors.Location, str]]:
-    """Yield the problems of a layout on these GPUs, with location and effect if ignored."""
+) -> Iterator[tuple[errors.LayoutError, str]]:
+    """Yield the problems of a layout on these GPUs, with their effect if ignored."""
 
     def problem(
-        message: str, reason: errors.Reason = errors.Reason.NO_GPU_MATCHES
+        message: str,
+        location: errors.Location,
+        reason: errors.Reason = errors.Reason.NO_GPU_MATCHES,
     ) -> errors.LayoutError:
-        return errors.LayoutError(f"layout '{layout.name}' {message}", reason=reason)
+        text = f"layout '{layout.name}' {message}"
+        return errors.LayoutError(text, reason=reason, location=location)
 
     for rule, what in missing_gpus(layout, gpus):
-        yield problem(f"names GPU {what}"), rule.location, "it matches no GPU"
+        yield problem(f"names GPU {what}", rule.location), "it matches no GPU"
     if not deciding:
         models = ", ".join(sorted({_product(gpu) for gpu in gpus}))
-        none = problem(f"selects none of this node's GPUs: {models or 'it has none'}")
-        yield none, layout.location, "nothing is done"
+        none = f"selects none of this node's GPUs: {models or 'it has none'}"
+        yield problem(none, layout.location), "nothing is done"
     is_any_capable = any(gpu.is_mig_capable for gpu, _ in deciding.values())
     for gpu, rule in deciding.values():
         is_wanted = rule.desired.mode is model.MigMode.ENABLED and not gpu.is_mig_capable
         if is_wanted and (rule.indices is not None or not is_any_capable):
             message = f"enables MIG on {gpu}, which has no MIG"
-            not_capable = problem(message, errors.Reason.NOT_MIG_CAPABLE)
-            yield not_capable, rule.location, "the GPU stays unchanged"
+            not_capable = problem(message, rule.location, errors.Reason.NOT_MIG_CAPABLE)
+            yield not_capable, "the GPU stays unchanged"
 
 
 def _product(gpu: model.Gpu) -> str:
