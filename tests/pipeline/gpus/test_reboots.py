@@ -210,6 +210,25 @@ def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> No
     assert rig.host.reboots == 1
 
 
+def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
+    rig = rebooting_node()
+    rig.extra_clients = "version: v1\nclients:\n- labels: {app: watcher}\n"
+
+    def restart() -> None:
+        if rig.log[-1] == "workloads.delete":
+            # It tolerates every taint.
+            devices = frozenset({rig.gpus[1].uuid})
+            rig.add_pod("b", devices=devices, labels={"app": "watcher"}, owner_kind="DaemonSet")
+
+    rig.add_pod("a", labels={"app": "watcher"}, owner_kind="DaemonSet")
+    rig.on_call = restart
+
+    go_down(rig)
+
+    assert "b" in rig.pod_names
+    assert rig.host.reboots == 1
+
+
 @pytest.mark.parametrize("refusal", ["polkit says no", ""])
 def test_a_refused_or_missing_reboot_is_requested_again(refusal: str) -> None:
     rig = rebooting_node()
