@@ -124,7 +124,7 @@ class _Story:
             f"the rollout stopped at {_GUARDED}, whose budget allows no eviction": (
                 status != 0 and failed == [_GUARDED]
             ),
-            f"it changed {', '.join(changed)}, and evicted one pod on each": (
+            f"it evicted one pod on each changed node: {', '.join(changed)}": (
                 bool(changed) and len(evicted) == len(changed)
             ),
             f"{len(unchanged)} of {len(before)} pods kept their devices through the rollout": (
