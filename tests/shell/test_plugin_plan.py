@@ -52,7 +52,7 @@ def test_a_plan_for_many_nodes_is_a_line_each_and_changes_nothing(viewer: rig.Vi
     assert "unchanged     nothing" in rows["gpu-1"]
     assert rows["gpu-2"].split()[1] == "does-not-fit"
     assert "instances destroyed" in rows["gpu-3"]
-    assert "1 GPU reset  1 evicted" in rows["gpu-4"]
+    assert "1 GPU reset  ml/elsewhere" in rows["gpu-4"]
     assert "config:8:" in answer.out
     assert "GPU 0 (NVIDIA A30" in answer.out
     assert "presumed not partitioned" in answer.out

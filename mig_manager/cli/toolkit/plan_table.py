@@ -7,7 +7,7 @@ from mig_manager.core import messages
 from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import preview
 
-_NODE, _COSTS = ("NODE",), ("VERDICT", "CHANGE", "PODS")
+_NODE, _COSTS = ("NODE",), ("VERDICT", "CHANGE", "EVICTED")
 
 
 def table(plan: preview.ClusterPlan, *, style: bar.Style) -> str:
@@ -40,7 +40,7 @@ def _evictions(node: preview.NodePlan) -> str:
         return "?"
     parts = [_names(node.evicted)] if node.evicted else []
     parts += [f"possibly {_names(node.maybe_evicted)}"] if node.maybe_evicted else []
-    return "; ".join(parts) or ("none evicted" if node.planned else "-")
+    return "; ".join(parts) or ("none" if node.planned else "-")
 
 
 def _names(pods: Sequence[str]) -> str:
