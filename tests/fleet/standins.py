@@ -51,7 +51,8 @@ class StandIns:
         """Nodes without an agent that reacts."""
         self.unreachable: dict[str, list[dict[str, object]]] = {}
         """``unreachableGpus`` of the status of a node."""
-        self._work_s = work_s
+        self.work_s = work_s
+        """How long an agent works on a request."""
         self._served: dict[str, str | None] = {}
         self._runs: dict[str, int] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -117,7 +118,7 @@ class StandIns:
             self._end(name, wanted, run)
             return
         self._write(name, wanted, model.State.PENDING, phase=model.Phase.TAINT, is_cordoned=True)
-        self._after(self._work_s, lambda: self._end(name, wanted, run))
+        self._after(self.work_s, lambda: self._end(name, wanted, run))
 
     def _end(self, name: str, wanted: str, run: int) -> None:
         if self._runs[name] != run:
@@ -132,7 +133,7 @@ class StandIns:
             is_cordoned=False,
         )
         if failure and failure.is_retried:
-            self._after(4 * self._work_s, lambda: self._begin(name, wanted, run))
+            self._after(4 * self.work_s, lambda: self._begin(name, wanted, run))
 
     def _write(
         self,

@@ -234,6 +234,8 @@ def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: Rig) -> None:
 
 
 def test_each_change_of_a_node_is_a_line_but_on_a_terminal_one_table_lives(rig: Rig) -> None:
+    # Long enough to be seen by a rollout on a busy machine.
+    rig.played.work_s = 0.5
     answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "40%")
 
     assert answer.status == 0
@@ -421,7 +423,7 @@ def test_an_api_that_fails_once_costs_no_node_and_no_room(rig: Rig, name: str) -
 
 
 def test_an_outage_longer_than_its_timeouts_costs_a_rollout_no_node(rig: Rig) -> None:
-    rig.played._work_s = 0.2
+    rig.played.work_s = 0.2
     broken: list[store.Record] = []
 
     def break_once(record: store.Record) -> None:
