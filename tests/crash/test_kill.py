@@ -9,14 +9,13 @@ A case counts only if the matrix's own signal ended the agent at the point of th
 must be struck, and every phase that a scenario lists.
 """
 
-import json
-import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from mig_manager.core import model
+from tests import published
 from tests.crash import matrix, scenarios
 
 Note = Callable[[str, object], None]
@@ -29,7 +28,6 @@ _MAX_STEP = 4
 """How many points the phases of every scenario have at least, but one."""
 _SHORTEST = "Resume"
 """The phase that may have three points or fewer."""
-_PUBLISHED = pathlib.Path(__file__).parents[2] / "docs" / "results" / "kill-matrix.json"
 
 
 def judge(
@@ -64,6 +62,8 @@ def strike(recorded: matrix.Recorder, record_property: Note) -> Strike:
         play: scenarios.Play, *, phases: Collection[str], step: int = 1, section: str = _MATRIX
     ) -> None:
         recording = recorded(play.scenario)
+        row = {"scenario": play.scenario.name, "what": play.what}
+        assert len(recording.points) >= published.least("kill-matrix", **row)
         chosen = recording.points[step // 2 :: step]
         verdicts = [matrix.play(play, recording, point=point) for point in chosen]
         judge(record_property, play, verdicts, section=section, phases=phases)
@@ -91,14 +91,11 @@ def test_a_sample_of_the_matrix_converges(strike: Strike) -> None:
 
 
 def test_the_published_results_are_those_of_the_present_matrix() -> None:
-    published = {
-        (each["scenario"], each["what"]): each
-        for each in json.loads(_PUBLISHED.read_text("utf-8"))
-    }
+    rows = {(each["scenario"], each["what"]): each for each in published.rows("kill-matrix")}
     plays = {(play.scenario.name, play.what): play for play in scenarios.PLAYS}
 
-    assert published.keys() == plays.keys()
-    for key, counts in published.items():
+    assert rows.keys() == plays.keys()
+    for key, counts in rows.items():
         assert_adds_up(counts, plays[key].scenario.phases)
 
 

@@ -20,7 +20,7 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
-from tests import lost_stderr
+from tests import lost_stderr, published
 from tests.faults import nvml_codes, nvml_node
 from tests.faults.nvml_codes import (
     IN_USE,
@@ -217,6 +217,7 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
 ) -> None:
     every = pytestconfig.getoption("every")
     cases = [(site, code) for site in node.record() for code in nvml_codes.codes_of(site.function)]
+    assert len(cases) >= published.least("NVML-faults", scenario=scenario)
     play_all(record_property, node, scenario, cases[every // 2 :: every], kind="")
 
 

@@ -1,21 +1,19 @@
 """Two strikes in a row: the second one meets what the first left to the next agent."""
 
 import functools
-import json
 import logging
-import pathlib
 import time
 from collections.abc import Callable
 
 import pytest
 import structlog
 
+from tests import published
 from tests.pipeline.recovery import double_strikes, played_changes
 from tests.pipeline.recovery.played_changes import Change
 
 Note = Callable[[str, object], None]
 _SECTION = "double strikes"
-_PUBLISHED = pathlib.Path(__file__).parents[3] / "docs" / "results" / "double-strikes.json"
 
 
 def play(
@@ -54,10 +52,10 @@ def test_a_strike_at_any_moment_has_an_end_that_is_true(name: str, record_proper
 
 
 def test_the_published_counts_are_of_present_changes() -> None:
-    published = {each["change"]: each for each in json.loads(_PUBLISHED.read_text("utf-8"))}
+    rows = {each["change"]: each for each in published.rows("double-strikes")}
     # A new change is published by the next count of all.
-    assert published
-    assert published.keys() <= played_changes.CHANGES.keys()
-    for counts in published.values():
+    assert rows
+    assert rows.keys() <= played_changes.CHANGES.keys()
+    for counts in rows.values():
         assert counts["struck"] == counts["tried"] == counts["kills"] + counts["writes"]
         assert counts["converged"] == counts["judged"]
