@@ -17,4 +17,4 @@ def rows(matrix: str) -> list[dict[str, Any]]:
 
 def least(matrix: str, **row: str) -> float:
     """Return how many cases a row must still have; 0 if it was never counted."""
-    return sum(_KEPT * each["tried"] for each in rows(matrix) if row.items() <= each.items())
+    return _KEPT * sum(int(each["tried"]) for each in rows(matrix) if row.items() <= each.items())

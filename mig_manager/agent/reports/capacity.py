@@ -119,12 +119,11 @@ class CapacityReport:
 
     def _refresh(self) -> bool:
         """Observe and publish; return whether only a pod event can change the use."""
-        if self._gpus is model.NO_GPUS:
+        if not self._gpus:
             with self._shared.hold_lock("observing the GPUs", changes_gpus=False):
                 self._gpus = self._deps.gpus.observe()
         if not self._gpus:
-            # The next check observes again.
-            return True
+            return False
         text, is_stable = self._observe_use(self._gpus)
         change = publish.of_gpus(self._gpus)
         old = self._shared.publisher.written(well_known.CAPACITY_ANNOTATION)

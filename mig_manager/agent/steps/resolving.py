@@ -251,8 +251,13 @@ def observe(job: jobs.Job) -> model.ObservedGpus:
 
 
 def observe_at_end(job: jobs.Job) -> model.ObservedGpus:
-    """Observe the GPUs as a failed run left them; return none if that fails."""
+    """Observe the GPUs as a failed run left them; if that fails, return none and note none.
+
+    The modes that it left pending are still those of the GPUs that it saw last.
+    """
     try:
-        return observe(job)
+        gpus = job.deps.gpus.observe()
     except errors.HardwareError:
         return model.NO_GPUS
+    job.journal.note_gpus(gpus)
+    return gpus

@@ -1,6 +1,7 @@
 """Reboots where a MIG mode becomes active in no other way."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -69,13 +70,20 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     scenes.assert_restored(rig)
 
 
-@pytest.mark.parametrize("how", ["agent", "budget", "person"])
+def hang_at_the_end(rig: fakes.NodeRig) -> None:
+    """Let the driver hang when a run observes for the second time what it has executed."""
+    since = itertools.dropwhile(lambda call: call != "gpus.execute", rig.log)
+    if list(since).count("gpus.observe") == 2:
+        rig.refusing["gpus.observe"] = errors.HardwareError("hung", reason=Reason.NVML_TIMEOUT)
+
+
+@pytest.mark.parametrize("how", ["agent", "budget", "person", "person, driver hangs"])
 def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(how: str) -> None:
     rig = rebooting_node()
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled")
     # ``--no-gpu-reset``
     rig.resets.are_available = False
-    rig.host.may_reboot = how != "person"
+    rig.host.may_reboot = not how.startswith("person")
     if how == "agent":
         go_down(rig)
     elif how == "budget":
@@ -83,6 +91,7 @@ def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(how: str) -> None:
         rig.disruptions.refusals["job"] = "budget"
         assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", text=ONE_OR_BOTH)
     else:
+        rig.on_call = lambda: hang_at_the_end(rig) if how.endswith("hangs") else None
         assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
 
     (kept, now) = (journals.VerifiedLayout.from_json(text) for text in rig.host.boot_layouts)

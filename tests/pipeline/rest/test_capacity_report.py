@@ -343,6 +343,24 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
     assert published(rig) == [[[0, 2]], [[4, 4]]]
 
 
+def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
+    rig: fakes.NodeRig,
+) -> None:
+    agent = scenes.reconciler(rig)
+    ended = scenes.run(rig, "all-balanced", by=agent)
+    agent.capacity.follow(is_on_demand=True, has_changed=False)
+    catch_up(rig, agent)
+    rig.refusing["gpus.observe"] = errors.HardwareError("hung", reason=errors.Reason.NVML_TIMEOUT)
+    agent.check_drift("all-balanced", ended)
+    del rig.refusing["gpus.observe"]
+    assert well_known.GPUS_ANNOTATION not in rig.annotations
+
+    catch_up(rig, agent)
+
+    assert well_known.GPUS_ANNOTATION in rig.annotations
+    assert published(rig) == [[[0, 2]], [[4, 4]]]
+
+
 def test_a_run_that_can_observe_no_gpu_leaves_none_shown(rig: fakes.NodeRig) -> None:
     agent = on_demand(rig)
     rig.refusing["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
