@@ -549,7 +549,10 @@ def test_each_node_is_judged_by_the_gpus_that_it_publishes() -> None:
     rolled = rollout.Rollout(goal, rollout.RolloutLimits(max_unavailable="2"))
 
     first = rolled.decide([node("a", gpus=elsewhere), node("b", gpus=here)], 0.0)
+    # For a moment no GPU of the node can be observed.
+    meanwhile = rolled.decide([node("a"), node("b", gpus=here)], 0.5)
     later = rolled.decide([node("a", gpus=here), node("b", gpus=here)], 1.0)
 
-    assert states(first) == {"a": NodeState.SKIPPED, "b": NodeState.TO_DO}
+    for decision in (first, meanwhile):
+        assert states(decision) == {"a": NodeState.SKIPPED, "b": NodeState.TO_DO}
     assert later.start == ("a", "b")

@@ -237,7 +237,8 @@ class Rollout:
         track = self._tracks.get(node.name)
         if track is None or track.uid != node.view.uid:
             track = _Track(uid=node.view.uid)
-        if track.has_joined or track.gpus == node.gpus:
+        if track.has_joined or node.gpus in (None, track.gpus):
+            # A node that shows no GPUs for a while is judged by those that it had.
             return track
         misfit = preview.misfit(self._goal, node, self._misfits)
         return dataclasses.replace(track, gpus=node.gpus, misfit=misfit)
