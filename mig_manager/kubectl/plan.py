@@ -89,7 +89,8 @@ def _of_node(
     may_evict = custom_layouts.request_for(layout_name, custom).may_evict
     notes += [] if may_evict else [_NO_EVICTION]
     why_not = ""
-    if report.gpus is None:
+    # An agent that ran, and shows no GPUs, can observe none: they may be partitioned.
+    if report.gpus is None and run is None:
         gpus, why_not = presumed_gpus.of(report)
         presumed = gpus or None
         notes += [why_not] if presumed else []
@@ -101,7 +102,7 @@ def _of_node(
         presumed=presumed,
         layout=layout,
     )
-    if report.gpus is None and presumed is None:
+    if why_not and presumed is None:
         result = dataclasses.replace(result, message=why_not)
     if result.planned:
         used = [run.config_hash] if run and run.config == layout_name and run.config_hash else []

@@ -73,6 +73,26 @@ def test_a_layout_may_come_from_a_file_or_from_a_pipe(
     assert viewer.alone("plan", "mine", "gpu-1").status == 2
 
 
+def test_nothing_is_presumed_of_gpus_that_their_agent_cannot_observe(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "layouts.yaml").write_text(rig.CONFIG)
+    with apiserver.serve() as server:
+        product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
+        server.store.create(rig.node("lost", requested="all-1g.5gb", labels=product))
+        viewer = rig.viewer(server, tmp_path)
+
+        options = ("-f", str(tmp_path / "layouts.yaml"))
+        answer = viewer.alone("plan", "all-disabled", "lost", *options, "-o", "json")
+        unknown = viewer.alone("plan", "typo", "lost", *options)
+
+    (planned,) = answer.data["nodes"]
+    assert (planned["verdict"], planned["plan"]) == ("unknown", None)
+    assert planned["message"].startswith("no agent shows its GPUs")
+    assert unknown.status == 2
+    assert "Name a layout of this file" in unknown.err
+
+
 @pytest.mark.slow
 def test_another_layout_of_the_same_name_is_noted(viewer: rig.Viewer) -> None:
     gpus = rig.gpus("1xA30")

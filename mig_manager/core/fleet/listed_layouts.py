@@ -40,7 +40,7 @@ def require_layout(
             remedy=_REMEDY,
         )
     published = [gpus for node in every if (gpus := nodes.published_gpus(node)[0])]
-    document.layout(name, published, remedy=_REMEDY)
+    document.layout(name, published, remedy=_REMEDY if document.is_presumed else "")
 
 
 def layout_of(
