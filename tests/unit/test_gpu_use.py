@@ -137,9 +137,22 @@ def test_daemons_that_a_change_pauses_use_nothing() -> None:
     )
     watcher = pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet")
     listed = client_table.ExtraClient(labels={"app": "watcher"})
+    gated = client_table.ExtraClient(
+        labels={"app": "other"}, deploy_label=well_known.DEPLOY_LABEL_PREFIX + "other"
+    )
+    beside = pod(
+        "beside",
+        gpu_resources={},
+        owner_kind="DaemonSet",
+        node_selector={str(gated.deploy_label): "true"},
+    )
 
     assert found([operand], [], process(0, owner="pod dcgm")) == (NONE, True)
     assert found([watcher], [], process(1, owner="pod watcher"), extra_clients=(listed,)) == (
+        NONE,
+        True,
+    )
+    assert found([beside], [], process(1, owner="pod beside"), extra_clients=(gated,)) == (
         NONE,
         True,
     )

@@ -203,11 +203,12 @@ class Usage:
     @property
     def client_owners(self) -> frozenset[str]:
         """The owners, as ``steps.GpuProcess`` has them, of pods that a change pauses."""
+        own_labels = {each.deploy_label for each in self.extra_clients if each.deploy_label}
         paused = (
             *filter(clients.is_device_plugin, self.pods),
             *filter(claims.is_driver, self.pods),
             *client_table.members(self.pods, self.extra_clients),
-            *clients.gated_by(self.pods, clients.PAUSED_LABELS),
+            *clients.gated_by(self.pods, clients.PAUSED_LABELS | own_labels),
         )
         return frozenset(f"pod {pod.uid}" for pod in paused)
 
