@@ -205,10 +205,12 @@ def _request(
             return
         node = command.node(node.name).node
         if _basis(node) != _basis(report.node):
+            why = "has changed since it was planned"
             break
+    else:
+        why = f"was changed by other programs during each of {_ATTEMPTS} attempts"
     raise errors.ClusterError(
-        f"node {node.name} has changed since it was planned; nothing was requested",
-        reason=errors.Reason.API_ERROR,
+        f"node {node.name} {why}; nothing was requested", reason=errors.Reason.API_ERROR
     )
 
 

@@ -14,7 +14,7 @@ PRODUCTS = tuple(hardware.products().values())
 TABLE = json.loads(pathlib.Path(hardware.__file__).with_name("hardware.json").read_bytes())
 
 
-def test_table_has_38_mig_products_two_without_mig_and_203_profile_names() -> None:
+def test_table_has_38_mig_products_two_without_mig_and_241_profiles() -> None:
     assert sum(product.is_mig_capable for product in PRODUCTS) == 38
     assert {p.key for p in PRODUCTS if not p.is_mig_capable} == {"l40s", "t4"}
     not_simulatable = {
@@ -25,7 +25,7 @@ def test_table_has_38_mig_products_two_without_mig_and_203_profile_names() -> No
         "rtx-pro-5000-blackwell",
     }
     assert {p.key for p in PRODUCTS if p.not_simulatable} == not_simulatable
-    assert sum(len(product.profiles) for product in PRODUCTS) >= 203
+    assert sum(len(product.profiles) for product in PRODUCTS) == 241
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)

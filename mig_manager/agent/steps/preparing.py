@@ -73,7 +73,7 @@ class PlannedChange:
 
     @property
     def affected_pods(self) -> tuple[pod_object.Pod, ...]:
-        """The pods to evict."""
+        """The pods with devices that the change removes; the policy says what becomes of them."""
         return self.usage.users(self.order.affected)
 
 
