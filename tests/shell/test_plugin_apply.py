@@ -197,9 +197,9 @@ def test_a_layout_that_does_not_fit_is_not_requested(user: rig.Viewer) -> None:
     assert_nothing_requested(user.server)
 
 
-def test_a_node_without_published_gpus_is_only_planned_for(user: rig.Viewer) -> None:
+def test_a_node_without_an_agent_is_only_planned_for(user: rig.Viewer) -> None:
     product = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
-    add_node(user.server, gpus=None, labels=product)
+    add_node(user.server, gpus=None, state=None, labels=product)
     assert apply(user, "--dry-run").status == 0
     answer = apply(user)
     assert answer.status == 2
