@@ -102,7 +102,9 @@ def requests(stage: api_node.InProcessStage) -> list[Request]:
         rounds.append(set(stage.asked()))
     made = set.intersection(*rounds)
     counts = collections.Counter(each[:2] for each in made)
-    assert {kind for kind, written in _ALWAYS.items() if written} <= counts.keys()
+    unseen = {kind for kind, written in _ALWAYS.items() if written} - counts.keys()
+    # The operator's plugin is paused by its label, another one by deleting its pod.
+    assert unseen <= {("delete", "pods")}
     for kind, count in counts.items():
         written = _ALWAYS[kind]
         is_poll = kind[0] in ("get", "list")
