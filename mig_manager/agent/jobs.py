@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from mig_manager.agent import publish, run_journal, settings, successors
 from mig_manager.change import boot_layouts, change_journal, execution, hook_points, transaction
-from mig_manager.core import ports, timing
+from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import pod_object
 from mig_manager.core.records import status
@@ -123,6 +123,16 @@ class Shared:
         """
         wait = wait or timing.Wait(clock=self.deps.clock)
         return transaction.hold_lock(self.deps.lock, doing, wait, changes_gpus=changes_gpus)
+
+    def observe(self) -> model.ObservedGpus:
+        """Observe the GPUs while no other manager changes them.
+
+        Raises:
+            HardwareError: None can be observed.
+            LockedError: Another manager is at work.
+        """
+        with self.hold_lock("observing the GPUs", changes_gpus=False):
+            return self.deps.gpus.observe()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,10 +151,8 @@ class Drain:
 
         Empty once kubelet had the time; ``first_s`` is that of ``orders.is_any_new``.
         """
-        undecided, now_s = (
-            now.undecided_users(self.order.affected),
-            self.job.deps.clock.monotonic(),
-        )
+        undecided = now.undecided_users(self.order.affected)
+        now_s = self.job.deps.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
         max_s = self.job.limits.drain_timeout_s * 3 / 4
         is_any_new = orders.is_any_new(undecided, first_s, now_s, max_s=max_s)

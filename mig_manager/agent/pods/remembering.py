@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import survey
 from mig_manager.core import messages, model
-from mig_manager.core.node import policies
+from mig_manager.core.node import gpu_use, policies
 
 
 def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
@@ -29,7 +29,7 @@ def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.Obser
         return gpus, ""
     if others := [str(gpu) for gpu in gpus.unreachable if not gpu.requires_reset]:
         return gpus, f"the pods of {messages.list_names(others)} are not known either"
-    deps, verified = shared.deps, _verified_gpus(shared)
+    verified = _verified_gpus(shared)
     if unknown := [str(gpu) for gpu in gpus.unreachable if gpu.uuid not in verified]:
         return gpus, f"no layout was verified for {messages.list_names(unknown)} since the boot"
     remembered = [
@@ -42,9 +42,7 @@ def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.Obser
         for gpu in gpus.unreachable
     ]
     every = model.ObservedGpus(sorted((*gpus, *remembered), key=lambda gpu: gpu.index))
-    usage = survey.report_usage(
-        deps, every, has_processes=False, extra_clients=survey.extra_clients(deps)
-    )
+    usage = _usage(shared, every)
     if usage.why_incomplete:
         return gpus, usage.why_incomplete
     users = usage.users(_device_ids(remembered))
@@ -59,11 +57,16 @@ def why_unknown(shared: jobs.Shared, gpus: model.ObservedGpus, faulty: Iterable[
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    clients = survey.extra_clients(shared.deps)
-    usage = survey.report_usage(shared.deps, gpus, has_processes=False, extra_clients=clients)
+    usage = _usage(shared, gpus)
     is_whole_node = shared.limits.policy.drain is policies.DrainPolicy.NODE
     ids = None if is_whole_node else _device_ids(faulty)
     return usage.why_incomplete if usage.undecided_users(ids) else ""
+
+
+def _usage(shared: jobs.Shared, gpus: model.ObservedGpus) -> gpu_use.Usage:
+    """Return who uses devices, also if the owner's list of GPU clients is invalid."""
+    clients = survey.extra_clients(shared.deps)
+    return survey.report_usage(shared.deps, gpus, has_processes=False, extra_clients=clients)
 
 
 def _device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str]:

@@ -120,8 +120,7 @@ class CapacityReport:
     def _refresh(self) -> bool:
         """Observe and publish; return whether only a pod event can change the use."""
         if not self._gpus:
-            with self._shared.hold_lock("observing the GPUs", changes_gpus=False):
-                self._gpus = self._deps.gpus.observe()
+            self._gpus = self._shared.observe()
         if not self._gpus:
             return False
         text, is_stable = self._observe_use(self._gpus)

@@ -33,8 +33,7 @@ def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.Obse
         The GPUs, empty if none can be observed; and whether a failure may pass.
     """
     try:
-        with shared.hold_lock("observing the GPUs", changes_gpus=False):
-            return shared.deps.gpus.observe(), False
+        return shared.observe(), False
     except (errors.HardwareError, errors.LockedError) as error:
         _log.info("gpus_not_observed", reason=error.reason.value, error=error.message)
         report.publish_failure(error.reason, error.message)
