@@ -15,6 +15,7 @@ from mig_manager.core.records import capacity, gpu_codec, journals
 from mig_manager.core.records import status as run_status
 
 _GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
+NO_GPUS_SHOWN = "no agent shows its GPUs: either none runs there, or it can observe none"
 _NO_USE = (
     "its agent has not published which instances are in use: it is outdated, has not finished a "
     "run, or got no answer from kubelet"
@@ -218,7 +219,7 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
 def published_gpus(node: FleetNode) -> tuple[model.ObservedGpus | None, str]:
     """Return the GPUs that an agent has published, or None and the reason."""
     if not node.gpus:
-        return None, "no agent shows its GPUs: either none runs there, or it can observe none"
+        return None, NO_GPUS_SHOWN
     try:
         return gpu_codec.from_json(node.gpus), ""
     except ValueError as error:

@@ -364,10 +364,7 @@ class Rollout:
             why = "no agent responded; the previous request is restored"
             return NodeProgressState.NO_RESPONSE, why
         if not node.has_published:
-            return (
-                NodeProgressState.SKIPPED,
-                "no agent shows its GPUs: either none runs there, or it can observe none",
-            )
+            return NodeProgressState.SKIPPED, fleet_nodes.NO_GPUS_SHOWN
         if is_visible:
             return _state_of_requested(node, self._goal.content_hash)
         if track.is_requested:
