@@ -128,7 +128,8 @@ def lose_watch(rig: Rig, own: rigs.Replica, *, seconds: int) -> None:
         rig.server.clear_faults()
 
 
-def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: Rig) -> None:
+def ask_one_of_two(rig: Rig) -> rigs.Replica:
+    """Return the partitioner that has asked one of two nodes, whose agent stays silent."""
     for name in ("n1", "n2"):
         rig.add_node(name)
     rig.add_pods("p1", "p2", profile="4g.20gb")
@@ -136,6 +137,11 @@ def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: Rig) -> None:
     rig.pass_time(SOON_S, own)
     (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
     stamp_request(rig, asked, at=rig.clock.now_iso())
+    return own
+
+
+def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: Rig) -> None:
+    own = ask_one_of_two(rig)
     rig.pass_time(TERM_S, own)
 
     lose_watch(rig, own, seconds=400)
@@ -145,13 +151,7 @@ def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: Rig) -> None:
 
 
 def test_lost_watches_do_not_prolong_how_long_the_budget_counts_a_silent_node(rig: Rig) -> None:
-    for name in ("n1", "n2"):
-        rig.add_node(name)
-    rig.add_pods("p1", "p2", profile="4g.20gb")
-    own = rig.replica(max_unavailable="1")
-    rig.pass_time(SOON_S, own)
-    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
-    stamp_request(rig, asked, at=rig.clock.now_iso())
+    own = ask_one_of_two(rig)
 
     for _ in range(2):
         assert len(own.kube.patches) == 1
