@@ -247,8 +247,9 @@ class Decider:
         """Decide once; return the time that it took."""
         began_s = time.process_time()
         pending = self._watched.pending
-        seen = partitioned.with_pods(self._watched.nodes.values(), self._watched.requests)
-        nodes = self._own_clock.with_own_times(seen, now=now)
+        nodes = self._own_clock.with_own_times(
+            self._watched.nodes.values(), self._watched.requests, now=now
+        )
         index = node_index.NodeIndex(nodes, self._cache)
         likely = self._watched.arrivals.expected_pods(0.0, _LIMITS.prepare_for_s, index)
         decision = partitioning.decide(

@@ -153,8 +153,8 @@ class Term:
         """Return the nodes with their pods' requests, and the pending pods."""
         self._waits.observe(self._cluster.bound(self._waits.served), now)
         pending = self._waits.with_times(self._cluster.pending(), now)
-        nodes = partitioned.with_pods(self._cluster.nodes(), self._cluster.requests)
-        dated = self._own_clock.with_own_times(nodes, now=now)
+        nodes, requests = self._cluster.nodes(), self._cluster.requests
+        dated = self._own_clock.with_own_times(nodes, requests, now=now)
         avoided = self._outcomes.whys_to_avoid()
         return tuple(self._restrict(node, avoided.get(node.name, "")) for node in dated), pending
 

@@ -108,7 +108,7 @@ def test_a_node_that_is_lost_in_a_run_does_not_use_up_the_budget(
     def counts(after_s: int) -> bool:
         (changing,), _ = seen([working(state, is_ready=after_s in ready_after_s)], ())
         now = NOW + dt.timedelta(seconds=after_s)
-        (dated,) = own_clock.with_own_times([changing], now=now)
+        (dated,) = own_clock.with_own_times([changing], partitioned.Requests(), now=now)
         return changes.is_under_change(dated, now=now)
 
     at_s = (0, *ready_after_s, 290, 310, 3700)
@@ -135,7 +135,7 @@ def test_an_agent_that_is_lost_in_a_run_does_not_use_up_the_budget(
 
     def counts(after_s: int) -> bool:
         now = NOW + dt.timedelta(seconds=after_s)
-        (dated,) = own_clock.with_own_times(partitioned.with_pods([changing], requests), now=now)
+        (dated,) = own_clock.with_own_times([changing], requests, now=now)
         return changes.is_under_change(dated, now=now)
 
     counts(0)

@@ -9,7 +9,7 @@ new devices makes equal GPUs free.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from mig_manager.core import model
@@ -167,19 +167,17 @@ class FitSearch:
             fit = self._searches[key] = next(self._fits(state, new.devices, dict(spare)), None)
             return fit
 
-    def most_beside(self, states: Iterable[GpuFacts], profile: model.Profile) -> list[int]:
+    def most_beside(self, states: Collection[GpuFacts], profile: model.Profile) -> list[int]:
         """Return how many devices of a profile fit beside the fixed instances of GPUs."""
-        most, counts = self._most.setdefault(profile, {}), []
+        most = self._most.setdefault(profile, {})
         for state in states:
-            count = most.get(state)
-            if count is None:
+            if state not in most:
                 count = 0
                 if profile in state.capacity.by_profile:
                     while state.capacity.fits({profile: count + 1}, pinned=state.fixed):
                         count += 1
                 most[state] = count
-            counts.append(count)
-        return counts
+        return [most[state] for state in states]
 
     def sizes(
         self, states: Iterable[GpuFacts], profiles: Iterable[model.Profile]
@@ -248,23 +246,22 @@ class ChangeableGpus:
         for state in states.values():
             for profile, count in state.idle_devices:
                 self.idle[profile] = self.idle.get(profile, 0) + count
-        self._able: dict[model.Profile, tuple[int, Sequence[int]]] = {}
+        self._most: dict[model.Profile, int] = {}
+        self._able: dict[model.Profile, Sequence[int]] = {}
 
     def most(self, profile: model.Profile) -> int:
         """Return how many devices of a profile fit beside the instances that stay."""
-        return self._beside(profile)[0]
+        if profile not in self._most:
+            self._most[profile] = sum(self.search.most_beside(self.states.values(), profile))
+        return self._most[profile]
 
     def able(self, profile: model.Profile) -> Sequence[int]:
         """Return the GPUs on which a device of a profile fits beside the instances that stay."""
-        return self._beside(profile)[1]
-
-    def _beside(self, profile: model.Profile) -> tuple[int, Sequence[int]]:
-        beside = self._able.get(profile)
-        if beside is None:
+        if profile not in self._able:
             counts = self.search.most_beside(self.states.values(), profile)
             able = [i for i, count in zip(self.states, counts, strict=True) if count]
-            beside = self._able[profile] = sum(counts), able
-        return beside
+            self._able[profile] = able
+        return self._able[profile]
 
 
 class NodeRoom:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mig_manager.core import model
 from mig_manager.core.partitioning import batches, holds, node_room, node_sets, partitioned
 
-_MAX_SEARCHED = 300
+_MAX_SEARCHED = 100
 """Nodes in different states that are compared for one change."""
 
 Queue = Mapping[int, Sequence[int]]

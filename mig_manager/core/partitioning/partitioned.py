@@ -26,7 +26,7 @@ class PartitionedNode:
     """A node that has MIG devices or is opted in.
 
     ``parse`` sets what the Node object shows, ``claimed_nodes`` what claims show, ``with_pods``
-    what pods show, and ``OwnClock`` replaces the times.
+    what pods show, and ``OwnClock`` both what pods show and the times.
     """
 
     name: str
@@ -226,16 +226,15 @@ class Requests:
 
 def with_pods(nodes: Iterable[PartitionedNode], requests: Requests) -> tuple[PartitionedNode, ...]:
     """Return the nodes with what their pods show: requests, lost agents and nominations."""
+    return tuple(dataclasses.replace(node, **_shown_by_pods(node, requests)) for node in nodes)
 
-    def complete(node: PartitionedNode) -> PartitionedNode:
-        return dataclasses.replace(
-            node,
-            allocated=_allocated_devices(node, requests.of(node.name)),
-            has_lost_agent=requests.has_lost_agent(node.name),
-            is_nominated=requests.is_nominated(node.name),
-        )
 
-    return tuple(map(complete, nodes))
+def _shown_by_pods(node: PartitionedNode, requests: Requests) -> dict[str, Any]:
+    return {
+        "allocated": _allocated_devices(node, requests.of(node.name)),
+        "has_lost_agent": requests.has_lost_agent(node.name),
+        "is_nominated": requests.is_nominated(node.name),
+    }
 
 
 def _allocated_devices(node: PartitionedNode, requests: demand.Amounts) -> demand.Amounts:
@@ -258,10 +257,17 @@ class OwnClock:
         """By node: as reported, and with times by our clock."""
 
     def with_own_times(
-        self, nodes: Iterable[PartitionedNode], *, now: dt.datetime
+        self, nodes: Iterable[PartitionedNode], requests: Requests, *, now: dt.datetime
     ) -> tuple[PartitionedNode, ...]:
-        """Return the nodes with times by our clock; forget nodes that are gone."""
-        self._before = {node.name: (node, self._with_own_times(node, now)) for node in nodes}
+        """Return the nodes with their pods and times by our clock; forget nodes that are gone.
+
+        A node that has not changed is the same object as before: others are copied once, which
+        takes long in a large cluster.
+        """
+        self._before = {
+            node.name: (node, self._dated(node, _shown_by_pods(node, requests), now))
+            for node in nodes
+        }
         return tuple(dated for _, dated in self._before.values())
 
     def leave_out(self, lost_s: float) -> None:
@@ -280,10 +286,14 @@ class OwnClock:
             for name, (reported, dated) in self._before.items()
         }
 
-    def _with_own_times(self, node: PartitionedNode, now: dt.datetime) -> PartitionedNode:
+    def _dated(
+        self, node: PartitionedNode, shown: Mapping[str, Any], now: dt.datetime
+    ) -> PartitionedNode:
         reported, dated = self._before.get(node.name, (None, None))
+        if dated and reported is node and all(getattr(dated, k) == v for k, v in shown.items()):
+            return dated
         requested_at = started_at = finished_at = unready_at = None
-        if node.has_lost_agent or not node.is_ready:
+        if shown["has_lost_agent"] or not node.is_ready:
             unready_at = (dated and dated.unready_at) or now
         if node.requested_at:
             # Another request does not restart a silent agent's time.
@@ -300,6 +310,7 @@ class OwnClock:
             finished_at = min(node.finished_at, now)
         return dataclasses.replace(
             node,
+            **shown,
             requested_at=requested_at,
             started_at=started_at,
             finished_at=finished_at,
