@@ -10,6 +10,8 @@ _MEMORY_S = 600.0
 """After this time an arrival counts for a third."""
 _MIN_PROBABILITY = 0.2
 """Of a pod that is expected. Fewer pods make room for them too late, more block other devices."""
+_MIN_PROBABILITY_OF_FIRST = 0.05
+"""The same for one pod of each kind: a device of a rare size hardly blocks others."""
 _MAX_EXPECTED = 500
 """More only make decisions in a large cluster longer."""
 _MIN_RATE = 0.01 / _MEMORY_S
@@ -61,7 +63,7 @@ class Arrivals:
             mean = rates[key] * within_s * slices
             exactly = fewer = math.exp(-mean)
             for count in range(1, _MAX_EXPECTED + 1):
-                if 1 - fewer < _MIN_PROBABILITY:
+                if 1 - fewer < (_MIN_PROBABILITY_OF_FIRST if count == 1 else _MIN_PROBABILITY):
                     break
                 likely.append((count / mean, needs.amounts, needs))
                 exactly *= mean / count
