@@ -265,7 +265,7 @@ class OwnClock:
         takes long in a large cluster.
         """
         self._before = {
-            node.name: (node, self._dated(node, _shown_by_pods(node, requests), now))
+            node.name: (node, self._with_own_times(node, _shown_by_pods(node, requests), now))
             for node in nodes
         }
         return tuple(dated for _, dated in self._before.values())
@@ -286,7 +286,7 @@ class OwnClock:
             for name, (reported, dated) in self._before.items()
         }
 
-    def _dated(
+    def _with_own_times(
         self, node: PartitionedNode, shown: Mapping[str, Any], now: dt.datetime
     ) -> PartitionedNode:
         reported, dated = self._before.get(node.name, (None, None))
