@@ -72,7 +72,7 @@ class Fault:
     garbles: bool = False
     """Answer 200 with the page of a proxy in place of JSON; of a watch, as its first line."""
     stall: bool = False
-    """Never answer; of a watch, send only the headers."""
+    """Never answer; of a watch, send only the headers, and end it in time."""
     is_carried_out: bool = False
     """Whether the request has its effect, and the fault replaces only its answer."""
 
@@ -300,7 +300,10 @@ class _Middleware:
             if call.is_watch:
                 await call.begin()
                 await call.write(b"")
-            await self._break(call, Break.STALL)
+                await self._linger(call, float(call.http.query_params["timeoutSeconds"]))
+                await self._break(call, Break.CLOSE)
+            else:
+                await self._break(call, Break.STALL)
         else:
             return False
         return True

@@ -119,9 +119,13 @@ def test_an_expired_version_leads_to_a_new_list(server: apiserver.ApiServer) -> 
         assert server.log.count("list", "nodes") >= 2
 
 
-def test_a_silent_watch_leads_to_a_new_list(server: apiserver.ApiServer) -> None:
+@pytest.mark.parametrize(("watch_s", "stall_s"), [(300, 0.5), (1, 90)])
+def test_a_silent_watch_leads_to_a_new_list(
+    server: apiserver.ApiServer, watch_s: float, stall_s: float
+) -> None:
     """After a restore of etcd, a watch from a later version is silent until that is reached."""
-    with following(server, times=dataclasses.replace(watch_rig.BRISK, stall_s=0.5)) as follower:
+    times = dataclasses.replace(watch_rig.BRISK, watch_s=watch_s, stall_s=stall_s)
+    with following(server, times=times) as follower:
         assert follower.layout() == "one"
         wait_for_watch(server)
         later = f"resourceVersion={server.store.version}(&|$)"

@@ -36,12 +36,20 @@ class WatchTimes:
     watch_s: float = 300.0
     """After about this time the server ends a watch in an orderly way."""
     stall_s: float = 90.0
-    """After this silence a watch counts as dead, and the next one begins with a list. The API
-    server sends a bookmark each minute (KEP-956)."""
+    """After this silence a watch counts as dead. The API server sends a bookmark each minute
+    (KEP-956)."""
     steady_s: float = 10.0
     """A watch that ends earlier counts as a failure, or it would be renewed without a pause."""
     pauses: timing.Backoff = _PAUSES
     """After consecutive failures; the second half of each is random."""
+
+    @property
+    def silence_s(self) -> float:
+        """A watch that ends after such a silence is not believed.
+
+        The API server also sends a bookmark two seconds before it ends a watch.
+        """
+        return min(self.stall_s, self.watch_s / 2)
 
 
 class Watch(abc.ABC):
@@ -145,7 +153,7 @@ class Watch(abc.ABC):
                 if not self._stop.is_set():
                     with contextlib.suppress(Exception):
                         self.lost(error)
-            if time.monotonic() - self._contact_s >= self._times.stall_s:
+            if time.monotonic() - self._contact_s >= self._times.silence_s:
                 # After a restore of etcd our version may be of the future: no change is sent until
                 # the cluster reaches it (kubernetes/kubernetes#107457).
                 self._version = ""
