@@ -33,11 +33,11 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.node import resources, well_known
 from mig_manager.core.partitioning import (
     arrivals,
+    decider,
     decisions,
     demand,
     node_index,
     partitioned,
-    partitioning,
     past_decisions,
 )
 from mig_manager.core.records import capacity, gpu_codec
@@ -252,7 +252,7 @@ class Decider:
         )
         index = node_index.NodeIndex(nodes, self._cache)
         likely = self._watched.arrivals.expected_pods(0.0, _LIMITS.prepare_for_s, index)
-        decision = partitioning.decide(
+        decision = decider.decide(
             index,
             pending,
             _LIMITS,

@@ -11,8 +11,7 @@ import math
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import events, leader
-from mig_manager.adapters.kubernetes import partitioning as kubernetes
+from mig_manager.adapters.kubernetes import events, leader, partitioner_cluster
 from mig_manager.core import messages, timing
 from mig_manager.core.partitioning import decisions, demand
 
@@ -30,7 +29,7 @@ class Announcer:
 
     def __init__(
         self,
-        cluster: kubernetes.PartitionerCluster,
+        cluster: partitioner_cluster.PartitionerCluster,
         leadership: leader.Leader,
         clock: timing.Clock,
     ) -> None:

@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import files, web_server
-from mig_manager.adapters.kubernetes import api, leader, partitioning, watch
+from mig_manager.adapters.kubernetes import api, leader, partitioner_cluster, watch
 from mig_manager.core import liveness, timing
 from mig_manager.core.layout import config, layouts
 from mig_manager.partitioner import demand_signal, loop, metrics, term
@@ -36,7 +36,7 @@ class Replica:
         self.signal = demand_signal.DemandSignal(
             quiet_s=settings.quiet_s, max_s=settings.longest_wait_s, clock=clock
         )
-        self.cluster = partitioning.PartitionerCluster(
+        self.cluster = partitioner_cluster.PartitionerCluster(
             kube,
             clock=clock,
             reporter=identity,

@@ -12,11 +12,11 @@ from mig_manager.core.display import bar, picture
 from mig_manager.core.files import json_text
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import (
+    decider,
     decisions,
     demand,
     node_index,
     partitioned,
-    partitioning,
     past_decisions,
 )
 
@@ -113,7 +113,7 @@ def simulate(
     bound = [pod for pod in parsed if isinstance(pod, demand.BoundPod)]
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
     nodes = partitioned.with_pods(nodes, partitioned.Requests(bound))
-    decision = partitioning.decide(
+    decision = decider.decide(
         node_index.NodeIndex(nodes),
         pending,
         dataclasses.replace(limits, cooldown_s=0.0),

@@ -12,16 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import leader
-from mig_manager.adapters.kubernetes import partitioning as kubernetes
+from mig_manager.adapters.kubernetes import leader, partitioner_cluster
 from mig_manager.core import timestamps, timing
 from mig_manager.core.layout import layouts
 from mig_manager.core.partitioning import (
+    decider,
     decisions,
     demand,
     node_index,
     partitioned,
-    partitioning,
     past_decisions,
 )
 from mig_manager.partitioner import (
@@ -50,7 +49,7 @@ _log = structlog.get_logger()
 class Parts:
     """What the terms of a replica work with."""
 
-    cluster: kubernetes.PartitionerCluster
+    cluster: partitioner_cluster.PartitionerCluster
     leader: leader.Leader
     settings: partitioner_settings.PartitionerSettings
     clock: timing.Clock
@@ -110,7 +109,7 @@ class Term:
         nodes, pending = self._observe(now)
         index = node_index.NodeIndex(nodes, self._cache)
         likely = self._likely(began_s, index)
-        decision = partitioning.decide(
+        decision = decider.decide(
             index,
             pending,
             self._settings.limits,

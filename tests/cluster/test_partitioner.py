@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters import host
-from mig_manager.adapters.kubernetes import api, events, leader, partitioning
+from mig_manager.adapters.kubernetes import api, events, leader, partitioner_cluster
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import announcer
 from tests import waiting
@@ -110,7 +110,7 @@ def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
         clock=host.SystemClock(),
     )
     assert own.campaign()
-    cluster = partitioning.PartitionerCluster(
+    cluster = partitioner_cluster.PartitionerCluster(
         kube, clock=host.SystemClock(), reporter="a", on_demand=lambda: None, on_node=lambda: None
     )
     with structlog.testing.capture_logs() as logs:
@@ -130,7 +130,7 @@ def test_events_about_pods_with_the_longest_names_are_accepted(
     event = events.Event(
         subject=subject, reason="NoRoomPossible", message="é" * 4000, is_warning=True
     )
-    own = partitioning.PartitionerCluster(
+    own = partitioner_cluster.PartitionerCluster(
         kube,
         clock=host.SystemClock(),
         reporter="p" * 253 + "_0",

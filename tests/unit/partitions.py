@@ -16,11 +16,11 @@ from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import resources, well_known
 from mig_manager.core.partitioning import (
     claimed_nodes,
+    decider,
     decisions,
     demand,
     node_index,
     partitioned,
-    partitioning,
     past_decisions,
     waiting,
 )
@@ -140,7 +140,7 @@ def decided(  # noqa: PLR0913 - what a decision depends on
 ) -> decisions.PartitioningDecision:
     """Parse both and decide; by default as many nodes as there are may change."""
     found, pending = seen(nodes, pods, claims)
-    return partitioning.decide(
+    return decider.decide(
         node_index.NodeIndex(found),
         pending,
         decisions.PartitionerLimits(**{"max_unavailable": "100%", **limits}),

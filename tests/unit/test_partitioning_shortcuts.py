@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mig_manager.core.node import selectors
 from mig_manager.core.partitioning import (
     batches,
+    decider,
     decisions,
     demand,
     exclusions,
@@ -16,7 +17,6 @@ from mig_manager.core.partitioning import (
     node_sets,
     offers,
     partitioned,
-    partitioning,
     past_decisions,
 )
 from tests.unit import partitions
@@ -134,13 +134,13 @@ def test_decision_is_the_same_with_what_the_last_one_derived(one: Cluster, two: 
             kept[node.name] if number % 2 and node.name in kept else node
             for number, node in enumerate(partitions.seen(found.nodes, ())[0])
         ]
-        assert partitioning.decide(
+        assert decider.decide(
             node_index.NodeIndex(nodes, cache),
             pending,
             limits,
             now=partitions.NOW,
             history=past_decisions.History(),
-        ) == partitioning.decide(
+        ) == decider.decide(
             node_index.NodeIndex(nodes),
             pending,
             limits,

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mig_manager.core import model, timing
 from mig_manager.core.partitioning import (
     arrivals,
+    decider,
     decisions,
     demand,
     exclusions,
     node_index,
     node_sets,
     partitioned,
-    partitioning,
     past_decisions,
     simulated_node,
 )
@@ -276,7 +276,7 @@ class _Run:
         pending = [job.pod for job in self._pending.values()]
         index = node_index.NodeIndex(nodes, self._cache)
         likely = self._arrivals.expected_pods(self._now_s, limits.prepare_for_s, index)
-        decision = partitioning.decide(
+        decision = decider.decide(
             index,
             pending,
             limits,
