@@ -8,14 +8,10 @@ from mig_manager.cli.toolkit import console, gpu_report, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
-from mig_manager.core.layout import custom_layouts, layouts
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.layout import layouts
+from mig_manager.core.node import resources
 from mig_manager.core.settings import node_settings, options
 from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus, status
-
-_NO_EVICTION = (
-    "an on-demand layout evicts no pod: it fails at once if a pod uses what it would destroy"
-)
 
 
 class Settings(
@@ -60,12 +56,11 @@ def plan(
     """
     if layout is None:
         listed_layouts.require_layout([report.node for report in reports], document, name)
-    is_custom = name == well_known.CUSTOM_LAYOUT and any(
-        each.node.takes_custom for each in reports
-    )
     return preview.ClusterPlan(
         layout=messages.printable(name),
-        source="the node's annotation" if is_custom and layout is None else document.source,
+        source=document.source
+        if layout
+        else preview.source_of(document, name, (report.node for report in reports)),
         nodes=tuple(_of_node(name, report, document, pods, layout) for report in reports),
         pods_not_known=pods.why_not,
     )
@@ -82,12 +77,6 @@ def _of_node(
     notes = list(report.notes) if report.gpus is not None else []
     if report.state in (node_reports.NodeState.PENDING, node_reports.NodeState.REBOOTING):
         notes.append("the node is changing right now: plan again when it has finished")
-    is_custom = layout is not None or (
-        layout_name == well_known.CUSTOM_LAYOUT and report.node.takes_custom
-    )
-    custom = custom_layouts.Custom.of(report.node.view) if is_custom else None
-    may_evict = custom_layouts.request_for(layout_name, custom).may_evict
-    notes += [] if may_evict else [_NO_EVICTION]
     why_not = ""
     # An agent that ran, and shows no GPUs, can observe none: they may be partitioned.
     if report.gpus is None and run is None:
@@ -111,7 +100,7 @@ def _of_node(
             verb = "has" if listed else "last used"
             notes.append(f"its agent {verb} another layout named {layout_name}")
         notes += [messages.printable(str(remark), " ") for remark in result.planned.overlooked]
-    return dataclasses.replace(result, notes=tuple(notes), may_evict=may_evict)
+    return dataclasses.replace(result, notes=(*notes, *result.notes))
 
 
 def pictures(plans: preview.ClusterPlan, *, style: bar.Style) -> str:

@@ -15,7 +15,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
-from tests import api_objects, waiting
+from tests import api_objects, changes, waiting
 from tests.fleet import agents, census, standins
 from tests.node import scenes
 from tests.shell import commandline
@@ -525,6 +525,32 @@ def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rig) -
     assert verdicts == ["fits", *["unknown"] * 4]
     own = rig.roll("own", "--dry-run").data["nodes"]
     assert [node["verdict"] for node in own] == ["does-not-fit", *["unknown"] * 4]
+
+
+def test_a_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod_on_demand(
+    rig: Rig,
+) -> None:
+    rig.serve_config(text=scenes.CONFIG.replace(LAYOUT, well_known.CUSTOM_LAYOUT))
+    gpu = {"nvidia.com/gpu": 1}
+    for name, labels in (
+        ("node-000", {}),
+        ("node-001", {well_known.PARTITIONING_LABEL: "on-demand"}),
+    ):
+        rig.publish_gpus(name, "A100-SXM4-40GB")
+        listed = {
+            well_known.LAYOUTS_ANNOTATION: served.to_json((), takes_custom=True),
+            well_known.LAYOUT_ANNOTATION: changes.document([LAYOUT]),
+        }
+        rig.write(name, annotations=listed, labels=labels)
+        rig.server.store.create(api_objects.a_pod(f"on-{name}", node=name, limits=gpu))
+
+    evicting, on_demand = rig.roll("custom", "--dry-run").data["nodes"][:2]
+
+    assert (evicting["evictedPods"], evicting["notes"]) == (["default/on-node-000"], [])
+    assert (on_demand["verdict"], on_demand["evictedPods"]) == ("fits", [])
+    assert "evicts no pod" in on_demand["notes"][0]
+    text = rig("custom", "-l", "gpu=yes", "--dry-run").out
+    assert "Layout custom of the node's annotation" in " ".join(text.split())
 
 
 def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:

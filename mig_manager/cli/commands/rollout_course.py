@@ -79,7 +79,7 @@ def _preview(
     pods = reader.pods([node.name for node in nodes])
     plan = preview.ClusterPlan(
         layout=goal.layout,
-        source=goal.document.source,
+        source=preview.source_of(goal.document, goal.layout or "", nodes),
         nodes=tuple(preview.of_rollout(goal, node, pods.of(node.name)) for node in nodes),
         pods_not_known=pods.why_not,
     )

@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.core import gpu_answers, messages, model, steps
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import goals, listed_layouts, nodes
-from mig_manager.core.layout import layouts, plans
+from mig_manager.core.layout import custom_layouts, layouts, plans
 from mig_manager.core.node import clients, pod_object, resources, well_known
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
 """Of a plan: UUIDs are not published, and ``NodePlan`` has the evicted pods."""
+_NO_EVICTION = (
+    "an on-demand layout evicts no pod: it fails at once if a pod uses what it would destroy"
+)
 _NO_CONTENT = "only its agent has the content of this layout: name the agent's file with -f"
 
 
@@ -180,6 +183,9 @@ def preview(
     gpus = presumed if gpus is None else gpus
     if gpus is None:
         return _unknown(node, name, "NotPublished", why)
+    is_custom = layout is not None or is_from_annotation(node, name)
+    custom = custom_layouts.Custom.of(node.view) if is_custom else None
+    may_evict = custom_layouts.request_for(name, custom).may_evict
     try:
         layout = layout or listed_layouts.layout_of(node, gpus, document, name)
         if layout is None:
@@ -211,7 +217,20 @@ def preview(
         planned=planned,
         losses=losses,
         claiming=claiming,
+        notes=() if may_evict else (_NO_EVICTION,),
+        may_evict=may_evict,
     )
+
+
+def is_from_annotation(node: nodes.FleetNode, name: str) -> bool:
+    """Return whether a node's agent takes a layout of this name from the node's annotation."""
+    return name == well_known.CUSTOM_LAYOUT and bool(node.takes_custom)
+
+
+def source_of(document: layouts.Document, name: str, among: Iterable[nodes.FleetNode]) -> str:
+    """Return where a layout's content stands, for a sentence."""
+    is_custom = any(is_from_annotation(node, name) for node in among)
+    return "the node's annotation" if is_custom else document.source
 
 
 def misfit(
