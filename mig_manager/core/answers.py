@@ -427,7 +427,7 @@ class NodePlan(TypedDict):
     notes: list[str]
     evicted_pods: list[str]
     maybe_evicted_pods: list[str]  # any of them may be evicted, or none
-    losses: list[_Loss] | None  # null: the pods are unknown
+    losses: list[_Loss] | None  # null: no plan, or the pods are unknown
     plan: PublishedPlan | None
 
 
