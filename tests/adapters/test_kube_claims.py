@@ -14,7 +14,7 @@ from tests import waiting
 from tests.adapters import kube_rig
 from tests.adapters.kube_rig import answer, refuse
 from tests.api_objects import a_pod
-from tests.unit.samples import a_device
+from tests.node.samples import a_device
 
 DRIVER = well_known.GPU_CLAIM_DRIVER
 ONE = frozenset({"MIG-0"})

@@ -25,8 +25,7 @@ from tests.adapters.watch_rig import (
     label,
     wait_for_watch,
 )
-from tests.node import fakes, knobs, scenes
-from tests.unit import machine
+from tests.node import driver_rules, fakes, knobs, scenes
 
 server, kube = watch_rig.server, watch_rig.kube
 
@@ -274,7 +273,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
 
     clock.on_wait.append(act)
     pod_watch.expect_change()
-    destroyed = frozenset({machine.mig_uuid("destroyed")})
+    destroyed = frozenset({driver_rules.mig_uuid("destroyed")})
     # Where every device goes, no answer of kubelet is needed.
     usage = gpu_use.Usage(pods=workloads.list(), assigned=None, known_ids=destroyed)
     waiting.until(lambda: workloads.from_watch() is not None)

@@ -11,9 +11,8 @@ from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
 from mig_manager.core.records import journals
-from tests.node import applying_rig, gpu_values, nvml_rig
+from tests.node import applying_rig, gpu_values, nvml_rig, samples
 from tests.node.applying_rig import BootNode as Node
-from tests.unit import samples
 
 NO_DRIVER = errors.HardwareError(
     "no driver", reason=errors.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"

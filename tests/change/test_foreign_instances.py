@@ -7,8 +7,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from tests.change.forks import refuse
+from tests.node import samples
 from tests.node.applying_rig import Node, is_creation, once
-from tests.unit import samples
 
 
 def with_foreign(node: Node, start: int) -> model.Placement:

@@ -10,9 +10,8 @@ from mig_manager import errors
 from mig_manager.change import apply, pod_use
 from mig_manager.core import ports, steps
 from mig_manager.core.files import checkpoint
-from tests.node import applying_rig, scenes
+from tests.node import applying_rig, samples, scenes
 from tests.node.applying_rig import is_creation
-from tests.unit import samples
 
 STEPS = {
     steps.SetMode: "MODE",

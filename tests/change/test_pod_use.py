@@ -8,9 +8,9 @@ import pytest
 from mig_manager import errors
 from mig_manager.change import pod_use
 from mig_manager.core.node import pod_object
-from tests.unit import machine
+from tests.node import driver_rules
 
-DEVICE, OTHER = machine.mig_uuid("1"), machine.mig_uuid("2")
+DEVICE, OTHER = driver_rules.mig_uuid("1"), driver_rules.mig_uuid("2")
 PLACE = "nvidia0/gi1"
 """What a device plugin calls a device that it does not name by its UUID."""
 

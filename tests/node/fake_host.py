@@ -9,8 +9,7 @@ from mig_manager.core.files import hook_files
 from mig_manager.core.node import (
     clients,
 )
-from tests.node import fake_cluster, gpu_values
-from tests.unit import machine
+from tests.node import driver_rules, fake_cluster, gpu_values
 
 
 class FakeGpus(fake_cluster.Port):
@@ -55,7 +54,7 @@ class FakeGpus(fake_cluster.Port):
             if isinstance(step, steps.SetMode) and self._rig.driver.mode_waits:
                 self._put_off(step)
             self._rig.gpus = tuple(
-                machine.run(gpu, [step]) if gpu.uuid == step.gpu_uuid else gpu
+                driver_rules.run(gpu, [step]) if gpu.uuid == step.gpu_uuid else gpu
                 for gpu in self._rig.gpus
             )
 

@@ -18,8 +18,7 @@ from mig_manager.core.node import (
     policies,
     well_known,
 )
-from tests.node import fake_cluster, fake_host, knobs
-from tests.unit import samples
+from tests.node import fake_cluster, fake_host, knobs, samples
 
 
 class FakeClock:

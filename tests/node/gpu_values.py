@@ -7,7 +7,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.planner import planner
-from tests.unit import machine
+from tests.node import driver_rules
 
 
 def of_plan(
@@ -92,5 +92,5 @@ def brought_to(gpus: tuple[model.Gpu, ...], wanted: model.DesiredGpu) -> tuple[m
 def execute(gpus: tuple[model.Gpu, ...], plan: steps.Plan) -> tuple[model.Gpu, ...]:
     """Return the GPUs after the steps of a plan."""
     for step in plan.steps:
-        gpus = tuple(machine.run(g, [step]) if g.uuid == step.gpu_uuid else g for g in gpus)
+        gpus = tuple(driver_rules.run(g, [step]) if g.uuid == step.gpu_uuid else g for g in gpus)
     return gpus

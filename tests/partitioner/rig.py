@@ -23,9 +23,8 @@ from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import api_objects, dra_driver, waiting
 from tests.adapters import watch_rig
-from tests.node import fakes, gpu_values, scenes
+from tests.node import fakes, gpu_values, samples, scenes
 from tests.shell import commandline
-from tests.unit import samples
 
 BEGAN = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 TERM_S = 70.0

@@ -10,7 +10,7 @@ from mig_manager.cli.toolkit import parser
 from mig_manager.core.node import selectors
 from mig_manager.core.partitioning import decisions
 from mig_manager.partitioner import settings
-from tests.unit import samples
+from tests.node import samples
 
 
 def read(*words: str, **environ: str) -> settings.PartitionerSettings:

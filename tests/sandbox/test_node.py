@@ -10,9 +10,9 @@ from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import nvml_faults
+from tests.node import samples
 from tests.sandbox import monitors
 from tests.stage import agent_stage
-from tests.unit import samples
 
 _SMALL = "nvidia.com/mig-1g.10gb"
 _PLUGIN = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}"

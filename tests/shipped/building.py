@@ -2,10 +2,13 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
+import sys
 
 from tests import programs
 
+ROOT = pathlib.Path(__file__).parents[2]
 TIMEOUT_S = 600
 EPOCH = "1700000000"
 _KEPT = ("PATH", "SSL_CERT_", "UV_", "http_proxy", "https_proxy")
@@ -28,6 +31,23 @@ def run(
     )
     assert (done.returncode != 0) is fails, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def build(source: pathlib.Path, target: str, to: pathlib.Path, **environ: str) -> pathlib.Path:
+    """Build a distribution of the source."""
+    command = (sys.executable, "-B", "-m", "hatchling", "build", "-t", target, "-d", to)
+    programs.output(*command, cwd=source, **environ)
+    (built,) = to.iterdir()
+    return built
+
+
+def packages(wheel: pathlib.Path, folder: pathlib.Path, **environ: str) -> None:
+    """Let release/packages build packages of a wheel into a folder."""
+    uv()
+    programs.needed("nfpm")
+    shutil.copy(wheel, folder)
+    settings = {"SOURCE_DATE_EPOCH": EPOCH} | environ
+    run(ROOT / "release" / "packages", folder, cwd=folder, fails=False, **settings)
 
 
 def cache() -> pathlib.Path:

@@ -15,7 +15,7 @@ import pytest
 
 import mig_manager
 from tests import programs
-from tests.shipped import building, conftest, guest
+from tests.shipped import building, guest
 from tests.shipped.unit_files import MANUAL, PLUGIN_MANUAL, UNITS
 
 pytestmark = pytest.mark.release
@@ -142,7 +142,7 @@ def test_both_formats_ask_for_one_of_the_pythons_and_keep_changed_settings(
 def test_a_second_build_gives_the_same_bytes(
     packages: pathlib.Path, wheel: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    conftest.build_packages(wheel, tmp_path, ARCHS="amd64", TMPDIR=str(tmp_path))
+    building.packages(wheel, tmp_path, ARCHS="amd64", TMPDIR=str(tmp_path))
 
     for package in (deb(packages), rpm(packages)):
         assert (tmp_path / package.name).read_bytes() == package.read_bytes(), package.name

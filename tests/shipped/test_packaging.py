@@ -18,7 +18,7 @@ import mig_manager
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from tests import contract, programs
-from tests.shipped import conftest, locks
+from tests.shipped import building, locks
 from tests.shipped.dockerfile import instructions
 from tests.shipped.unit_files import MANUAL, PLUGIN_MANUAL
 
@@ -70,7 +70,7 @@ def test_a_wheel_has_the_schemas_and_pages_of_its_source_and_no_old_ones(
     for name in ("Plan.json", "Gone.json"):
         (old / name).write_text("{}")
 
-    built = conftest.build(source, "wheel", tmp_path / "wheel")
+    built = building.build(source, "wheel", tmp_path / "wheel")
 
     with zipfile.ZipFile(built) as archive:
         names = [name for name in archive.namelist() if "/schemas/" in name or "/man/" in name]

@@ -15,7 +15,7 @@ import pytest
 
 import mig_manager
 from tests import programs
-from tests.shipped.conftest import build
+from tests.shipped import building
 
 ROOT = pathlib.Path(__file__).parents[2]
 RELEASE = ROOT / "release"
@@ -194,12 +194,12 @@ def test_a_wheel_built_without_an_address_claims_none(wheel: pathlib.Path) -> No
 
 @pytest.mark.slow
 def test_wheel_has_the_urls_of_its_source_archive(tmp_path: pathlib.Path) -> None:
-    archive = build(ROOT, "sdist", tmp_path / "sdist", PROJECT_URL=f"{ADDRESS}/")
+    archive = building.build(ROOT, "sdist", tmp_path / "sdist", PROJECT_URL=f"{ADDRESS}/")
     (source,) = programs.unpacked(archive, tmp_path / "unpacked").iterdir()
 
-    plain = build(source, "wheel", tmp_path / "plain")
+    plain = building.build(source, "wheel", tmp_path / "plain")
     elsewhere = {"PROJECT_URL": "https://example.com/else/where"}
-    moved = build(source, "wheel", tmp_path / "moved", **elsewhere)
+    moved = building.build(source, "wheel", tmp_path / "moved", **elsewhere)
 
     assert urls(plain) == [
         f"Source, {ADDRESS}",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from tests.unit import machine
+from tests.node import driver_rules
 
 Counts = tuple[int, ...]
 """How many of each profile, in the order in which the GPU lists them."""
@@ -34,7 +34,7 @@ def placeable(gpu: model.Gpu) -> frozenset[Counts]:
             for number, taken in set(_subsets(spans, before))
         }
     found = {counts for counts, _ in states}
-    return frozenset(c for c in found if machine.pool_allows(gpu, _instances(specs, c)))
+    return frozenset(c for c in found if driver_rules.pool_allows(gpu, _instances(specs, c)))
 
 
 def one_more(counts: Counts) -> Iterator[Counts]:

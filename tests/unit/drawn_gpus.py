@@ -3,7 +3,8 @@
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from tests.unit import machine, oracle, samples
+from tests.node import driver_rules, samples
+from tests.unit import oracle
 
 
 @st.composite
@@ -18,7 +19,7 @@ def gpus(
     order = st.lists(st.sampled_from(spots), max_size=6) | st.permutations(spots)
     for spec, place in draw(order):
         is_free = not any(place.overlaps(other) for _, other in chosen)
-        if is_free and machine.pool_allows(
+        if is_free and driver_rules.pool_allows(
             empty, [spec.profile, *(known.profile for known, _ in chosen)]
         ):
             chosen.append((spec, place))

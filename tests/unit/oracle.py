@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from mig_manager.core import model
-from tests.unit import machine
+from tests.node import driver_rules
 
 Inside = frozenset[tuple[int, int]]
 """Compute instances of one GPU instance as (size, start)."""
@@ -22,7 +22,9 @@ State = Mapping[Spot, Inside]
 @functools.cache
 def insides(slices: int) -> tuple[Inside, ...]:
     """Return every set of compute instances that a GPU instance of that many slices can hold."""
-    every = [(size, at) for size in range(1, slices + 1) for at in machine.spans(size, slices)]
+    every = [
+        (size, at) for size in range(1, slices + 1) for at in driver_rules.spans(size, slices)
+    ]
 
     def grow(rest: list[tuple[int, int]], free: frozenset[int]) -> Iterator[Inside]:
         if not rest:
@@ -79,7 +81,7 @@ def goals(gpu: model.Gpu, devices: Mapping[model.Profile, int]) -> Iterator[Stat
             return
         for index, (profile, span) in enumerate(rest):
             later = [spot for spot in rest[index + 1 :] if not spot[1] & span]
-            if not machine.pool_allows(gpu, [profile, *(known for known, _ in state)]):
+            if not driver_rules.pool_allows(gpu, [profile, *(known for known, _ in state)]):
                 continue
             for inside in insides(profile.gpu_slices):
                 if inside:
@@ -114,7 +116,7 @@ def room(gpu: model.Gpu, goal: State) -> tuple[int, ...]:
     present = [profile for profile, _ in goal]
 
     def more(spec: model.GpuInstanceProfile, spans: list[set[int]], count: int) -> int:
-        if not machine.pool_allows(gpu, [*present, *[spec.profile] * (count + 1)]):
+        if not driver_rules.pool_allows(gpu, [*present, *[spec.profile] * (count + 1)]):
             return count
         return max(
             (
@@ -188,7 +190,7 @@ def _neighbours(
         yield from _inner_neighbours(state, entry)
     present = [profile for (profile, _), _ in state]
     for spec in gpu.profiles or ():
-        if machine.pool_allows(gpu, [*present, spec.profile]):
+        if driver_rules.pool_allows(gpu, [*present, spec.profile]):
             for place in spec.placements:
                 if not taken & set(range(place.start, place.end)):
                     yield state | {((spec.profile, place.start), frozenset())}

@@ -26,7 +26,7 @@ from mig_manager.core.partitioning import (
 )
 from mig_manager.core.planner import planner
 from tests import api_objects
-from tests.unit import machine, samples
+from tests.node import driver_rules, samples
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 EMPTY: tuple[str, ...] = ()
@@ -228,7 +228,7 @@ def after(
     """Return the GPUs after a change, and the instances that it destroys, by UUID."""
     plan = planner.plan(every, wanted(change, every))
     own = {each.gpu_uuid: each.steps for each in plan.gpus}
-    now = tuple(machine.run(gpu, own.get(gpu.uuid, ())) for gpu in every)
+    now = tuple(driver_rules.run(gpu, own.get(gpu.uuid, ())) for gpu in every)
     kept = {(gpu.uuid, gi.placement) for gpu in now for gi in gpu.gpu_instances}
     gone = {(gpu.uuid, gi.placement) for gpu in every for gi in gpu.gpu_instances} - kept
     return now, frozenset(gone)

@@ -14,7 +14,8 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
-from tests.unit import machine, oracle
+from tests.node import driver_rules
+from tests.unit import oracle
 from tests.unit.bruteforce import Counts, one_more, placeable, template
 
 PRODUCTS = [
@@ -75,12 +76,12 @@ def test_compute_instances_are_accepted_exactly_where_they_can_be_packed(
         dataclasses.replace(spec.profile, compute_slices=size)
         for spec in gpu.profiles or ()
         for size in range(1, spec.profile.gpu_slices + 1)
-        if machine.spans(size, spec.profile.gpu_slices)
+        if driver_rules.spans(size, spec.profile.gpu_slices)
     ]
     asked = data.draw(st.dictionaries(st.sampled_from(devices), st.integers(1, 4), max_size=3))
     wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, asked)}
     if next(oracle.goals(gpu, asked), None) is not None:
-        reached = machine.run(gpu, planner.plan([gpu], wanted).steps)
+        reached = driver_rules.run(gpu, planner.plan([gpu], wanted).steps)
         assert planner.plan([reached], wanted).is_empty
     else:
         with pytest.raises(errors.LayoutError, match="does not fit"):

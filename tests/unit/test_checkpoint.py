@@ -13,8 +13,8 @@ from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-from tests.node import gpu_values
-from tests.unit import drawn_gpus, machine, oracle, samples
+from tests.node import driver_rules, gpu_values, samples
+from tests.unit import drawn_gpus, oracle
 
 LAYOUTS = config.parse(
     """
@@ -130,7 +130,7 @@ def test_every_single_profile_of_every_product_comes_back_after_a_reboot(name: s
         desired = model.DesiredGpu.of(model.MigMode.ENABLED, {spec.profile: 1})
         text = checkpoint.render(gpu_values.brought_to((off,), desired))
 
-        restored = machine.run(off, planner.restore_checkpoint(read(text), [off]).steps)
+        restored = driver_rules.run(off, planner.restore_checkpoint(read(text), [off]).steps)
 
         assert checkpoint.render([restored]) == text
 
@@ -318,7 +318,7 @@ def test_restoring_any_state_from_any_state_needs_only_the_necessary_steps(
     desired = read(checkpoint.render([was]))
 
     plan = planner.restore_checkpoint(desired, [now])
-    after = machine.run(now, plan.steps)
+    after = driver_rules.run(now, plan.steps)
 
     def content(gpu: model.Gpu) -> dict[oracle.Spot, list[int]]:
         return {

@@ -10,7 +10,8 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, device_classes
 from mig_manager.core.partitioning import claimed_nodes, decisions, waiting
 from tests import dra_driver
-from tests.unit import partitions, samples
+from tests.node import samples
+from tests.unit import partitions
 from tests.unit.partitions import SMALL, pod, why
 
 Wait = waiting.WaitReason

@@ -18,12 +18,11 @@ from mig_manager.core.node import (
     pod_object,
     well_known,
 )
-from tests.node import gpu_values
-from tests.unit import machine, samples
-from tests.unit.samples import a_device
+from tests.node import driver_rules, gpu_values, samples
+from tests.node.samples import a_device
 
 DRIVER = well_known.GPU_CLAIM_DRIVER
-ONE, OTHER = frozenset({machine.mig_uuid("1")}), frozenset({machine.mig_uuid("2")})
+ONE, OTHER = frozenset({driver_rules.mig_uuid("1")}), frozenset({driver_rules.mig_uuid("2")})
 OF_DRIVER: dict[str, Any] = {
     "container_names": ("compute-domains", "gpus"),
     "owner_kind": "DaemonSet",

@@ -18,11 +18,10 @@ from mig_manager.core.node import (
     well_known,
 )
 from mig_manager.core.planner import planner
-from tests.node import gpu_values
-from tests.unit import machine, samples
-from tests.unit.samples import pod
+from tests.node import driver_rules, gpu_values, samples
+from tests.node.samples import pod
 
-ONE = frozenset({machine.mig_uuid("1")})
+ONE = frozenset({driver_rules.mig_uuid("1")})
 SAMPLER = well_known.DEPLOY_LABEL_PREFIX + "sampler"
 PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}
 OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}

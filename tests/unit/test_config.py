@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, gpu_selectors, layouts
 from tests import contract
-from tests.unit import samples
+from tests.node import samples
 from tests.unit.rules import DISABLED, enabled, layout_of, of_rules, parse, wanted
 
 

@@ -19,7 +19,8 @@ from mig_manager.core.partitioning import (
     past_decisions,
     waiting,
 )
-from tests.unit import partitions, samples
+from tests.node import samples
+from tests.unit import partitions
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, text, why
 
 Wait = waiting.WaitReason

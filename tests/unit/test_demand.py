@@ -8,7 +8,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import api_values, well_known
 from mig_manager.core.partitioning import demand, exclusions, partitioned
-from tests.unit import partitions, samples
+from tests.node import samples
+from tests.unit import partitions
 from tests.unit.partitions import pod
 
 

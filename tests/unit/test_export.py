@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.core import model, profile_name
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
-from tests.unit import samples
+from tests.node import samples
 
 A100, A30, T4 = 0x20B010DE, 0x20B710DE, 0x1EB810DE
 ENABLED, DISABLED = model.MigMode.ENABLED, model.MigMode.DISABLED

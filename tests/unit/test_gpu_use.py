@@ -16,13 +16,13 @@ from mig_manager.core.node import (
     pod_object,
     well_known,
 )
-from tests.unit import machine, samples
-from tests.unit.samples import pod
+from tests.node import driver_rules, samples
+from tests.node.samples import pod
 
 LOW, HIGH, NONE = "4:2", "6:1", ""
-MIG = {"4:2": machine.mig_uuid("1"), "6:1": machine.mig_uuid("2")}
+MIG = {"4:2": driver_rules.mig_uuid("1"), "6:1": driver_rules.mig_uuid("2")}
 WHOLE = model.Placement(0, 8)
-GPU = machine.mig_uuid("gpu").replace("MIG", "GPU")
+GPU = driver_rules.mig_uuid("gpu").replace("MIG", "GPU")
 
 
 def gpu() -> model.Gpu:
@@ -319,7 +319,7 @@ def test_users_joins_the_devices_of_pods_with_one_name(namesake: pod_object.PodD
         assert [each.key for each in users([], both, ONE)] == ["default/p"]
 
 
-GONE = frozenset({machine.mig_uuid("gone")})
+GONE = frozenset({driver_rules.mig_uuid("gone")})
 
 
 @pytest.mark.parametrize(

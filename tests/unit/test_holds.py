@@ -4,7 +4,8 @@ import datetime as dt
 from typing import Any
 
 from mig_manager.core.partitioning import decisions, holds, partitioned, past_decisions
-from tests.unit import partitions, samples
+from tests.node import samples
+from tests.unit import partitions
 from tests.unit.partitions import NOW, decided, node, pod
 
 _ONE = ["1g.5gb@0*"]

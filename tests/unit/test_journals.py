@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import journals
-from tests.unit import samples
+from tests.node import samples
 
 DCGM = well_known.DEPLOY_LABEL_PREFIX + "dcgm"
 CONFIG, APPLIED = well_known.PLUGIN_CONFIG_LABEL, well_known.APPLIED_LABEL

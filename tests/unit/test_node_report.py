@@ -15,7 +15,7 @@ from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as records
-from tests.unit import samples
+from tests.node import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 GPUS = gpu_codec.to_json([samples.gpu(samples.A100, "1g.5gb@0")])

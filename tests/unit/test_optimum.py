@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import planner
-from tests.unit import drawn_gpus, machine, oracle, samples
+from tests.node import driver_rules, samples
+from tests.unit import drawn_gpus, oracle
 
 QUICK = (("H100", False), ("RTX6000", False), ("A30", True), ("RTX6000", True))
 """Products, and whether GPU instances are split, that the oracle searches quickly."""
@@ -27,7 +28,7 @@ def test_executing_a_plan_reaches_exactly_the_desired_devices(
     )
     wanted = {gpu.uuid: desired}
     plan = planner.plan([gpu], wanted)
-    after = machine.run(gpu, plan.steps)
+    after = driver_rules.run(gpu, plan.steps)
     assert samples.devices_of(after) == dict(desired.devices)
     assert planner.plan([after], wanted).is_empty
     for gpu_plan in plan.gpus:
@@ -76,7 +77,7 @@ def check_against_everything(data: st.DataObject, product: str, *, splits: bool)
     busy = frozenset(uuid for uuid in gpu.mig_uuids if data.draw(st.booleans()))
     plan = planner.plan([gpu], {gpu.uuid: desired}, busy=busy)
     lost = len(plan.destroyed_uuids & busy)
-    goal = oracle.state_of(machine.run(gpu, plan.steps))
+    goal = oracle.state_of(driver_rules.run(gpu, plan.steps))
     expected = oracle.best(gpu, dict(desired.devices), busy)
     assert (lost, len(plan.steps), *oracle.rank(gpu, goal, busy)[2:]) == expected
 

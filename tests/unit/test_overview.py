@@ -13,7 +13,7 @@ from mig_manager.core.fleet import node_reports, nodes, overview
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import capacity, journals
 from tests import api_objects
-from tests.unit import samples
+from tests.node import samples
 
 PLAIN = bar.Style(columns=100)
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import packing, placement
-from tests.unit import drawn_gpus, machine, oracle, samples
+from tests.node import driver_rules, samples
+from tests.unit import drawn_gpus, oracle
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_the_sizes_and_spans_that_exist_are_those_that_drivers_list(
     assert [size for size in range(9) if packing.exists(size, slices)] == list(starts)
     for size, expected in starts.items():
         assert [span.start for span in packing.spans(size, slices)] == expected
-        assert machine.spans(size, slices) == expected
+        assert driver_rules.spans(size, slices) == expected
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-from tests.unit import drawn_gpus, machine, oracle, samples
+from tests.node import driver_rules, samples
+from tests.unit import drawn_gpus, oracle
 from tests.unit.rules import enabled
 
 
 def after(gpu: model.Gpu, devices: dict[str, int]) -> oracle.State:
     plan = planner.plan([gpu], {gpu.uuid: samples.want(devices)})
-    return oracle.state_of(machine.run(gpu, plan.steps))
+    return oracle.state_of(driver_rules.run(gpu, plan.steps))
 
 
 def spots(state: oracle.State) -> dict[str, list[int]]:
@@ -164,7 +165,7 @@ def test_an_export_with_placements_restores_every_instance(
     )
     wanted = layouts.select(config.parse(text, source="f").layout("x"), [now])
     plan = planner.plan([now], wanted)
-    reached = machine.run(now, plan.steps)
+    reached = driver_rules.run(now, plan.steps)
     assert planner.plan([reached], wanted).is_empty
     assert layouts.current(reached, has_placements=True) == layouts.current(
         before, has_placements=True
@@ -187,12 +188,12 @@ def test_placements_are_accepted_exactly_where_possible(product: str, data: st.D
     menus = [[p for p in by_name[name].placements if p.start == at] for name, at in pins]
     menus += [list(spec.placements) for spec in chosen]
     every = [spec.profile for spec in chosen] + [by_name[name].profile for name, _ in pins]
-    is_possible = machine.pool_allows(gpu, every) and any(
+    is_possible = driver_rules.pool_allows(gpu, every) and any(
         not any(one.overlaps(other) for one, other in itertools.combinations(way, 2))
         for way in itertools.product(*menus)
     )
     if is_possible:
-        reached = machine.run(gpu, planner.plan([gpu], wanted).steps)
+        reached = driver_rules.run(gpu, planner.plan([gpu], wanted).steps)
         assert planner.plan([reached], wanted).is_empty
     else:
         with pytest.raises(errors.LayoutError, match="does not fit"):

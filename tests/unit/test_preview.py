@@ -12,8 +12,7 @@ from mig_manager.core.fleet import listed_layouts, nodes, preview
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import node_object, pod_object, well_known
 from mig_manager.core.records import gpu_codec
-from tests.node import gpu_values, scenes
-from tests.unit import samples
+from tests.node import gpu_values, samples, scenes
 
 A100 = hardware.find("A100-SXM4-40GB")
 DOCUMENT = config.parse(scenes.CONFIG, source="test")

@@ -13,7 +13,7 @@ from mig_manager.core.fleet import marks
 from mig_manager.core.layout import served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import capacity, gpu_codec, gpu_repair, journals, requests, status
-from tests.unit import samples
+from tests.node import samples
 
 GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
 JOURNAL = journals.Journal(

@@ -17,8 +17,7 @@ from mig_manager.core.node import (
 )
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import device_plugin
-from tests.node import gpu_values
-from tests.unit import samples
+from tests.node import gpu_values, samples
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import planner, room
-from tests.unit import drawn_gpus, machine, oracle, samples
+from tests.node import driver_rules, samples
+from tests.unit import drawn_gpus, oracle
 
 
 def placements(*texts: str) -> frozenset[model.Placement]:
@@ -51,7 +52,7 @@ def test_the_room_of_every_product_is_what_trying_everything_finds(
         for spec in gpu.profiles or ()
         for place in spec.placements
         if not taken.intersection(range(place.start, place.end))
-        and machine.pool_allows(gpu, [spec.profile, *(profile for profile, _ in kept)])
+        and driver_rules.pool_allows(gpu, [spec.profile, *(profile for profile, _ in kept)])
     ]
 
     found = room.room(gpu, in_use)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.layout import config, gpu_selectors, layouts
-from tests.unit import samples
+from tests.node import samples
 from tests.unit.rules import layout_of, wanted
 
 A100, A30, T4 = 0x20B010DE, 0x20B710DE, 0x1EB810DE

@@ -7,7 +7,7 @@ import pytest
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import lease, node_object, well_known
 from mig_manager.core.records import journals
-from tests.unit import samples
+from tests.node import samples
 
 
 def slot(index: int, holder: str = "", *, age_s: float = 0.0) -> lease.Lease:

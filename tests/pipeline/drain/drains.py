@@ -10,11 +10,10 @@ from mig_manager.agent import settings
 from mig_manager.agent.pods import drain, orders
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import client_table, gpu_use, policies
-from tests.node import fakes, scenes
+from tests.node import driver_rules, fakes, scenes
 from tests.node.fakes import NodeRig
-from tests.unit import machine
 
-DOOMED = machine.mig_uuid("doomed")
+DOOMED = driver_rules.mig_uuid("doomed")
 
 
 def empty() -> NodeRig:

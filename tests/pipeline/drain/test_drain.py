@@ -9,7 +9,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
-from tests.node import fake_cluster, fakes
+from tests.node import driver_rules, fake_cluster, fakes
 from tests.node.fakes import NodeRig
 from tests.pipeline.drain.drains import (
     FORCE,
@@ -23,7 +23,6 @@ from tests.pipeline.drain.drains import (
     run,
     usage_of,
 )
-from tests.unit import machine
 
 
 @pytest.mark.parametrize("policy", [*policies.DrainPolicy])
@@ -236,7 +235,7 @@ def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str
 
 
 def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRig) -> None:
-    other = rig.add_pod("other", devices=frozenset({machine.mig_uuid("other")}))
+    other = rig.add_pod("other", devices=frozenset({driver_rules.mig_uuid("other")}))
     rig.clock.on_wait.append(lambda: setattr(rig.kubelet, "is_silent", True))
 
     assert drained(rig) == 1
@@ -244,7 +243,7 @@ def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRi
 
 
 def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) -> None:
-    other = frozenset({machine.mig_uuid("other")})
+    other = frozenset({driver_rules.mig_uuid("other")})
 
     def succeed() -> None:
         if not rig.pods:
@@ -259,7 +258,7 @@ def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) ->
 
 
 def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) -> None:
-    other = rig.add_pod("other", devices=frozenset({machine.mig_uuid("other")}))
+    other = rig.add_pod("other", devices=frozenset({driver_rules.mig_uuid("other")}))
     rig.clock.on_wait.append(rig.kubelet.assigned.clear)
 
     assert drained(rig) == 1

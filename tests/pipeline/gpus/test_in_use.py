@@ -9,10 +9,9 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
+from tests.node import driver_rules, fakes, scenes
 from tests.pipeline.gpus.gpu_processes import WHOLE, of_pods, outdated_node, process
 from tests.pipeline.requests.custom_requests import ON, document, requested, run
-from tests.unit import machine
 
 RETRIES = 3
 """How often a run is repeated, with a new agent each time."""
@@ -233,7 +232,7 @@ def test_pods_whose_devices_no_gpu_has_keep_a_rollback_away_if_they_run(
     rig = scenes.node(layout="all-1g.5gb")
     scenes.kill_at(rig, 20, "all-balanced")
     interrupted = rig.gpus
-    uid = rig.add_pod("outdated", devices=frozenset({machine.mig_uuid("outdated")}))
+    uid = rig.add_pod("outdated", devices=frozenset({driver_rules.mig_uuid("outdated")}))
     processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),) if is_running else ()}
     scenes.reconciler(rig, **asking(processes)).recover(None)
     if is_running:
@@ -244,7 +243,9 @@ def test_pods_whose_devices_no_gpu_has_keep_a_rollback_away_if_they_run(
 
 def test_a_pod_whose_claimed_device_no_gpu_has_is_not_evicted_unasked() -> None:
     rig = scenes.dra_node()
-    rig.add_pod("outdated", has_claims=True, claimed_ids=frozenset({machine.mig_uuid("outdated")}))
+    rig.add_pod(
+        "outdated", has_claims=True, claimed_ids=frozenset({driver_rules.mig_uuid("outdated")})
+    )
     first = rig.gpus[0]
     rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), rig.gpus[1])
     layout = "all-balanced"

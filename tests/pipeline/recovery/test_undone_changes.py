@@ -10,9 +10,8 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
-from tests.node import fakes, gpu_values, scenes
+from tests.node import driver_rules, fakes, gpu_values, scenes
 from tests.node.scenes import LAYOUT
-from tests.unit import machine
 
 
 def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
@@ -61,7 +60,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
         profile_id=spec.profile_id,
         placement=place,
     )
-    rig.gpus = (machine.run(rig.gpus[0], [foreign]), *rig.gpus[1:])
+    rig.gpus = (driver_rules.run(rig.gpus[0], [foreign]), *rig.gpus[1:])
     successor = scenes.reconciler(rig)
 
     successor.recover(None)
@@ -94,7 +93,7 @@ def test_instance_created_after_a_refused_rollback_stays() -> None:
     place = model.Placement(1, 1)
     spec = next(p for p in rig.gpus[0].profiles or () if p.profile == created.profile)
     rig.gpus = (
-        machine.run(
+        driver_rules.run(
             rig.gpus[0],
             [
                 steps.CreateGpuInstance(

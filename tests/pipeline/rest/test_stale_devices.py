@@ -9,10 +9,9 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
 from tests import changes
-from tests.node import gpu_values, scenes
+from tests.node import driver_rules, gpu_values, scenes
 from tests.node.scenes import assert_ends
 from tests.pipeline.rest.drifts import LAYOUT, tamper
-from tests.unit import machine
 
 OFF = model.MigMode.DISABLED
 
@@ -90,7 +89,7 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
     for name in ("another", "a third"):
         served, first = rig.schedulable, rig.gpus[0].gpu_instances[0]
         (device,) = first.compute_instances
-        device = dataclasses.replace(device, uuid=machine.mig_uuid(name))
+        device = dataclasses.replace(device, uuid=driver_rules.mig_uuid(name))
         recreated = dataclasses.replace(first, compute_instances=(device,))
         instances = (recreated, *rig.gpus[0].gpu_instances[1:])
         rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])

@@ -19,8 +19,8 @@ from mig_manager.core.partitioning import (
     partitioned,
     past_decisions,
 )
-from tests.unit import partitions
-from tests.unit.test_partitioning_properties import Cluster, clusters
+from tests.unit import drawn_clusters, partitions
+from tests.unit.drawn_clusters import Cluster
 
 _REQUIREMENTS = tuple(
     selectors.Requirement(key=key, operator=operator, values=("1",))
@@ -68,7 +68,7 @@ def single(batch: batches.Batch, ranks: list[int]) -> Iterator[offers.Offer]:
             yield offer
 
 
-@hypothesis.given(clusters())
+@hypothesis.given(drawn_clusters.clusters())
 def test_best_offer_is_the_least_of_the_offers_of_all_nodes(found: Cluster) -> None:
     batch, ranks = claimed(found)
     expected = min(single(batch, ranks), key=lambda offer: offer.rank, default=None)
@@ -76,8 +76,10 @@ def test_best_offer_is_the_least_of_the_offers_of_all_nodes(found: Cluster) -> N
     assert (best and best.rank) == (expected and expected.rank)
 
 
-@hypothesis.given(clusters())
-def test_nodes_that_serve_a_pod_are_those_with_an_offer_to_it(found: Cluster) -> None:
+@hypothesis.given(drawn_clusters.clusters())
+def test_nodes_that_serve_a_pod_are_those_with_an_offer_to_it(
+    found: Cluster,
+) -> None:
     batch, ranks = claimed(found)
     for rank in ranks:
         assert not next(batch.hosts(batch.group[rank], ()), None)
@@ -122,7 +124,7 @@ def test_sets_of_excluded_nodes_agree_with_the_check_of_one_node(
     assert whys == ["".join(exclusions.Exclusions([node]).of(needs)) for node in nodes]
 
 
-@hypothesis.given(clusters(), clusters())
+@hypothesis.given(drawn_clusters.clusters(), drawn_clusters.clusters())
 def test_decision_is_the_same_with_what_the_last_one_derived(one: Cluster, two: Cluster) -> None:
     cache = node_index.NodeCache()
     limits = decisions.PartitionerLimits(**one.limits)

@@ -14,89 +14,9 @@ from hypothesis import strategies as st
 from mig_manager.core import model
 from mig_manager.core.node import resources
 from mig_manager.core.partitioning import decisions, demand, past_decisions, waiting
-from tests.unit import machine, partitions, samples
-
-_STARTS = {"1g.5gb": range(7), "1g.10gb": (0, 2, 4, 6), "2g.10gb": (0, 2, 4), "3g.20gb": (0, 4)}
-_SPOTS = [f"{name}@{start}" for name, starts in _STARTS.items() for start in starts]
-_SPOTS += ["4g.20gb@0", "7g.40gb@0", "1g.5gb+me@3", "2g.10gb@2[1c@0 1c@1]", "3g.20gb@4[]"]
-_PROFILES = ("1g.5gb", "1g.5gb+me", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
-_SPECS = {spec.profile: spec for spec in samples.A100}
-
-
-def spot(text: str) -> tuple[model.Profile, model.Placement]:
-    name, _, rest = text.rstrip("*").partition("@")
-    profile, start = samples.profile(name), int(rest.partition("[")[0])
-    return profile, next(p for p in _SPECS[profile].placements if p.start == start)
-
-
-def fits(spots: Sequence[tuple[model.Profile, model.Placement]]) -> bool:
-    gpu = samples.gpu(samples.A100)
-    apart = not any(a.overlaps(b) for (_, a), (_, b) in itertools.combinations(spots, 2))
-    return apart and machine.pool_allows(gpu, [profile for profile, _ in spots])
-
-
-@st.composite
-def instances(draw: st.DrawFn) -> tuple[str, ...]:
-    """Instances of one GPU, each in use or not; one without compute instances is not."""
-    chosen: list[str] = []
-    for text in draw(st.lists(st.sampled_from(_SPOTS), max_size=6)):
-        if fits([spot(each) for each in (*chosen, text)]):
-            chosen.append(text)
-    chosen.sort(key=lambda text: spot(text)[1])
-    return tuple(
-        text + "*" if not text.endswith("[]") and draw(st.booleans()) else text for text in chosen
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Cluster:
-    """Nodes by name with their GPUs and their API objects, and pods."""
-
-    gpus: dict[str, model.ObservedGpus]
-    in_use: dict[str, dict[str, Any]]  # by node and UUID; a GPU of unknown use is missing
-    pods: tuple[dict[str, Any], ...]
-    limits: dict[str, Any]
-
-    @property
-    def nodes(self) -> list[dict[str, Any]]:
-        return [partitions.item(name, self.gpus[name], self.in_use[name]) for name in self.gpus]
-
-    def spans(self, name: str) -> set[tuple[str, model.Placement]]:
-        return {
-            (uuid, model.Placement(*span))
-            for uuid, spans in self.in_use[name].items()
-            for span in spans
-        }
-
-
-@st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
-    gpus, in_use = {}, {}
-    for name in "abc"[: draw(st.integers(2, 3))]:
-        every = draw(st.lists(instances(), min_size=1, max_size=2))
-        gpus[name] = partitions.gpus(name, *every)
-        in_use[name] = partitions.used(gpus[name], *every)
-        if draw(st.sampled_from([False, False, False, True])):
-            del in_use[name][gpus[name][0].uuid]
-    # So many that most decisions have a change, and each property can fail.
-    profiles = st.lists(st.sampled_from(_PROFILES), min_size=1, max_size=3)
-    asked = draw(st.lists(profiles, min_size=2, max_size=5))
-    pods = tuple(
-        partitions.pod(
-            f"p{number}",
-            *(f"{named.count(each)}x{each}" for each in dict.fromkeys(named)),
-            age_s=draw(st.integers(0, 1000)),
-            spec={"priority": draw(st.integers(0, 1))},
-        )
-        for number, named in enumerate(asked)
-    )
-    reserved = draw(st.dictionaries(st.sampled_from(_PROFILES), st.integers(1, 3), max_size=2))
-    limits = {
-        "max_unavailable": draw(st.sampled_from(["1", "2", "100%"])),
-        "reserved": {samples.profile(name): count for name, count in reserved.items()},
-        "cooldown_s": 0.0,
-    }
-    return Cluster(gpus, in_use, pods, limits)
+from tests.node import samples
+from tests.unit import drawn_clusters, partitions
+from tests.unit.drawn_clusters import Cluster
 
 
 def decided(found: Cluster, *, is_expected: bool = False) -> decisions.PartitioningDecision:
@@ -117,7 +37,7 @@ def devices_for(pods: Sequence[demand.Pending]) -> "collections.Counter[model.Pr
     return sum((collections.Counter(pod.needs.profiles) for pod in pods), collections.Counter())
 
 
-@hypothesis.given(clusters(), st.booleans())
+@hypothesis.given(drawn_clusters.clusters(), st.booleans())
 def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(
     found: Cluster,
     is_expected: bool,  # noqa: FBT001 - a case
@@ -129,7 +49,7 @@ def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(
         assert not gone & found.spans(change.node)
 
 
-@hypothesis.given(clusters(), st.booleans())
+@hypothesis.given(drawn_clusters.clusters(), st.booleans())
 def test_after_a_change_its_pods_and_those_left_to_the_scheduler_fit(
     found: Cluster,
     is_expected: bool,  # noqa: FBT001 - a case
@@ -155,7 +75,7 @@ def test_after_a_change_its_pods_and_those_left_to_the_scheduler_fit(
         assert devices_for([*change.pods, *left]) <= idle
 
 
-@hypothesis.given(clusters(), st.booleans())
+@hypothesis.given(drawn_clusters.clusters(), st.booleans())
 def test_a_change_leaves_the_reserved_devices_that_there_were(
     found: Cluster,
     is_expected: bool,  # noqa: FBT001 - a case
@@ -167,7 +87,7 @@ def test_a_change_leaves_the_reserved_devices_that_there_were(
             assert counts(now)[profile] >= min(count, before[profile])
 
 
-@hypothesis.given(clusters())
+@hypothesis.given(drawn_clusters.clusters())
 def test_each_pod_gets_exactly_one_answer(found: Cluster) -> None:
     decision = decided(found)
     answered = [pod.uid for change in decision.changes for pod in change.pods]
@@ -176,7 +96,7 @@ def test_each_pod_gets_exactly_one_answer(found: Cluster) -> None:
     assert sorted(answered) == sorted(pod["metadata"]["uid"] for pod in found.pods)
 
 
-@hypothesis.given(clusters(), st.randoms(use_true_random=False))
+@hypothesis.given(drawn_clusters.clusters(), st.randoms(use_true_random=False))
 def test_the_order_of_nodes_and_pods_does_not_matter(
     found: Cluster, chance: random.Random
 ) -> None:
@@ -186,7 +106,7 @@ def test_the_order_of_nodes_and_pods_does_not_matter(
     assert partitions.decided(nodes, pods, **found.limits) == decided(found)
 
 
-@hypothesis.given(clusters())
+@hypothesis.given(drawn_clusters.clusters())
 def test_deciding_again_after_the_changes_wants_nothing(found: Cluster) -> None:
     found = dataclasses.replace(found, limits={**found.limits, "max_unavailable": "100%"})
     decision = decided(found)
@@ -221,22 +141,22 @@ def ways(
     if not asked:
         yield True
         return
-    for place in _SPECS[asked[0]].placements:
+    for place in drawn_clusters.SPECS[asked[0]].placements:
         there = [*beside, (asked[0], place)]
-        if fits(there):
+        if drawn_clusters.fits(there):
             yield from ways(asked[1:], there)
 
 
 @hypothesis.given(
-    instances().filter(lambda texts: not any("[" in text for text in texts)),
-    st.lists(st.sampled_from(_PROFILES), min_size=1, max_size=4),
+    drawn_clusters.instances().filter(lambda texts: not any("[" in text for text in texts)),
+    st.lists(st.sampled_from(drawn_clusters.PROFILES), min_size=1, max_size=4),
 )
 def test_pod_is_served_whenever_possible_for_the_fewest_instances(
     texts: tuple[str, ...], names: list[str]
 ) -> None:
     asked = collections.Counter(samples.profile(name) for name in names)
-    idle = [spot(text) for text in texts if not text.endswith("*")]
-    fixed = [spot(text) for text in texts if text.endswith("*")]
+    idle = [drawn_clusters.spot(text) for text in texts if not text.endswith("*")]
+    fixed = [drawn_clusters.spot(text) for text in texts if text.endswith("*")]
     free = collections.Counter(profile for profile, _ in idle)
     missing = asked - free
     costs = []
@@ -259,7 +179,7 @@ def test_pod_is_served_whenever_possible_for_the_fewest_instances(
 
 
 def test_the_names_of_resources_and_profiles_belong_together() -> None:
-    for name in (*_PROFILES, "1g.24gb+me.all", "2g.48gb-me", "1g.12gb+gfx"):
+    for name in (*drawn_clusters.PROFILES, "1g.24gb+me.all", "2g.48gb-me", "1g.12gb+gfx"):
         profile = samples.profile(name)
         resource = resources.of_profile(profile) or ""
         assert resources.profile_of(resource) == profile
