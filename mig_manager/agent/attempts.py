@@ -45,7 +45,7 @@ class Attempts:
         """The current request and its results."""
         return self._record or requests.NONE
 
-    def record_request(self, request: jobs.LayoutRequest) -> requests.RequestRecord:
+    def record_request(self, request: jobs.Request) -> requests.RequestRecord:
         """Record that a request is served; return its record with earlier results."""
         if request.attempt == 1:
             self._shared.memory.forget_restarts()
@@ -71,7 +71,7 @@ class Attempts:
     def _save_on_host(self) -> None:
         self._shared.publisher.save_on_host(self.record, self.journal)
 
-    def recover(self, request: jobs.LayoutRequest) -> None:
+    def recover(self, request: jobs.Request) -> None:
         """Take over from an interrupted run; undo it unless the same layout is requested.
 
         Raises:
@@ -101,7 +101,7 @@ class Attempts:
 
     @contextlib.contextmanager
     def begin(
-        self, request: jobs.LayoutRequest, cancel: ports.Cancellation | None = None
+        self, request: jobs.Request, cancel: ports.Cancellation | None = None
     ) -> Iterator[jobs.Job]:
         """Yield an attempt that takes over the journal; keep its record, and what it leaves.
 
@@ -154,7 +154,7 @@ class Attempts:
         Raises:
             LockedError: Another manager is at work; nothing was undone.
         """
-        with self.begin(jobs.LayoutRequest(config=self.journal.config)) as job:
+        with self.begin(jobs.Request(config=self.journal.config)) as job:
             run.undo_interrupted(job)
 
     def end_pending(self, why: str, key: tuple[str, str] = ("", "")) -> None:
@@ -165,7 +165,7 @@ class Attempts:
         Raises:
             LockedError: Another manager is at work; nothing was restored.
         """
-        request = jobs.LayoutRequest(config=key[0], annotation_hash=key[1])
+        request = jobs.Request(config=key[0], annotation_hash=key[1])
         with self.begin(request) as job, job.hold_lock(why):
             job.journal.take_over()
             why = messages.join(why, host.restore(job))
@@ -184,7 +184,7 @@ def _supersede(job: jobs.Job, end: errors.Superseded) -> None:
 
 def _new_job(
     shared: jobs.Shared,
-    request: jobs.LayoutRequest,
+    request: jobs.Request,
     record: requests.RequestRecord,
     journal: journals.Journal,
     cancel: ports.Cancellation,

@@ -23,7 +23,7 @@ class Inbox:
     def __init__(self, on_check: Callable[[], object] = lambda: None) -> None:
         self._on_check = on_check  # called by every check of a request
         self._changed = threading.Condition()
-        self._latest = LabelRequest(inbox=self)
+        self._latest = ReceivedRequest(inbox=self)
         self._needs_check = False
         self.is_stopping = False
         self._has_cluster_changed = False
@@ -41,15 +41,15 @@ class Inbox:
         """
         with self._changed:
             before = self._latest
-            if custom and before.layout.custom == dataclasses.replace(custom, is_on_demand=True):
+            if custom and before.request.custom == dataclasses.replace(custom, is_on_demand=True):
                 # The owner ended on-demand partitioning: this run still must not evict pods.
-                custom = before.layout.custom
-            layout = jobs.LayoutRequest(config=name or "", custom=custom)
+                custom = before.request.custom
+            request = jobs.Request(config=name or "", custom=custom)
             is_first = before.generation == 0
-            is_new = is_first or layout != before.layout
+            is_new = is_first or request != before.request
             after = dataclasses.replace(
                 before,
-                layout=layout,
+                request=request,
                 node_uid=node_uid or before.node_uid,
                 since=before.generation + 1 if is_new and not is_first else before.since,
             )
@@ -102,7 +102,7 @@ class Inbox:
             self.is_stopping = True
             self._changed.notify_all()
 
-    def next(self, generation: int) -> "LabelRequest | None":
+    def next(self, generation: int) -> "ReceivedRequest | None":
         """Return the request if it is newer than the ``generation`` of the last one.
 
         Returns None when the agent stops, and for a drift check.
@@ -136,10 +136,10 @@ class Inbox:
                 raise errors.Superseded("the agent is shutting down", by.STOP)
             if latest.generation == generation:
                 return
-            if not latest.layout.config:
+            if not latest.request.config:
                 raise errors.Superseded("the label was removed", by.NO_LAYOUT)
             raise errors.Superseded(
-                f"label, layout or Node object changed; {latest.layout.config} is requested now",
+                f"label, layout or Node object changed; {latest.request.config} is requested now",
                 by.SAME_LAYOUT if latest.since <= generation else by.OTHER_LAYOUT,
             )
 
@@ -173,11 +173,11 @@ class Inbox:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LabelRequest:
+class ReceivedRequest:
     """A request by label and annotation; as ``ports.Cancellation`` a newer one supersedes it."""
 
     inbox: Inbox
-    layout: jobs.LayoutRequest = dataclasses.field(default_factory=jobs.LayoutRequest)
+    request: jobs.Request = dataclasses.field(default_factory=jobs.Request)
     generation: int = 0  # 0: the label is not known yet
     since: int = 0
     """The generation in which label or annotation changed; 0: they are as this process first

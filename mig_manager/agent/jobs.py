@@ -20,7 +20,7 @@ _REFUSAL_PAUSE_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutRequest:
+class Request:
     """The requested layout, and how to attempt it."""
 
     config: str = ""
@@ -139,7 +139,7 @@ class Shared:
 class Job(Shared):
     """One attempt at a request; its fields never change."""
 
-    request: LayoutRequest
+    request: Request
     cancel: ports.Cancellation
     """Can cancel the attempt until GPUs are touched."""
     journal: run_journal.RunJournal

@@ -49,13 +49,13 @@ class Agent:
 
     def serve(self) -> None:
         """Serve requests until the inbox stops."""
-        served: intake.LabelRequest | None = None
+        served: intake.ReceivedRequest | None = None
         outcome: outcomes.Outcome | None = None
         while True:
             generation = served.generation if served else 0
             self._idle(self._next_check_s(outcome), generation, at_rest=True)
-            request = self._inbox.next(generation)
-            if request is None and self._inbox.is_stopping:
+            received = self._inbox.next(generation)
+            if received is None and self._inbox.is_stopping:
                 try:
                     self._reconciler.stop()
                 except errors.ClusterError as error:
@@ -63,13 +63,13 @@ class Agent:
                     _log.warning("node_not_reopened", reason=reason, error=error.message)
                 return
             try:
-                if request is not None:
-                    if served is not None and served.node_uid != request.node_uid:
+                if received is not None:
+                    if served is not None and served.node_uid != received.node_uid:
                         self._reconciler.forget_node()
                         # The new Node lacks the journal of earlier runs.
                         self.is_recovered = False
-                    served = request
-                    outcome = self._serve(request)
+                    served = received
+                    outcome = self._serve(received)
                 elif served is not None:
                     outcome = self._check_drift(served, outcome)
             except errors.Superseded as end:
@@ -111,7 +111,7 @@ class Agent:
                 write_at_s = self._monotonic() + self._backoff.delay_s(attempt)
 
     def _serve(
-        self, request: intake.LabelRequest, *, may_evict: bool = True
+        self, received: intake.ReceivedRequest, *, may_evict: bool = True
     ) -> outcomes.Outcome | None:
         """Run the pipeline with backoff until the outcome is final; return it, if a layout ran."""
         attempt = 0
@@ -120,38 +120,38 @@ class Agent:
             # Computed before the run, because its status names the time of the next attempt.
             spread_s = random.uniform(0, self._limits.retry_initial_s)  # noqa: S311 - a spread
             delay_s = min(self._limits.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s)
-            layout = dataclasses.replace(
-                request.layout,
-                is_new=request.since > self._run_generation,
+            request = dataclasses.replace(
+                received.request,
+                is_new=received.since > self._run_generation,
                 may_evict=may_evict,
                 attempt=attempt,
                 retry_after_s=delay_s,
             )
             with self._suspend_gpu_events():
-                outcome, must_retry = self._try(layout, request)
+                outcome, must_retry = self._try(request, received)
             if not must_retry:
                 return outcome
             if outcome:
                 delay_s = outcome.retry_after_s(attempt, delay_s)
             _log.info("retry_scheduled", attempt=attempt, delay_s=round(delay_s, 2))
             self._telemetry.retry_scheduled(delay_s)
-            self._idle(delay_s, request.generation)
-            request.check()
+            self._idle(delay_s, received.generation)
+            received.check()
 
     def _try(
-        self, layout: jobs.LayoutRequest, request: intake.LabelRequest
+        self, request: jobs.Request, received: intake.ReceivedRequest
     ) -> tuple[outcomes.Outcome | None, bool]:
         """Run the pipeline once; return the outcome, if it was published, and whether to retry."""
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))
-        self._telemetry.attempt_began(layout.attempt)
+        self._telemetry.attempt_began(request.attempt)
         try:
             if not self.is_recovered:
-                self._reconciler.recover(layout)
+                self._reconciler.recover(request)
                 self.is_recovered = True
-            if not layout.config:
+            if not request.config:
                 return None, self._reconciler.rest()
-            self._run_generation = request.generation
-            outcome = self._reconciler.run(layout, request)
+            self._run_generation = received.generation
+            outcome = self._reconciler.run(request, received)
         except errors.LockedError as error:
             _log.info("recovery_waits", error=error.message)
             return None, True
@@ -174,16 +174,16 @@ class Agent:
         return min(check_s, self._limits.retry_max_s)
 
     def _check_drift(
-        self, request: intake.LabelRequest, outcome: outcomes.Outcome | None
+        self, received: intake.ReceivedRequest, outcome: outcomes.Outcome | None
     ) -> outcomes.Outcome | None:
         """Check whether the GPUs have the layout, act, and return the outcome of the last run."""
         try:
-            if not request.layout.config:
+            if not received.request.config:
                 action = self._reconciler.check_without_request()
             elif outcome is None:
                 return outcome
             else:
-                action = self._reconciler.check_drift(request.layout, outcome)
+                action = self._reconciler.check_drift(received.request, outcome)
         except errors.MigManagerError as error:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
             return outcome
@@ -191,6 +191,6 @@ class Agent:
             case drift.Action.REST:
                 return outcome
             case drift.Action.HEAL:
-                return self._serve(request, may_evict=False)
+                return self._serve(received, may_evict=False)
             case drift.Action.RUN:
-                return self._serve(request)
+                return self._serve(received)

@@ -50,7 +50,7 @@ class Reconciler:
         is_reported = limits.repair is not settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
-    def recover(self, request: jobs.LayoutRequest) -> None:
+    def recover(self, request: jobs.Request) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
 
         If that run was for the same layout (for ``custom``: the same content), the next run
@@ -62,7 +62,7 @@ class Reconciler:
         """
         self._attempts.recover(request)
 
-    def run(self, request: jobs.LayoutRequest, cancel: ports.Cancellation) -> outcomes.Outcome:
+    def run(self, request: jobs.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
         """Apply the requested layout, and publish the outcome.
 
         ``cancel`` ends the run until GPUs are touched. Unless the request is new, no pod is
@@ -103,7 +103,7 @@ class Reconciler:
         """Whether the last drift check met no driver, and the next one should follow soon."""
         return self._drift.awaits_driver
 
-    def check_drift(self, request: jobs.LayoutRequest, outcome: outcomes.Outcome) -> drift.Action:
+    def check_drift(self, request: jobs.Request, outcome: outcomes.Outcome) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift and changed GPUs.
 
         Raises:

@@ -47,7 +47,7 @@ NOTHING = Decision()
 
 
 def repair(
-    served: attempts.Attempts, request: jobs.LayoutRequest, cancel: ports.Cancellation
+    served: attempts.Attempts, request: jobs.Request, cancel: ports.Cancellation
 ) -> outcomes.Outcome | None:
     """Run the repairs that have begun, before the run of the requested layout.
 

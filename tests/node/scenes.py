@@ -119,7 +119,7 @@ def job(
     publisher = publish.Publisher(deps.node, deps.request_file)
     memory = jobs.AttemptMemory()
     shared = jobs.Shared(deps=deps, limits=limits, publisher=publisher, memory=memory)
-    request = jobs.LayoutRequest(config=LAYOUT)
+    request = jobs.Request(config=LAYOUT)
     with attempts.Attempts(shared, lambda _gpus: None).begin(request, cancel) as attempt:
         return attempt
 
@@ -134,13 +134,13 @@ class Agent(reconcile.Reconciler):
 
     def recover(
         self,
-        request: jobs.LayoutRequest | str | None,
+        request: jobs.Request | str | None,
         custom: custom_layouts.Custom | None = None,
     ) -> None:
         super().recover(_requested(request, custom=custom))
 
     def run(
-        self, request: jobs.LayoutRequest | str, cancel: ports.Cancellation, **members: Any
+        self, request: jobs.Request | str, cancel: ports.Cancellation, **members: Any
     ) -> outcomes.Outcome:
         outcome = super().run(_requested(request, **members), cancel)
         self.ended.append(outcome)
@@ -148,17 +148,17 @@ class Agent(reconcile.Reconciler):
 
     def check_drift(
         self,
-        request: jobs.LayoutRequest | str,
+        request: jobs.Request | str,
         outcome: outcomes.Outcome,
         custom: custom_layouts.Custom | None = None,
     ) -> drift.Action:
         return super().check_drift(_requested(request, custom=custom), outcome)
 
 
-def _requested(request: jobs.LayoutRequest | str | None, **members: Any) -> jobs.LayoutRequest:
-    if isinstance(request, jobs.LayoutRequest):
+def _requested(request: jobs.Request | str | None, **members: Any) -> jobs.Request:
+    if isinstance(request, jobs.Request):
         return request
-    return jobs.LayoutRequest(config=request or "", **members)
+    return jobs.Request(config=request or "", **members)
 
 
 def reconciler(

@@ -210,11 +210,11 @@ class _Mailbox(intake.Inbox, ports.Telemetry):
             self._deliver()
         return True
 
-    def next(self, generation: int) -> intake.LabelRequest | None:
-        request = super().next(generation)
-        if request is not None:
-            self.served = request.layout.config or None
-        return request
+    def next(self, generation: int) -> intake.ReceivedRequest | None:
+        received = super().next(generation)
+        if received is not None:
+            self.served = received.request.config or None
+        return received
 
     def check(self, generation: int) -> None:
         """Raise ``Superseded`` if the request has ended, after the newest label has arrived."""

@@ -55,7 +55,7 @@ def test_only_another_request_reopens_the_node_in_mid_drain(news: str, granted: 
     serving.room_elsewhere, here = 3, len(serving.here)
     newer = inbox.next(0)
     assert newer is not None
-    assert agent.run(newer.layout, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+    assert agent.run(newer.request, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
     assert serving.killed == 2 + (0 if news == "label" else here)
     scenes.assert_restored(rig)
 

@@ -79,7 +79,7 @@ class Pipeline(reconcile.Reconciler):
         self.capacity = self.reported = Capacity()
         self.node = self.condition = Condition()
 
-    def recover(self, request: jobs.LayoutRequest) -> None:
+    def recover(self, request: jobs.Request) -> None:
         self.recovered.append(request.config)
         if self.recoveries:
             raise self.recoveries.pop(0)
@@ -105,14 +105,14 @@ class Pipeline(reconcile.Reconciler):
     def forget_node(self) -> None:
         self.forgotten += 1
 
-    def check_drift(self, request: jobs.LayoutRequest, outcome: outcomes.Outcome) -> drift.Action:
+    def check_drift(self, request: jobs.Request, outcome: outcomes.Outcome) -> drift.Action:
         assert request.config == self.runs[-1][0]
         assert not outcome.should_retry
         self.looks += 1
         action, self.next_action = self.next_action, drift.Action.REST
         return action
 
-    def run(self, request: jobs.LayoutRequest, cancel: ports.Cancellation) -> outcomes.Outcome:
+    def run(self, request: jobs.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
         self.runs.append((request.config, request.attempt))
         self.delays_s.append(request.retry_after_s)
         self.evicting.append(request.may_evict)

@@ -209,6 +209,6 @@ def test_end_of_the_opt_in_is_no_new_request() -> None:
 
     following = box.next(request.generation)
     assert following
-    assert following.layout.custom == custom_layouts.Custom(
+    assert following.request.custom == custom_layouts.Custom(
         node_name="n", text="y", is_on_demand=False
     )

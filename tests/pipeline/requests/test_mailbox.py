@@ -20,7 +20,7 @@ def box() -> intake.Inbox:
     return inbox
 
 
-def latest(box: intake.Inbox, seen: int = 0) -> intake.LabelRequest:
+def latest(box: intake.Inbox, seen: int = 0) -> intake.ReceivedRequest:
     current = box.next(seen)
     assert current is not None
     return current
@@ -33,7 +33,7 @@ def test_the_newest_request_replaces_older_ones_and_the_same_label_is_none(
     current = latest(box)
     box.put_label("b")
 
-    assert current.layout.config == "b"
+    assert current.request.config == "b"
     current.check()
 
 
@@ -50,7 +50,7 @@ def test_another_node_object_is_served_again_and_an_unknown_one_is_not(box: inta
         current.check()
     assert end.value.by is errors.SupersededBy.SAME_LAYOUT
     again = latest(box, current.generation)
-    assert (again.layout.config, again.node_uid) == ("a", "u2")
+    assert (again.request.config, again.node_uid) == ("a", "u2")
     assert again.since == 0
     assert current.generation < again.generation
 
@@ -65,7 +65,7 @@ def test_a_label_that_changes_with_the_node_object_is_a_request_of_its_own(
     box.put_label("b", node_uid="u3")
 
     again = latest(box, current.generation)
-    assert (again.layout.config, again.node_uid) == ("b", "u3")
+    assert (again.request.config, again.node_uid) == ("b", "u3")
     assert current.generation < again.since < again.generation
 
 
@@ -76,7 +76,7 @@ def test_changed_file_before_the_first_label_does_not_count() -> None:
     assert box.next(0) is None
 
     box.put_label(None)
-    assert latest(box).layout.config == ""
+    assert latest(box).request.config == ""
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
@@ -93,7 +93,7 @@ def test_changed_file_is_a_new_request_and_a_removed_label_none(
         current.check()
     by = errors.SupersededBy
     assert end.value.by is (by.NO_LAYOUT if is_removed else by.SAME_LAYOUT)
-    assert latest(box, current.generation).layout.config == ("" if is_removed else "a")
+    assert latest(box, current.generation).request.config == ("" if is_removed else "a")
 
 
 @pytest.mark.parametrize("change", ["label", "file", "stop"])
@@ -175,7 +175,7 @@ def test_another_annotation_is_a_request_of_its_own_and_the_same_is_none(
         current.check()
     assert end.value.by is errors.SupersededBy.OTHER_LAYOUT
     again = latest(box, current.generation)
-    assert (again.layout.config, again.layout.custom) == ("custom", requested("two"))
+    assert (again.request.config, again.request.custom) == ("custom", requested("two"))
 
 
 def test_a_node_that_becomes_on_demand_ends_a_run_that_may_evict(box: intake.Inbox) -> None:
