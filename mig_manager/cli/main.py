@@ -1,12 +1,13 @@
 """Run a command line of ``mig-manager``, or of ``nvidia-mig-parted`` through a link."""
 
+import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import log
-from mig_manager.cli import registry
+from mig_manager.cli import go_spellings, registry
 from mig_manager.cli.toolkit import console, parser
 
 _MIG_PARTED = "nvidia-mig-parted"
@@ -75,8 +76,13 @@ def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
 
 def _with_same_flags(command: str, argv: Sequence[str]) -> str:
     """Return a command that a remedy names, for the GPUs and the file of the one that failed."""
-    kept = _KEPT_FLAGS[command]
-    flags = [i for i, word in enumerate(argv) if word.partition("=")[0] in kept]
-    words = [word for i in flags for word in argv[i : i + 1 + ("=" not in argv[i])]]
+    kept, (spelt, _) = _KEPT_FLAGS[command], go_spellings.respell(argv[0], argv[1:])
+    words = []
+    for word, following in itertools.pairwise((*spelt, "")):
+        is_short = word[:2] in kept and not word.startswith("--")
+        if word in kept:
+            words += [word, following]
+        elif word.partition("=")[0] in kept or is_short:
+            words.append(word)
     named = shlex.join(("mig-manager", command, *words))
     return named if "'" in named else f"'{named}'"

@@ -328,6 +328,8 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
         (("plan", "all-1g.5gb", "--simulate", "1xA30"), "--simulate 1xA30' lists them."),
         (("plan", "banana", *SPEC), f"Name a layout that {VALIDATE} lists, or"),
         (("plan", "x", "-f", PROFILES, "--simulate=1xA30"), f" -f {PROFILES} --simulate=1xA30'"),
+        (("plan", "x", f"-f{PROFILES}", "--simulate=1xA30"), f" -f{PROFILES} --simulate=1xA30'"),
+        (("plan", "x", "-config-file", PROFILES, *SPEC), f" --config-file {PROFILES} {SPEC[0]}"),
         (
             ("validate", "x", "--gpu", GLOB),
             f"that mig-manager validate --gpu {shlex.quote(GLOB)} lists",
