@@ -330,9 +330,9 @@ class RunJournal:
         if not self._is_taken_over:
             return self.entries
         if keeps_taint:
-            return self.entries.tainted
+            return self.entries.remaining_with_taint
         # The next agent must know that a plugin without a new pod still exists.
-        return self.entries.unverified if is_interrupted else self.entries.remaining
+        return self.entries.remaining_with_proof if is_interrupted else self.entries.remaining
 
     def _patch_to(
         self, after: journals.Journal, view: node_object.NodeView

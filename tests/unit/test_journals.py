@@ -23,6 +23,7 @@ WITH_OTHER_CONFIG = dataclasses.replace(
     RESUMED, plugin_config=dataclasses.replace(SLICED, now="whole")
 )
 ENDED = NOTHING.remaining
+DRAINING = PAUSING.remaining_with_taint
 UNREACHABLE = dataclasses.replace(ENDED, snapshot=(GPU,))
 
 
@@ -46,7 +47,13 @@ UNREACHABLE = dataclasses.replace(ENDED, snapshot=(GPU,))
         (RESUMED, ENDED, {CONFIG: "sliced"}, {CONFIG: None, APPLIED: "old"}, None),
         (RESUMED, ENDED, {CONFIG: "foreign"}, {APPLIED: "old"}, None),
         (PAUSING, ENDED, {DCGM: PAUSED}, {DCGM: "true", APPLIED: "old"}, False),
-        (PAUSING, PAUSING.tainted, {DCGM: PAUSED}, {DCGM: "true", APPLIED: "old"}, True),
+        (
+            PAUSING,
+            PAUSING.remaining_with_taint,
+            {DCGM: PAUSED},
+            {DCGM: "true", APPLIED: "old"},
+            True,
+        ),
         # Until the snapshot is restored, the GPUs do not have the layout.
         (EXECUTING, EXECUTING.remaining, {DCGM: PAUSED}, {DCGM: "true"}, False),
         (

@@ -131,16 +131,17 @@ class Journal:
         )
 
     @property
-    def unverified(self) -> "Journal":
+    def remaining_with_proof(self) -> "Journal":
         """The remaining journal, if the next run must still verify the devices."""
         return dataclasses.replace(
             self.remaining, has_plugin=self.has_plugin, has_dra_driver=self.has_dra_driver
         )
 
     @property
-    def tainted(self) -> "Journal":
-        """The unverified journal, if the node stays tainted for the next attempt of a drain."""
-        return dataclasses.replace(self.unverified, hold_taint=self.hold_taint, draining=True)
+    def remaining_with_taint(self) -> "Journal":
+        """The same, if the node also stays tainted for the next attempt of a drain."""
+        proof = self.remaining_with_proof
+        return dataclasses.replace(proof, hold_taint=self.hold_taint, draining=True)
 
     def at_start(self, request: tuple[str, str], *, boot_id: str, may_drain: bool) -> "Journal":
         """Return the journal at the start of a run for a request.
