@@ -5,6 +5,7 @@ Each adapter translates its library's exceptions into these.
 
 import dataclasses
 import enum
+from typing import NamedTuple
 
 _NOT_FOUND, _CONFLICT = 404, 409
 _SERVER_ERRORS = 500  # first HTTP status of a server error (RFC 9110, section 15.6)
@@ -63,17 +64,17 @@ class Reason(enum.Enum):
     @property
     def remedy(self) -> str:
         """The remedy on a node with an agent: one line, or empty."""
-        return _REMEDIES.get(self, "")
+        return _REMEDIES.get(self, _Remedy()).on_node
 
     @property
     def remedy_at_shell(self) -> str:
         """The remedy for the user of a command, which is not retried."""
-        return _REMEDIES_AT_SHELL.get(self, self.remedy)
+        return _REMEDIES.get(self, _Remedy()).at_shell or self.remedy
 
     @property
     def is_transient(self) -> bool:
         """Whether a retry can succeed without a change by a person."""
-        return self in _TRANSIENT
+        return _REMEDIES.get(self, _Remedy()).is_transient
 
     @property
     def is_mode_pending(self) -> bool:
@@ -81,160 +82,172 @@ class Reason(enum.Enum):
         return self in {Reason.RESET_REQUIRED, Reason.REBOOT_REQUIRED}
 
 
+class _Remedy(NamedTuple):
+    """What helps where a run ended for a reason."""
+
+    on_node: str = ""
+    at_shell: str = ""  # where the other one mentions the agent or the cluster
+    is_transient: bool = False
+
+
 _REMEDIES = {
-    Reason.INVALID_CONFIG: (
-        "Correct the config document at the named line; the agent reads it again."
+    Reason.INVALID_CONFIG: _Remedy(
+        "Correct the config document at the named line; the agent reads it again.",
+        at_shell="Correct the file at the named line, or name another file.",
     ),
-    Reason.UNKNOWN_CONFIG: (
-        "Request a layout that 'kubectl mig layouts' lists, or add this one to the config file."
+    Reason.UNKNOWN_CONFIG: _Remedy(
+        "Request a layout that 'kubectl mig layouts' lists, or add this one to the config file.",
+        at_shell="Name a layout that 'mig-manager validate' lists, or add this one to the file.",
     ),
-    Reason.NO_CUSTOM_LAYOUT: (
-        "Write annotation and label in one patch, as 'kubectl mig apply' does."
+    Reason.NO_CUSTOM_LAYOUT: _Remedy(
+        "Write annotation and label in one patch, as 'kubectl mig apply' does.",
     ),
-    Reason.CUSTOM_LAYOUTS_OFF: (
-        "Switch them on (--custom-layouts), or request a layout that 'kubectl mig layouts' lists."
+    Reason.CUSTOM_LAYOUTS_OFF: _Remedy(
+        "Switch them on (--custom-layouts), or request a layout that 'kubectl mig layouts' lists.",
     ),
-    Reason.UNKNOWN_PROFILE: (
-        "Use a profile of this GPU; 'kubectl mig layouts NODE' draws the layouts that fit."
+    Reason.UNKNOWN_PROFILE: _Remedy(
+        "Use a profile of this GPU; 'kubectl mig layouts NODE' draws the layouts that fit.",
+        at_shell="Use a profile of this GPU; 'mig-manager status' lists them.",
     ),
-    Reason.NO_GPU_MATCHES: (
+    Reason.NO_GPU_MATCHES: _Remedy(
         "Request a layout that 'kubectl mig layouts NODE' draws, or correct this one's "
-        "device-filter or devices."
+        "device-filter or devices.",
+        at_shell="Name a layout for these GPUs, or correct this one's device-filter or devices; "
+        "'mig-manager status' shows PCI ids.",
     ),
-    Reason.NOT_MIG_CAPABLE: "Restrict the layout to MIG-capable GPUs with a device-filter.",
-    Reason.DOES_NOT_FIT: (
-        "Request fewer or smaller instances; 'kubectl mig layouts NODE' draws what fits."
+    Reason.NOT_MIG_CAPABLE: _Remedy(
+        "Restrict the layout to MIG-capable GPUs with a device-filter.",
     ),
-    Reason.INVALID_CHECKPOINT: (
-        "Restore a checkpoint of this node's GPUs; 'mig-manager checkpoint' takes one."
+    Reason.DOES_NOT_FIT: _Remedy(
+        "Request fewer or smaller instances; 'kubectl mig layouts NODE' draws what fits.",
+        at_shell="Request fewer or smaller instances; 'mig-manager validate' shows what fits.",
     ),
-    Reason.USAGE: "See 'mig-manager --help'.",
-    Reason.DRAIN_TIMEOUT: (
-        "Free the named pods (see their PodDisruptionBudgets), or raise --drain-timeout-s."
+    Reason.INVALID_CHECKPOINT: _Remedy(
+        "Restore a checkpoint of this node's GPUs; 'mig-manager checkpoint' takes one.",
     ),
-    Reason.DRAIN_STALLED: (
+    Reason.USAGE: _Remedy("See 'mig-manager --help'."),
+    Reason.DRAIN_TIMEOUT: _Remedy(
+        "Free the named pods (see their PodDisruptionBudgets), or raise --drain-timeout-s.",
+        is_transient=True,
+    ),
+    Reason.DRAIN_STALLED: _Remedy(
         "Make room for the named pods, or raise their replicas or their PodDisruptionBudget; the "
-        "label of the former layout removes the taint."
+        "label of the former layout removes the taint.",
+        is_transient=True,
     ),
-    Reason.PODS_RETURN: (
+    Reason.PODS_RETURN: _Remedy(
         "Remove the toleration that admits these pods to the tainted node, or scale their "
-        "controllers down; then request the layout again."
+        "controllers down; then request the layout again.",
     ),
-    Reason.IN_USE: "Stop the processes that use the GPU; the agent retries.",
-    Reason.RESET_REQUIRED: (
-        "Reset the GPU or reboot the node; the pending MIG mode then takes effect."
+    Reason.IN_USE: _Remedy(
+        "Stop the processes that use the GPU; the agent retries.",
+        at_shell="Stop the processes that use the GPU, then run the command again.",
+        is_transient=True,
     ),
-    Reason.REBOOT_REQUIRED: (
-        "Reboot the node, or allow the agent to (--with-reboot); the pending MIG mode is kept."
+    Reason.RESET_REQUIRED: _Remedy(
+        "Reset the GPU or reboot the node; the pending MIG mode then takes effect.",
     ),
-    Reason.GPU_NEEDS_RESET: (
-        "Look for Xid errors in the kernel log; reset the GPU when it is idle, or reboot."
+    Reason.REBOOT_REQUIRED: _Remedy(
+        "Reboot the node, or allow the agent to (--with-reboot); the pending MIG mode is kept.",
+        at_shell="Reboot the node; the pending MIG mode is kept.",
     ),
-    Reason.HOST_SERVICE_FAILED: "Read the service's log (journalctl -u) on the node.",
-    Reason.DEVICE_FILES_FAILED: (
-        "Read the message of the named tool; containers may not see the new devices."
+    Reason.GPU_NEEDS_RESET: _Remedy(
+        "Look for Xid errors in the kernel log; reset the GPU when it is idle, or reboot.",
     ),
-    Reason.HOOK_FAILED: (
-        "Read the hook's output in the log, or correct the hooks file at the named line."
+    Reason.HOST_SERVICE_FAILED: _Remedy(
+        "Read the service's log (journalctl -u) on the node.",
+        is_transient=True,
     ),
-    Reason.PLUGIN_NOT_READY: "Check the pod of the device plugin, or DRA driver, on this node.",
-    Reason.NOT_ALLOCATABLE: (
-        "Read the log of the device plugin, or DRA driver; the new devices are not allocatable."
+    Reason.DEVICE_FILES_FAILED: _Remedy(
+        "Read the message of the named tool; containers may not see the new devices.",
+        is_transient=True,
     ),
-    Reason.PHANTOM_DEVICES: (
+    Reason.HOOK_FAILED: _Remedy(
+        "Read the hook's output in the log, or correct the hooks file at the named line.",
+        is_transient=True,
+    ),
+    Reason.PLUGIN_NOT_READY: _Remedy(
+        "Check the pod of the device plugin, or DRA driver, on this node.",
+        is_transient=True,
+    ),
+    Reason.NOT_ALLOCATABLE: _Remedy(
+        "Read the log of the device plugin, or DRA driver; the new devices are not allocatable.",
+        is_transient=True,
+    ),
+    Reason.PHANTOM_DEVICES: _Remedy(
         "Grant the agent patch on nodes/status, or remove the resources with the kubectl command "
-        "in the message."
+        "in the message.",
+        is_transient=True,
     ),
-    Reason.STRATEGY_MISMATCH: (
-        "Request a layout that fits the device plugin's MIG strategy, or change the strategy."
+    Reason.STRATEGY_MISMATCH: _Remedy(
+        "Request a layout that fits the device plugin's MIG strategy, or change the strategy.",
+        is_transient=True,
     ),
-    Reason.VERIFY_FAILED: "Another program may be changing MIG instances; stop it.",
-    Reason.INSUFFICIENT_RESOURCES: "Another program may be creating MIG instances; stop it.",
-    Reason.NO_PERMISSION: "Run as root, or with NVIDIA_MIG_CONFIG_DEVICES=all.",
-    Reason.NOT_SUPPORTED: "Check that driver, GPU and virtualization support MIG.",
-    Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver; the agent retries.",
-    Reason.DRIVER_LIBRARY_MISMATCH: (
-        "Restart the pod to get the library of the loaded driver; on a host, reboot."
+    Reason.VERIFY_FAILED: _Remedy(
+        "Another program may be changing MIG instances; stop it.",
+        is_transient=True,
     ),
-    Reason.GPU_LOST: (
+    Reason.INSUFFICIENT_RESOURCES: _Remedy(
+        "Another program may be creating MIG instances; stop it.",
+        is_transient=True,
+    ),
+    Reason.NO_PERMISSION: _Remedy("Run as root, or with NVIDIA_MIG_CONFIG_DEVICES=all."),
+    Reason.NOT_SUPPORTED: _Remedy("Check that driver, GPU and virtualization support MIG."),
+    Reason.DRIVER_NOT_LOADED: _Remedy(
+        "Load the NVIDIA driver; the agent retries.",
+        at_shell="Load the NVIDIA driver, or name where it is (--driver-root, such as "
+        "/run/nvidia/driver), then run the command again.",
+        is_transient=True,
+    ),
+    Reason.DRIVER_LIBRARY_MISMATCH: _Remedy(
+        "Restart the pod to get the library of the loaded driver; on a host, reboot.",
+    ),
+    Reason.GPU_LOST: _Remedy(
         "The GPU fell off the bus, where no reset reaches it: drain and reboot the node; if the "
-        "GPU stays lost, switch the power off and on, or replace it."
+        "GPU stays lost, switch the power off and on, or replace it.",
+        is_transient=True,
     ),
-    Reason.GPU_UNREACHABLE: (
-        "Read the kernel log for the named GPU (NVRM: Xid), then reset it or reboot the node."
+    Reason.GPU_UNREACHABLE: _Remedy(
+        "Read the kernel log for the named GPU (NVRM: Xid), then reset it or reboot the node.",
+        is_transient=True,
     ),
-    Reason.NVML_TIMEOUT: "The driver does not answer; read the kernel log.",
-    Reason.NVML_ERROR: "Read the driver's kernel log.",
-    Reason.FORBIDDEN: "Grant the agent's ServiceAccount the rules in deploy/.",
-    Reason.API_UNAVAILABLE: "Check the connection to the Kubernetes API; the agent retries.",
-    Reason.API_ERROR: "Read the message of the Kubernetes API.",
-    Reason.POD_RESOURCES_UNAVAILABLE: (
+    Reason.NVML_TIMEOUT: _Remedy(
+        "The driver does not answer; read the kernel log.",
+        is_transient=True,
+    ),
+    Reason.NVML_ERROR: _Remedy("Read the driver's kernel log.", is_transient=True),
+    Reason.FORBIDDEN: _Remedy(
+        "Grant the agent's ServiceAccount the rules in deploy/.",
+        is_transient=True,
+    ),
+    Reason.API_UNAVAILABLE: _Remedy(
+        "Check the connection to the Kubernetes API; the agent retries.",
+        at_shell="Check the Kubernetes API, then run the command again.",
+        is_transient=True,
+    ),
+    Reason.API_ERROR: _Remedy("Read the message of the Kubernetes API.", is_transient=True),
+    Reason.POD_RESOURCES_UNAVAILABLE: _Remedy(
         "Mount kubelet's pod-resources directory into the agent; where kubelet answers, end the "
-        "pods that the message names."
+        "pods that the message names.",
+        is_transient=True,
     ),
-    Reason.LOCKED: "Wait for the other manager to finish, or stop it.",
-    Reason.FOREIGN_MANAGER: (
-        "Run one manager of this node's GPUs: remove the other, or remove the label."
+    Reason.LOCKED: _Remedy("Wait for the other manager to finish, or stop it.", is_transient=True),
+    Reason.FOREIGN_MANAGER: _Remedy(
+        "Run one manager of this node's GPUs: remove the other, or remove the label.",
+        is_transient=True,
     ),
-    Reason.SLOTS_TAKEN: "No action needed: the agent continues when a slot is free.",
-    Reason.DRIFTED: (
-        "Apply the layout again (see --heal-drift), or find the program that changed the GPUs."
+    Reason.SLOTS_TAKEN: _Remedy(
+        "No action needed: the agent continues when a slot is free.",
+        is_transient=True,
     ),
-    Reason.INTERNAL: "This is a bug in mig-manager; please report it with the log.",
+    Reason.DRIFTED: _Remedy(
+        "Apply the layout again (see --heal-drift), or find the program that changed the GPUs.",
+    ),
+    Reason.INTERNAL: _Remedy(
+        "This is a bug in mig-manager; please report it with the log.",
+        is_transient=True,
+    ),
 }
-
-_REMEDIES_AT_SHELL = {
-    Reason.INVALID_CONFIG: "Correct the file at the named line, or name another file.",
-    Reason.UNKNOWN_CONFIG: (
-        "Name a layout that 'mig-manager validate' lists, or add this one to the file."
-    ),
-    Reason.UNKNOWN_PROFILE: "Use a profile of this GPU; 'mig-manager status' lists them.",
-    Reason.NO_GPU_MATCHES: (
-        "Name a layout for these GPUs, or correct this one's device-filter or devices; "
-        "'mig-manager status' shows PCI ids."
-    ),
-    Reason.DOES_NOT_FIT: (
-        "Request fewer or smaller instances; 'mig-manager validate' shows what fits."
-    ),
-    Reason.IN_USE: "Stop the processes that use the GPU, then run the command again.",
-    Reason.REBOOT_REQUIRED: "Reboot the node; the pending MIG mode is kept.",
-    Reason.DRIVER_NOT_LOADED: (
-        "Load the NVIDIA driver, or name where it is (--driver-root, such as /run/nvidia/driver), "
-        "then run the command again."
-    ),
-    Reason.API_UNAVAILABLE: "Check the Kubernetes API, then run the command again.",
-}
-"""Replaces the remedies that mention the agent or the cluster."""
-
-_TRANSIENT = frozenset(
-    {
-        Reason.DRAIN_TIMEOUT,
-        Reason.DRAIN_STALLED,
-        Reason.IN_USE,
-        Reason.HOST_SERVICE_FAILED,
-        Reason.DEVICE_FILES_FAILED,
-        Reason.HOOK_FAILED,
-        Reason.PLUGIN_NOT_READY,
-        Reason.NOT_ALLOCATABLE,
-        Reason.PHANTOM_DEVICES,
-        Reason.STRATEGY_MISMATCH,
-        Reason.VERIFY_FAILED,
-        Reason.INSUFFICIENT_RESOURCES,
-        Reason.DRIVER_NOT_LOADED,
-        Reason.NVML_TIMEOUT,
-        Reason.NVML_ERROR,
-        Reason.GPU_LOST,
-        Reason.GPU_UNREACHABLE,
-        Reason.API_UNAVAILABLE,
-        Reason.API_ERROR,
-        Reason.POD_RESOURCES_UNAVAILABLE,
-        Reason.FORBIDDEN,
-        Reason.LOCKED,
-        Reason.FOREIGN_MANAGER,
-        Reason.SLOTS_TAKEN,
-        Reason.INTERNAL,
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
