@@ -57,7 +57,7 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory(prefix="mig-") as name:
         folder = pathlib.Path(name)
-        server = envtest.Server(envtest.assets(), folder)
+        server = envtest.EnvtestServer(envtest.assets(), folder)
         with server.running(), contextlib.closing(clusters.Real(server, folder)) as real:
             real.grant(clusters.SHIPPED)
             for each in clusters.shipped("evictions/evictions.yaml"):
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _run(
-    server: envtest.Server,
+    server: envtest.EnvtestServer,
     real: clusters.Real,
     folder: pathlib.Path,
     count: int,
@@ -101,7 +101,7 @@ def _run(
     return int(max(ratios) > _SLOWEST)
 
 
-def _connect(server: envtest.Server, kubeconfig: pathlib.Path) -> api.KubeApi:
+def _connect(server: envtest.EnvtestServer, kubeconfig: pathlib.Path) -> api.KubeApi:
     """Return a client without the rate limit of ``api.KubeApi.connect``."""
     (user,) = yaml.safe_load(kubeconfig.read_text())["users"]
     configuration = api.Configuration()

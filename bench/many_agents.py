@@ -40,13 +40,13 @@ def main() -> None:
     log.configure(level="error", is_json=False, stream=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="mig-") as name:
         folder = pathlib.Path(name)
-        server = envtest.Server(envtest.assets(), folder)
+        server = envtest.EnvtestServer(envtest.assets(), folder)
         with server.running():
             kubeconfig = server.kubeconfig(folder / "kubeconfig", token=envtest.ADMIN_TOKEN)
             _run(server, str(kubeconfig), count, folder)
 
 
-def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Path) -> None:
+def _run(server: envtest.EnvtestServer, kubeconfig: str, count: int, folder: pathlib.Path) -> None:
     admin = api.KubeApi.connect(kubeconfig=kubeconfig)
     names = [f"node-{number:03}" for number in range(count)]
     for name in names:
@@ -92,13 +92,13 @@ def _applied(admin: api.KubeApi) -> int:
     return len(admin.get("/api/v1/nodes", {"labelSelector": selector})["items"])
 
 
-def _scrape(server: envtest.Server) -> str:
+def _scrape(server: envtest.EnvtestServer) -> str:
     headers = {"Authorization": f"Bearer {envtest.ADMIN_TOKEN}"}
     with urllib3.PoolManager(ca_certs=str(server.certificate)) as http:
         return http.request("GET", f"{server.url}/metrics", headers=headers).data.decode()
 
 
-def _requests(server: envtest.Server) -> collections.Counter[tuple[str, str]]:
+def _requests(server: envtest.EnvtestServer) -> collections.Counter[tuple[str, str]]:
     """Count finished requests by verb and resource, without the server's to itself."""
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for labels, number in re.findall(
@@ -110,7 +110,7 @@ def _requests(server: envtest.Server) -> collections.Counter[tuple[str, str]]:
     return counts
 
 
-def _watches(server: envtest.Server) -> int:
+def _watches(server: envtest.EnvtestServer) -> int:
     counts = re.findall(
         r'^apiserver_longrunning_requests\{.*resource="nodes".*verb="WATCH".*\} (\S+)',
         _scrape(server),
@@ -119,7 +119,7 @@ def _watches(server: envtest.Server) -> int:
     return sum(int(float(number)) for number in counts)
 
 
-def _cpu_s(server: envtest.Server) -> float:
+def _cpu_s(server: envtest.EnvtestServer) -> float:
     assert server._api is not None  # noqa: S101, SLF001 - the tests' own helper
     # The server may be the child of a process that ends it.
     first = server._api.pid  # noqa: SLF001

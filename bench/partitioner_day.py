@@ -165,7 +165,7 @@ def _played(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
         agent_options=("--custom-layouts",) if name == _ON_DEMAND else (),
         folder=folder,
     )
-    server = envtest.Server(envtest.assets(), folder)
+    server = envtest.EnvtestServer(envtest.assets(), folder)
     with server.running():
         real = clusters.Real(server, folder)
         try:

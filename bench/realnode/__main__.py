@@ -68,7 +68,7 @@ _STORIES = (
 
 
 @contextlib.contextmanager
-def _ours(cluster: rig.Cluster) -> Iterator[None]:
+def _ours(cluster: rig.RealCluster) -> Iterator[None]:
     layouts = manifests.layouts("") | {"data": {"config.yaml": nvidia_manager.LAYOUTS}}
     cluster.install("unprivileged", layouts)
     yield
@@ -76,7 +76,7 @@ def _ours(cluster: rig.Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _nvidias(cluster: rig.Cluster) -> Iterator[None]:
+def _nvidias(cluster: rig.RealCluster) -> Iterator[None]:
     nvidia_manager.install(cluster)
     yield
     nvidia_manager.remove(cluster)
@@ -189,7 +189,7 @@ def _measure(results: Results, chosen: argparse.Namespace, folder: pathlib.Path)
     shape = rig.Shape(gpus=f"2x{_PRODUCT}", overlay=None, latency=states.REALISTIC)
     if "nvidia" in chosen.manager:
         nvidia_manager.prepare()
-    cluster = rig.Cluster(folder / "cluster", rig.CACHE, shape)
+    cluster = rig.RealCluster(folder / "cluster", rig.CACHE, shape)
     with cluster.up(), contextlib.ExitStack() as ending:
         if chosen.logs:
             ending.callback(cluster.save, chosen.logs)

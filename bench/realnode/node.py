@@ -35,7 +35,7 @@ class Manager:
     """A DaemonSet that serves the label."""
 
     title: str
-    installed: Callable[[rig.Cluster], contextlib.AbstractContextManager[None]]
+    installed: Callable[[rig.RealCluster], contextlib.AbstractContextManager[None]]
     """Installs it for the body."""
     namespace: str
     name: str
@@ -101,7 +101,7 @@ class _Version:
         return self.labels.get(_STATE, "")
 
 
-def watch(cluster: rig.Cluster) -> list[_Version]:
+def watch(cluster: rig.RealCluster) -> list[_Version]:
     """Return a list that a thread extends with every version of the node object."""
     versions: list[_Version] = []
 
@@ -129,7 +129,9 @@ def _version(node: dict[str, Any]) -> _Version:
 class Node:
     """The real node with one manager."""
 
-    def __init__(self, cluster: rig.Cluster, manager: Manager, versions: list[_Version]) -> None:
+    def __init__(
+        self, cluster: rig.RealCluster, manager: Manager, versions: list[_Version]
+    ) -> None:
         self._cluster = cluster
         self._manager = manager
         self._versions = versions

@@ -24,7 +24,7 @@ def boot(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Boot]:
 
 
 @pytest.fixture
-def node(boot: nvml_rig.Boot) -> nvml_rig.Rig:
+def node(boot: nvml_rig.Boot) -> nvml_rig.NvmlRig:
     """Return a simulated node with one A100."""
     return boot()
 
@@ -41,7 +41,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
 
 
 @pytest.fixture
-def kubelet() -> Iterator[kubelet_rig.Kubelet]:
+def kubelet() -> Iterator[kubelet_rig.GrpcKubelet]:
     with kubelet_rig.a_kubelet() as running:
         yield running
 

@@ -22,7 +22,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Answers a request with its page, or with the next entry of the script."""
 
     protocol_version = "HTTP/1.1"
-    server: "Server"
+    server: "KubeServer"
 
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -40,7 +40,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 Step = Callable[[Handler], None]
 
 
-class Server(http.server.ThreadingHTTPServer):
+class KubeServer(http.server.ThreadingHTTPServer):
     """The script, what was asked (method, path, headers, body), and a client of it."""
 
     daemon_threads = True
@@ -84,8 +84,8 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as running:
+def server() -> Iterator[KubeServer]:
+    with KubeServer() as running:
         yield running
 
 

@@ -27,7 +27,7 @@ def pod(name: str, *containers: Any) -> Any:
     return messages.PodResources(name=name, namespace="ns", containers=resources)
 
 
-class Kubelet:
+class GrpcKubelet:
     """Answers List with ``pods`` and GetAllocatableResources with ``devices``."""
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -77,12 +77,12 @@ class Kubelet:
 
 
 @contextlib.contextmanager
-def a_kubelet() -> Iterator[Kubelet]:
+def a_kubelet() -> Iterator[GrpcKubelet]:
     """Have a kubelet, not yet started, for the body."""
     # pytest's tmp_path can be longer than the 107 bytes that a unix socket's path may have.
     with tempfile.TemporaryDirectory(prefix="mm") as directory:
         path = pathlib.Path(directory, "pod-resources", "kubelet.sock")
         path.parent.mkdir()
-        server = Kubelet(path)
+        server = GrpcKubelet(path)
         yield server
         server.stop()

@@ -12,19 +12,19 @@ from tests.shell import shell_node
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> shell_node.Node:
-    return shell_node.Node(tmp_path, "1xA30")
+def node(tmp_path: pathlib.Path) -> shell_node.ShellNode:
+    return shell_node.ShellNode(tmp_path, "1xA30")
 
 
 @pytest.fixture
-def nvml(node: shell_node.Node) -> Iterator[pathlib.Path]:
+def nvml(node: shell_node.ShellNode) -> Iterator[pathlib.Path]:
     """Serve the library of a node's driver."""
     with c_library.served(node.path.with_name("lib"), node.path) as library:
         yield library
 
 
 def test_a_context_keeps_its_gpu_in_use_until_the_body_ends(
-    node: shell_node.Node, nvml: pathlib.Path
+    node: shell_node.ShellNode, nvml: pathlib.Path
 ) -> None:
     c_library.add_cuda(nvml)
     line = cuda.command(library_path=str(nvml), driver_roots=())

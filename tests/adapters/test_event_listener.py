@@ -40,7 +40,7 @@ def until_the_end():
 """
 
 
-class Rig:
+class ListenerRig:
     """A watch, how often it has called back, and what was logged meanwhile."""
 
     def __init__(
@@ -76,7 +76,7 @@ def watching(
     start_timeout_s: float = 60.0,
     on_change: Callable[[], None] = lambda: None,
     quiet_s: float = 0.1,
-) -> Iterator[Rig]:
+) -> Iterator[ListenerRig]:
     def count() -> None:
         rig.calls += 1
         on_change()
@@ -91,7 +91,7 @@ def watching(
         restarts=restarts,
     )
     with structlog.testing.capture_logs() as logs:
-        rig = Rig(events, logs, xids)
+        rig = ListenerRig(events, logs, xids)
         events.start()
         try:
             yield rig
@@ -107,7 +107,7 @@ def scripted(script: str) -> list[str]:
 # Real listeners on a simulated node.
 
 
-class Node:
+class ListenedNode:
     """A simulated node, changed by processes of their own."""
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -132,10 +132,10 @@ DESTROY = "pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceGetGpuInstanceById(dev
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path, mig_events: states.MigEvents) -> Node:
+def node(tmp_path: pathlib.Path, mig_events: states.MigEvents) -> ListenedNode:
     path = tmp_path / "state"
     simulated.create("2xa100-sxm4-40gb", path, options=states.Options(mig_events=mig_events))
-    return Node(path)
+    return ListenedNode(path)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def mig_events() -> states.MigEvents:
 
 
 @pytest.mark.slow
-def test_changes_by_another_process_are_reported_once_unless_suspended(node: Node) -> None:
+def test_changes_by_another_process_are_reported_once_unless_suspended(node: ListenedNode) -> None:
     with watching(node.command) as rig:
         rig.until_listening()
         with rig.events.suspended():
@@ -161,7 +161,7 @@ def test_changes_by_another_process_are_reported_once_unless_suspended(node: Nod
 
 
 @pytest.mark.parametrize("mig_events", [states.MigEvents.NEVER])
-def test_a_driver_without_the_event_is_reported_once_and_left_alone(node: Node) -> None:
+def test_a_driver_without_the_event_is_reported_once_and_left_alone(node: ListenedNode) -> None:
     nvml_faults.SharedState(node.path).log_calls()
     with watching(node.command, restarts=AT_ONCE) as rig:
         waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")))
@@ -179,7 +179,7 @@ def test_a_driver_without_the_event_is_reported_once_and_left_alone(node: Node) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mig_events", [states.MigEvents.WHILE_ON])
-def test_an_old_driver_reports_once_mig_is_on(node: Node) -> None:
+def test_an_old_driver_reports_once_mig_is_on(node: ListenedNode) -> None:
     with watching(node.command) as rig:
         waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")))
         with rig.events.suspended():
@@ -189,7 +189,7 @@ def test_an_old_driver_reports_once_mig_is_on(node: Node) -> None:
         rig.until_called(1)
 
 
-def test_an_xid_is_passed_on_and_calls_back(node: Node) -> None:
+def test_an_xid_is_passed_on_and_calls_back(node: ListenedNode) -> None:
     state = nvml_faults.SharedState(node.path)
     with watching(node.command) as rig:
         rig.until_listening()
@@ -202,7 +202,7 @@ def test_an_xid_is_passed_on_and_calls_back(node: Node) -> None:
 
 
 @pytest.mark.slow
-def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: Node) -> None:
+def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: ListenedNode) -> None:
     with watching(node.command, restarts=AT_ONCE) as rig:
         rig.until_listening()
         (pid,) = rig.children()
@@ -217,7 +217,7 @@ def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: Node) 
 
 @pytest.mark.slow
 def test_a_driver_that_is_loaded_later_is_listened_to_then(tmp_path: pathlib.Path) -> None:
-    node = Node(tmp_path / "state")
+    node = ListenedNode(tmp_path / "state")
     with watching(node.command, restarts=AT_ONCE) as rig:
         waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
         simulated.create("a30", node.path)
@@ -227,7 +227,7 @@ def test_a_driver_that_is_loaded_later_is_listened_to_then(tmp_path: pathlib.Pat
     assert ended["reason"] == "DriverNotLoaded"
 
 
-def test_a_listener_ends_when_its_stdin_does(node: Node) -> None:
+def test_a_listener_ends_when_its_stdin_does(node: ListenedNode) -> None:
     child = subprocesses.Child(node.command)
     assert child.receive(SOON_S) == ("watching", 2, 2)
     assert child._process.stdin is not None
@@ -238,7 +238,7 @@ def test_a_listener_ends_when_its_stdin_does(node: Node) -> None:
     assert child.status == 0
 
 
-def test_a_listener_dies_with_the_agent(node: Node, tmp_path: pathlib.Path) -> None:
+def test_a_listener_dies_with_the_agent(node: ListenedNode, tmp_path: pathlib.Path) -> None:
     pid_file = tmp_path / "pid"
     agent = f"""
 import os, pathlib, signal

@@ -16,7 +16,7 @@ from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi
 from tests.adapters import proc_tree, stand_ins
 from tests.node import nvml_rig
-from tests.node.nvml_rig import OFF, ON, Rig, mode_step
+from tests.node.nvml_rig import OFF, ON, NvmlRig, mode_step
 
 A100 = "a100-sxm4-40gb"
 BUSY = ("InUse", "in use")
@@ -25,10 +25,10 @@ WAITING = states.Options(resets_itself=False)
 Gpus = Sequence[model.Gpu]
 
 
-class Machine:
+class ResetMachine:
     """A simulated node whose GPUs wait for their mode, its ``nvidia-smi``, and its ``/proc``."""
 
-    def __init__(self, rig: Rig, folder: pathlib.Path) -> None:
+    def __init__(self, rig: NvmlRig, folder: pathlib.Path) -> None:
         self.rig = rig
         self.state = rig.state
         self.tool = folder / "bin/nvidia-smi"
@@ -77,27 +77,27 @@ class Machine:
         self.wrap(f'case "$1" in --gpu-reset) echo "{text}"; exit {status};; esac')
 
 
-Boot = Callable[..., Machine]
+Boot = Callable[..., ResetMachine]
 
 
 @pytest.fixture
 def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
     with contextlib.ExitStack() as stack:
 
-        def start(spec: str = f"2x{A100}", options: states.Options = WAITING) -> Machine:
+        def start(spec: str = f"2x{A100}", options: states.Options = WAITING) -> ResetMachine:
             rig = nvml_rig.rig(tmp_path / "state", spec, options=options)
-            return Machine(stack.enter_context(rig), tmp_path)
+            return ResetMachine(stack.enter_context(rig), tmp_path)
 
         yield start
 
 
 @pytest.fixture
-def machine(boot: Boot) -> Machine:
+def machine(boot: Boot) -> ResetMachine:
     return boot()
 
 
 @pytest.fixture
-def gpus(machine: Machine) -> Gpus:
+def gpus(machine: ResetMachine) -> Gpus:
     """Have a mode pending on the first GPU."""
     return machine.switch(0)
 
@@ -134,7 +134,9 @@ def test_gpus_with_a_pending_mode_are_reset_by_one_command_unless_refused(
 
 
 @SLOW
-def test_a_gpu_that_is_in_use_does_not_keep_another_one_from_its_reset(machine: Machine) -> None:
+def test_a_gpu_that_is_in_use_does_not_keep_another_one_from_its_reset(
+    machine: ResetMachine,
+) -> None:
     gpus = machine.switch(0, 1)
     machine.state.add_client(gpus[1].uuid, name="daemon", kind=states.ClientKind.MONITOR)
 
@@ -145,7 +147,7 @@ def test_a_gpu_that_is_in_use_does_not_keep_another_one_from_its_reset(machine: 
 
 
 def test_a_gpu_reset_by_another_program_and_none_at_all_are_not_reset(
-    machine: Machine, gpus: Gpus
+    machine: ResetMachine, gpus: Gpus
 ) -> None:
     assert machine.state.reset_gpu(0) is states.Code.SUCCESS
 
@@ -211,7 +213,7 @@ def test_a_gpu_that_must_not_be_reset_or_is_not_shown_is_refused(
     script: str,
     reason: Reason,
     message: str,
-    machine: Machine,
+    machine: ResetMachine,
     gpus: Gpus,
 ) -> None:
     if script == "missing":
@@ -226,7 +228,7 @@ def test_a_gpu_that_must_not_be_reset_or_is_not_shown_is_refused(
 
 
 def test_a_gpu_that_is_not_shown_after_its_reset_is_not_called_unreset(
-    machine: Machine, gpus: Gpus, tmp_path: pathlib.Path
+    machine: ResetMachine, gpus: Gpus, tmp_path: pathlib.Path
 ) -> None:
     done = tmp_path / "done"
     script = f'if [ "$1" = --gpu-reset ]; then touch {done}; elif [ -e {done} ]; then exit; fi'
@@ -238,7 +240,7 @@ def test_a_gpu_that_is_not_shown_after_its_reset_is_not_called_unreset(
     assert caught.value.message.endswith(f"does not show {gpus[0]}")
 
 
-def test_an_unprivileged_reset_is_no_permission(machine: Machine, gpus: Gpus) -> None:
+def test_an_unprivileged_reset_is_no_permission(machine: ResetMachine, gpus: Gpus) -> None:
     machine.state.set_options(dataclasses.replace(WAITING, permitted=False))
 
     assert machine.refusal(gpus[:1]).reason is Reason.NO_PERMISSION
@@ -262,7 +264,7 @@ def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
 
 
 @pytest.mark.slow
-def test_process_that_uses_a_gpu_prevents_every_reset_and_is_named(machine: Machine) -> None:
+def test_process_that_uses_a_gpu_prevents_every_reset_and_is_named(machine: ResetMachine) -> None:
     gpus = machine.switch(0, 1)
     pod = "0::/kubepods.slice/kubepods-pod8a0b1c2d_0001_4000_8000_0123456789ab.slice/cri.scope"
     client = machine.state.add_client(gpus[1].uuid, name="/usr/bin/python3 train.py", pid=4711)
@@ -283,7 +285,7 @@ def test_process_that_uses_a_gpu_prevents_every_reset_and_is_named(machine: Mach
 
 
 def test_process_with_a_gpus_drm_node_prevents_a_reset_and_is_named(
-    machine: Machine, gpus: Gpus
+    machine: ResetMachine, gpus: Gpus
 ) -> None:
     machine.proc.add_drm("0000:07:00.0", "card1")
     machine.proc.add(71, "/dev/dri/card1", name="Xorg")
@@ -293,7 +295,7 @@ def test_process_with_a_gpus_drm_node_prevents_a_reset_and_is_named(
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
 @SLOW
 def test_daemons_that_release_the_gpu_do_not_block_a_reset(
-    name: str, machine: Machine, gpus: Gpus
+    name: str, machine: ResetMachine, gpus: Gpus
 ) -> None:
     machine.proc.add(73, "/dev/nvidia0", name=name)
 
@@ -305,7 +307,7 @@ def test_daemons_that_release_the_gpu_do_not_block_a_reset(
 @pytest.mark.slow
 @pytest.mark.parametrize("is_visible", [True, False])
 def test_a_daemon_that_did_not_release_the_gpu_is_named_if_it_is_visible(
-    *, is_visible: bool, machine: Machine, gpus: Gpus
+    *, is_visible: bool, machine: ResetMachine, gpus: Gpus
 ) -> None:
     machine.state.add_client(gpus[0].uuid, name="daemon", kind=states.ClientKind.MONITOR)
     users = "processes"
@@ -322,7 +324,7 @@ def test_a_daemon_that_did_not_release_the_gpu_is_named_if_it_is_visible(
 
 
 @pytest.mark.slow
-def test_persistence_mode_is_restored_after_a_refused_reset(machine: Machine) -> None:
+def test_persistence_mode_is_restored_after_a_refused_reset(machine: ResetMachine) -> None:
     uuid = machine.state.boards[0].uuid
     for kind in (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR):
         machine.state.add_client(uuid, name="", kind=kind)
@@ -335,7 +337,7 @@ def test_persistence_mode_is_restored_after_a_refused_reset(machine: Machine) ->
 
 
 @pytest.mark.slow
-def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: Machine) -> None:
+def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: ResetMachine) -> None:
     uuid = machine.state.boards[0].uuid
     machine.state.add_client(uuid, name="", kind=states.ClientKind.PERSISTENCE_MODE)
     gpus = machine.switch(0)
@@ -366,7 +368,7 @@ def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: Machine) 
     ],
 )
 def test_a_refusal_has_the_reason_that_its_words_mean(
-    text: str, status: int, reason: str, message: str, machine: Machine, gpus: Gpus
+    text: str, status: int, reason: str, message: str, machine: ResetMachine, gpus: Gpus
 ) -> None:
     machine.say(text, status=status)
 

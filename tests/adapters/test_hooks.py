@@ -21,7 +21,7 @@ class Over(Exception):  # noqa: N818 - stands for whatever ends a run
     pass
 
 
-class Rig:
+class HooksRig:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         self.file = folder / "hooks.yaml"
@@ -67,18 +67,18 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: pathlib.Path) -> Rig:
-    return Rig(tmp_path)
+def rig(tmp_path: pathlib.Path) -> HooksRig:
+    return HooksRig(tmp_path)
 
 
-def test_the_output_of_a_hook_is_logged_and_its_input_is_empty(rig: Rig) -> None:
+def test_the_output_of_a_hook_is_logged_and_its_input_is_empty(rig: HooksRig) -> None:
     (line,) = rig.run(rig.sh("cat; echo Hello; echo there >&2"))
 
     assert (line["stdout"], line["stderr"]) == ("Hello", "there")
     assert (line["point"], line["command"], line["how"]) == ("pre-apply-mode", "/bin/sh", "well")
 
 
-def test_a_missing_program_is_detected_before_and_an_error_when_run(rig: Rig) -> None:
+def test_a_missing_program_is_detected_before_and_an_error_when_run(rig: HooksRig) -> None:
     hook = rig.hook(command="/doesnotexist")
 
     for command in ("/", "/etc/passwd", "/dev/null", ".", "a" * 5000):
@@ -90,7 +90,7 @@ def test_a_missing_program_is_detected_before_and_an_error_when_run(rig: Rig) ->
 
 @pytest.mark.parametrize("environment", [{"B": "", "A": "1 2"}, {}])
 def test_a_hook_gets_its_own_environment_and_none_of_ours(
-    rig: Rig, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    rig: HooksRig, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OURS", "x")
     (line,) = rig.run(rig.hook(command="/usr/bin/env"), environment)
@@ -98,13 +98,13 @@ def test_a_hook_gets_its_own_environment_and_none_of_ours(
     assert str(line["stdout"]).splitlines() == [f"{k}={v}" for k, v in environment.items()]
 
 
-def test_arguments_are_passed_without_a_shell(rig: Rig) -> None:
+def test_arguments_are_passed_without_a_shell(rig: HooksRig) -> None:
     (line,) = rig.run(rig.hook(command="/bin/echo", args=("$HOME", "a  b", "*", ";", "")))
 
     assert line["stdout"] == "$HOME a  b * ; "
 
 
-def test_a_program_without_a_slash_is_searched_on_our_path_not_the_hooks(rig: Rig) -> None:
+def test_a_program_without_a_slash_is_searched_on_our_path_not_the_hooks(rig: HooksRig) -> None:
     own = rig.folder / "own-tool"
     own.write_text("#!/bin/sh\necho found\n", encoding="utf-8")
     own.chmod(0o755)
@@ -117,7 +117,7 @@ def test_a_program_without_a_slash_is_searched_on_our_path_not_the_hooks(rig: Ri
     assert not rig.port.missing(rig.hook(command="sh"))
 
 
-def test_hook_runs_in_its_folder_where_relative_programs_are_searched(rig: Rig) -> None:
+def test_hook_runs_in_its_folder_where_relative_programs_are_searched(rig: HooksRig) -> None:
     place = rig.folder / "place"
     place.mkdir()
     script = place / "tool.sh"
@@ -143,7 +143,7 @@ def test_hook_runs_in_its_folder_where_relative_programs_are_searched(rig: Rig) 
     ],
 )
 def test_hook_that_cannot_start_or_fails_is_an_error(
-    rig: Rig, make: Callable[[Rig], hook_files.Hook], why: str
+    rig: HooksRig, make: Callable[[HooksRig], hook_files.Hook], why: str
 ) -> None:
     broken = rig.folder / "broken"
     broken.write_bytes(b"\x7fELF nonsense")
@@ -156,14 +156,14 @@ def test_hook_that_cannot_start_or_fails_is_an_error(
     assert why in message
 
 
-def test_failing_hook_is_reported_with_its_last_line(rig: Rig) -> None:
+def test_failing_hook_is_reported_with_its_last_line(rig: HooksRig) -> None:
     message, line = rig.fails(rig.sh("echo one; echo two >&2; echo last words >&2; exit 3"))
 
     assert message.endswith("ended with status 3: last words")
     assert (line["log_level"], line["stderr"]) == ("warning", "two\nlast words")
 
 
-def test_only_the_end_of_long_output_is_kept(rig: Rig) -> None:
+def test_only_the_end_of_long_output_is_kept(rig: HooksRig) -> None:
     script = "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; exit 1"
     message, line = rig.fails(rig.sh(script))
 
@@ -171,11 +171,11 @@ def test_only_the_end_of_long_output_is_kept(rig: Rig) -> None:
     assert len(str(line["stdout"])) <= 4096
 
 
-def child_of(rig: Rig) -> int:
+def child_of(rig: HooksRig) -> int:
     return int((rig.folder / "pid").read_text(encoding="utf-8"))
 
 
-def test_a_hook_that_times_out_is_killed_with_its_children(rig: Rig) -> None:
+def test_a_hook_that_times_out_is_killed_with_its_children(rig: HooksRig) -> None:
     script = "sleep 600 & echo $! > pid; echo waiting; wait"
     message, line = rig.fails(rig.sh(script, workdir=str(rig.folder), timeout_s=3.0))
 
@@ -184,7 +184,7 @@ def test_a_hook_that_times_out_is_killed_with_its_children(rig: Rig) -> None:
     waiting.until(lambda: processes.is_dead(child_of(rig)))
 
 
-def test_an_error_of_the_check_kills_the_hook_with_its_children(rig: Rig) -> None:
+def test_an_error_of_the_check_kills_the_hook_with_its_children(rig: HooksRig) -> None:
     script = "sleep 600 & echo $! > pid.new; mv pid.new pid; wait"
 
     def check() -> None:
@@ -197,7 +197,7 @@ def test_an_error_of_the_check_kills_the_hook_with_its_children(rig: Rig) -> Non
     waiting.until(lambda: processes.is_dead(child_of(rig)))
 
 
-def test_the_current_hooks_file_is_parsed(rig: Rig) -> None:
+def test_the_current_hooks_file_is_parsed(rig: HooksRig) -> None:
     with pytest.raises(errors.ConfigError, match="cannot read"):
         rig.port.read()
     rig.file.write_text("hooks: {apply-exit: [{command: /x}]}", encoding="utf-8")

@@ -17,7 +17,7 @@ from mig_manager.core import timing
 from tests.adapters import kube_rig
 from tests.adapters.kube_rig import (
     Handler,
-    Server,
+    KubeServer,
     Step,
     answer,
     cut_off,
@@ -50,7 +50,7 @@ CALLS: Mapping[str, Callable[[api.KubeApi], object]] = {
 }
 
 
-def test_requests_carry_their_query_token_and_body_over_one_connection(server: Server) -> None:
+def test_requests_carry_their_query_token_and_body_over_one_connection(server: KubeServer) -> None:
     addresses = set()
 
     def note(handler: Handler) -> None:
@@ -96,7 +96,7 @@ SENT_AGAIN_AFTER: Mapping[str, set[str | int]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_request_is_sent_again_only_where_that_may_help_and_does_no_harm(
-    server: Server, call: str
+    server: KubeServer, call: str
 ) -> None:
     sent_again = set()
     for fault, step in FAULTS.items():
@@ -109,14 +109,14 @@ def test_a_request_is_sent_again_only_where_that_may_help_and_does_no_harm(
     assert sent_again == SENT_AGAIN_AFTER[call]
 
 
-def test_the_attempts_end_after_a_few_with_the_last_error(server: Server) -> None:
+def test_the_attempts_end_after_a_few_with_the_last_error(server: KubeServer) -> None:
     server.script = [refuse(503, "still down")] * 50
     assert "still down" in failure(server.kube.get, "/x").message
     assert 2 < len(server.seen) < 10
     assert len(server.pauses) == len(server.seen) - 1
 
 
-def test_starting_server_is_unavailable_until_it_grants_a_request(server: Server) -> None:
+def test_starting_server_is_unavailable_until_it_grants_a_request(server: KubeServer) -> None:
     server.script = [reset] * 4
     assert failure(server.kube.get, "/x").reason is UNAVAILABLE
     server.script = [refuse(403)] * 5
@@ -129,7 +129,7 @@ def test_starting_server_is_unavailable_until_it_grants_a_request(server: Server
     assert failure(server.kube.get, "/x").reason is FORBIDDEN
 
 
-def test_closing_ends_the_pause_between_attempts(server: Server) -> None:
+def test_closing_ends_the_pause_between_attempts(server: KubeServer) -> None:
     client = api.KubeApi.at(server.url, request_timeout_s=30.0)
     server.script = [refuse(503, after=9)] * 9
     threading.Timer(0.1, client.close).start()
@@ -137,7 +137,9 @@ def test_closing_ends_the_pause_between_attempts(server: Server) -> None:
     assert len(server.seen) <= 2
 
 
-def test_the_servers_retry_after_is_honoured_unless_it_is_long_or_invalid(server: Server) -> None:
+def test_the_servers_retry_after_is_honoured_unless_it_is_long_or_invalid(
+    server: KubeServer,
+) -> None:
     server.script = [refuse(429, after=3), refuse(503, after=60)]
     assert failure(server.kube.get, "/x").retry_after_s == 60.0
     assert server.pauses == [3.0]
@@ -155,7 +157,7 @@ def test_the_servers_retry_after_is_honoured_unless_it_is_long_or_invalid(server
     ],
 )
 def test_a_status_becomes_a_reason_and_its_causes_are_explained(
-    server: Server, statuses: tuple[int, ...], reason: errors.Reason
+    server: KubeServer, statuses: tuple[int, ...], reason: errors.Reason
 ) -> None:
     for status in statuses:
         server.script = [refuse(status, "No.", causes=("The budget web needs 1.",))]
@@ -167,13 +169,13 @@ def test_a_status_becomes_a_reason_and_its_causes_are_explained(
         assert kube_rig.TOKEN not in repr(error)
 
 
-def test_a_redirect_is_not_followed_with_our_token(server: Server) -> None:
+def test_a_redirect_is_not_followed_with_our_token(server: KubeServer) -> None:
     server.script = [answer(status=307, headers={"Location": f"{server.url}/elsewhere"})]
     failure(server.kube.get, "/x")
     assert [path for _, path, _, _ in server.seen] == ["/x"]
 
 
-def test_a_long_error_page_is_quoted_in_part(server: Server) -> None:
+def test_a_long_error_page_is_quoted_in_part(server: KubeServer) -> None:
     server.script = [answer(b"<html>" + b"x" * 5000, status=404)]
     error = failure(server.kube.get, "/x")
     assert "<html>xx" in error.message
@@ -181,7 +183,7 @@ def test_a_long_error_page_is_quoted_in_part(server: Server) -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b'{"kind": ', b'{"a":' * 100_000])
-def test_a_response_that_is_not_an_object_is_an_error(server: Server, body: bytes) -> None:
+def test_a_response_that_is_not_an_object_is_an_error(server: KubeServer, body: bytes) -> None:
     server.script = [answer(body), answer(body, status=404)]
     assert "not a JSON object" in failure(server.kube.post, "/x", {}).message
     assert failure(server.kube.get, "/x").status == 404
@@ -192,7 +194,7 @@ def test_a_response_that_is_not_an_object_is_an_error(server: Server, body: byte
     [(200, OTHER, "more than 64 MiB"), (403, FORBIDDEN, "too large")],
 )
 def test_an_endless_response_is_read_in_part_and_not_asked_for_again(
-    server: Server, status: int, reason: errors.Reason, words: str
+    server: KubeServer, status: int, reason: errors.Reason, words: str
 ) -> None:
     server.script = [endless(status, b" " * (1 << 20))]
     error = failure(server.kube.get, "/x")
@@ -201,13 +203,13 @@ def test_an_endless_response_is_read_in_part_and_not_asked_for_again(
 
 
 @pytest.mark.parametrize("fault", [reset, silence, cut_off, endless(200, b" ", pause_s=0.01)])
-def test_an_incomplete_response_is_api_unavailable(server: Server, fault: Step) -> None:
+def test_an_incomplete_response_is_api_unavailable(server: KubeServer, fault: Step) -> None:
     server.script = [fault]
     error = failure(server.client(0.2).post, "/x", {})
     assert (error.status, error.reason) == (None, UNAVAILABLE)
 
 
-def test_a_compressed_response_is_not_decompressed(server: Server) -> None:
+def test_a_compressed_response_is_not_decompressed(server: KubeServer) -> None:
     packed = gzip.compress(b'{"a": "' + b" " * (80 << 20) + b'"}')
     server.script = [answer(packed, headers={"Content-Encoding": "gzip"})]
     tracemalloc.start()
@@ -220,7 +222,7 @@ def test_a_compressed_response_is_not_decompressed(server: Server) -> None:
     assert peak < 40 << 20
 
 
-def test_requests_beyond_the_rate_limit_wait(server: Server) -> None:
+def test_requests_beyond_the_rate_limit_wait(server: KubeServer) -> None:
     configuration = kube_configuration.Configuration()
     configuration.host = server.url
     limit = timing.TokenBucket(burst=2, pause_s=1000.0)
@@ -243,7 +245,9 @@ def opened(kube: api.KubeApi, *, idle_timeout_s: float = 10.0) -> responses.Watc
     return kube.watch("/nodes", query=query, timeout_s=300, idle_timeout_s=idle_timeout_s)
 
 
-def test_events_are_yielded_as_they_come_until_the_server_ends_the_watch(server: Server) -> None:
+def test_events_are_yielded_as_they_come_until_the_server_ends_the_watch(
+    server: KubeServer,
+) -> None:
     server.script = [lines(event(a=1), b"\n", event("BOOKMARK"))]
     with opened(server.kube) as stream:
         assert list(stream) == [event(a=1), event("BOOKMARK")]
@@ -254,7 +258,7 @@ def test_events_are_yielded_as_they_come_until_the_server_ends_the_watch(server:
     )
 
 
-def test_events_may_be_split_and_joined_by_the_transport(server: Server) -> None:
+def test_events_may_be_split_and_joined_by_the_transport(server: KubeServer) -> None:
     text = b"".join(json.dumps(event(a="ü" * n)).encode() + b"\n" for n in range(50))
 
     def without_chunks(handler: Handler) -> None:
@@ -269,7 +273,7 @@ def test_events_may_be_split_and_joined_by_the_transport(server: Server) -> None
             assert len(list(stream)) == 50
 
 
-def test_an_expired_resource_version_is_410_also_within_the_stream(server: Server) -> None:
+def test_an_expired_resource_version_is_410_also_within_the_stream(server: KubeServer) -> None:
     status = event("ERROR", kind="Status", code=410, message="too old resource version")
     server.script = [refuse(410, "too old"), lines(status)]
     assert failure(opened, server.kube).status == 410
@@ -279,7 +283,7 @@ def test_an_expired_resource_version_is_410_also_within_the_stream(server: Serve
     assert "too old" in error.message
 
 
-def test_silence_ends_the_watch_and_sooner_before_the_response(server: Server) -> None:
+def test_silence_ends_the_watch_and_sooner_before_the_response(server: KubeServer) -> None:
     server.script = [silence, lines(event(a=1), then=silence)]
     error = failure(opened, server.client(0.2), idle_timeout_s=600)
     assert error.reason is errors.Reason.API_UNAVAILABLE
@@ -288,7 +292,7 @@ def test_silence_ends_the_watch_and_sooner_before_the_response(server: Server) -
         assert "timed out" in failure(next, stream).message
 
 
-def test_a_watch_may_be_silent_longer_than_the_request_time_out(server: Server) -> None:
+def test_a_watch_may_be_silent_longer_than_the_request_time_out(server: KubeServer) -> None:
     def late(handler: Handler) -> None:
         handler.server.over.wait(2.5)
         data = json.dumps(event(a=2)).encode() + b"\n"
@@ -317,13 +321,13 @@ def not_a_chunk(handler: Handler) -> None:
         pytest.param(lines(*([b"x" * (1 << 20)] * 9), then=silence), id="an endless line"),
     ],
 )
-def test_anything_but_whole_events_is_api_unavailable(server: Server, step: Step) -> None:
+def test_anything_but_whole_events_is_api_unavailable(server: KubeServer, step: Step) -> None:
     server.script = [step]
     with opened(server.kube) as stream:
         assert failure(next, stream).reason is errors.Reason.API_UNAVAILABLE
 
 
-def test_another_thread_can_interrupt_a_blocked_read_more_than_once(server: Server) -> None:
+def test_another_thread_can_interrupt_a_blocked_read_more_than_once(server: KubeServer) -> None:
     server.script = [lines(event(a=1), then=silence)]
     with opened(server.kube, idle_timeout_s=600) as stream:
         assert next(stream) == event(a=1)

@@ -216,7 +216,7 @@ def test_api_version_is_discovered_once_and_again_after_an_upgrade() -> None:
         {"items": [a_slice(a_device("d0", version="v1beta1", uuid="MIG-0"))]},
         refuse(404),
     )
-    with kube_rig.Server() as server:
+    with kube_rig.KubeServer() as server:
         server.script = [gone, gone, answer(found), answer(found), gone, answer(found)]
         slices = claims.KubeSlices(server.kube, node_name="n1")
 
@@ -280,7 +280,7 @@ def test_one_slice_that_may_not_be_withdrawn_keeps_no_other(
 
 
 def test_refusal_by_a_starting_server_is_not_a_missing_right() -> None:
-    with kube_rig.Server() as server:
+    with kube_rig.KubeServer() as server:
         server.script = [kube_rig.reset, *[refuse(403)] * 3]
         error = kube_rig.failure(claims.KubeSlices(server.kube, node_name="n1").list)
         assert error.reason is errors.Reason.API_UNAVAILABLE

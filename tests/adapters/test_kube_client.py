@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
 from tests import programs
 from tests.adapters import kube_rig
-from tests.adapters.kube_rig import Server, answer, failure, refuse
+from tests.adapters.kube_rig import KubeServer, answer, failure, refuse
 from tests.shell import commandline
 
 HEAVY = frozenset(
@@ -82,7 +82,7 @@ def identity(expires: float) -> str:
     return ".".join([*(text.rstrip("=") for text in texts), "signature"])
 
 
-def openid(server: Server, token: str) -> dict[str, Any]:
+def openid(server: KubeServer, token: str) -> dict[str, Any]:
     config = {
         "client-id": "me",
         "client-secret": "secret",
@@ -94,7 +94,7 @@ def openid(server: Server, token: str) -> dict[str, Any]:
 
 
 def test_token_plugin_and_valid_identity_load_little_of_the_client(
-    server: Server, tmp_path: pathlib.Path
+    server: KubeServer, tmp_path: pathlib.Path
 ) -> None:
     token = identity(time.time() + 9999)
     users = [{"token": "a"}, by_plugin(token="fresh"), openid(server, token)]  # noqa: S106
@@ -113,7 +113,7 @@ def test_token_plugin_and_valid_identity_load_little_of_the_client(
 
 @pytest.mark.slow
 def test_expired_identity_is_renewed_and_the_client_stays_importable(
-    server: Server, tmp_path: pathlib.Path
+    server: KubeServer, tmp_path: pathlib.Path
 ) -> None:
     renewed = identity(time.time() + 9999)
     server.pages["/.well-known/openid-configuration"] = {"token_endpoint": server.url + "/token"}
@@ -167,8 +167,8 @@ def test_certificate_and_rotated_token_load_little_of_the_client(tmp_path: pathl
     token.write_text("mounted")
 
     with (
-        Server(secured(certificate, key)) as in_cluster,
-        Server(secured(certificate, key, certificate)) as other,
+        KubeServer(secured(certificate, key)) as in_cluster,
+        KubeServer(secured(certificate, key, certificate)) as other,
     ):
         in_cluster.script = [refuse(401), answer()]
         path = kube_rig.kubeconfig(
@@ -214,7 +214,7 @@ def test_renewed_client_certificate_is_used_after_a_401(
             configure("new")
         (answer() if subject["commonName"] == "new" else refuse(401))(handler)
 
-    with Server(secured(*of_server, *(each for each, _ in pairs.values()))) as rotated:
+    with KubeServer(secured(*of_server, *(each for each, _ in pairs.values()))) as rotated:
         rotated.script = [admit] * 9
         client = api.KubeApi.connect(kubeconfig=configure("old"))
         assert client.get("/x") == {}
@@ -225,7 +225,7 @@ def test_renewed_client_certificate_is_used_after_a_401(
 
 @pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"])
 def test_credentials_with_the_largest_expiry_date_do_not_crash(
-    server: Server, tmp_path: pathlib.Path, when: str
+    server: KubeServer, tmp_path: pathlib.Path, when: str
 ) -> None:
     # The first is what a program in Go writes for no time at all.
     user = by_plugin(token="fresh", expirationTimestamp=when)  # noqa: S106
@@ -238,7 +238,7 @@ def test_credentials_with_the_largest_expiry_date_do_not_crash(
 
 
 def test_rewritten_kubeconfig_is_read_again_after_a_401(
-    server: Server, tmp_path: pathlib.Path
+    server: KubeServer, tmp_path: pathlib.Path
 ) -> None:
     path, cluster = tmp_path / "config", {"server": server.url}
     client = api.KubeApi.connect(kubeconfig=kube_rig.kubeconfig(path, cluster, {"token": "old"}))
@@ -314,7 +314,7 @@ def test_a_program_for_credentials_that_fails_leads_to_one_message(
 
 
 def test_the_environments_proxy_is_used_but_for_hosts_in_no_proxy(
-    server: Server, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    server: KubeServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "config"
     kube_rig.kubeconfig(path, {"server": "http://cluster.invalid:8080"}, {})

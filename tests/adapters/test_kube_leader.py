@@ -22,7 +22,7 @@ DURATION_S = 60.0
 RENEW_S = 10.0
 
 
-class Rig:
+class LeaderRig:
     """Replicas of one program; they share a clock that only tests move."""
 
     def __init__(self, server: apiserver.ApiServer) -> None:
@@ -68,14 +68,14 @@ class Rig:
 
 
 @pytest.fixture
-def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
-    rig = Rig(server)
+def rig(server: apiserver.ApiServer) -> Iterator[LeaderRig]:
+    rig = LeaderRig(server)
     yield rig
     for kube in rig.clients:
         kube.close()
 
 
-def test_one_replica_leads_as_long_as_it_renews(rig: Rig) -> None:
+def test_one_replica_leads_as_long_as_it_renews(rig: LeaderRig) -> None:
     first, second = rig.replica("a"), rig.replica("b")
 
     assert first.campaign()
@@ -86,7 +86,7 @@ def test_one_replica_leads_as_long_as_it_renews(rig: Rig) -> None:
     assert rig.holder() == "a"
 
 
-def test_at_rest_a_replica_sends_one_request_in_each_sixth_of_the_duration(rig: Rig) -> None:
+def test_at_rest_a_replica_sends_one_request_in_each_sixth_of_the_duration(rig: LeaderRig) -> None:
     first, second = rig.replica("a"), rig.replica("b")
     rig.pass_time(1, first, second)
     rig.server.log.clear()
@@ -98,7 +98,7 @@ def test_at_rest_a_replica_sends_one_request_in_each_sixth_of_the_duration(rig: 
     assert len(rig.server.log.requests()) == 12
 
 
-def test_a_released_lease_is_taken_by_the_next_campaign(rig: Rig) -> None:
+def test_a_released_lease_is_taken_by_the_next_campaign(rig: LeaderRig) -> None:
     first, second = rig.replica("a"), rig.replica("b")
     rig.pass_time(1, first, second)
 
@@ -110,7 +110,7 @@ def test_a_released_lease_is_taken_by_the_next_campaign(rig: Rig) -> None:
     assert second.may_write
 
 
-def test_a_replica_that_does_not_lead_releases_nothing(rig: Rig) -> None:
+def test_a_replica_that_does_not_lead_releases_nothing(rig: LeaderRig) -> None:
     first, second = rig.replica("a"), rig.replica("b")
     rig.pass_time(1, first, second)
     rig.server.log.clear()
@@ -121,7 +121,9 @@ def test_a_replica_that_does_not_lead_releases_nothing(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("duration_s", [DURATION_S, 10 * DURATION_S], ids=["equal", "longer"])
-def test_lease_of_a_killed_leader_is_taken_after_its_duration(rig: Rig, duration_s: float) -> None:
+def test_lease_of_a_killed_leader_is_taken_after_its_duration(
+    rig: LeaderRig, duration_s: float
+) -> None:
     first, second = rig.replica("a", duration_s=duration_s), rig.replica("b")
     rig.pass_time(1, first, second)
 
@@ -134,7 +136,7 @@ def test_lease_of_a_killed_leader_is_taken_after_its_duration(rig: Rig, duration
     assert lease["spec"]["leaseTransitions"] == 1
 
 
-def test_leader_that_cannot_renew_stops_before_another_may_begin(rig: Rig) -> None:
+def test_leader_that_cannot_renew_stops_before_another_may_begin(rig: LeaderRig) -> None:
     first, second = rig.replica("a"), rig.replica("b")
     rig.pass_time(1, first, second)
     rig.server.inject(apiserver.Fault(token="a", status=503, times=None))  # noqa: S106
@@ -193,7 +195,7 @@ ONCE = ((0, "create"), (0, "read"), (1, "read"), *((nth, "update") for nth in ra
     "name", [*BY_DEFAULT, *(pytest.param(name, marks=pytest.mark.slow) for name in ALSO)]
 )
 def test_a_failed_request_loses_no_lease_and_makes_no_second_holder(
-    rig: Rig, name: str, *, is_slot: bool
+    rig: LeaderRig, name: str, *, is_slot: bool
 ) -> None:
     if FAULTS[name].stall:
         rig.request_timeout_s = 0.2
@@ -219,7 +221,7 @@ def test_a_failed_request_loses_no_lease_and_makes_no_second_holder(
         rig.server.delete(resources.LEASES, lease["metadata"]["name"], NAMESPACE)
 
 
-def test_a_leader_releases_its_lease_after_a_renewal_without_an_answer(rig: Rig) -> None:
+def test_a_leader_releases_its_lease_after_a_renewal_without_an_answer(rig: LeaderRig) -> None:
     first = rig.replica("a")
     first.campaign()
     rig.server.inject(apiserver.Fault(verb="update", status=403, is_carried_out=True))
@@ -232,7 +234,7 @@ def test_a_leader_releases_its_lease_after_a_renewal_without_an_answer(rig: Rig)
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_a_lease_that_cannot_be_read_is_not_taken_for_missing(rig: Rig, status: int) -> None:
+def test_a_lease_that_cannot_be_read_is_not_taken_for_missing(rig: LeaderRig, status: int) -> None:
     first = rig.replica("a")
     rig.server.inject(apiserver.Fault(verb="get", status=status, times=None))
 
@@ -245,7 +247,7 @@ def test_a_lease_that_cannot_be_read_is_not_taken_for_missing(rig: Rig, status: 
 
 @BOTH
 def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(
-    rig: Rig, *, is_slot: bool
+    rig: LeaderRig, *, is_slot: bool
 ) -> None:
     second = rig.slot("b") if is_slot else rig.replica("b")
     name = "mig-manager-slot-0" if is_slot else LEASE
@@ -266,7 +268,7 @@ def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(
     assert taken["event"] == ("slot_taken" if is_slot else "leadership_taken")
 
 
-def test_a_lease_that_was_deleted_is_made_again(rig: Rig) -> None:
+def test_a_lease_that_was_deleted_is_made_again(rig: LeaderRig) -> None:
     first = rig.replica("a")
     first.campaign()
 
@@ -277,7 +279,7 @@ def test_a_lease_that_was_deleted_is_made_again(rig: Rig) -> None:
     assert rig.holder() == "a"
 
 
-def test_a_lease_that_a_person_gave_to_another_stays_there(rig: Rig) -> None:
+def test_a_lease_that_a_person_gave_to_another_stays_there(rig: LeaderRig) -> None:
     def give(lease: dict[str, object]) -> None:
         lease["spec"] = {"holderIdentity": "b", "leaseDurationSeconds": 60}
 
@@ -292,7 +294,7 @@ def test_a_lease_that_a_person_gave_to_another_stays_there(rig: Rig) -> None:
     assert rig.holder() == "b"
 
 
-def campaign_until_killed(rig: Rig, own: leader.Leader, kube: MortalApi) -> None:
+def campaign_until_killed(rig: LeaderRig, own: leader.Leader, kube: MortalApi) -> None:
     """Lead for a while, then release the Lease, unless the process is killed before."""
     for _ in range(3):
         rig.pass_time(RENEW_S, own)
@@ -301,7 +303,9 @@ def campaign_until_killed(rig: Rig, own: leader.Leader, kube: MortalApi) -> None
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["before it is sent", "after"])
-def test_replica_killed_at_any_request_leaves_a_usable_lease(rig: Rig, *, is_sent: bool) -> None:
+def test_replica_killed_at_any_request_leaves_a_usable_lease(
+    rig: LeaderRig, *, is_sent: bool
+) -> None:
     # It looks, makes the Lease, renews it twice, looks again, and releases it.
     for kill_at in range(1, 7):
         first, second = rig.replica("a"), rig.replica("b")

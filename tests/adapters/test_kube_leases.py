@@ -30,7 +30,7 @@ class Clock(fakes.FakeClock):
         return super().monotonic()
 
 
-class Rig:
+class LeasesRig:
     """What the agents of the nodes a, b and c have of one cluster."""
 
     def __init__(self, server: apiserver.ApiServer) -> None:
@@ -74,9 +74,9 @@ class Rig:
 
 
 @pytest.fixture
-def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
+def rig(server: apiserver.ApiServer) -> Iterator[LeasesRig]:
     server.create(*(api_objects.a_node(name) for name in "abc"))
-    rig = Rig(server)
+    rig = LeasesRig(server)
     yield rig
     server.clear_faults()
     for kube, own in rig.agents:
@@ -84,7 +84,7 @@ def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
         kube.close()
 
 
-def test_slots_are_limited_and_a_denial_names_the_holders(rig: Rig) -> None:
+def test_slots_are_limited_and_a_denial_names_the_holders(rig: LeasesRig) -> None:
     first, second, third = (rig.of(node, limit=2) for node in "abc")
 
     assert (first.take(), second.take()) == (None, None)
@@ -94,7 +94,7 @@ def test_slots_are_limited_and_a_denial_names_the_holders(rig: Rig) -> None:
     assert rig.holders() == {LEASE: "a", "mig-manager-slot-1": "b"}
 
 
-def test_node_takes_and_releases_one_slot_among_foreign_leases(rig: Rig) -> None:
+def test_node_takes_and_releases_one_slot_among_foreign_leases(rig: LeasesRig) -> None:
     rig.server.create(api_objects.a_lease("leader", holderIdentity="operator"))
     first, second = rig.of("a", limit=2), rig.of("b")
     assert (first.take(), first.take()) == (None, None)
@@ -111,7 +111,9 @@ def test_node_takes_and_releases_one_slot_among_foreign_leases(rig: Rig) -> None
 
 
 @pytest.mark.parametrize("needs_slot", [True, False])
-def test_a_restarted_agent_takes_or_releases_its_own_slot(rig: Rig, *, needs_slot: bool) -> None:
+def test_a_restarted_agent_takes_or_releases_its_own_slot(
+    rig: LeasesRig, *, needs_slot: bool
+) -> None:
     rig.with_slot("a")
 
     again = rig.with_slot("a") if needs_slot else rig.of("a")
@@ -124,7 +126,7 @@ def test_a_restarted_agent_takes_or_releases_its_own_slot(rig: Rig, *, needs_slo
 
 @pytest.mark.parametrize("is_dead", [True, False], ids=["dead agent", "failed release"])
 def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
-    rig: Rig, *, is_dead: bool
+    rig: LeasesRig, *, is_dead: bool
 ) -> None:
     own, other = rig.with_slot("a"), rig.of("b")
     assert "under change now: a" in str(other.take())
@@ -149,7 +151,7 @@ def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
 
 
 @pytest.fixture
-def silent(rig: Rig) -> lease_slots.LeaseSlots:
+def silent(rig: LeasesRig) -> lease_slots.LeaseSlots:
     """Have a node whose agent died in its slot; return the slots of another agent."""
     rig.with_slot("a")
     other = rig.of("b")
@@ -159,7 +161,7 @@ def silent(rig: Rig) -> lease_slots.LeaseSlots:
 
 
 def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
-    rig: Rig, silent: lease_slots.LeaseSlots
+    rig: LeasesRig, silent: lease_slots.LeaseSlots
 ) -> None:
     annotations = {well_known.JOURNAL_ANNOTATION: "{}"}
     rig.server.modify(
@@ -172,14 +174,16 @@ def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
     assert silent.take() is None
 
 
-def test_an_unreadable_node_counts_as_disrupted(rig: Rig, silent: lease_slots.LeaseSlots) -> None:
+def test_an_unreadable_node_counts_as_disrupted(
+    rig: LeasesRig, silent: lease_slots.LeaseSlots
+) -> None:
     rig.server.inject(apiserver.Fault(token="b", resource="nodes", status=403))  # noqa: S106
 
     assert silent.take()
     assert silent.take() is None
 
 
-def test_a_renewed_slot_never_expires_and_its_lease_is_made_again(rig: Rig) -> None:
+def test_a_renewed_slot_never_expires_and_its_lease_is_made_again(rig: LeasesRig) -> None:
     rig.with_slot("a", renew_s=0.01)
     other = rig.of("b")
     other.take()
@@ -193,7 +197,7 @@ def test_a_renewed_slot_never_expires_and_its_lease_is_made_again(rig: Rig) -> N
     waiting.until(lambda: rig.holders() == {LEASE: "a"})
 
 
-def test_an_unexpected_error_is_logged_and_does_not_end_the_renewal(rig: Rig) -> None:
+def test_an_unexpected_error_is_logged_and_does_not_end_the_renewal(rig: LeasesRig) -> None:
     rig.with_slot("a", renew_s=0.01)
     with structlog.testing.capture_logs() as logs:
         rig.clock.has_bug = True
@@ -203,7 +207,7 @@ def test_an_unexpected_error_is_logged_and_does_not_end_the_renewal(rig: Rig) ->
     assert [entry["event"] for entry in logs] == ["slot_renewal_error"]
 
 
-def test_slot_that_is_not_freshly_renewed_fails_before_the_cordon(rig: Rig) -> None:
+def test_slot_that_is_not_freshly_renewed_fails_before_the_cordon(rig: LeasesRig) -> None:
     own = rig.with_slot("a")
     own.check()
 
@@ -218,7 +222,7 @@ def test_slot_that_is_not_freshly_renewed_fails_before_the_cordon(rig: Rig) -> N
 
 
 @pytest.mark.parametrize("name", ["409", "500-when-done"])
-def test_a_failed_renewal_does_not_lose_the_slot(rig: Rig, name: str) -> None:
+def test_a_failed_renewal_does_not_lose_the_slot(rig: LeasesRig, name: str) -> None:
     own = rig.with_slot("a", renew_s=0.01)
 
     rig.server.inject(

@@ -62,7 +62,7 @@ class Contended(api.KubeApi):
 
 
 @dataclasses.dataclass
-class Rig:
+class KubeNodeRig:
     """An API server, a client of it, and its node n1."""
 
     server: apiserver.ApiServer
@@ -97,14 +97,14 @@ class Rig:
 
 
 @pytest.fixture
-def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
+def rig(server: apiserver.ApiServer) -> Iterator[KubeNodeRig]:
     server.create(NODE)
     kube = Contended.at(server.url, sleep=lambda _seconds: None)
-    yield Rig(server, kube)
+    yield KubeNodeRig(server, kube)
     kube.close()
 
 
-def test_a_read_returns_the_node_view(rig: Rig) -> None:
+def test_a_read_returns_the_node_view(rig: KubeNodeRig) -> None:
     assert rig.own.read() == node_object.NodeView(
         name="n1",
         uid=rig.stored()["metadata"]["uid"],
@@ -117,7 +117,7 @@ def test_a_read_returns_the_node_view(rig: Rig) -> None:
     )
 
 
-def test_a_watch_that_lags_behind_our_write_is_not_believed(rig: Rig) -> None:
+def test_a_watch_that_lags_behind_our_write_is_not_believed(rig: KubeNodeRig) -> None:
     outdated = rig.stored()
     own = node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: outdated)
     own.patch(node_object.NodePatch(annotations={"a": "c"}))
@@ -126,7 +126,7 @@ def test_a_watch_that_lags_behind_our_write_is_not_believed(rig: Rig) -> None:
     assert rig.server.log.count("get", "nodes") == 0
 
 
-def test_a_watch_older_than_our_write_for_long_leads_to_a_read(rig: Rig) -> None:
+def test_a_watch_older_than_our_write_for_long_leads_to_a_read(rig: KubeNodeRig) -> None:
     """After a restore of etcd versions are smaller, until the cluster has reached ours again."""
     restored = rig.stored()
     own = node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: restored)
@@ -152,7 +152,7 @@ def test_a_malformed_node_is_a_cluster_error(thing: dict[str, Any]) -> None:
         node_object.parse_node(thing)
 
 
-def test_patch_writes_all_in_one_request_and_keeps_the_rest(rig: Rig) -> None:
+def test_patch_writes_all_in_one_request_and_keeps_the_rest(rig: KubeNodeRig) -> None:
     seen = rig.own.patch(
         node_object.NodePatch(
             labels={
@@ -169,7 +169,7 @@ def test_patch_writes_all_in_one_request_and_keeps_the_rest(rig: Rig) -> None:
     assert len(rig.server.log.requests()) == 1
 
 
-def test_update_of_a_known_node_sends_one_request_with_differences(rig: Rig) -> None:
+def test_update_of_a_known_node_sends_one_request_with_differences(rig: KubeNodeRig) -> None:
     rig.own.read()
     seen = rig.own.update(
         lambda view: node_object.NodePatch(
@@ -192,7 +192,7 @@ def test_update_of_a_known_node_sends_one_request_with_differences(rig: Rig) -> 
         assert rig.stored() == stored
 
 
-def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: Rig) -> None:
+def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: KubeNodeRig) -> None:
     rig.own.read()
 
     def write(thing: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: Rig) -> Non
     assert rig.stored()["spec"]["taints"] == [OTHER, RIVAL, HOLD]
 
 
-def test_an_update_outlasts_a_storm_of_other_writes(rig: Rig) -> None:
+def test_an_update_outlasts_a_storm_of_other_writes(rig: KubeNodeRig) -> None:
     writes = itertools.count()
 
     def storm() -> None:
@@ -231,7 +231,7 @@ def test_an_update_outlasts_a_storm_of_other_writes(rig: Rig) -> None:
     assert rig.patches() < 20
 
 
-def test_a_node_that_always_conflicts_is_an_error_in_the_end(rig: Rig) -> None:
+def test_a_node_that_always_conflicts_is_an_error_in_the_end(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
     with pytest.raises(errors.ClusterError, match="changes faster") as caught:
         rig.own.update(lambda _view: node_object.NodePatch(hold_taint=True))
@@ -241,7 +241,7 @@ def test_a_node_that_always_conflicts_is_an_error_in_the_end(rig: Rig) -> None:
     assert rig.clock.now_s < 15
 
 
-def test_a_patch_whose_response_was_lost_is_applied_once(rig: Rig) -> None:
+def test_a_patch_whose_response_was_lost_is_applied_once(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", reset=True, is_carried_out=True))
     decided: list[str | None] = []
 
@@ -254,7 +254,7 @@ def test_a_patch_whose_response_was_lost_is_applied_once(rig: Rig) -> None:
     assert rig.stored()["spec"]["taints"] == [OTHER, HOLD]
 
 
-def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: Rig) -> None:
+def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: KubeNodeRig) -> None:
     rig.own.withdraw_devices()
 
     none = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "0"}
@@ -263,7 +263,7 @@ def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: Rig) ->
     assert rig.server.log.count("patch", "nodes/status") == 1
 
 
-def test_devices_of_other_plugins_stay_allocatable(rig: Rig) -> None:
+def test_devices_of_other_plugins_stay_allocatable(rig: KubeNodeRig) -> None:
     devices = {"nvidia.com/hostdev": "8", "nvidia.com/gpu.shared": "4"}
     rig.change(lambda thing: thing.update(status={"allocatable": devices}))
 
@@ -274,7 +274,7 @@ def test_devices_of_other_plugins_stay_allocatable(rig: Rig) -> None:
     assert allocatable["nvidia.com/gpu.shared"] == "0"
 
 
-def test_reported_devices_are_allocatable_and_have_capacity(rig: Rig) -> None:
+def test_reported_devices_are_allocatable_and_have_capacity(rig: KubeNodeRig) -> None:
     rig.own.report_devices({"nvidia.com/mig-1g.10gb": 2, "nvidia.com/gpu": 0})
 
     status = rig.stored()["status"]
@@ -283,14 +283,14 @@ def test_reported_devices_are_allocatable_and_have_capacity(rig: Rig) -> None:
     assert status["allocatable"]["nvidia.com/gpu"] == "0"
 
 
-def test_devices_are_reported_by_one_request_where_that_is_forbidden(rig: Rig) -> None:
+def test_devices_are_reported_by_one_request_where_that_is_forbidden(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=403, times=None))
     for _ in range(3):
         rig.own.report_devices({"nvidia.com/gpu": 8})
     assert rig.server.log.count("patch", "nodes/status") == 1
 
 
-def test_removed_resources_are_neither_in_capacity_nor_allocatable(rig: Rig) -> None:
+def test_removed_resources_are_neither_in_capacity_nor_allocatable(rig: KubeNodeRig) -> None:
     both = {"cpu": "64", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.20gb": "4"}
     status = {"capacity": both, "allocatable": dict(both)}
     rig.change(lambda thing: thing.update(status=status))
@@ -306,7 +306,7 @@ NOT_READY = readiness.Condition(is_true=False, reason="InUse", message="no")
 KUBELETS = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 
 
-def has_condition(rig: Rig, condition: readiness.Condition, since: str = NOW) -> bool:
+def has_condition(rig: KubeNodeRig, condition: readiness.Condition, since: str = NOW) -> bool:
     facts = {"reason": condition.reason, "message": condition.message}
     times = {"lastHeartbeatTime": NOW, "lastTransitionTime": since}
     ours = {"type": "MigReady", "status": str(condition.is_true), **facts, **times}
@@ -314,7 +314,7 @@ def has_condition(rig: Rig, condition: readiness.Condition, since: str = NOW) ->
     return bool(conditions == [KUBELETS, ours])
 
 
-def test_condition_is_written_beside_others_and_only_on_a_change(rig: Rig) -> None:
+def test_condition_is_written_beside_others_and_only_on_a_change(rig: KubeNodeRig) -> None:
     rig.with_conditions(KUBELETS)
 
     for condition in (READY, READY, NOT_READY, NOT_READY):
@@ -324,7 +324,7 @@ def test_condition_is_written_beside_others_and_only_on_a_change(rig: Rig) -> No
     assert rig.server.log.count("patch", "nodes/status") == 2
 
 
-def test_another_agent_of_the_node_keeps_the_time_of_the_last_transition(rig: Rig) -> None:
+def test_another_agent_of_the_node_keeps_the_time_of_the_last_transition(rig: KubeNodeRig) -> None:
     old = {"type": "MigReady", "status": "False", "lastTransitionTime": "2025-01-01T00:00:00Z"}
     rig.with_conditions(KUBELETS, old)
 
@@ -333,7 +333,7 @@ def test_another_agent_of_the_node_keeps_the_time_of_the_last_transition(rig: Ri
     assert has_condition(rig, NOT_READY, "2025-01-01T00:00:00Z")
 
 
-def test_condition_without_the_right_is_skipped_and_logged_once(rig: Rig) -> None:
+def test_condition_without_the_right_is_skipped_and_logged_once(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=403, times=None))
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
@@ -348,7 +348,9 @@ def test_condition_without_the_right_is_skipped_and_logged_once(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_the_newest_condition_is_written_once_a_refusal_has_passed(rig: Rig, status: int) -> None:
+def test_the_newest_condition_is_written_once_a_refusal_has_passed(
+    rig: KubeNodeRig, status: int
+) -> None:
     rig.with_conditions(KUBELETS)
     assert not rig.own.has_unwritten_condition
     rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=status, times=None))
@@ -366,7 +368,7 @@ def test_the_newest_condition_is_written_once_a_refusal_has_passed(rig: Rig, sta
     assert not rig.own.has_unwritten_condition
 
 
-def test_unwritten_condition_is_written_later_unless_outdated(rig: Rig) -> None:
+def test_unwritten_condition_is_written_later_unless_outdated(rig: KubeNodeRig) -> None:
     rig.own.retry_condition()
     assert rig.patches() == rig.server.log.count("patch", "nodes/status") == 0
     for condition in (NOT_READY, READY):
@@ -386,7 +388,9 @@ NEEDED = readiness.Condition(
 )
 
 
-def test_a_healthy_node_gets_a_condition_about_recovery_only_after_a_fault(rig: Rig) -> None:
+def test_a_healthy_node_gets_a_condition_about_recovery_only_after_a_fault(
+    rig: KubeNodeRig,
+) -> None:
     rig.with_conditions(KUBELETS)
     for condition in (gpu_recovery.NONE_NEEDED, NEEDED, gpu_recovery.NONE_NEEDED):
         rig.own.set_condition(condition)
@@ -395,7 +399,7 @@ def test_a_healthy_node_gets_a_condition_about_recovery_only_after_a_fault(rig: 
     assert rig.server.log.count("patch", "nodes/status") == 2
 
 
-def test_both_conditions_are_written_once_a_refusal_has_passed(rig: Rig) -> None:
+def test_both_conditions_are_written_once_a_refusal_has_passed(rig: KubeNodeRig) -> None:
     rig.with_conditions(KUBELETS)
     rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=500, times=None))
     rig.own.set_condition(READY)
@@ -409,7 +413,9 @@ def test_both_conditions_are_written_once_a_refusal_has_passed(rig: Rig) -> None
     assert not rig.own.has_unwritten_condition
 
 
-def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(rig: Rig) -> None:
+def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(
+    rig: KubeNodeRig,
+) -> None:
     twice = [{"key": "a.b/c", "effect": effect} for effect in ("NoSchedule", "NoExecute")]
     rig.change(lambda thing: thing["spec"].update(taints=[*twice, OTHER, HOLD]))
 
@@ -423,7 +429,7 @@ def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(rig: R
     assert rig.patches() == 1
 
 
-def test_a_startup_taint_goes_although_another_writer_was_first(rig: Rig) -> None:
+def test_a_startup_taint_goes_although_another_writer_was_first(rig: KubeNodeRig) -> None:
     rig.own.read()
     rig.kube.before_patch = lambda: rig.change(lambda thing: thing["spec"]["taints"].append(RIVAL))
 
@@ -432,7 +438,7 @@ def test_a_startup_taint_goes_although_another_writer_was_first(rig: Rig) -> Non
     assert rig.stored()["spec"]["taints"] == [RIVAL]
 
 
-def test_announce_does_not_block_and_later_writes_come_after_it(rig: Rig) -> None:
+def test_announce_does_not_block_and_later_writes_come_after_it(rig: KubeNodeRig) -> None:
     first, second = threading.Event(), threading.Event()
 
     def wait_for_first() -> None:
@@ -451,7 +457,7 @@ def test_announce_does_not_block_and_later_writes_come_after_it(rig: Rig) -> Non
     assert (third.labels["phase"], rig.patches()) == ("second", 3)
 
 
-def test_a_failed_announcement_does_not_fail_later_writes(rig: Rig) -> None:
+def test_a_failed_announcement_does_not_fail_later_writes(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", status=403))
 
     rig.own.announce(node_object.NodePatch(labels={"phase": "first"}))
@@ -459,7 +465,7 @@ def test_a_failed_announcement_does_not_fail_later_writes(rig: Rig) -> None:
     assert "phase" not in rig.own.read().labels
 
 
-def test_events_of_one_second_keep_their_order_and_are_cut(rig: Rig) -> None:
+def test_events_of_one_second_keep_their_order_and_are_cut(rig: KubeNodeRig) -> None:
     messages = [*map(str, range(12)), "x" * 5000]
     rig.emit(*messages)
     events = sorted(rig.events(), key=lambda event: str(event["metadata"]["name"]))
@@ -467,7 +473,7 @@ def test_events_of_one_second_keep_their_order_and_are_cut(rig: Rig) -> None:
     assert len(events[-1]["message"].encode()) == 1024
 
 
-def test_without_permission_events_are_paused_for_ten_minutes(rig: Rig) -> None:
+def test_without_permission_events_are_paused_for_ten_minutes(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(path="/events", status=403))
 
     for at_s in (0, 1, 590, 601):
@@ -479,7 +485,7 @@ def test_without_permission_events_are_paused_for_ten_minutes(rig: Rig) -> None:
     assert rig.server.log.count("create", "events") == 2
 
 
-def test_emit_does_not_block_while_the_api_is_silent(rig: Rig) -> None:
+def test_emit_does_not_block_while_the_api_is_silent(rig: KubeNodeRig) -> None:
     has_answer = threading.Event()
     rig.kube.before_post = lambda: has_answer.wait(30)
 
@@ -494,7 +500,7 @@ def test_emit_does_not_block_while_the_api_is_silent(rig: Rig) -> None:
 
 @pytest.mark.parametrize("fault", [apiserver.Fault(reset=True), apiserver.Fault(status=503)])
 def test_a_failed_event_is_not_raised_and_the_next_one_is_published(
-    rig: Rig, fault: apiserver.Fault
+    rig: KubeNodeRig, fault: apiserver.Fault
 ) -> None:
     rig.server.inject(fault)
     rig.emit("lost", "found")

@@ -20,7 +20,7 @@ POD = {
 
 
 @dataclasses.dataclass
-class Rig:
+class LayoutsRig:
     server: apiserver.ApiServer
     kube: api.KubeApi
 
@@ -37,11 +37,11 @@ class Rig:
 
 
 @pytest.fixture
-def rig(server: apiserver.ApiServer, kube: api.KubeApi) -> Rig:
-    return Rig(server, kube)
+def rig(server: apiserver.ApiServer, kube: api.KubeApi) -> LayoutsRig:
+    return LayoutsRig(server, kube)
 
 
-def test_layouts_are_in_the_config_map_of_nvidias_agent(rig: Rig) -> None:
+def test_layouts_are_in_the_config_map_of_nvidias_agent(rig: LayoutsRig) -> None:
     uid = rig.server.store.create(POD)["metadata"]["uid"]
 
     rig.agent("agent-1").write("version: v1\n")
@@ -61,7 +61,7 @@ def test_layouts_are_in_the_config_map_of_nvidias_agent(rig: Rig) -> None:
     assert text == "version: v1"
 
 
-def test_an_agent_takes_over_the_config_map_of_the_one_before(rig: Rig) -> None:
+def test_an_agent_takes_over_the_config_map_of_the_one_before(rig: LayoutsRig) -> None:
     rig.agent("agent-1", "uid-1").write("version: v1\n")
 
     rig.agent("agent-2", "uid-2").write("version: v1  # changed\n")
@@ -71,7 +71,7 @@ def test_an_agent_takes_over_the_config_map_of_the_one_before(rig: Rig) -> None:
     assert "changed" in found["data"]["config.yaml"]
 
 
-def test_config_map_deleted_before_the_takeover_is_created_again(rig: Rig) -> None:
+def test_config_map_deleted_before_the_takeover_is_created_again(rig: LayoutsRig) -> None:
     # It was there, and the garbage collector removes it with the pod before.
     rig.server.inject(apiserver.Fault(path="/configmaps", verb="create", status=409, times=1))
 
@@ -84,7 +84,7 @@ def test_config_map_deleted_before_the_takeover_is_created_again(rig: Rig) -> No
 
 @pytest.mark.parametrize(("forbidden", "uid"), [("pods", None), ("configmaps", "uid-1")])
 def test_a_missing_right_is_logged_once_and_no_request_repeats_it(
-    rig: Rig, forbidden: str, uid: str | None
+    rig: LayoutsRig, forbidden: str, uid: str | None
 ) -> None:
     rig.server.inject(apiserver.Fault(resource=forbidden, status=403, times=None))
     with structlog.testing.capture_logs() as logs:
@@ -95,7 +95,7 @@ def test_a_missing_right_is_logged_once_and_no_request_repeats_it(
     assert rig.count() == (0 if forbidden == "pods" else 1)
 
 
-def test_a_write_that_fails_otherwise_is_logged_and_the_next_one_is_tried(rig: Rig) -> None:
+def test_a_write_that_fails_otherwise_is_logged_and_the_next_one_is_tried(rig: LayoutsRig) -> None:
     with structlog.testing.capture_logs() as logs:
         agent = rig.agent("agent-1")
         assert not agent.write("a"), "there is no such pod"

@@ -255,7 +255,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     server: apiserver.ApiServer, kube: api.KubeApi, how: apiserver.Break | None
 ) -> None:
     server.store.create(api_objects.a_pod("a", limits={"nvidia.com/gpu": 1}))
-    rig = fakes.NodeRig(gpus=(), kubelet=knobs.Kubelet(is_silent=True))
+    rig = fakes.NodeRig(gpus=(), kubelet=knobs.KubeletKnobs(is_silent=True))
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None)
     clock = rig.clock
     workloads = pods.KubeWorkloads(

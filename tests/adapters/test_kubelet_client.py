@@ -10,19 +10,19 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from tests import waiting
-from tests.adapters.kubelet_rig import GPU, Kubelet, devices
+from tests.adapters.kubelet_rig import GPU, GrpcKubelet, devices
 from tests.adapters.processes import children, descriptors
 
 
 @pytest.fixture
-def client(kubelet: Kubelet) -> Iterator[pod_resources.WorkerPodResources]:
+def client(kubelet: GrpcKubelet) -> Iterator[pod_resources.WorkerPodResources]:
     kubelet.start()
     made = pod_resources.WorkerPodResources(str(kubelet.path))
     yield made
     made.dismiss()
 
 
-def a_client(kubelet: Kubelet, *command: str) -> pod_resources.WorkerPodResources:
+def a_client(kubelet: GrpcKubelet, *command: str) -> pod_resources.WorkerPodResources:
     return pod_resources.WorkerPodResources(
         str(kubelet.path), command=command or (sys.executable, "-c", "")
     )
@@ -43,7 +43,7 @@ def test_questions_share_a_process_started_ahead_until_dismissed(
     client.dismiss()
 
 
-def test_nothing_is_left_of_a_process_without_further_questions(kubelet: Kubelet) -> None:
+def test_nothing_is_left_of_a_process_without_further_questions(kubelet: GrpcKubelet) -> None:
     kubelet.start()
     command = pod_resources.worker_command(str(kubelet.path), linger_s=0.1)
     client = a_client(kubelet, *command)
@@ -55,7 +55,7 @@ def test_nothing_is_left_of_a_process_without_further_questions(kubelet: Kubelet
 
 
 def test_dismissal_signals_no_process_that_is_reaped(
-    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+    kubelet: GrpcKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killpg(group: int, number: int) -> None:
         signalled.append(group)
@@ -72,7 +72,7 @@ def test_dismissal_signals_no_process_that_is_reaped(
 
 
 def test_a_process_that_was_killed_is_replaced(
-    kubelet: Kubelet, client: pod_resources.WorkerPodResources
+    kubelet: GrpcKubelet, client: pod_resources.WorkerPodResources
 ) -> None:
     before = children()
     client.allocatable()
@@ -83,14 +83,14 @@ def test_a_process_that_was_killed_is_replaced(
 
 
 def test_kubelets_refusal_is_raised_as_without_a_worker(
-    kubelet: Kubelet, client: pod_resources.WorkerPodResources
+    kubelet: GrpcKubelet, client: pod_resources.WorkerPodResources
 ) -> None:
     kubelet.refusals, kubelet.code = 1, grpc.StatusCode.INTERNAL
     with pytest.raises(errors.ClusterError, match="INTERNAL: not now"):
         client.assigned_devices()
 
 
-def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: Kubelet) -> None:
+def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: GrpcKubelet) -> None:
     before = children()
     client = a_client(kubelet)
     client.prepare()
@@ -109,7 +109,7 @@ def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: Kubelet) -> No
     ],
 )
 def test_a_process_that_is_no_good_is_an_error_that_says_why(
-    kubelet: Kubelet, script: str, message: str
+    kubelet: GrpcKubelet, script: str, message: str
 ) -> None:
     kubelet.start()
     before = children()

@@ -18,7 +18,7 @@ from tests.node.nvml_rig import (
     OFF,
     ON,
     Boot,
-    Rig,
+    NvmlRig,
     ci_step,
     end_steps,
     gi_step,
@@ -31,14 +31,14 @@ CREATE = "nvmlDeviceCreateGpuInstance"
 CHANGES = sorted({*nvml_codes.CHANGES, CREATE})
 
 
-def changes(node: Rig) -> int:
+def changes(node: NvmlRig) -> int:
     return sum(node.calls(function) for function in CHANGES)
 
 
 # Each step does what it says, and once only.
 
 
-def test_every_step_done_again_changes_nothing(node: Rig) -> None:
+def test_every_step_done_again_changes_nothing(node: NvmlRig) -> None:
     idle = node.observe()
     whole, parted = gi_step(idle, "4g.20gb", 0), gi_step(idle, "3g.20gb", 4)
     steps = (
@@ -59,7 +59,7 @@ def test_every_step_done_again_changes_nothing(node: Rig) -> None:
     assert changes(node) == count
 
 
-def test_destroying_what_is_gone_is_done(node: Rig) -> None:
+def test_destroying_what_is_gone_is_done(node: NvmlRig) -> None:
     full = node.fill("1g.5gb", "3g.20gb")
     ends = end_steps(full)
     node.run(*ends)
@@ -82,7 +82,7 @@ def test_an_instance_that_took_over_an_id_is_spared(boot: Boot) -> None:
     assert node.observe() == successor
 
 
-def test_a_compute_instance_that_took_over_an_id_is_spared(node: Rig) -> None:
+def test_a_compute_instance_that_took_over_an_id_is_spared(node: NvmlRig) -> None:
     whole = gi_step(node.enable(), "3g.20gb", 0)
     node.run(whole, ci_step(whole, "3g.20gb"))
     (end, _) = end_steps(node.observe())
@@ -92,7 +92,7 @@ def test_a_compute_instance_that_took_over_an_id_is_spared(node: Rig) -> None:
     assert node.observe() == successor
 
 
-def test_a_compute_instance_elsewhere_that_took_over_an_id_is_spared(node: Rig) -> None:
+def test_a_compute_instance_elsewhere_that_took_over_an_id_is_spared(node: NvmlRig) -> None:
     whole = gi_step(node.enable(), "3g.20gb", 4)
     node.run(whole, ci_step(whole, "3g.20gb"))
     (end, _) = end_steps(node.observe())
@@ -130,7 +130,7 @@ def test_one_of_several_compute_profiles_of_a_size_is_chosen(
     assert execute._compute_profile(rows, profile_name.parse(name)).profile_id == profile_id
 
 
-def test_instances_are_created_where_the_plan_wants_them(node: Rig) -> None:
+def test_instances_are_created_where_the_plan_wants_them(node: NvmlRig) -> None:
     # Left to itself the driver would take 6 and then 4.
     gpu = node.enable()
     node.run(gi_step(gpu, "1g.5gb", 0), gi_step(gpu, "1g.5gb", 3))
@@ -158,7 +158,7 @@ def test_a_driver_that_chooses_placements_is_brought_to_each_of_them(boot: Boot)
     assert names(node.observe()) == found
 
 
-def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(node: Rig) -> None:
+def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(node: NvmlRig) -> None:
     whole = gi_step(node.enable(), "3g.20gb", 0)
     with of_other_spans(node, whole.profile_id, slices=1, starts=(0, 2)):
         node.run(whole, ci_step(whole, "1c.3g.20gb", 1))
@@ -169,7 +169,7 @@ def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(node: Rig) 
 
 @contextlib.contextmanager
 def of_other_spans(
-    node: Rig, profile_id: int, *, slices: int, starts: Sequence[int]
+    node: NvmlRig, profile_id: int, *, slices: int, starts: Sequence[int]
 ) -> Iterator[None]:
     """Have the driver place compute instances of a size at these spans alone."""
     (row,) = (
@@ -191,7 +191,7 @@ def of_other_spans(
     "missing", [each for each in CHANGES if not each.endswith("WithPlacement")]
 )
 def test_no_step_runs_where_the_library_lacks_a_function_of_any_step(
-    missing: str, node: Rig
+    missing: str, node: NvmlRig
 ) -> None:
     full = node.fill("1g.5gb")
     off = mode_step(full, OFF)
@@ -202,7 +202,7 @@ def test_no_step_runs_where_the_library_lacks_a_function_of_any_step(
     assert node.observe() == full
 
 
-def test_a_compute_instance_needs_its_gpu_instance(node: Rig) -> None:
+def test_a_compute_instance_needs_its_gpu_instance(node: NvmlRig) -> None:
     never_made = gi_step(node.enable(), "3g.20gb", 0)
     with pytest.raises(errors.HardwareError, match=r"no GPU instance 3g\.20gb at 0:4") as caught:
         node.run(ci_step(never_made, "3g.20gb"))
@@ -232,7 +232,7 @@ def test_a_failure_on_one_gpu_does_not_stop_another(boot: Boot) -> None:
     assert error.gpu == f"GPU 0 ({gpus[0].uuid})"
 
 
-def test_a_gpu_stops_at_its_first_failure(node: Rig) -> None:
+def test_a_gpu_stops_at_its_first_failure(node: NvmlRig) -> None:
     gpu = node.enable()
     steps = [gi_step(gpu, "1g.5gb", start) for start in range(3)]
     node.fault("nvmlDeviceCreateGpuInstance*", first=2, code=states.Code.INSUFFICIENT_RESOURCES)
@@ -262,7 +262,7 @@ def test_gpus_are_changed_at_the_same_time_by_threads_that_end(
 
 @pytest.mark.parametrize("index", [0, 7], ids=["another in its place", "none in its place"])
 def test_a_gpu_that_left_the_node_is_unreachable_and_no_other_is_changed(
-    index: int, node: Rig
+    index: int, node: NvmlRig
 ) -> None:
     before = node.observe()
     step = steps.SetMode(gpu_uuid="GPU-gone", mode=ON, needs_reset=False)

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import library
 from mig_manager.core import model
-from tests.node.nvml_rig import Boot, Rig, ci_step, everything, gi_step, names
+from tests.node.nvml_rig import Boot, NvmlRig, ci_step, everything, gi_step, names
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ def attempt(action: Callable[[], T]) -> tuple[errors.HardwareError | None, T | N
         return error, None
 
 
-def called(node: Rig, action: Callable[[], object]) -> list[str]:
+def called(node: NvmlRig, action: Callable[[], object]) -> list[str]:
     """Return the C functions that an action calls."""
     before = node.library.counts.copy()
     action()
@@ -46,7 +46,7 @@ def says_none(function: str, code: int) -> bool:
 @pytest.mark.slow
 @each_code(pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN)
 def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
-    codes: tuple[int, ...], node: Rig
+    codes: tuple[int, ...], node: NvmlRig
 ) -> None:
     create = gi_step(node.fill("1g.5gb"), "3g.20gb")
     node.run(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))

@@ -13,7 +13,7 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.adapters.proc_tree import ProcTree
 from tests.node import fakes, samples
-from tests.node.nvml_rig import Boot, Rig, ci_step, end_steps, gi_step, mode_step, plan_of
+from tests.node.nvml_rig import Boot, NvmlRig, ci_step, end_steps, gi_step, mode_step, plan_of
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"
@@ -37,7 +37,7 @@ def end_first(gpu: model.Gpu, index: int = 0) -> tuple[steps.Step, ...]:
     )
 
 
-def test_programs_that_use_a_doomed_instance_are_named(node: Rig, proc: ProcTree) -> None:
+def test_programs_that_use_a_doomed_instance_are_named(node: NvmlRig, proc: ProcTree) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     doomed, other = (gi.instance_id for gi in gpu.gpu_instances)
     device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
@@ -59,7 +59,9 @@ def test_programs_that_use_a_doomed_instance_are_named(node: Rig, proc: ProcTree
     assert node.observe() == gpu
 
 
-def test_a_gpu_whose_index_has_changed_is_found_by_its_address(node: Rig, proc: ProcTree) -> None:
+def test_a_gpu_whose_index_has_changed_is_found_by_its_address(
+    node: NvmlRig, proc: ProcTree
+) -> None:
     gpu = node.fill("1g.5gb")
     device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
     node.state.add_client(device, name="/opt/train")
@@ -86,7 +88,7 @@ def test_a_program_that_draws_through_dev_dri_blocks_only_gfx_plans(
 
 
 def test_programs_on_the_gpu_itself_and_on_other_instances_block_no_plan(
-    node: Rig, proc: ProcTree
+    node: NvmlRig, proc: ProcTree
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     device = gpu.gpu_instances[1].compute_instances[0].uuid or ""
@@ -100,7 +102,7 @@ def test_programs_on_the_gpu_itself_and_on_other_instances_block_no_plan(
 
 @pytest.mark.parametrize("kind", [states.ClientKind.COMPUTE, states.ClientKind.MONITOR])
 def test_a_gpu_is_not_emptied_beside_a_process_on_the_gpu_itself(
-    node: Rig, proc: ProcTree, kind: states.ClientKind
+    node: NvmlRig, proc: ProcTree, kind: states.ClientKind
 ) -> None:
     gpu = node.fill("3g.20gb")
     node.state.add_client(gpu.uuid, name="/opt/train", pid=87, kind=kind)
@@ -116,7 +118,7 @@ def test_a_gpu_is_not_emptied_beside_a_process_on_the_gpu_itself(
         assert [str(gi.profile) for gi in node.observe().gpu_instances] == ["7g.40gb"]
 
 
-def test_instances_that_cannot_be_listed_are_a_typed_error(node: Rig, proc: ProcTree) -> None:
+def test_instances_that_cannot_be_listed_are_a_typed_error(node: NvmlRig, proc: ProcTree) -> None:
     gpu = node.enable()
     node.fault("nvmlDeviceGetGpuInstances", code=states.Code.NO_PERMISSION)
     with pytest.raises(errors.HardwareError, match="cannot list its GPU instances") as caught:
@@ -127,7 +129,7 @@ def test_instances_that_cannot_be_listed_are_a_typed_error(node: Rig, proc: Proc
 
 @pytest.mark.parametrize("used", [0, 1])
 def test_only_the_doomed_compute_instance_of_a_kept_one_counts(
-    node: Rig, proc: ProcTree, used: int
+    node: NvmlRig, proc: ProcTree, used: int
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")
     parts = (ci_step(create, "1c.3g.20gb", start) for start in (0, 1))
@@ -158,7 +160,7 @@ def test_only_the_doomed_compute_instance_of_a_kept_one_counts(
     [("nv-hostengine", True), ("nvidia-persiste", False), ("nv-fabricmanage", False)],
 )
 def test_process_with_an_open_gpu_blocks_a_mode_change_unless_ours(
-    node: Rig, proc: ProcTree, name: str, *, is_blocking: bool
+    node: NvmlRig, proc: ProcTree, name: str, *, is_blocking: bool
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name=name)
@@ -176,7 +178,7 @@ def test_process_with_an_open_gpu_blocks_a_mode_change_unless_ours(
 
 
 def test_a_gpu_that_does_not_list_its_processes_is_left_to_the_driver(
-    node: Rig, proc: ProcTree
+    node: NvmlRig, proc: ProcTree
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     for function in ("nvmlDeviceGetComputeRunningProcesses*", "nvmlDeviceGetMinorNumber"):
@@ -189,7 +191,7 @@ def test_a_gpu_that_does_not_list_its_processes_is_left_to_the_driver(
 
 
 def test_instance_created_after_the_plan_is_not_taken_for_its_own(
-    node: Rig, proc: ProcTree
+    node: NvmlRig, proc: ProcTree
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")
     seen = node.observe()
@@ -208,7 +210,7 @@ def test_instance_created_after_the_plan_is_not_taken_for_its_own(
 
 @pytest.mark.parametrize("name", ["1c.3g.20gb", "3g.20gb"])
 def test_compute_instance_created_after_the_plan_makes_it_stale(
-    node: Rig, proc: ProcTree, name: str
+    node: NvmlRig, proc: ProcTree, name: str
 ) -> None:
     within = gi_step(node.enable(), "3g.20gb")
     node.run(within)

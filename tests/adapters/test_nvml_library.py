@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import states
-from tests.node.nvml_rig import ON, Rig
+from tests.node.nvml_rig import ON, NvmlRig
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_bindings_exception_becomes_an_error_with_its_function(
 
 @pytest.mark.usefixtures("_binding_restored")
 def test_a_session_that_cannot_be_closed_is_a_warning(
-    node: Rig, capsys: pytest.CaptureFixture[str]
+    node: NvmlRig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = node.observe()
     node.fault("nvmlShutdown", code=states.Code.UNKNOWN)

@@ -19,7 +19,7 @@ from mig_manager.sandbox.driver import calls, states
 from mig_manager.sandbox.driver import library as simulated
 from testkit import matrix, nvml_faults
 from tests.node import nvml_rig
-from tests.node.nvml_rig import OFF, Boot, Rig, ci_step, end_steps, gi_step
+from tests.node.nvml_rig import OFF, Boot, NvmlRig, ci_step, end_steps, gi_step
 
 PRODUCTS = [
     pytest.param(product, id=product.key)
@@ -113,14 +113,14 @@ def test_it_is_seen_how_a_machine_has_its_gpu_if_the_library_has_the_query(
     assert node.observe().virtualization is model.Virtualization["NONE" if absent else name]
 
 
-def test_a_gpu_instance_without_compute_instance_is_seen(node: Rig) -> None:
+def test_a_gpu_instance_without_compute_instance_is_seen(node: NvmlRig) -> None:
     node.run(gi_step(node.enable(), "2g.10gb", 4))
     gpu = node.observe()
     assert nvml_rig.names(gpu) == ["[2g.10gb@4:2]"]
     assert gpu.mig_uuids == ()
 
 
-def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(node: Rig) -> None:
+def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(node: NvmlRig) -> None:
     whole = gi_step(node.enable(), "3g.20gb", 4)
     node.run(whole, ci_step(whole, "1c.3g.20gb", 2), ci_step(whole, "2c.3g.20gb", 0))
     (instance,) = node.observe().gpu_instances
@@ -131,7 +131,7 @@ def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(node: Rig) -> Non
     assert len({ci.uuid for ci in instance.compute_instances}) == 2
 
 
-def test_every_mig_device_is_found_behind_a_gap_in_the_indices(node: Rig) -> None:
+def test_every_mig_device_is_found_behind_a_gap_in_the_indices(node: NvmlRig) -> None:
     before = node.fill(*["1g.5gb"] * 4)
     first, second = end_steps(before)[:2]
     node.run(first, second)
@@ -150,7 +150,7 @@ def test_instances_are_in_the_order_of_their_placements(boot: Boot) -> None:
 
 @pytest.mark.parametrize("code", [states.Code.NO_PERMISSION, states.Code.NOT_SUPPORTED])
 def test_without_placements_no_profiles_are_reported_while_mig_is_off(
-    code: states.Code, node: Rig
+    code: states.Code, node: NvmlRig
 ) -> None:
     node.fault("nvmlDeviceGetGpuInstancePossiblePlacements*", code=code)
     gpu = node.observe()
@@ -172,7 +172,7 @@ def test_instances_that_may_not_be_listed_are_an_error_and_never_none(
     assert caught.value.gpu.startswith(f"GPU {index} (GPU-")
 
 
-def test_lasting_facts_are_asked_once_however_many_instances_there_are(node: Rig) -> None:
+def test_lasting_facts_are_asked_once_however_many_instances_there_are(node: NvmlRig) -> None:
     node.fill(*["1g.5gb"] * 7)
     asked = (
         "nvmlDeviceGetMemoryInfo",
@@ -248,7 +248,7 @@ def test_gpus_with_one_uuid_are_an_error_that_names_both(boot: Boot) -> None:
         node.gpus.observe()
 
 
-def test_profiles_that_cannot_be_named_are_an_error(node: Rig) -> None:
+def test_profiles_that_cannot_be_named_are_an_error(node: NvmlRig) -> None:
     node.fault("nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
     with pytest.raises(errors.HardwareError, match="no memory size") as caught:
         node.observe()

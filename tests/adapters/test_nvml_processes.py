@@ -12,7 +12,7 @@ from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
 from tests.adapters.proc_tree import ProcTree
 from tests.node import fakes
-from tests.node.nvml_rig import ON, Boot, Rig, end_steps, mode_step, plan_of
+from tests.node.nvml_rig import ON, Boot, NvmlRig, end_steps, mode_step, plan_of
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"
@@ -32,7 +32,7 @@ def refusal(proc: ProcTree, plan: steps.Plan, *, driver_root: str = "") -> str:
     return caught.value.message.partition("In use by another client'; ")[2]
 
 
-def switching(node: Rig, index: int = 0) -> steps.Plan:
+def switching(node: NvmlRig, index: int = 0) -> steps.Plan:
     gpu = node.observe(index)
     return plan_of([gpu], mode_step(gpu, ON))
 
@@ -58,14 +58,16 @@ def test_a_monitor_that_nvml_does_not_list_is_named_by_its_open_files(
 
 
 def test_a_process_that_nvml_lists_is_named_once_and_with_its_pod(
-    node: Rig, proc: ProcTree
+    node: NvmlRig, proc: ProcTree
 ) -> None:
     node.state.add_client(node.observe().uuid, name="python3", pid=4711)
     proc.add(4711, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/1f")
     assert refusal(proc, switching(node)) == f"in use by python3 (pid 4711, pod {UID})"
 
 
-def test_a_process_on_another_instance_of_the_gpu_is_not_named(node: Rig, proc: ProcTree) -> None:
+def test_a_process_on_another_instance_of_the_gpu_is_not_named(
+    node: NvmlRig, proc: ProcTree
+) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     busy, other = gpu.gpu_instances
     (uuid,) = (ci.uuid for ci in busy.compute_instances)
@@ -89,7 +91,7 @@ def test_a_process_on_another_instance_of_the_gpu_is_not_named(node: Rig, proc: 
 
 
 def test_process_is_assigned_to_its_instance_by_capability_files(
-    tmp_path: pathlib.Path, node: Rig, proc: ProcTree, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, node: NvmlRig, proc: ProcTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The simulated library is loaded.
     monkeypatch.setattr(library, "find", lambda _roots: None)
@@ -106,7 +108,7 @@ def test_process_is_assigned_to_its_instance_by_capability_files(
     assert "open in nv-hostengine (pid 88)" in message
 
 
-def test_the_agent_and_its_children_are_not_named(node: Rig, proc: ProcTree) -> None:
+def test_the_agent_and_its_children_are_not_named(node: NvmlRig, proc: ProcTree) -> None:
     node.state.add_client(node.observe().uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     proc.add(os.getppid(), "/dev/nvidia0", name="agent")
     proc.add(os.getpid(), "/dev/nvidia0", name="worker", parent=os.getppid())
@@ -115,7 +117,7 @@ def test_the_agent_and_its_children_are_not_named(node: Rig, proc: ProcTree) -> 
 
 
 def test_without_a_device_number_only_processes_that_nvml_lists_are_named(
-    node: Rig, proc: ProcTree
+    node: NvmlRig, proc: ProcTree
 ) -> None:
     node.state.add_client(node.observe().uuid, name="python3", pid=4711)
     proc.add(88, "/dev/nvidia0")
@@ -125,7 +127,7 @@ def test_without_a_device_number_only_processes_that_nvml_lists_are_named(
 
 
 def test_a_gpu_lost_while_its_drm_nodes_are_searched_hides_no_process(
-    node: Rig, proc: ProcTree
+    node: NvmlRig, proc: ProcTree
 ) -> None:
     proc.add(90, "/dev/dri/renderD128", name="viewer")
     proc.add(91, "/dev/nvidia0", name="trainer")

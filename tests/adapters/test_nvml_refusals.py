@@ -5,12 +5,22 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.sandbox.driver import states
-from tests.node.nvml_rig import OFF, ON, Boot, Rig, ci_step, end_steps, gi_step, mode_step, names
+from tests.node.nvml_rig import (
+    OFF,
+    ON,
+    Boot,
+    NvmlRig,
+    ci_step,
+    end_steps,
+    gi_step,
+    mode_step,
+    names,
+)
 
 # An instance to be destroyed is in use.
 
 
-def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(node: Rig) -> None:
+def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(node: NvmlRig) -> None:
     gpu = node.fill("1g.5gb")
     client = node.state.add_client(gpu.mig_uuids[0], name="/usr/bin/python3")
     waits: list[float] = []
@@ -119,14 +129,14 @@ def test_pending_mode_is_an_error_whatever_the_activation_status(
 
 
 def test_an_active_mode_is_success_whatever_the_activation_status(
-    node: Rig, monkeypatch: pytest.MonkeyPatch
+    node: NvmlRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _answer(monkeypatch, pynvml.NVML_ERROR_IN_USE)
     assert node.enable().current_mode is ON
 
 
 def test_success_that_changes_nothing_is_an_error_without_a_reset(
-    node: Rig, monkeypatch: pytest.MonkeyPatch
+    node: NvmlRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = node.observe()
     monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", lambda *_: 0)

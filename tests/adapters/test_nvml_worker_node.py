@@ -21,7 +21,7 @@ from tests.node import nvml_rig
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
 
-class Node:
+class WorkerNode:
     """Simulated GPUs, the first with instances, and workers for them."""
 
     def __init__(self, folder: pathlib.Path, spec: str) -> None:
@@ -46,8 +46,8 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path, spec: str) -> Node:
-    return Node(tmp_path, spec)
+def node(tmp_path: pathlib.Path, spec: str) -> WorkerNode:
+    return WorkerNode(tmp_path, spec)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def switch_on(gpu: model.Gpu) -> steps.Plan:
 
 
 @pytest.mark.slow
-def test_a_driver_that_crashes_takes_only_the_worker_along(node: Node) -> None:
+def test_a_driver_that_crashes_takes_only_the_worker_along(node: WorkerNode) -> None:
     node.state.add_fault(nvml_faults.Fault(function="nvmlDeviceSetMigMode", crashes=True))
     gpus = node.gpus()
     gpu = gpus.observe()[1]
@@ -92,7 +92,7 @@ def test_a_missing_driver_is_a_typed_error(tmp_path: pathlib.Path, *, is_simulat
     assert (missing in caught.value.message) is not is_simulated
 
 
-def test_a_request_whose_parent_is_gone_is_not_carried_out(node: Node) -> None:
+def test_a_request_whose_parent_is_gone_is_not_carried_out(node: WorkerNode) -> None:
     node.state.log_calls()
 
     def ask(*, is_read: bool) -> int:
@@ -115,18 +115,18 @@ def test_a_request_whose_parent_is_gone_is_not_carried_out(node: Node) -> None:
 
 # Functions that hang.
 
-Act = Callable[[Node, nvml_worker.WorkerGpus], object]
+Act = Callable[[WorkerNode, nvml_worker.WorkerGpus], object]
 
 
-def observe(_node: Node, gpus: nvml_worker.WorkerGpus) -> None:
+def observe(_node: WorkerNode, gpus: nvml_worker.WorkerGpus) -> None:
     assert nvml_rig.names(gpus.observe()[0])
 
 
-def execute(node: Node, gpus: nvml_worker.WorkerGpus) -> None:
+def execute(node: WorkerNode, gpus: nvml_worker.WorkerGpus) -> None:
     gpus.execute(nvml_rig.everything(node.before))
 
 
-def find_users(node: Node, gpus: nvml_worker.WorkerGpus) -> None:
+def find_users(node: WorkerNode, gpus: nvml_worker.WorkerGpus) -> None:
     """Execute what a process in a GPU instance forbids; NVML is asked which."""
     node.state.add_client(node.before.mig_uuids[0], name="python3", pid=4711)
     try:
@@ -138,7 +138,7 @@ def find_users(node: Node, gpus: nvml_worker.WorkerGpus) -> None:
         pytest.fail("the instance is in use")
 
 
-def hang(node: Node, act: Act = observe, **fault: object) -> errors.HardwareError:
+def hang(node: WorkerNode, act: Act = observe, **fault: object) -> errors.HardwareError:
     """Have a function hang; return the error of the client that gave it up."""
     hanging = nvml_faults.Fault(hang_s=600.0, **fault)  # type: ignore[arg-type]
     for timeout_s in (2.0, 4.0, 8.0, 16.0, 32.0):
@@ -156,7 +156,7 @@ def hang(node: Node, act: Act = observe, **fault: object) -> errors.HardwareErro
     pytest.fail("the function was never reached")
 
 
-def check(node: Node, function: str, act: Act) -> None:
+def check(node: WorkerNode, function: str, act: Act) -> None:
     """Have a function hang; it is named, and with the same state the next act goes through."""
     with processes.leaving_nothing_behind():
         error = hang(node, act, function=function)
@@ -186,7 +186,7 @@ def check(node: Node, function: str, act: Act) -> None:
 )
 @with_one_gpu
 def test_a_function_that_hangs_is_named_and_nothing_is_left(
-    act: Act, function: str, node: Node
+    act: Act, function: str, node: WorkerNode
 ) -> None:
     check(node, function, act)
 
@@ -195,7 +195,7 @@ def test_a_function_that_hangs_is_named_and_nothing_is_left(
 @pytest.mark.parametrize(("act", "at_least"), [(observe, 23), (execute, 20), (find_users, 15)])
 @with_one_gpu
 def test_each_function_that_hangs_is_named_and_nothing_is_left(
-    act: Act, at_least: int, node: Node
+    act: Act, at_least: int, node: WorkerNode
 ) -> None:
     node.state.log_calls(is_on=True)
     act(node, node.gpus())
@@ -207,14 +207,14 @@ def test_each_function_that_hangs_is_named_and_nothing_is_left(
 
 
 @pytest.mark.slow
-def test_every_gpu_that_hangs_is_named(node: Node) -> None:
+def test_every_gpu_that_hangs_is_named(node: WorkerNode) -> None:
     message = hang(node, function="nvmlDeviceGetMigMode", count=2).message
     for index in range(2):
         assert f"nvmlDeviceGetMigMode on GPU {index} (GPU-" in message
     assert message.count("has not returned for") == 1
 
 
-def test_processes_with_the_hung_gpu_open_are_named_without_nvml(node: Node) -> None:
+def test_processes_with_the_hung_gpu_open_are_named_without_nvml(node: WorkerNode) -> None:
     unit = "0::/system.slice/nvidia-dcgm.service"
     node.proc.add(88, "/dev/nvidiactl", "/dev/nvidia1", name="nv-hostengine", cgroup=unit)
     node.proc.add(89, "/dev/nvidia0", name="another")

@@ -15,20 +15,20 @@ from mig_manager.adapters import pod_resources
 from mig_manager.core.node import pod_object
 from tests import programs
 from tests.adapters import processes
-from tests.adapters.kubelet_rig import GPU, Kubelet, devices, pod
+from tests.adapters.kubelet_rig import GPU, GrpcKubelet, devices, pod
 from tests.sandbox import library
 
 WRITTEN = pathlib.Path(__file__).parent / "kubelet_messages"
 """Kubelet's messages, made by Kubernetes' Go types and not by our table."""
 
 
-def ask(kubelet: Kubelet, *, timeout_s: float = 60.0) -> pod_resources.PodResources:
+def ask(kubelet: GrpcKubelet, *, timeout_s: float = 60.0) -> pod_resources.PodResources:
     return pod_resources.PodResources(
         str(kubelet.path), timeout_s=timeout_s, sleep=lambda _seconds: None
     )
 
 
-def test_replicas_are_devices_to_schedule_and_one_device_in_use(kubelet: Kubelet) -> None:
+def test_replicas_are_devices_to_schedule_and_one_device_in_use(kubelet: GrpcKubelet) -> None:
     kubelet.pods = [pod("train", devices(GPU, "MIG-a::0", "MIG-a::3"))]
     kubelet.devices = [devices(f"{GPU}.shared", "MIG-a::0", "MIG-a::1", "MIG-b::0")]
     kubelet.start()
@@ -37,39 +37,39 @@ def test_replicas_are_devices_to_schedule_and_one_device_in_use(kubelet: Kubelet
     assert ask(kubelet).allocatable() == {f"{GPU}.shared": {"MIG-a::0", "MIG-a::1", "MIG-b::0"}}
 
 
-def test_the_rate_limit_is_waited_out(kubelet: Kubelet) -> None:
+def test_the_rate_limit_is_waited_out(kubelet: GrpcKubelet) -> None:
     kubelet.refusals = 3
     kubelet.start()
     assert ask(kubelet).assigned_devices() == ()
     assert kubelet.asked == 4
 
 
-def bound_elsewhere(kubelet: Kubelet) -> None:
+def bound_elsewhere(kubelet: GrpcKubelet) -> None:
     """Have kubelet's socket for device plugins, as of a kubelet with another --root-dir."""
     plugins = kubelet.path.parent.with_name("device-plugins")
     plugins.mkdir()
     (plugins / "kubelet.sock").touch()
 
 
-def no_message(kubelet: Kubelet) -> None:
+def no_message(kubelet: GrpcKubelet) -> None:
     kubelet.writes = lambda _message: b"\xff\xff\xff\xff"
     kubelet.start()
 
 
-def refusing(code: grpc.StatusCode) -> Callable[[Kubelet], None]:
-    def start(kubelet: Kubelet) -> None:
+def refusing(code: grpc.StatusCode) -> Callable[[GrpcKubelet], None]:
+    def start(kubelet: GrpcKubelet) -> None:
         kubelet.refusals, kubelet.code = 1000, code
         kubelet.start()
 
     return start
 
 
-def without_the_call(kubelet: Kubelet) -> None:
+def without_the_call(kubelet: GrpcKubelet) -> None:
     kubelet.has_allocatable = False
     kubelet.start()
 
 
-def bound(kubelet: Kubelet, *, listens: bool) -> socket.socket:
+def bound(kubelet: GrpcKubelet, *, listens: bool) -> socket.socket:
     """Return a socket in kubelet's place, which accepts connections or refuses them."""
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(kubelet.path))
@@ -78,7 +78,7 @@ def bound(kubelet: Kubelet, *, listens: bool) -> socket.socket:
     return listening
 
 
-FAILURES: dict[str, tuple[Callable[[Kubelet], object], str, int]] = {
+FAILURES: dict[str, tuple[Callable[[GrpcKubelet], object], str, int]] = {
     "a missing socket": (lambda _: None, r"kubelet\.sock.*No such file", 0),
     "another file": (lambda kubelet: kubelet.path.touch(), "not a socket", 0),
     "a socket without a server": (lambda it: bound(it, listens=False), "UNAVAILABLE", 0),
@@ -95,10 +95,10 @@ FAILURES: dict[str, tuple[Callable[[Kubelet], object], str, int]] = {
 
 @pytest.mark.parametrize(("arrange", "why", "asked"), FAILURES.values(), ids=FAILURES)
 def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
-    arrange: Callable[[Kubelet], object],
+    arrange: Callable[[GrpcKubelet], object],
     why: str,
     asked: int,
-    kubelet: Kubelet,
+    kubelet: GrpcKubelet,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     arranged = arrange(kubelet)
@@ -137,8 +137,8 @@ def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
     ],
 )
 def test_kubelet_has_started_if_its_socket_is_of_this_boot_or_answers(
-    kubelet: Kubelet,
-    arrange: Callable[[Kubelet], object],
+    kubelet: GrpcKubelet,
+    arrange: Callable[[GrpcKubelet], object],
     created_s: float | None,
     *,
     is_booting: bool,
@@ -153,7 +153,7 @@ def test_kubelet_has_started_if_its_socket_is_of_this_boot_or_answers(
         arranged.close()
 
 
-def test_a_kubelet_that_starts_again_is_found_again(kubelet: Kubelet) -> None:
+def test_a_kubelet_that_starts_again_is_found_again(kubelet: GrpcKubelet) -> None:
     client = ask(kubelet)
     kubelet.start()
     assert client.assigned_devices() == ()
@@ -164,7 +164,7 @@ def test_a_kubelet_that_starts_again_is_found_again(kubelet: Kubelet) -> None:
     assert client.assigned_devices() == ()
 
 
-def test_grpc_is_silent_and_leaves_the_process_free_to_fork(kubelet: Kubelet) -> None:
+def test_grpc_is_silent_and_leaves_the_process_free_to_fork(kubelet: GrpcKubelet) -> None:
     kubelet.start()
     # From Python 3.12 on any thread beside, be it about to end, is worth a warning to os.fork.
     script = (
@@ -188,13 +188,15 @@ def written(name: str) -> bytes:
     return bytes.fromhex(json.loads((WRITTEN / "messages.json").read_text("utf-8"))[name])
 
 
-def served(kubelet: Kubelet, name: str) -> pod_resources.PodResources:
+def served(kubelet: GrpcKubelet, name: str) -> pod_resources.PodResources:
     kubelet.writes = lambda _message: written(name)
     kubelet.start()
     return ask(kubelet)
 
 
-def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(kubelet: Kubelet) -> None:
+def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(
+    kubelet: GrpcKubelet,
+) -> None:
     pods = served(kubelet, "list").assigned_devices()
 
     assert pods == (
@@ -214,7 +216,7 @@ def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(kubelet: K
     )
 
 
-def test_allocatable_devices_are_read_from_what_kubelet_writes(kubelet: Kubelet) -> None:
+def test_allocatable_devices_are_read_from_what_kubelet_writes(kubelet: GrpcKubelet) -> None:
     devices = served(kubelet, "allocatable").allocatable()
 
     assert devices == {"nvidia.com/mig-1g.5gb": {"MIG-1", "MIG-2"}, "nvidia.com/gpu": {"GPU-1"}}

@@ -37,7 +37,7 @@ def report() -> Any:
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Rig]:
+def node(tmp_path: pathlib.Path) -> Iterator[nvml_rig.NvmlRig]:
     """Return a node with two A100; the first has three instances."""
     with rig(tmp_path / "node", "2xA100-SXM4-40GB") as found:
         found.fill("3g.20gb", "2g.10gb", "1g.5gb")
@@ -68,7 +68,7 @@ def test_no_product_differs(tmp_path: pathlib.Path, first: int, mode: model.MigM
 
 
 @pytest.mark.slow
-def test_every_function_of_the_adapter_is_called_or_explained(node: nvml_rig.Rig) -> None:
+def test_every_function_of_the_adapter_is_called_or_explained(node: nvml_rig.NvmlRig) -> None:
     used = {
         each.attr
         for path in ADAPTER.glob("*.py")
@@ -260,7 +260,7 @@ ANSWERS = [
     [*ANSWERS[:2], *(pytest.param(*each, marks=pytest.mark.slow) for each in ANSWERS[2:])],
 )
 def test_another_answer_of_the_driver_is_named(
-    node: nvml_rig.Rig, function: str, code: int, subject: str, effect: str
+    node: nvml_rig.NvmlRig, function: str, code: int, subject: str, effect: str
 ) -> None:
     node.fault(function, code=code, count=None)
 

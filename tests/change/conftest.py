@@ -6,6 +6,6 @@ from tests.node import applying_rig
 
 
 @pytest.fixture
-def node() -> applying_rig.Node:
+def node() -> applying_rig.ApplyingNode:
     """Return a node with an active layout."""
-    return applying_rig.Node()
+    return applying_rig.ApplyingNode()

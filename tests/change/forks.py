@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from tests.node import applying_rig
 
-_Node = TypeVar("_Node", bound=applying_rig.Node)
+_Node = TypeVar("_Node", bound=applying_rig.ApplyingNode)
 
 
 def fork(node: _Node) -> _Node:
@@ -25,7 +25,7 @@ def killed(node: _Node) -> _Node:
     return dead
 
 
-def refuse(node: applying_rig.Node, match: str = "is undone now") -> None:
+def refuse(node: applying_rig.ApplyingNode, match: str = "is undone now") -> None:
     """Ask for an impossible layout, which undoes what was left unfinished."""
     with pytest.raises(errors.LayoutError, match=match):
         node.change_to("too-much")

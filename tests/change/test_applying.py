@@ -10,10 +10,10 @@ from mig_manager.change import apply as applying
 from mig_manager.change import transaction
 from mig_manager.core import steps, timing
 from tests.node import fakes
-from tests.node.applying_rig import Node, is_creation, once
+from tests.node.applying_rig import ApplyingNode, is_creation, once
 
 
-def test_apply_waits_for_another_manager_until_a_deadline(node: Node) -> None:
+def test_apply_waits_for_another_manager_until_a_deadline(node: ApplyingNode) -> None:
     node.exclusion.refusals = 10_000
     with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):
         node.change_to("wanted")
@@ -43,7 +43,7 @@ def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("is_admitted", [False, True])
 def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device(*, is_admitted: bool) -> None:
-    node = Node(count=1)
+    node = ApplyingNode(count=1)
     before, devices = node.shape, frozenset(node.gpus[0].mig_uuids)
 
     def admit(_step: steps.Step) -> bool:
@@ -63,7 +63,7 @@ def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device(*, is_admitt
     assert (node.shape == before) is is_admitted
 
 
-def test_a_rollback_pauses_between_its_attempts_however_long_they_take(node: Node) -> None:
+def test_a_rollback_pauses_between_its_attempts_however_long_they_take(node: ApplyingNode) -> None:
     ends: list[float] = []
     pauses: list[float] = []
 

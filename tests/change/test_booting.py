@@ -12,7 +12,7 @@ from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
 from mig_manager.core.records import journals
 from tests.node import applying_rig, gpu_values, nvml_rig, samples
-from tests.node.applying_rig import BootNode as Node
+from tests.node.applying_rig import BootNode as ApplyingNode
 
 NO_DRIVER = errors.HardwareError(
     "no driver", reason=errors.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
@@ -33,19 +33,19 @@ EACH_PRODUCT = pytest.mark.parametrize("node", applying_rig.PROFILES, indirect=T
 
 
 @pytest.fixture
-def node(request: pytest.FixtureRequest) -> Node:
+def node(request: pytest.FixtureRequest) -> ApplyingNode:
     """A node that was rebooted; a Hopper GPU loses its MIG mode in that too."""
-    node = Node(getattr(request, "param", "H100-SXM5-80GB"))
+    node = ApplyingNode(getattr(request, "param", "H100-SXM5-80GB"))
     node.reboot()
     return node
 
 
 @pytest.fixture
-def ampere() -> Node:
-    return Node()
+def ampere() -> ApplyingNode:
+    return ApplyingNode()
 
 
-def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: Node) -> None:
+def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: ApplyingNode) -> None:
     """A layout's instances may lie where history has put them."""
     moved = samples.gpu(samples.A100, "2g.10gb@4[]").gpu_instances
     kept = ampere.kept
@@ -65,7 +65,7 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: Node) -> N
 def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
     product: str, at: int
 ) -> None:
-    node = Node(product)
+    node = ApplyingNode(product)
     assert node.cut_off("off", at=at)
     node.reboot()
 
@@ -77,7 +77,9 @@ def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
 
 
 @EACH_PRODUCT
-def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(node: Node) -> None:
+def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(
+    node: ApplyingNode,
+) -> None:
     node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0, 1)
     node.resets.action_after = model.RecoveryAction.GPU_RESET
 
@@ -91,7 +93,7 @@ def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(node: 
     assert node.is_restored()
 
 
-def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: Node) -> None:
+def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: ApplyingNode) -> None:
     node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
     hung = errors.HardwareError("the driver hangs", reason=errors.Reason.NVML_TIMEOUT)
     node.on_call = lambda: (
@@ -107,7 +109,9 @@ def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: Node) -> None:
 # -- what is kept, and by whom --------------------------------------------------------------------
 
 
-def test_each_apply_keeps_what_it_has_verified_and_what_was_off_stays_off(ampere: Node) -> None:
+def test_each_apply_keeps_what_it_has_verified_and_what_was_off_stays_off(
+    ampere: ApplyingNode,
+) -> None:
     for _applied_and_already_applied in range(2):
         ampere.boot_layout.text = None
         ampere.change_to("off")
@@ -117,7 +121,7 @@ def test_each_apply_keeps_what_it_has_verified_and_what_was_off_stays_off(ampere
     assert (ampere.boot().rounds, ampere.steps) == ((), 0)
 
 
-def test_an_apply_that_fails_keeps_what_was_kept(ampere: Node) -> None:
+def test_an_apply_that_fails_keeps_what_was_kept(ampere: ApplyingNode) -> None:
     kept = ampere.boot_layout.text
     ampere.fails = lambda step: isinstance(step, steps.SetMode)
 
@@ -127,14 +131,14 @@ def test_an_apply_that_fails_keeps_what_was_kept(ampere: Node) -> None:
     assert ampere.boot_layout.text == kept
 
 
-def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: Node) -> None:
+def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: ApplyingNode) -> None:
     ampere.boot_layout.refused = {"write"}
     ampere.change_to("off")
 
     assert ampere.notes == ["cannot write the journal; the next boot will not restore this layout"]
 
 
-def test_nothing_kept_is_no_failure_and_waits_for_no_driver(ampere: Node) -> None:
+def test_nothing_kept_is_no_failure_and_waits_for_no_driver(ampere: ApplyingNode) -> None:
     ampere.boot_layout.text = None
     ampere.refusing["gpus.observe"] = NO_DRIVER
 
@@ -144,7 +148,7 @@ def test_nothing_kept_is_no_failure_and_waits_for_no_driver(ampere: Node) -> Non
     assert ampere.clock.now_s == 0
 
 
-def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: Node) -> None:
+def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: ApplyingNode) -> None:
     ampere.change_to("off")
     off = ampere.shape
     ampere.boot_layout.text = None
@@ -158,7 +162,7 @@ def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: Node) -> 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}'])
-def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: Node, text: str) -> None:
+def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: ApplyingNode, text: str) -> None:
     ampere.boot_layout.text = text
     ampere.reboot()
 
@@ -170,7 +174,7 @@ def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: Node, text: str)
     assert ampere.boot().problems == ()
 
 
-def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: Node) -> None:
+def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: ApplyingNode) -> None:
     ampere.boot_layout.refused = {"read"}
     ampere.reboot()
 
@@ -187,7 +191,7 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: Node) -> 
 
 
 @EACH_PRODUCT
-def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: Node) -> None:
+def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: ApplyingNode) -> None:
     first, second = node.gpus
     other = dataclasses.replace(second, uuid="GPU-new")
     node.gpus = (first, other)
@@ -202,7 +206,7 @@ def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: Node)
     assert node.journal.text is None
 
 
-def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(node: Node) -> None:
+def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(node: ApplyingNode) -> None:
     node.boot()
     lost = node.gpus[1]
     node.driver.lost = {lost.uuid}
@@ -219,7 +223,7 @@ def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(node: Node) -> Non
     assert node.shape[1] == node.before[1]
 
 
-def test_a_new_gpu_without_mig_is_nobodys_problem(node: Node) -> None:
+def test_a_new_gpu_without_mig_is_nobodys_problem(node: ApplyingNode) -> None:
     node.gpus = (*node.gpus, hardware.template(hardware.find("T4"), 2))
 
     assert node.boot().problems == ()
@@ -227,7 +231,7 @@ def test_a_new_gpu_without_mig_is_nobodys_problem(node: Node) -> None:
 
 
 @EACH_PRODUCT
-def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None:
+def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: ApplyingNode) -> None:
     empty = node.shape
     bad = node.gpus[1].uuid
     node.fails = lambda step: (
@@ -244,7 +248,7 @@ def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None
 
 
 @EACH_PRODUCT
-def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None:
+def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: ApplyingNode) -> None:
     bad = node.gpus[1].uuid
     node.fails = lambda step: (
         step.gpu_uuid == bad
@@ -264,7 +268,7 @@ def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None
 
 
 @EACH_PRODUCT
-def test_a_boot_that_leaves_every_gpu_in_between_has_changed_them(node: Node) -> None:
+def test_a_boot_that_leaves_every_gpu_in_between_has_changed_them(node: ApplyingNode) -> None:
     node.fails = lambda step: isinstance(
         step, steps.CreateComputeInstance | steps.DestroyGpuInstance
     )
@@ -275,7 +279,7 @@ def test_a_boot_that_leaves_every_gpu_in_between_has_changed_them(node: Node) ->
     assert result.to_data()["is_changed"]
 
 
-def test_boot_waits_for_the_driver_and_for_another_manager(node: Node) -> None:
+def test_boot_waits_for_the_driver_and_for_another_manager(node: ApplyingNode) -> None:
     node.refusing["gpus.observe"] = NO_DRIVER
     node.exclusion.refusals = 3
 
@@ -291,7 +295,7 @@ def test_boot_waits_for_the_driver_and_for_another_manager(node: Node) -> None:
 
 @pytest.mark.parametrize("fallback", ["", "mixed"])
 def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
-    ampere: Node, fallback: str
+    ampere: ApplyingNode, fallback: str
 ) -> None:
     if fallback:
         ampere.boot_layout.text = None
@@ -304,7 +308,7 @@ def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
     assert ampere.has("off")
 
 
-def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> None:
+def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: ApplyingNode) -> None:
     node.refusing["gpus.observe"] = NO_DRIVER
 
     with pytest.raises(errors.HardwareError, match="no driver; waited 7 s for it") as caught:
@@ -322,7 +326,7 @@ def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> 
 def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
     tmp_path: pathlib.Path, product: str, layout: str
 ) -> None:
-    owner = applying_rig.Node("off")
+    owner = applying_rig.ApplyingNode("off")
     with nvml_rig.rig(tmp_path / "state", f"5x{product}", in_use_timeout_s=30.0) as rig:
         deps = dataclasses.replace(owner.deps, gpus=rig.gpus, clock=rig.clock, idle_timeout_s=30.0)
         apply.apply(deps, lambda: applying_rig.LAYOUTS.layout(layout))
@@ -341,7 +345,7 @@ def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
         assert [gpu for gpu in rig.gpus.observe() if gpu.index == 4] == [before[4]]
 
 
-def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Node) -> None:
+def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: ApplyingNode) -> None:
     node.refusing["host.refresh"] = errors.HostError(
         "nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED
     )
@@ -359,7 +363,7 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Nod
     assert node.is_restored()
 
 
-def failing_after(node: Node, observations: int) -> None:
+def failing_after(node: ApplyingNode, observations: int) -> None:
     """Let NVML fail after some observations."""
 
     def fail() -> None:
@@ -370,7 +374,9 @@ def failing_after(node: Node, observations: int) -> None:
     node.on_call = fail
 
 
-def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(ampere: Node) -> None:
+def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
+    ampere: ApplyingNode,
+) -> None:
     assert ampere.cut_off("off", at=4)
     journal = journals.Journal.from_json(ampere.journal.text or "")
     failing_after(ampere, 1)
@@ -382,7 +388,7 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(ampere:
 
 
 @EACH_PRODUCT
-def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: Node) -> None:
+def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: ApplyingNode) -> None:
     refreshed = node.host.refreshes
 
     def fails(_step: steps.Step) -> bool:
@@ -398,7 +404,7 @@ def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: Node
     assert node.host.refreshes > refreshed
 
 
-def test_a_boot_whose_journal_cannot_be_written_changes_nothing(node: Node) -> None:
+def test_a_boot_whose_journal_cannot_be_written_changes_nothing(node: ApplyingNode) -> None:
     node.journal.refused.add("write")
 
     with pytest.raises(errors.UsageError):

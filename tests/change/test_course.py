@@ -15,7 +15,7 @@ RESET = "reset the GPU"
 IN_USE = "refuse to destroy an instance in use"
 
 
-class Host(applying_rig.Node):
+class Host(applying_rig.ApplyingNode):
     """A node in memory with two idle GPUs, whose worker can be killed."""
 
     def __init__(self, product: str = "A30") -> None:

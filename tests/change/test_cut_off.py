@@ -12,7 +12,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.records import journals
 from tests.change.forks import refuse
 from tests.node import gpu_values
-from tests.node.applying_rig import Node, is_creation, once
+from tests.node.applying_rig import ApplyingNode, is_creation, once
 
 OFF = model.MigMode.DISABLED
 
@@ -21,7 +21,9 @@ LAST_OF_OFF = 10
 """The number of the last step to the layout ``off``."""
 
 
-def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(node: Node) -> None:
+def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(
+    node: ApplyingNode,
+) -> None:
     before = node.shape
     assert node.cut_off("off", at=LAST_OF_OFF)
     node.gpus = (
@@ -38,7 +40,7 @@ def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(node: 
 
 @pytest.mark.parametrize("is_rebooted", [False, True])
 def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(
-    node: Node, *, is_rebooted: bool
+    node: ApplyingNode, *, is_rebooted: bool
 ) -> None:
     node.change_to("before")
     before = node.shape
@@ -63,7 +65,7 @@ def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(
     assert node.journal.text is None
 
 
-def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: Node) -> None:
+def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: ApplyingNode) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=12)
     node.gpus = (dataclasses.replace(node.gpus[0], gpu_instances=()), node.gpus[1])
@@ -84,7 +86,7 @@ def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: Node) -> 
     assert (node.has("first-only"), node.shape[1]) == (True, before[1])
 
 
-def test_after_a_kill_the_message_says_what_a_rollback_restores(node: Node) -> None:
+def test_after_a_kill_the_message_says_what_a_rollback_restores(node: ApplyingNode) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=3)
     node.fails = lambda step: is_creation(step) and node.steps == 3
@@ -101,7 +103,7 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(node: Node) -> N
     assert (node.shape, node.journal.text, node.host.refreshes) == (before, None, 1)
 
 
-def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: Node) -> None:
+def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: ApplyingNode) -> None:
     before = node.shape
     node.fails = is_creation
 
@@ -125,7 +127,9 @@ def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: Node) -> N
     assert node.journal.text is None
 
 
-def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: Node) -> None:
+def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
+    node: ApplyingNode,
+) -> None:
     """A 'boot' that was killed left a journal of the first GPU alone."""
     second = node.gpus[1].uuid
     node.change_to("mixed")
@@ -147,7 +151,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: 
 
 @pytest.mark.parametrize(("since", "is_undone"), [("other", False), ("off", True)])
 def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
-    node: Node, since: str, *, is_undone: bool
+    node: ApplyingNode, since: str, *, is_undone: bool
 ) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=3)
@@ -164,7 +168,9 @@ def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
     assert node.journal.text is None
 
 
-def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(node: Node) -> None:
+def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
+    node: ApplyingNode,
+) -> None:
     before = node.shape
     assert node.cut_off("first-only", at=3)
     node.host.boot_id = "boot-2"
@@ -178,7 +184,7 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(node: N
     assert node.shape == [before[0], other]
 
 
-def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Node) -> None:
+def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: ApplyingNode) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=9)
     assert node.shape[1] != before[1]
@@ -195,7 +201,7 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Node
     assert node.has("first-only")
 
 
-def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Node) -> None:
+def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: ApplyingNode) -> None:
     assert node.cut_off("wanted", at=3)
     node.set_up("other")
     saved = boot_layouts.BootLayout(node.boot_layout, "boot-1")
@@ -211,7 +217,9 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Nod
     assert node.journal.text is None
 
 
-def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(node: Node) -> None:
+def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
+    node: ApplyingNode,
+) -> None:
     assert node.cut_off("wanted", at=3)
     left, journal = node.shape, node.journal.text
     node.steps, node.exclusion.refusals = 0, 10_000
@@ -228,7 +236,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(node: 
     ("layout", "at", "is_undone"), [("off", LAST_OF_OFF, False), ("wanted", 3, True)]
 )
 def test_where_resets_are_forbidden_a_rollback_with_one_is_not_taken(
-    node: Node, layout: str, at: int, *, is_undone: bool
+    node: ApplyingNode, layout: str, at: int, *, is_undone: bool
 ) -> None:
     before = node.shape
     assert node.cut_off(layout, at=at)

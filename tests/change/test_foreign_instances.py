@@ -8,10 +8,10 @@ from mig_manager import errors
 from mig_manager.core import model
 from tests.change.forks import refuse
 from tests.node import samples
-from tests.node.applying_rig import Node, is_creation, once
+from tests.node.applying_rig import ApplyingNode, is_creation, once
 
 
-def with_foreign(node: Node, start: int) -> model.Placement:
+def with_foreign(node: ApplyingNode, start: int) -> model.Placement:
     """Create an instance of one slice on the first GPU, as another program does."""
     first, *others = node.gpus
     (foreign,) = samples.gpu(samples.A100, f"1g.5gb@{start}").gpu_instances
@@ -20,7 +20,7 @@ def with_foreign(node: Node, start: int) -> model.Placement:
     return foreign.placement
 
 
-def test_rollback_keeps_and_names_an_instance_missed_before(node: Node) -> None:
+def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) -> None:
     """One observation misses it, as on a driver that lists too few."""
     listed = node.gpus
     place = with_foreign(node, start=2)
@@ -52,7 +52,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: Node) -> None:
     assert node.has("other")
 
 
-def test_rollback_keeps_an_instance_created_during_the_change(node: Node) -> None:
+def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode) -> None:
     node.fails = once(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
@@ -63,7 +63,7 @@ def test_rollback_keeps_an_instance_created_during_the_change(node: Node) -> Non
     assert node.journal.text is not None
 
 
-def test_after_a_kill_only_what_the_change_created_is_removed(node: Node) -> None:
+def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=4)
     place = with_foreign(node, start=3)
@@ -82,7 +82,9 @@ def test_after_a_kill_only_what_the_change_created_is_removed(node: Node) -> Non
     assert node.journal.text is None
 
 
-def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(node: Node) -> None:
+def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(
+    node: ApplyingNode,
+) -> None:
     before = node.shape
     node.is_stale = True
 
@@ -95,7 +97,7 @@ def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(node: No
     assert node.has("wanted")
 
 
-def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Node) -> None:
+def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: ApplyingNode) -> None:
     assert node.cut_off("wanted", at=4)
     created: list[model.Placement] = []
 
@@ -114,7 +116,7 @@ def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Node) -
     assert node.journal.text is not None
 
 
-def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: Node) -> None:
+def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: ApplyingNode) -> None:
     assert node.cut_off("wanted", at=4)
     interrupted = node.shape
     node.driver.clients = "train (pid 7)"
@@ -127,7 +129,7 @@ def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: Node)
     refuse(node)
 
 
-def test_refused_undo_forgets_instances_that_were_never_created(node: Node) -> None:
+def test_refused_undo_forgets_instances_that_were_never_created(node: ApplyingNode) -> None:
     assert node.cut_off("small", at=6)
     node.driver.clients = "train (pid 7)"
     refuse(node, "in use by train")
@@ -139,7 +141,7 @@ def test_refused_undo_forgets_instances_that_were_never_created(node: Node) -> N
     assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
 
 
-def test_rollback_checks_users_again_after_a_stale_plan(node: Node) -> None:
+def test_rollback_checks_users_again_after_a_stale_plan(node: ApplyingNode) -> None:
     assert node.cut_off("wanted", at=4)
     interrupted = node.shape
 
@@ -154,7 +156,7 @@ def test_rollback_checks_users_again_after_a_stale_plan(node: Node) -> None:
     assert node.shape == interrupted
 
 
-def test_failed_rollback_forgets_instances_that_were_never_created(node: Node) -> None:
+def test_failed_rollback_forgets_instances_that_were_never_created(node: ApplyingNode) -> None:
     node.fails = lambda _step: node.steps > 4
     with pytest.raises(errors.HardwareError, match="the rollback failed as well"):
         node.change_to("small")
@@ -167,7 +169,7 @@ def test_failed_rollback_forgets_instances_that_were_never_created(node: Node) -
 
 
 def test_pending_mode_forgets_instances_that_were_never_created() -> None:
-    node = Node("off")
+    node = ApplyingNode("off")
     assert node.cut_off("wanted", at=3)
     node.driver.mode_waits = True
     with pytest.raises(errors.HardwareError, match="the mode waits for a reset"):

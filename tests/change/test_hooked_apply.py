@@ -21,7 +21,7 @@ STEPS = {
 POINTS = ("start", "mode", "config", "exit")
 
 
-class Played(applying_rig.Node):
+class Played(applying_rig.ApplyingNode):
     """A node with a layout, and all that happened on it since, in order."""
 
     def __init__(self, layout: str, hooks: str = scenes.HOOKS) -> None:
@@ -227,7 +227,7 @@ def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
 
     def tamper() -> None:
         if "start" in played.happened:
-            played.gpus = applying_rig.Node("wanted").gpus
+            played.gpus = applying_rig.ApplyingNode("wanted").gpus
 
     played.on_call = tamper
     played.hooks.text = (
@@ -278,7 +278,7 @@ def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
 
 
 def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> None:
-    then = applying_rig.Node("wanted")
+    then = applying_rig.ApplyingNode("wanted")
     text = checkpoint.render(then.gpus)
     played, failing = Played("off"), Played("off")
     failing.hooks.broken = {"config"}

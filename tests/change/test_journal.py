@@ -8,10 +8,10 @@ from mig_manager.core import steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 from tests.node import gpu_values, scenes
-from tests.node.applying_rig import Node, is_creation, once
+from tests.node.applying_rig import ApplyingNode, is_creation, once
 
 
-def test_journal_exists_from_the_first_step_to_the_last(node: Node) -> None:
+def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> None:
     seen: list[str | None] = []
 
     def is_refused(_step: steps.Step) -> bool:
@@ -31,7 +31,7 @@ def test_journal_exists_from_the_first_step_to_the_last(node: Node) -> None:
     assert node.exclusion.descriptions == ["apply wanted"]
 
 
-def test_journal_of_a_complete_change_is_cleared(node: Node) -> None:
+def test_journal_of_a_complete_change_is_cleared(node: ApplyingNode) -> None:
     written = journals.Journal(
         config="wanted", boot_id="boot-1", snapshot=tuple(gpu.snapshot for gpu in node.gpus)
     )
@@ -42,7 +42,7 @@ def test_journal_of_a_complete_change_is_cleared(node: Node) -> None:
     assert node.journal.text is None
 
 
-def test_a_change_is_not_undone_because_its_journal_stays(node: Node) -> None:
+def test_a_change_is_not_undone_because_its_journal_stays(node: ApplyingNode) -> None:
     node.journal.refused = {"clear"}
 
     node.change_to("wanted")
@@ -53,7 +53,7 @@ def test_a_change_is_not_undone_because_its_journal_stays(node: Node) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 2}', None])
 def test_a_journal_that_makes_no_sense_or_cannot_be_read_is_set_aside(
-    node: Node, text: str | None
+    node: ApplyingNode, text: str | None
 ) -> None:
     node.journal.text = text or ""
     node.journal.refused = {"read"} if text is None else set()
@@ -67,7 +67,7 @@ def test_a_journal_that_makes_no_sense_or_cannot_be_read_is_set_aside(
 
 
 @pytest.mark.parametrize("refused", [{"write"}, {"read", "set_aside"}])
-def test_without_a_journal_nothing_is_changed(node: Node, refused: set[str]) -> None:
+def test_without_a_journal_nothing_is_changed(node: ApplyingNode, refused: set[str]) -> None:
     before = node.shape
     node.journal.refused = refused
 
@@ -79,7 +79,7 @@ def test_without_a_journal_nothing_is_changed(node: Node, refused: set[str]) -> 
     assert node.steps == 0
 
 
-def test_a_disk_that_fills_during_a_change_hides_no_failure(node: Node) -> None:
+def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) -> None:
     node.on_step = lambda _step: node.journal.refused.add("write")
     node.fails = is_creation
 
@@ -91,7 +91,7 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(node: Node) -> None:
     assert journals.Journal.from_json(node.journal.text or "").snapshot
 
 
-def test_a_reset_whose_journal_cannot_be_written_is_reported(node: Node) -> None:
+def test_a_reset_whose_journal_cannot_be_written_is_reported(node: ApplyingNode) -> None:
     before = tuple(gpu.snapshot for gpu in node.gpus)
     journal = local.LocalJournal(node.deps, journals.Journal(config="wanted", snapshot=before))
     node.journal.refused = {"write"}
@@ -102,7 +102,9 @@ def test_a_reset_whose_journal_cannot_be_written_is_reported(node: Node) -> None
     assert note.startswith("cannot write the journal")
 
 
-def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(node: Node) -> None:
+def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(
+    node: ApplyingNode,
+) -> None:
     lost = node.gpus[1]
     node.journal.text = journals.Journal(config="wanted", snapshot=(lost.snapshot,)).to_json()
     node.driver.lost = {lost.uuid}
@@ -120,7 +122,7 @@ def no_files() -> Exception:
 @pytest.mark.parametrize("failure", [no_files(), scenes.Killed()])
 @pytest.mark.parametrize("is_undone", [False, True])
 def test_outdated_device_files_are_refreshed_by_the_next_apply(
-    node: Node, failure: Exception, *, is_undone: bool
+    node: ApplyingNode, failure: Exception, *, is_undone: bool
 ) -> None:
     if is_undone:
         node.fails = once(is_creation)

@@ -8,11 +8,11 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.records import journals
-from tests.node.applying_rig import Node
+from tests.node.applying_rig import ApplyingNode
 
 
 def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
-    node = Node("off")
+    node = ApplyingNode("off")
     node.driver.mode_waits = True
 
     with pytest.raises(errors.HardwareError, match="only the new mode stays pending"):
@@ -23,7 +23,7 @@ def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
     assert node.has("wanted")
 
 
-def mode_of_first(node: Node) -> layouts.Layout:
+def mode_of_first(node: ApplyingNode) -> layouts.Layout:
     """Return the layout of GPU 0 alone, and interrupt a change of GPU 1."""
     text = """
 version: v1
@@ -42,7 +42,7 @@ def test_mode_only_without_resets_leaves_the_mode_pending(
     reason: str, *, has_interrupted: bool
 ) -> None:
     """A persistence daemon uses the GPU, so the driver answers IN_USE."""
-    node = Node("one-off" if has_interrupted else "off")
+    node = ApplyingNode("one-off" if has_interrupted else "off")
     before = node.shape[1]
     layout = mode_of_first(node) if has_interrupted else node.layouts.layout("bare")
     node.driver.mode_waits = reason == "waits"
@@ -67,7 +67,7 @@ def test_mode_only_without_resets_leaves_the_mode_pending(
 
 
 def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
-    node = Node("one-off")
+    node = ApplyingNode("one-off")
     layout = mode_of_first(node)
     node.driver.mode_waits = True
     node.fails = lambda step: not isinstance(step, steps.SetMode)
@@ -78,7 +78,9 @@ def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
     assert caught.value.reason is errors.Reason.RESET_REQUIRED
 
 
-def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(node: Node) -> None:
+def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
+    node: ApplyingNode,
+) -> None:
     assert node.cut_off("wanted", at=9)
     node.fails = lambda _step: True
 
@@ -94,7 +96,7 @@ def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(node: N
 def test_mode_only_cancels_a_pending_change_to_the_other_mode(
     start: str, *, has_empty: bool
 ) -> None:
-    node = Node(start)
+    node = ApplyingNode(start)
     if has_empty:
         first, *others = node.gpus
         empty, *full = first.gpu_instances
@@ -110,7 +112,7 @@ def test_mode_only_cancels_a_pending_change_to_the_other_mode(
 
 @pytest.mark.parametrize("is_same_boot", [True, False])
 def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
-    node: Node, *, is_same_boot: bool
+    node: ApplyingNode, *, is_same_boot: bool
 ) -> None:
     uuid = node.gpus[0].uuid
     node.journal.text = journals.Journal(
@@ -129,7 +131,7 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
 
 @pytest.mark.parametrize("obstacle", ["lost GPU", "stays off", "no program"])
 def test_persistence_mode_that_stays_off_is_restored_by_a_later_run(
-    node: Node, obstacle: str
+    node: ApplyingNode, obstacle: str
 ) -> None:
     uuid = node.gpus[0].uuid
     journal = journals.Journal(config="wanted", boot_id="boot-1", persistent_gpus=(uuid,))

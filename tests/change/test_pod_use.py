@@ -15,7 +15,7 @@ PLACE = "nvidia0/gi1"
 """What a device plugin calls a device that it does not name by its UUID."""
 
 
-class Kubelet:
+class PodsOfKubelet:
     """Has one pod."""
 
     def __init__(self, device: str, resource: str, claim: str) -> None:
@@ -49,7 +49,7 @@ class Kubelet:
 def test_a_pod_counts_if_it_has_or_may_have_a_device(
     device: str, resource: str, claim: str, named: str
 ) -> None:
-    pods = pod_use.PodUse(kubelet=lambda: Kubelet(device, resource, claim))
+    pods = pod_use.PodUse(kubelet=lambda: PodsOfKubelet(device, resource, claim))
 
     with pytest.raises(errors.GpuInUseError) if named else contextlib.nullcontext() as caught:
         pods.require_unused({DEVICE})

@@ -10,15 +10,15 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.files import checkpoint
-from tests.node.applying_rig import Node
+from tests.node.applying_rig import ApplyingNode
 
-THEN = Node("split")
+THEN = ApplyingNode("split")
 CHECKPOINT = checkpoint.render(THEN.gpus)
 
 
 @pytest.mark.parametrize("start", ["off", "before", "split"])
 def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
-    node = Node(start)
+    node = ApplyingNode(start)
     right = [gi for gi in node.gpus[0].gpu_instances if str(gi.profile) == "3g.20gb"]
 
     restored = node.restore(CHECKPOINT)
@@ -49,7 +49,7 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     ],
 )
 def test_bad_checkpoint_changes_no_gpu(spoil: Callable[[Any], None]) -> None:
-    node = Node()
+    node = ApplyingNode()
     data = json.loads(CHECKPOINT)
     spoil(data)
 
@@ -60,7 +60,7 @@ def test_bad_checkpoint_changes_no_gpu(spoil: Callable[[Any], None]) -> None:
 
 
 def test_with_the_mode_alone_no_instance_is_made() -> None:
-    node = Node("off")
+    node = ApplyingNode("off")
 
     node.restore(CHECKPOINT, is_mode_only=True)
 
@@ -68,7 +68,7 @@ def test_with_the_mode_alone_no_instance_is_made() -> None:
 
 
 def test_a_restore_of_the_mode_alone_judges_no_instance_afterwards() -> None:
-    node = Node("off")
+    node = ApplyingNode("off")
     node.driver.hides_profiles = True
     impossible = re.sub(r'("Start":)[0-9]+', r"\g<1>5", CHECKPOINT)
     assert impossible != CHECKPOINT

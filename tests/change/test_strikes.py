@@ -12,9 +12,9 @@ from mig_manager.core import model
 from mig_manager.core.files import checkpoint
 from tests.change import forks
 from tests.node import gpu_values
-from tests.node.applying_rig import PROFILES, BootNode, Node
+from tests.node.applying_rig import PROFILES, ApplyingNode, BootNode
 
-CHECKPOINT = checkpoint.render(Node("split").gpus)
+CHECKPOINT = checkpoint.render(ApplyingNode("split").gpus)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,32 +22,36 @@ class Change:
     """A way from a start to a target."""
 
     name: str
-    start: Callable[[], Node]
-    run: Callable[[Node], object]
+    start: Callable[[], ApplyingNode]
+    run: Callable[[ApplyingNode], object]
 
     def __str__(self) -> str:
         return self.name
 
 
 def applied(start: str, layout: str) -> Change:
-    return Change(f"{start} to {layout}", lambda: Node(start), lambda node: node.change_to(layout))
+    return Change(
+        f"{start} to {layout}", lambda: ApplyingNode(start), lambda node: node.change_to(layout)
+    )
 
 
 def restored(start: str) -> Change:
     return Change(
-        f"{start} to a checkpoint", lambda: Node(start), lambda node: node.restore(CHECKPOINT)
+        f"{start} to a checkpoint",
+        lambda: ApplyingNode(start),
+        lambda node: node.restore(CHECKPOINT),
     )
 
 
 def booted(product: str, *, is_faulty: bool) -> Change:
-    def start() -> Node:
+    def start() -> ApplyingNode:
         node = BootNode(product)
         node.reboot()
         if is_faulty:
             node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
         return node
 
-    def run(node: Node) -> None:
+    def run(node: ApplyingNode) -> None:
         assert node.boot(repairs=is_faulty).problems == ()
         assert not any(gpu.needs_recovery for gpu in node.gpus)
 
@@ -67,23 +71,23 @@ BOOTED = [booted(product, is_faulty=faulty) for product in PROFILES for faulty i
 class Played:
     """A change that was played once."""
 
-    before: Node
-    kills: Sequence[Node]
+    before: ApplyingNode
+    kills: Sequence[ApplyingNode]
     """As a kill before each of its steps leaves the node."""
-    after: Node
+    after: ApplyingNode
 
 
 @functools.cache
 def played(change: Change) -> Played:
     node = change.start()
-    before, kills = forks.fork(node), list[Node]()
+    before, kills = forks.fork(node), list[ApplyingNode]()
     node.on_step = lambda _step: kills.append(forks.killed(node))
     change.run(node)
     assert all(killed.journal.text is not None for killed in kills)
     return Played(before, kills, node)
 
 
-def kills(change: Change) -> Iterator[Node]:
+def kills(change: Change) -> Iterator[ApplyingNode]:
     """Yield nodes on which a change was killed, before each of its steps."""
     return map(forks.fork, played(change).kills)
 

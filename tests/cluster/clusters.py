@@ -138,7 +138,7 @@ class Embedded:
 class Real:
     """A real API server; it is cleared between tests, not replaced."""
 
-    def __init__(self, server: envtest.Server, folder: pathlib.Path) -> None:
+    def __init__(self, server: envtest.EnvtestServer, folder: pathlib.Path) -> None:
         self.server = server
         self._people = server.kubeconfig(folder / "people", token=envtest.ADMIN_TOKEN)
         self.kube = api.KubeApi.connect(kubeconfig=str(self._people))
@@ -287,11 +287,11 @@ def stage(
     where: Cluster,
     folder: pathlib.Path,
     *agent_options: str,
-    kind: type[agent_stage.Stage] = agent_stage.Stage,
+    kind: type[agent_stage.AgentStage] = agent_stage.AgentStage,
     spec: str = "1xA100-SXM4-40GB",
     rights: Rights = SHIPPED,
     style: objects.DeployStyle = objects.DeployStyle.GPU_OPERATOR,
-) -> Iterator[agent_stage.Stage]:
+) -> Iterator[agent_stage.AgentStage]:
     """A node of the cluster with the agent on it, who has these rights and no other."""
     with (
         where.admit(folder, rights) as credentials,

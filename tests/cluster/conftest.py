@@ -10,7 +10,7 @@ from tests.cluster import clusters, envtest
 @pytest.fixture(scope="session")
 def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Real]:
     folder = tmp_path_factory.mktemp("envtest")
-    server = envtest.Server(envtest.assets(), folder)
+    server = envtest.EnvtestServer(envtest.assets(), folder)
     with server.running():
         real = clusters.Real(server, folder)
         yield real

@@ -13,7 +13,7 @@ _PERIOD_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class WatchedNode:
     """What there is on a node, and what its kubelet has given to pods."""
 
     name: str
@@ -24,7 +24,7 @@ class Node:
 class DeviceWatch:
     """What has been seen since the start."""
 
-    def __init__(self, nodes: Collection[Node]) -> None:
+    def __init__(self, nodes: Collection[WatchedNode]) -> None:
         self._nodes = nodes
         self.checks = 0
         self.losses: set[str] = set()
@@ -45,7 +45,7 @@ class DeviceWatch:
 
 
 @contextlib.contextmanager
-def watching(nodes: Collection[Node]) -> Iterator[DeviceWatch]:
+def watching(nodes: Collection[WatchedNode]) -> Iterator[DeviceWatch]:
     """Check again and again."""
     watch, ended = DeviceWatch(nodes), threading.Event()
 

@@ -136,7 +136,7 @@ class Programs:
             )
 
 
-class Server(Programs):
+class EnvtestServer(Programs):
     """One kube-apiserver with an etcd of its own, in a folder of its own."""
 
     def __init__(self, programs: pathlib.Path, folder: pathlib.Path) -> None:

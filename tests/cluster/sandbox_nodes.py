@@ -76,10 +76,10 @@ class Nodes(stages.Stage):
         config = self._real.kubeconfig(path, clusters.OURS, node=machine.name)
         return machine.arguments(self.config_file, config, self._agent_options)
 
-    def watched(self) -> list[device_watch.Node]:
+    def watched(self) -> list[device_watch.WatchedNode]:
         """Return the nodes for a watch of their devices."""
         return [
-            device_watch.Node(
+            device_watch.WatchedNode(
                 name=machine.name,
                 state=state_file.SharedState(machine.state_file),
                 kubelet=sandbox.devices,

@@ -31,7 +31,7 @@ mig-configs:
 _TIMES = ("--quiet-s", "0.3", "--longest-wait-s", "1", "--cooldown-s", "0.5")
 
 
-class Scene:
+class ClaimsScene:
     """A node with seven small devices, which the scheduler allocates by claims."""
 
     def __init__(self, real: clusters.Real, nodes: sandbox_nodes.Nodes) -> None:
@@ -97,7 +97,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(real_cluster: clusters.Real) -> Iterator[Scene]:
+def scene(real_cluster: clusters.Real) -> Iterator[ClaimsScene]:
     shape = sandbox_nodes.Shape(
         names=(NODE,), spec=f"1x{PRODUCT}", layouts=LAYOUTS, agent_options=("--custom-layouts",)
     )
@@ -115,12 +115,12 @@ def scene(real_cluster: clusters.Real) -> Iterator[Scene]:
         for row in hardware.template(hardware.find(PRODUCT)).profiles or ():
             if made := device_classes.of_profile(row.profile):
                 kube.post(dra_driver.CLASSES, device_classes.manifest(row.profile, made))
-        made_scene = Scene(real_cluster, nodes)
+        made_scene = ClaimsScene(real_cluster, nodes)
         made_scene.apply("seven")
         yield made_scene
 
 
-def test_pods_with_plain_limits_get_devices_by_claims_and_keep_them(scene: Scene) -> None:
+def test_pods_with_plain_limits_get_devices_by_claims_and_keep_them(scene: ClaimsScene) -> None:
     requests = audit.Log(scene.real.server.audit_log)
     for name in ("one", "two"):
         scene.run(name, "1g.5gb")

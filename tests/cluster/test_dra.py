@@ -22,7 +22,7 @@ CLAIMS, SLICES = dra_driver.CLAIMS, dra_driver.SLICES
 RESOURCE = "nvidia.com/mig-1g.5gb"
 
 
-def allocate(stage: agent_stage.Stage, name: str, device: str) -> None:
+def allocate(stage: agent_stage.AgentStage, name: str, device: str) -> None:
     """Create a claim with a device, which a scheduler would have allocated."""
     request = {"name": "r", "exactly": {"deviceClassName": "mig.nvidia.com"}}
     spec = {"devices": {"requests": [request]}}
@@ -32,7 +32,7 @@ def allocate(stage: agent_stage.Stage, name: str, device: str) -> None:
     stage.api.patch(f"{CLAIMS}/{name}/status", {"status": allocation})
 
 
-def run_with_claim(stage: agent_stage.Stage, name: str, device: str) -> None:
+def run_with_claim(stage: agent_stage.AgentStage, name: str, device: str) -> None:
     """Run a pod that names its claim."""
     allocate(stage, name, device)
     pod = {
@@ -48,7 +48,7 @@ def run_with_claim(stage: agent_stage.Stage, name: str, device: str) -> None:
     stage.cluster.create(cluster_view.WatchedKind.POD, pod)
 
 
-def run_with_limit(stage: agent_stage.Stage, name: str, device: str) -> None:
+def run_with_limit(stage: agent_stage.AgentStage, name: str, device: str) -> None:
     """Run a pod with a plain limit, whose claim the scheduler would have made (KEP-5004)."""
     allocate(stage, name, device)
     pod = objects.gpu_pod(name, RESOURCE)
@@ -63,7 +63,7 @@ def run_with_limit(stage: agent_stage.Stage, name: str, device: str) -> None:
     stage.api.post(f"{path}/binding", {"metadata": {"name": name}, "target": target})
 
 
-def driver_of(stage: agent_stage.Stage) -> dra_driver.Driver:
+def driver_of(stage: agent_stage.AgentStage) -> dra_driver.Driver:
     def observe() -> list[dict[str, Any]]:
         return dra_driver.devices(stage.gpus.observe())
 
@@ -76,7 +76,7 @@ def delete_all(kube: api.KubeApi, path: str) -> None:
 
 
 @contextlib.contextmanager
-def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[agent_stage.Stage]:
+def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[agent_stage.AgentStage]:
     """A node that the DRA driver serves alone, with seven instances."""
     with clusters.stage(where, folder) as stage, contextlib.ExitStack() as exits:
         exits.callback(delete_all, stage.api, CLAIMS)
@@ -95,7 +95,7 @@ def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[agent_s
 def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
     where_in_depth: clusters.Cluster,
     tmp_path: pathlib.Path,
-    run: Callable[[agent_stage.Stage, str, str], None],
+    run: Callable[[agent_stage.AgentStage, str, str], None],
 ) -> None:
     with dra_stage(where_in_depth, tmp_path) as stage:
         driver = driver_of(stage)

@@ -15,7 +15,7 @@ LAYOUTS = f"{clusters.NODE}-mig-config"
 """The ConfigMap that NVIDIA's agent writes, too."""
 
 
-class OperatorsStage(agent_stage.Stage):
+class OperatorsStage(agent_stage.AgentStage):
     """A stage whose agent learns of node and config by the operator's variables alone."""
 
     def agent_arguments(self) -> list[str]:

@@ -50,7 +50,7 @@ LABELS = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class PolicyScene:
     """Two nodes with a pod each, and a pod that waits for a node."""
 
     people: api.KubeApi
@@ -59,13 +59,13 @@ class Scene:
     """With a token that is bound to no pod."""
 
 
-Act = Callable[[Scene], Any]
+Act = Callable[[PolicyScene], Any]
 
 
 @pytest.fixture(scope="module")
 def module_scene(
     real_cluster: clusters.Real, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Scene]:
+) -> Iterator[PolicyScene]:
     folder = tmp_path_factory.mktemp("policy")
     people = real_cluster.kube
     with real_cluster.admit(folder, RIGHTS) as credentials, contextlib.ExitStack() as exits:
@@ -74,7 +74,7 @@ def module_scene(
             exits.enter_context(contextlib.closing(api.KubeApi.connect(kubeconfig=str(path))))
             for path in (credentials.agent, bare)
         )
-        scene = Scene(people=people, agent=agent, unbound=unbound)
+        scene = PolicyScene(people=people, agent=agent, unbound=unbound)
         for name in (OWN, OTHER):
             people.post(NODES, a_node(name))
         memory = {"status": {"allocatable": {"memory": "1Gi"}, "capacity": {"memory": "1Gi"}}}
@@ -97,7 +97,7 @@ def module_scene(
 
 
 @pytest.fixture
-def scene(module_scene: Scene) -> Scene:
+def scene(module_scene: PolicyScene) -> PolicyScene:
     """Make the nodes what each test begins with; the server has tainted them as not ready.
 
     The policy does not confine people: it lets them change what the agent may not.
@@ -323,13 +323,13 @@ AGENT = f"mig-manager of node {OWN}"
     ],
 )
 def test_the_agent_may_not_touch_what_is_of_others_whatever_its_role_says(
-    scene: Scene, words: str, acts: list[Act]
+    scene: PolicyScene, words: str, acts: list[Act]
 ) -> None:
     for act in acts:
         assert words in clusters.refusal(functools.partial(act, scene))
 
 
-def test_agent_may_write_what_its_work_needs_on_its_own_node(scene: Scene) -> None:
+def test_agent_may_write_what_its_work_needs_on_its_own_node(scene: PolicyScene) -> None:
     published = {well_known.STATE_LABEL: "pending", well_known.APPLIED_LABEL: "all-disabled"}
     paused = {
         well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE,
@@ -354,7 +354,7 @@ def test_agent_may_write_what_its_work_needs_on_its_own_node(scene: Scene) -> No
     assert well_known.UNREADABLE_JOURNAL_ANNOTATION not in seen["metadata"]["annotations"]
 
 
-def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: Scene) -> None:
+def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: PolicyScene) -> None:
     own = node.KubeNode(scene.agent, name=OWN, clock=host.SystemClock())
     conditions: dict[str, Any] = {}
     for condition in (PENDING, VERIFIED, FAULTY, gpu_recovery.NONE_NEEDED):
@@ -380,13 +380,13 @@ def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: Scene) 
     assert seen["metadata"]["labels"][well_known.STATE_LABEL] == "success"
 
 
-def test_the_agent_may_lift_no_cordon(scene: Scene) -> None:
+def test_the_agent_may_lift_no_cordon(scene: PolicyScene) -> None:
     scene.people.patch(f"{NODES}/{OWN}", CORDON)
     lifted = {"spec": {"unschedulable": None}}
     assert "may not cordon" in clusters.refusal(lambda: patching(lifted)(scene))
 
 
-def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(scene: Scene) -> None:
+def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(scene: PolicyScene) -> None:
     advertising.publish_resources(scene.agent, OWN, {"nvidia.com/gpu": 8})
     advertising.publish_resources(scene.agent, OWN, {"nvidia.com/mig-1g.5gb": 56})
 
@@ -395,7 +395,7 @@ def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(scene: Sce
     assert (status["capacity"], status["allocatable"]) == (expected, expected)
 
 
-def test_the_agent_may_remove_resources_of_gpus_from_its_own_node(scene: Scene) -> None:
+def test_the_agent_may_remove_resources_of_gpus_from_its_own_node(scene: PolicyScene) -> None:
     advertising.publish_resources(scene.agent, OWN, {"nvidia.com/mig-3g.20gb": 4})
 
     own = node.KubeNode(scene.agent, name=OWN, clock=host.SystemClock())
@@ -404,11 +404,11 @@ def test_the_agent_may_remove_resources_of_gpus_from_its_own_node(scene: Scene) 
     assert "nvidia.com/mig-3g.20gb" not in {**view.capacity, **view.allocatable}
 
 
-def test_the_agent_may_publish_events_of_its_own_node(scene: Scene) -> None:
+def test_the_agent_may_publish_events_of_its_own_node(scene: PolicyScene) -> None:
     assert publishing("Node", OWN)(scene)["reason"] == "Test"
 
 
-def test_the_agent_may_evict_and_delete_pods_of_its_own_node(scene: Scene) -> None:
+def test_the_agent_may_evict_and_delete_pods_of_its_own_node(scene: PolicyScene) -> None:
     path = f"{PODS}/on-{OWN}"
 
     evicting(f"on-{OWN}")(scene)
@@ -421,7 +421,7 @@ def test_the_agent_may_evict_and_delete_pods_of_its_own_node(scene: Scene) -> No
 
 @pytest.mark.parametrize("namespace", ["default", "kube-public"])
 def test_a_pod_that_has_gone_is_gone_to_the_agent_and_not_forbidden(
-    scene: Scene, namespace: str
+    scene: PolicyScene, namespace: str
 ) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods/gone"
     body = {"metadata": {"name": "gone", "namespace": namespace, "labels": api.LABELS}}
@@ -447,7 +447,7 @@ def test_a_pod_that_has_gone_is_gone_to_the_agent_and_not_forbidden(
     ],
 )
 def test_the_agent_writes_slots_alone_and_for_its_own_node(
-    scene: Scene,
+    scene: PolicyScene,
     name: str,
     before: str | None,
     now: str,
@@ -472,7 +472,7 @@ def test_the_agent_writes_slots_alone_and_for_its_own_node(
     ids=["confined", "another account", "an administrator"],
 )
 def test_doctor_reports_whether_a_policy_confines_the_account(
-    scene: Scene,
+    scene: PolicyScene,
     real_cluster: clusters.Real,
     tmp_path: pathlib.Path,
     account: clusters.Account | None,

@@ -39,7 +39,7 @@ def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
             assert clusters.slot_owners(stage.api) == [""]
 
 
-def never_begins(stage: agent_stage.Stage, right: clusters.Right) -> None:
+def never_begins(stage: agent_stage.AgentStage, right: clusters.Right) -> None:
     """The agent says what it lacks, and the node stays as it is."""
     stage.wait(lambda: complains(stage, right), "the agent's complaint")
     assert well_known.STATE_LABEL not in objects.labels(stage.node())
@@ -47,7 +47,7 @@ def never_begins(stage: agent_stage.Stage, right: clusters.Right) -> None:
     stage.assert_restored()
 
 
-def fails(stage: agent_stage.Stage, right: clusters.Right) -> None:
+def fails(stage: agent_stage.AgentStage, right: clusters.Right) -> None:
     """The run ends, says what was forbidden, and restores what it took."""
     assert stage.wait_for_end(LAYOUT) is model.State.FAILED
     assert stage.status()["reason"] == "Forbidden"
@@ -55,26 +55,26 @@ def fails(stage: agent_stage.Stage, right: clusters.Right) -> None:
     stage.assert_restored()
 
 
-def is_served(stage: agent_stage.Stage, right: clusters.Right) -> None:
+def is_served(stage: agent_stage.AgentStage, right: clusters.Right) -> None:
     """The layout becomes active, perhaps later, and the agent says what it lacks."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert complains(stage, right)
 
 
-def is_not_asked_without_dra(stage: agent_stage.Stage, right: clusters.Right) -> None:
+def is_not_asked_without_dra(stage: agent_stage.AgentStage, right: clusters.Right) -> None:
     """No pod of this node has a ResourceClaim; ``test_dra`` has those that do."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert not complains(stage, right)
 
 
-def is_served_in_silence(stage: agent_stage.Stage, right: clusters.Right) -> None:
+def is_served_in_silence(stage: agent_stage.AgentStage, right: clusters.Right) -> None:
     """The layout becomes active, no Event appears, and the agent says why."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert clusters.event_reasons(stage) == set()
     assert complains(stage, right)
 
 
-def keeps_its_slot(stage: agent_stage.Stage, right: clusters.Right) -> None:
+def keeps_its_slot(stage: agent_stage.AgentStage, right: clusters.Right) -> None:
     """The layout becomes active; the slot is not released, and expires."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert stage.stop_agent() == 0
@@ -83,14 +83,14 @@ def keeps_its_slot(stage: agent_stage.Stage, right: clusters.Right) -> None:
     assert complains(stage, right)
 
 
-def complains(stage: agent_stage.Stage, right: clusters.Right) -> bool:
+def complains(stage: agent_stage.AgentStage, right: clusters.Right) -> bool:
     refusal = f'cannot {right[2]} resource \\"{right[1]}\\"'
     return any(
         "403" in line and refusal in line for line in stage.agent_log.read_text().splitlines()
     )
 
 
-WITHOUT: Mapping[clusters.Right, Callable[[agent_stage.Stage, clusters.Right], None]] = {
+WITHOUT: Mapping[clusters.Right, Callable[[agent_stage.AgentStage, clusters.Right], None]] = {
     ("", "nodes", "get"): never_begins,
     ("", "nodes", "list"): never_begins,
     ("", "nodes", "patch"): never_begins,

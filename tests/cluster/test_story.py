@@ -70,7 +70,7 @@ def test_a_corrected_file_is_served_without_touching_the_label(tmp_path: pathlib
 STARTUP = "example.com/mig-not-ready"
 
 
-def ready(stage: agent_stage.Stage) -> clusters.Object:
+def ready(stage: agent_stage.AgentStage) -> clusters.Object:
     """Return the condition of the node; empty if the agent has written none."""
     conditions = stage.node()["status"].get("conditions") or ()
     return next((dict(each) for each in conditions if each["type"] == "MigReady"), {})
@@ -97,7 +97,7 @@ def test_a_new_node_is_not_ready_and_tainted_until_its_layout_is_verified(
         assert stage.node()["spec"]["taints"] == [FOREIGN_TAINT]
 
 
-def request_guarded(where: clusters.Cluster, stage: agent_stage.Stage) -> None:
+def request_guarded(where: clusters.Cluster, stage: agent_stage.AgentStage) -> None:
     """Request a layout that must evict a pod which a budget keeps."""
     stage.run_pods(clusters.TRAIN)
     spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "train"}}}
@@ -207,7 +207,7 @@ def test_a_label_that_changes_after_the_watch_was_lost_for_good_is_served(
         stage.wait(lambda: has_lost_its_watch(stage), "the end of the watch")
 
 
-def has_lost_its_watch(stage: agent_stage.Stage) -> bool:
+def has_lost_its_watch(stage: agent_stage.AgentStage) -> bool:
     """Return whether the agent had to list its node again.
 
     A server that is just starting may refuse the watch before it can say that it has expired.

@@ -68,7 +68,7 @@ def record(scenario: scenarios.Scenario) -> Recording:
 
 
 def _points(scenario: scenarios.Scenario, start: stage.Start) -> tuple[str, ...]:
-    with stage.Stage(scenario, start) as rig:
+    with stage.CrashStage(scenario, start) as rig:
         assert rig.geometry() == scenario.before
         rig.label(scenario.layout)
         agent = rig.spawn()
@@ -81,7 +81,7 @@ def _points(scenario: scenarios.Scenario, start: stage.Start) -> tuple[str, ...]
 
 def _start_of(scenario: scenarios.Scenario) -> stage.Start:
     bare = dataclasses.replace(scenario, guarded="", is_cordoned=False, options=())
-    with stage.Stage(bare, None) as rig:
+    with stage.CrashStage(bare, None) as rig:
         keys = {well_known.CONFIG_LABEL, well_known.STATE_LABEL, well_known.APPLIED_LABEL}
         if scenario.was:
             rig.label(scenario.was)
@@ -98,7 +98,7 @@ def _start_of(scenario: scenarios.Scenario) -> stage.Start:
         )
 
 
-def play(play: scenarios.Play, recording: Recording, *, point: str) -> Verdict:
+def play(play: scenarios.PlayedScenario, recording: Recording, *, point: str) -> Verdict:
     """Strike an agent at a point, and let another one begin where it ended.
 
     A case is played again if its agent did not come to the point: a wait may have been over before
@@ -106,7 +106,7 @@ def play(play: scenarios.Play, recording: Recording, *, point: str) -> Verdict:
     """
     strike = _kill if play.strike_with is signal.SIGKILL else _stop
     for plays in itertools.count(1):
-        with stage.Stage(play.scenario, recording.start) as rig:
+        with stage.CrashStage(play.scenario, recording.start) as rig:
             rig.label(play.scenario.layout)
             verdict = strike(rig, point)._replace(plays=plays)
             if verdict.is_struck and not verdict.problems:
@@ -119,7 +119,7 @@ def play(play: scenarios.Play, recording: Recording, *, point: str) -> Verdict:
     raise AssertionError
 
 
-def _kill(rig: stage.Stage, point: str) -> Verdict:
+def _kill(rig: stage.CrashStage, point: str) -> Verdict:
     agent = rig.spawn(strike_at=point)
     rig.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {point}")
     if not agent.is_gone():
@@ -131,7 +131,7 @@ def _kill(rig: stage.Stage, point: str) -> Verdict:
     return Verdict(point, is_struck=True, phase=rig.phase())
 
 
-def _stop(rig: stage.Stage, point: str) -> Verdict:
+def _stop(rig: stage.CrashStage, point: str) -> Verdict:
     agent = rig.spawn(strike_at=point, strike_with=signal.SIGTERM)
     rig.wait(lambda: point in agent.points() or agent.has_served, f"the way to {point}")
     phase, problems = rig.phase(), []
@@ -148,12 +148,12 @@ def _stop(rig: stage.Stage, point: str) -> Verdict:
     return Verdict(point, is_struck=is_struck, phase=phase, problems=tuple(problems))
 
 
-def goes_on(rig: stage.Stage) -> tuple[str, ...]:
+def goes_on(rig: stage.CrashStage) -> tuple[str, ...]:
     """Start another agent, which has a real GPU worker; return what it leaves to be desired."""
     return _converged(rig, rig.spawn(has_worker=True), Aftermath.RESTART)
 
 
-def _let_pass(aftermath: Aftermath, rig: stage.Stage) -> None:
+def _let_pass(aftermath: Aftermath, rig: stage.CrashStage) -> None:
     match aftermath:
         case Aftermath.RESTART:
             pass
@@ -172,7 +172,9 @@ def _let_pass(aftermath: Aftermath, rig: stage.Stage) -> None:
 # -- judging ------------------------------------------------------------------------------------
 
 
-def _converged(rig: stage.Stage, successor: stage.Agent, aftermath: Aftermath) -> tuple[str, ...]:
+def _converged(
+    rig: stage.CrashStage, successor: stage.AgentProcess, aftermath: Aftermath
+) -> tuple[str, ...]:
     """Wait for the successor to have nothing to do; return what is not as it must be then."""
     if not rig.comes_true(lambda: successor.has_served, stage.WAIT_S):
         return (f"no end within {stage.WAIT_S:g} s", f"status {dict(rig.status())}")
@@ -187,7 +189,7 @@ def _converged(rig: stage.Stage, successor: stage.Agent, aftermath: Aftermath) -
     return tuple(problems)
 
 
-def _problems(rig: stage.Stage, aftermath: Aftermath) -> Iterable[str]:
+def _problems(rig: stage.CrashStage, aftermath: Aftermath) -> Iterable[str]:
     yield from _taken(rig)
     labels, gpus = objects.labels(rig.node()), rig.geometry()
     end = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL), gpus
@@ -199,7 +201,7 @@ def _problems(rig: stage.Stage, aftermath: Aftermath) -> Iterable[str]:
         yield from _hurt(rig, aftermath)
 
 
-def _taken(rig: stage.Stage, *, is_stopped: bool = False) -> list[str]:
+def _taken(rig: stage.CrashStage, *, is_stopped: bool = False) -> list[str]:
     hooks = ["the hooks of the end are owed"] if rig.owes_hooks() else []
     return hooks + rig.remaining(
         is_stopped=is_stopped, is_cordoned=rig.scenario.is_cordoned, deployed=rig.deployed
@@ -231,7 +233,7 @@ def _ends(scenario: scenarios.Scenario, aftermath: Aftermath) -> Ends:
             return {(failed, was, scenario.before)}
 
 
-def _hurt(rig: stage.Stage, aftermath: Aftermath) -> Iterable[str]:
+def _hurt(rig: stage.CrashStage, aftermath: Aftermath) -> Iterable[str]:
     """Name the pods that were disturbed although the change does not affect their devices."""
     spared = changes.each(rig.scenario.before) & changes.each(rig.scenario.changed)
     if aftermath is Aftermath.OTHER_LAYOUT:

@@ -155,7 +155,7 @@ class Aftermath(enum.Enum):
     CORRUPT_JOURNAL = "the journal is spoilt"
 
 
-class Play(NamedTuple):
+class PlayedScenario(NamedTuple):
     """A scenario in which one agent is struck, and what happens before the next one starts."""
 
     scenario: Scenario
@@ -173,17 +173,17 @@ class Play(NamedTuple):
 
 
 PLAYS = (
-    *(Play(each) for each in ALL),
+    *(PlayedScenario(each) for each in ALL),
     *(
-        Play(each, Aftermath.REBOOT)
+        PlayedScenario(each, Aftermath.REBOOT)
         for each in (FIRST, FIRST_HOPPER, ONE_SLICE, MODE_OFF, FAILING, DRAIN_TIMEOUT)
     ),
-    Play(ONE_SLICE, Aftermath.OTHER_LAYOUT),
-    Play(ONE_SLICE, Aftermath.NO_LAYOUT),
-    Play(ONE_SLICE, Aftermath.OLD_LAYOUT),
-    Play(ONE_SLICE, Aftermath.CORRUPT_JOURNAL),
+    PlayedScenario(ONE_SLICE, Aftermath.OTHER_LAYOUT),
+    PlayedScenario(ONE_SLICE, Aftermath.NO_LAYOUT),
+    PlayedScenario(ONE_SLICE, Aftermath.OLD_LAYOUT),
+    PlayedScenario(ONE_SLICE, Aftermath.CORRUPT_JOURNAL),
     *(
-        Play(each, strike_with=signal.SIGTERM)
+        PlayedScenario(each, strike_with=signal.SIGTERM)
         for each in (ONE_SLICE, FAILING, DRAIN_TIMEOUT, HOOKED)
     ),
 )

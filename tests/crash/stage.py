@@ -65,7 +65,7 @@ class PodWithDevices(NamedTuple):
     """The same by GPU, profile and place."""
 
 
-class Stage(agent_stage.Stage):
+class CrashStage(agent_stage.AgentStage):
     """The stage in a hurry, for agents that can be struck.
 
     Args:
@@ -219,7 +219,7 @@ class Stage(agent_stage.Stage):
         strike_at: str | None = None,
         strike_with: signal.Signals = signal.SIGKILL,
         has_worker: bool = False,
-    ) -> "Agent":
+    ) -> "AgentProcess":
         """Start an agent, to be struck at a point if one is given."""
         self._agents += 1
         options = {
@@ -246,7 +246,7 @@ class Stage(agent_stage.Stage):
             ]
             file.write_text("\n".join(["hooks:", *lines]), encoding="utf-8")
             options["hooks_file"] = str(file)
-        agent = Agent(
+        agent = AgentProcess(
             agent_process.Order(
                 options=options,
                 points=str(self.state_file.with_name(f"points-{self._agents}")),
@@ -280,7 +280,7 @@ class Stage(agent_stage.Stage):
         return True
 
 
-class Agent:
+class AgentProcess:
     """An agent process and the points that it has come to."""
 
     def __init__(self, order: agent_process.Order) -> None:

@@ -32,7 +32,7 @@ _SHORTEST = "Resume"
 
 def judge(
     note: Note,
-    play: scenarios.Play,
+    play: scenarios.PlayedScenario,
     verdicts: Sequence[matrix.Verdict],
     *,
     section: str,
@@ -59,7 +59,11 @@ def strike(recorded: matrix.Recorder, record_property: Note) -> Strike:
     """Play a scenario once for each of its points, or for a sample of them, and judge all."""
 
     def strike(
-        play: scenarios.Play, *, phases: Collection[str], step: int = 1, section: str = _MATRIX
+        play: scenarios.PlayedScenario,
+        *,
+        phases: Collection[str],
+        step: int = 1,
+        section: str = _MATRIX,
     ) -> None:
         recording = recorded(play.scenario)
         row = {"scenario": play.scenario.name, "what": play.what}
@@ -74,7 +78,7 @@ def strike(recorded: matrix.Recorder, record_property: Note) -> Strike:
 @pytest.mark.slow
 @pytest.mark.parametrize("play", scenarios.PLAYS, ids=str)
 def test_an_agent_struck_after_any_port_call_has_a_successor_that_copes(
-    play: scenarios.Play, strike: Strike, pytestconfig: pytest.Config
+    play: scenarios.PlayedScenario, strike: Strike, pytestconfig: pytest.Config
 ) -> None:
     every = pytestconfig.getoption("every")
     assert every <= _MAX_STEP
@@ -83,7 +87,7 @@ def test_an_agent_struck_after_any_port_call_has_a_successor_that_copes(
 
 def test_a_sample_of_the_matrix_converges(strike: Strike) -> None:
     strike(
-        scenarios.Play(scenarios.FAILING),
+        scenarios.PlayedScenario(scenarios.FAILING),
         step=14,
         phases={"Drain", "Execute", "RollBack"},
         section=f"{_MATRIX}, a sample",
@@ -101,7 +105,7 @@ def test_the_published_results_are_those_of_the_present_matrix() -> None:
 
 @pytest.mark.parametrize("verdicts", [[], [MISSED], [STRUCK] * 50 + [MISSED], [STRUCK]], ids=len)
 def test_a_matrix_that_missed_a_case_or_a_phase_fails(verdicts: list[matrix.Verdict]) -> None:
-    play = scenarios.Play(scenarios.ONE_SLICE)
+    play = scenarios.PlayedScenario(scenarios.ONE_SLICE)
     judge(lambda *_: None, play, [STRUCK], section="", phases={"Drain"})
     with pytest.raises(AssertionError):
         judge(lambda *_: None, play, verdicts, section="", phases={"Drain", "Execute"})

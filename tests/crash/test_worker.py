@@ -30,7 +30,7 @@ def dies(process: int) -> bool:
     return bool(poll.poll(_DEATH_S * 1000))
 
 
-def kill_at_work(rig: stage.Stage, is_at_work: Callable[[], bool]) -> None:
+def kill_at_work(rig: stage.CrashStage, is_at_work: Callable[[], bool]) -> None:
     """Kill an agent once its worker is where it shall be; no process of its may outlive it."""
     rig.label(rig.scenario.layout)
     agent = rig.spawn(has_worker=True)
@@ -44,7 +44,7 @@ def kill_at_work(rig: stage.Stage, is_at_work: Callable[[], bool]) -> None:
         assert all(dies(worker) for worker in workers)
 
 
-def changes(rig: stage.Stage) -> int:
+def changes(rig: stage.CrashStage) -> int:
     """Return how often the GPUs have changed."""
     return sum(gpu.changes for gpu in rig.state.read().gpus)
 
@@ -60,7 +60,7 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
     scenario: scenarios.Scenario, function: str, recorded: matrix.Recorder
 ) -> None:
     recording = recorded(scenario)
-    with stage.Stage(scenario, recording.start) as rig:
+    with stage.CrashStage(scenario, recording.start) as rig:
         rig.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
 
         kill_at_work(rig, lambda: any(armed.fired for armed in rig.state.faults()))
@@ -85,7 +85,7 @@ def test_what_the_driver_did_for_a_worker_that_died_is_resumed_or_undone(
     scenario: scenarios.Scenario, nth: int, latency: states.Latency, recorded: matrix.Recorder
 ) -> None:
     recording = recorded(scenario)
-    with stage.Stage(scenario, recording.start) as rig:
+    with stage.CrashStage(scenario, recording.start) as rig:
         usual = rig.state.read().options
         rig.state.set_options(dataclasses.replace(usual, latency=latency))
         before = changes(rig)

@@ -65,7 +65,7 @@ class Request(NamedTuple):
     """Among the requests of this verb for this resource, from 1."""
 
 
-class InProcessStage(agent_stage.Stage):
+class InProcessStage(agent_stage.AgentStage):
     """The stage with the agent in this process."""
 
     def __init__(

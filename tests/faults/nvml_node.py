@@ -77,7 +77,7 @@ Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, ob
 """Gives what is logged meanwhile."""
 
 
-class Node:
+class StruckNode:
     """One simulated node with the pipeline on it, which starts from the same state every time."""
 
     def __init__(self, scenario: Scenario, path: pathlib.Path) -> None:

@@ -133,9 +133,9 @@ WAYS = ("full-disk", "closed-pipe", "stalled-reader")
 
 
 @pytest.fixture
-def node(scenario: str, tmp_path: pathlib.Path) -> Iterator[nvml_node.Node]:
+def node(scenario: str, tmp_path: pathlib.Path) -> Iterator[nvml_node.StruckNode]:
     try:
-        yield nvml_node.Node(nvml_node.SCENARIOS[scenario], tmp_path / "state")
+        yield nvml_node.StruckNode(nvml_node.SCENARIOS[scenario], tmp_path / "state")
     finally:
         simulated.load(None)
 
@@ -154,7 +154,7 @@ def check_reason(site: nvml_node.Site, code: int, ended: nvml_node.Ended) -> Non
         assert f"GPU {site.gpu}" in message
 
 
-def check_gpus(node: nvml_node.Node, what: tuple[str, int], ended: nvml_node.Ended) -> None:
+def check_gpus(node: nvml_node.StruckNode, what: tuple[str, int], ended: nvml_node.Ended) -> None:
     reason = ended.outcome.reason
     if ended.is_good:
         assert what == NO_MIG or ended.shape == node.after
@@ -166,13 +166,13 @@ def check_gpus(node: nvml_node.Node, what: tuple[str, int], ended: nvml_node.End
         assert is_unseen or ended.shape == node.before
 
 
-def check_next(node: nvml_node.Node) -> None:
+def check_next(node: nvml_node.StruckNode) -> None:
     again = node.run()
     assert (again.is_good, again.shape, again.remaining) == (True, node.after, [])
 
 
 def play(
-    node: nvml_node.Node, site: nvml_node.Site, code: int, listen: nvml_node.Listen
+    node: nvml_node.StruckNode, site: nvml_node.Site, code: int, listen: nvml_node.Listen
 ) -> nvml_node.Ended:
     """Have one call fail once, with a log that loses all and with a good one."""
     unheard = node.strike(site, code=code, listen=listen)
@@ -190,7 +190,9 @@ def play(
     return ended
 
 
-def play_all(note: Note, node: nvml_node.Node, name: str, cases: Cases, *, kind: str) -> None:
+def play_all(
+    note: Note, node: nvml_node.StruckNode, name: str, cases: Cases, *, kind: str
+) -> None:
     ends: collections.Counter[str] = collections.Counter()
     lost: collections.Counter[str] = collections.Counter()
     failures, unheard = [], 0
@@ -213,7 +215,7 @@ def play_all(note: Note, node: nvml_node.Node, name: str, cases: Cases, *, kind:
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", nvml_node.SCENARIOS)
 def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
-    node: nvml_node.Node, scenario: str, record_property: Note, pytestconfig: pytest.Config
+    node: nvml_node.StruckNode, scenario: str, record_property: Note, pytestconfig: pytest.Config
 ) -> None:
     every = pytestconfig.getoption("every")
     cases = [(site, code) for site in node.record() for code in nvml_codes.codes_of(site.function)]
@@ -224,7 +226,7 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["one-slice"])
 def test_nvml_change_may_fail_once_and_the_node_recovers(
-    node: nvml_node.Node, scenario: str, record_property: Note
+    node: nvml_node.StruckNode, scenario: str, record_property: Note
 ) -> None:
     changes = [site for site in node.record() if site.function in nvml_codes.CHANGES]
     cases = [(site, nvml_codes.UNKNOWN) for site in changes]
@@ -247,7 +249,7 @@ def test_nvml_change_may_fail_once_and_the_node_recovers(
     ],
 )
 def test_a_call_that_hangs_is_given_up_and_the_change_undone(
-    node: nvml_node.Node, function: str
+    node: nvml_node.StruckNode, function: str
 ) -> None:
     sites = [site for site in node.record() if site.function == function]
     command = nvml_worker.worker_command(program=simulated_worker.program(node.state.path))

@@ -107,7 +107,7 @@ def _answering(
 
     @contextlib.contextmanager
     def answering(path: pathlib.Path) -> Iterator[None]:
-        kubelet = kubelet_rig.Kubelet(path)
+        kubelet = kubelet_rig.GrpcKubelet(path)
         if code is None:
             kubelet.writes = lambda _message: b"\xff\xff\xff\xff"
         else:

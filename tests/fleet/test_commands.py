@@ -27,7 +27,7 @@ _NO_VARIABLES: Mapping[str, str] = {}
 
 
 @dataclasses.dataclass
-class Rig:
+class RolloutRig:
     """A cluster of some nodes, and a person who asks."""
 
     server: apiserver.ApiServer
@@ -92,16 +92,16 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: pathlib.Path) -> Iterator[Rig]:
+def rig(tmp_path: pathlib.Path) -> Iterator[RolloutRig]:
     with apiserver.serve() as server:
         names = agents.populate(server, 5, gpu="yes")
         server.store.create(api_objects.a_node("other"))
         played = standins.StandIns(server, names, work_s=0.02)
         with standins.playing(played):
-            yield Rig(server, server.kubeconfig(tmp_path / "kubeconfig"), names, played)
+            yield RolloutRig(server, server.kubeconfig(tmp_path / "kubeconfig"), names, played)
 
 
-def test_undo_brings_each_node_back_to_the_label_that_it_had_or_to_none(rig: Rig) -> None:
+def test_undo_brings_each_node_back_to_the_label_that_it_had_or_to_none(rig: RolloutRig) -> None:
     before: dict[str, str | None] = dict.fromkeys(rig.names)
     before |= dict.fromkeys(rig.names[:3], FORMER)
     rig.apply(FORMER, rig.names[:3])
@@ -142,7 +142,7 @@ def test_undo_brings_each_node_back_to_the_label_that_it_had_or_to_none(rig: Rig
     ],
 )
 def test_undo_restores_only_nodes_of_the_last_rollout(
-    rig: Rig, rollouts: list[tuple[str, str]], expected: dict[str, str]
+    rig: RolloutRig, rollouts: list[tuple[str, str]], expected: dict[str, str]
 ) -> None:
     rig.apply(FORMER, rig.names)
     rig.write("node-000", labels={"pool": "one"})
@@ -158,7 +158,7 @@ def test_undo_restores_only_nodes_of_the_last_rollout(
 
 
 def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
-    rig: Rig, tmp_path: pathlib.Path
+    rig: RolloutRig, tmp_path: pathlib.Path
 ) -> None:
     file = tmp_path / "layouts.yaml"
     file.write_text(scenes.CONFIG)
@@ -177,7 +177,7 @@ def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
     assert rig.roll(LAYOUT).status == 0
 
 
-def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> None:
+def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: RolloutRig) -> None:
     rig.change("node-001", lambda thing: thing["metadata"]["annotations"].clear())
 
     answer = rig.roll(LAYOUT)
@@ -188,7 +188,7 @@ def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> No
     assert "node-001: skipped: no agent shows its GPUs" in rig(LAYOUT, "-l", "gpu=yes").out
 
 
-def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig) -> None:
+def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: RolloutRig) -> None:
     rig.apply(FORMER, rig.names)
     rig.played.dead.add("node-001")
 
@@ -202,7 +202,7 @@ def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig)
     assert well_known.ROLLOUT_ANNOTATION not in rig.metadata("node-001")["annotations"]
 
 
-def test_undo_without_an_agents_response_requests_the_layout_again(rig: Rig) -> None:
+def test_undo_without_an_agents_response_requests_the_layout_again(rig: RolloutRig) -> None:
     rig.apply(FORMER, rig.names)
     assert rig.roll(LAYOUT).status == 0
     rig.played.dead.add("node-001")
@@ -219,7 +219,7 @@ def test_undo_without_an_agents_response_requests_the_layout_again(rig: Rig) -> 
     assert rig.label("node-001") == FORMER
 
 
-def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: Rig) -> None:
+def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: RolloutRig) -> None:
     def break_down(thing: store.Object) -> None:
         thing["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
 
@@ -233,7 +233,9 @@ def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: Rig) -> None:
     assert answer.data["counts"] | {"success": 0} == answer.data["counts"]
 
 
-def test_each_change_of_a_node_is_a_line_but_on_a_terminal_one_table_lives(rig: Rig) -> None:
+def test_each_change_of_a_node_is_a_line_but_on_a_terminal_one_table_lives(
+    rig: RolloutRig,
+) -> None:
     # Long enough to be seen by a rollout on a busy machine.
     rig.played.work_s = 0.5
     answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "40%")
@@ -250,7 +252,9 @@ def test_each_change_of_a_node_is_a_line_but_on_a_terminal_one_table_lives(rig: 
     assert drawn.out.endswith("The rollout is done.\n")
 
 
-def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: Rig) -> None:
+def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(
+    rig: RolloutRig,
+) -> None:
     row = {"index": 3, "uuid": "GPU-3", "reason": "GpuLost", "message": "GPU is lost"}
     malformed: list[Any] = [None, {}, "GPU 3", [row], [3, {}, [[]], {"index": "3"}]]
     rig.played.unreachable.update(zip(rig.names, malformed, strict=True))
@@ -283,7 +287,7 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
     ],
 )
 def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
-    rig: Rig, argv: tuple[str, ...], message: str
+    rig: RolloutRig, argv: tuple[str, ...], message: str
 ) -> None:
     variable, is_variable, value = argv[0].partition("=")
     variables = {f"MIG_MANAGER_{variable}": value} if is_variable else {}
@@ -298,7 +302,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
 @pytest.mark.parametrize(
     "place", ["mig-manager/mig-manager-config", "gpu-operator/default-mig-parted-config"]
 )
-def test_rollout_refuses_a_layout_that_the_config_lacks(rig: Rig, place: str) -> None:
+def test_rollout_refuses_a_layout_that_the_config_lacks(rig: RolloutRig, place: str) -> None:
     rig.serve_config(place)
     for name in rig.names:
         rig.publish_gpus(name, "A100-SXM4-40GB")
@@ -316,7 +320,7 @@ def test_rollout_refuses_a_layout_that_the_config_lacks(rig: Rig, place: str) ->
     assert (rolled.status, rolled.err) == (0, "")
 
 
-def test_rollout_refuses_a_layout_that_no_node_lists(rig: Rig) -> None:
+def test_rollout_refuses_a_layout_that_no_node_lists(rig: RolloutRig) -> None:
     for name in rig.names:
         rig.publish_gpus(name, "A100-SXM4-40GB")
         rig.list_layouts(name)
@@ -330,7 +334,7 @@ def test_rollout_refuses_a_layout_that_no_node_lists(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_rollout_labels_no_node_that_its_dry_run_refuses(rig: Rig, count: int) -> None:
+def test_rollout_labels_no_node_that_its_dry_run_refuses(rig: RolloutRig, count: int) -> None:
     rig.serve_config()
     for name in rig.names:
         rig.publish_gpus(name, "A30" if name in rig.names[:count] else "A100-SXM4-40GB")
@@ -349,7 +353,7 @@ def test_rollout_labels_no_node_that_its_dry_run_refuses(rig: Rig, count: int) -
 @pytest.mark.parametrize("has_config_map", [False, True])
 @pytest.mark.parametrize("lists", ["truncated", "missing"])
 def test_rollout_requests_a_layout_that_a_node_may_have_unlisted(
-    rig: Rig,
+    rig: RolloutRig,
     lists: str,
     has_config_map: bool,  # noqa: FBT001 - a case
 ) -> None:
@@ -374,7 +378,7 @@ def test_rollout_requests_a_layout_that_a_node_may_have_unlisted(
     ],
 )
 def test_a_named_source_overrides_a_variable_for_the_other_source(
-    rig: Rig, tmp_path: pathlib.Path, argv: tuple[str, str], variable: dict[str, str]
+    rig: RolloutRig, tmp_path: pathlib.Path, argv: tuple[str, str], variable: dict[str, str]
 ) -> None:
     rig.serve_config()
     file = tmp_path / "layouts.yaml"
@@ -385,7 +389,7 @@ def test_a_named_source_overrides_a_variable_for_the_other_source(
     assert rig(LAYOUT, "-l", "gpu=yes", *source, variables=variables).status == 0
 
 
-def test_a_request_that_the_api_refuses_is_reported(rig: Rig) -> None:
+def test_a_request_that_the_api_refuses_is_reported(rig: RolloutRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", resource="nodes", status=403, times=None))
 
     answer = rig(LAYOUT, "-l", "gpu=yes")
@@ -410,7 +414,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_an_api_that_fails_once_costs_no_node_and_no_room(rig: Rig, name: str) -> None:
+def test_an_api_that_fails_once_costs_no_node_and_no_room(rig: RolloutRig, name: str) -> None:
     counted = census.Census(rig.server)
     rig.server.inject(FAULTS[name])
 
@@ -422,7 +426,7 @@ def test_an_api_that_fails_once_costs_no_node_and_no_room(rig: Rig, name: str) -
     assert counted.ever == set(rig.names)
 
 
-def test_an_outage_longer_than_its_timeouts_costs_a_rollout_no_node(rig: Rig) -> None:
+def test_an_outage_longer_than_its_timeouts_costs_a_rollout_no_node(rig: RolloutRig) -> None:
     rig.played.work_s = 0.2
     broken: list[store.Record] = []
 
@@ -447,7 +451,7 @@ def test_an_outage_longer_than_its_timeouts_costs_a_rollout_no_node(rig: Rig) ->
 
 
 def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
-    rig: Rig, tmp_path: pathlib.Path
+    rig: RolloutRig, tmp_path: pathlib.Path
 ) -> None:
     rig.serve_config()
     rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
@@ -478,7 +482,7 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
 
 
-def test_a_dry_run_of_an_undo_shows_what_each_node_returns_to(rig: Rig) -> None:
+def test_a_dry_run_of_an_undo_shows_what_each_node_returns_to(rig: RolloutRig) -> None:
     rig.serve_config()
     rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
     for name, before in (("node-000", "all-balanced"), ("node-001", None), ("node-002", "x")):
@@ -502,7 +506,7 @@ def test_a_dry_run_of_an_undo_shows_what_each_node_returns_to(rig: Rig) -> None:
 
 
 def test_a_misspelt_layout_is_answered_with_those_that_nodes_can_have(
-    rig: Rig, tmp_path: pathlib.Path
+    rig: RolloutRig, tmp_path: pathlib.Path
 ) -> None:
     file = tmp_path / "config.yaml"
     larger = "  all-1g.45gb: [{devices: all, mig-enabled: true, mig-devices: {1g.45gb: 4}}]\n"
@@ -515,7 +519,7 @@ def test_a_misspelt_layout_is_answered_with_those_that_nodes_can_have(
     assert "did you mean 'all-1g.5gb'?" in answer.err
 
 
-def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rig) -> None:
+def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: RolloutRig) -> None:
     rig.publish_gpus("node-000", "A100-SXM4-40GB")
     rig.list_layouts("node-000")
 
@@ -528,7 +532,7 @@ def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rig) -
 
 
 def test_a_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod_on_demand(
-    rig: Rig,
+    rig: RolloutRig,
 ) -> None:
     rig.serve_config(text=scenes.CONFIG.replace(LAYOUT, well_known.CUSTOM_LAYOUT))
     gpu = {"nvidia.com/gpu": 1}
@@ -553,7 +557,7 @@ def test_a_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod_on_deman
     assert "Layout custom of the node's annotation" in " ".join(text.split())
 
 
-def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:
+def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: RolloutRig) -> None:
     rig.serve_config()
     with agents.hosted(rig.server, ["other"]):
         waiting.until(

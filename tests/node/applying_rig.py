@@ -77,7 +77,7 @@ class FakeJournal:
         return "journal.unreadable"
 
 
-class Node(fakes.NodeRig):
+class ApplyingNode(fakes.NodeRig):
     """A node whose process can be killed at any step, with its lock, journal and messages."""
 
     def __init__(
@@ -202,7 +202,7 @@ class Node(fakes.NodeRig):
 
     def set_up(self, name: str) -> None:
         """Apply a layout as another program does, beside the journal."""
-        other = Node("off", layouts=self.layouts)
+        other = ApplyingNode("off", layouts=self.layouts)
         other.gpus = self.gpus
         other.change_to(name)
         self.gpus = other.gpus
@@ -233,7 +233,7 @@ PROFILES = {
 """Two profiles of GPUs whose MIG mode survives a reboot, and of others."""
 
 
-class BootNode(Node):
+class BootNode(ApplyingNode):
     """A machine with a verified layout that can be rebooted."""
 
     def __init__(self, product: str = "A100-SXM4-40GB") -> None:

@@ -126,7 +126,7 @@ class NodeRig:
 
     # -- its parts
 
-    kubelet: knobs.Kubelet = dataclasses.field(default_factory=knobs.Kubelet)
+    kubelet: knobs.KubeletKnobs = dataclasses.field(default_factory=knobs.KubeletKnobs)
     plugin: knobs.Plugin = dataclasses.field(default_factory=knobs.Plugin)
     dra_driver: knobs.DraDriver = dataclasses.field(default_factory=knobs.DraDriver)
     daemons: knobs.Daemons = dataclasses.field(default_factory=knobs.Daemons)

@@ -33,7 +33,7 @@ _ERRORS = {
 }
 
 
-class Rig:
+class NvmlRig:
     """A simulated node and the adapter on top of it, with time that passes only by waiting."""
 
     def __init__(self, library: nvml_faults.CountingLibrary, *, in_use_timeout_s: float) -> None:
@@ -75,7 +75,7 @@ class Rig:
         return self.library.counts[function]
 
 
-Boot = Callable[..., Rig]
+Boot = Callable[..., NvmlRig]
 """Starts a node, as ``rig`` does."""
 Start = Callable[..., nvml_faults.CountingLibrary]
 """Starts a node with these options and opens NVML on it."""
@@ -90,13 +90,13 @@ def rig(
     options: states.Options | None = None,
     faults: Sequence[nvml_faults.Fault] = (),
     alterations: Mapping[str, nvml_faults.Alteration] | None = None,
-) -> Iterator[Rig]:
+) -> Iterator[NvmlRig]:
     simulated.create(spec, path, options=options)
     library = nvml_faults.install(path, alterations)
     for fault in faults:
         library.state.add_fault(fault)
     try:
-        yield Rig(library, in_use_timeout_s=in_use_timeout_s)
+        yield NvmlRig(library, in_use_timeout_s=in_use_timeout_s)
     finally:
         simulated.load(None)
 

@@ -124,7 +124,7 @@ def job(
         return attempt
 
 
-class Agent(reconcile.Reconciler):
+class AgentInMemory(reconcile.Reconciler):
     """A reconciler that also takes a request as the layout's name, and its other members."""
 
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
@@ -169,12 +169,12 @@ def reconciler(
     is_lenient: bool = False,
     limits: Mapping[str, Any] | None = None,
     **replaced: Any,
-) -> Agent:
+) -> AgentInMemory:
     """Return an agent's reconciler.
 
     ``limits`` are further ones, ``replaced`` are dependencies other than the node's own.
     """
-    return Agent(
+    return AgentInMemory(
         dataclasses.replace(dependencies(rig, text), **replaced),
         settings.Limits(
             heals_drift=heals_drift,
@@ -194,7 +194,7 @@ def run(
     layout: str = LAYOUT,
     text: str = CONFIG,
     *,
-    by: Agent | None = None,
+    by: AgentInMemory | None = None,
     request: fakes.FakeRequest | None = None,
     **options: Any,
 ) -> outcomes.Outcome:
@@ -278,7 +278,7 @@ def killed(
 
 def at_rest(
     layout: str, *, rig: fakes.NodeRig | None = None, **options: Any
-) -> tuple[fakes.NodeRig, Agent, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, its agent with these options, and the last outcome."""
     rig = rig or node(layout=layout)
     agent = reconciler(rig, **options)

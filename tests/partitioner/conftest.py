@@ -10,7 +10,7 @@ from tests.shell import commandline
 
 
 @pytest.fixture
-def rig() -> Iterator[rigs.Rig]:
+def rig() -> Iterator[rigs.PartitionerRig]:
     with rigs.serving() as rig:
         yield rig
 

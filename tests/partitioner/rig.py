@@ -88,7 +88,7 @@ class Replica:
         return self.service.leader.may_write
 
 
-class Rig:
+class PartitionerRig:
     """A cluster with nodes of A100 GPUs, and replicas of the partitioner."""
 
     def __init__(self, server: apiserver.ApiServer) -> None:
@@ -342,10 +342,10 @@ class Rig:
 
 
 @contextlib.contextmanager
-def serving(server: apiserver.ApiServer | None = None) -> Iterator[Rig]:
+def serving(server: apiserver.ApiServer | None = None) -> Iterator[PartitionerRig]:
     """A rig whose replicas end with the block."""
     with apiserver.serve(server or apiserver.ApiServer(bookmark_period_s=0.05)) as running:
-        rig = Rig(running)
+        rig = PartitionerRig(running)
         try:
             yield rig
         finally:

@@ -6,10 +6,10 @@ from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources as kinds
 from tests.partitioner import rig as rigs
-from tests.partitioner.rig import SOON_S, TERM_S, Rig
+from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
 
-def test_pending_pod_gets_room_by_one_patch(rig: Rig) -> None:
+def test_pending_pod_gets_room_by_one_patch(rig: PartitionerRig) -> None:
     rig.add_node()
     own = rig.replica()
     rig.pass_time(SOON_S, own)
@@ -38,7 +38,9 @@ def test_pending_pod_gets_room_by_one_patch(rig: Rig) -> None:
     assert "1x 7g.40gb" in event["message"]
 
 
-def test_a_node_under_change_and_one_that_has_room_are_asked_nothing_more(rig: Rig) -> None:
+def test_a_node_under_change_and_one_that_has_room_are_asked_nothing_more(
+    rig: PartitionerRig,
+) -> None:
     rig.add_node()
     rig.add_pods("p1")
     own = rig.replica()
@@ -56,7 +58,7 @@ def test_a_node_under_change_and_one_that_has_room_are_asked_nothing_more(rig: R
     assert rig.metric(own, "answers_total", result="applied") == 1
 
 
-def test_pod_that_ends_no_longer_counts_and_is_not_watched(rig: Rig) -> None:
+def test_pod_that_ends_no_longer_counts_and_is_not_watched(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1", "p2")
     own = rig.replica()
@@ -78,7 +80,9 @@ def test_pod_that_ends_no_longer_counts_and_is_not_watched(rig: Rig) -> None:
     }
 
 
-def test_demand_that_keeps_changing_is_decided_on_after_the_longest_wait(rig: Rig) -> None:
+def test_demand_that_keeps_changing_is_decided_on_after_the_longest_wait(
+    rig: PartitionerRig,
+) -> None:
     rig.add_node()
     own = rig.replica(longest_wait_s="5")
     rig.pass_time(SOON_S, own)
@@ -102,7 +106,7 @@ def test_demand_that_keeps_changing_is_decided_on_after_the_longest_wait(rig: Ri
     ids=["not opted in", "not selected"],
 )
 def test_a_node_that_is_not_the_partitioners_is_never_changed(
-    rig: Rig, labels: dict[str, str], options: dict[str, str]
+    rig: PartitionerRig, labels: dict[str, str], options: dict[str, str]
 ) -> None:
     rig.add_node(labels=labels)
     rig.add_pods("p1")
@@ -113,7 +117,7 @@ def test_a_node_that_is_not_the_partitioners_is_never_changed(
     assert own.kube.patches == []
 
 
-def test_a_pod_that_opts_out_gets_neither_room_nor_an_event(rig: Rig) -> None:
+def test_a_pod_that_opts_out_gets_neither_room_nor_an_event(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1", **{well_known.PARTITIONING_LABEL: "off"})
     rig.add_pods("p2", profile="9g.99gb", **{well_known.PARTITIONING_LABEL: "off"})
@@ -126,7 +130,7 @@ def test_a_pod_that_opts_out_gets_neither_room_nor_an_event(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Rig) -> None:
+def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: PartitionerRig) -> None:
     rig.add_node(layout="1g.5gb")
     rig.add_pods("p0", profile="7g.40gb")
     rig.bind("p0", "n1")
@@ -159,7 +163,7 @@ def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Rig) -> No
     ids=["gated until now", "our clock is ahead"],
 )
 def test_no_gpu_is_on_hold_for_a_pod_that_has_just_begun_to_wait(
-    rig: Rig, created: str, ahead_s: float
+    rig: PartitionerRig, created: str, ahead_s: float
 ) -> None:
     rig.clock.jump_s = ahead_s
     rig.add_node(layout="1g.5gb")
@@ -182,7 +186,7 @@ def test_no_gpu_is_on_hold_for_a_pod_that_has_just_begun_to_wait(
     assert rig.requested()
 
 
-def test_idle_node_returns_to_the_base_layout(rig: Rig) -> None:
+def test_idle_node_returns_to_the_base_layout(rig: PartitionerRig) -> None:
     rig.add_node(layout="1g.5gb")
     own = rig.replica(base_layout="all-7g.40gb", merge_back_after_s="300")
 
@@ -198,7 +202,9 @@ def test_idle_node_returns_to_the_base_layout(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("layout", ["no-such-layout", "all-9g.99gb"])
-def test_a_base_layout_that_a_node_cannot_have_leaves_its_instances(rig: Rig, layout: str) -> None:
+def test_a_base_layout_that_a_node_cannot_have_leaves_its_instances(
+    rig: PartitionerRig, layout: str
+) -> None:
     rig.add_node(layout="1g.5gb")
     own = rig.replica(base_layout=layout, merge_back_after_s="60")
 

@@ -10,10 +10,10 @@ from mig_manager.core.partitioning import decisions
 from mig_manager.partitioner import announcer
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
-from tests.partitioner.rig import SOON_S, TERM_S, Rig
+from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
 
-def test_a_node_that_changed_since_it_was_seen_is_decided_on_again(rig: Rig) -> None:
+def test_a_node_that_changed_since_it_was_seen_is_decided_on_again(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")
     own = rig.replica()
@@ -42,7 +42,7 @@ def test_a_node_that_changed_since_it_was_seen_is_decided_on_again(rig: Rig) -> 
     ],
     ids=str,
 )
-def test_a_failed_patch_is_made_up_for_once(rig: Rig, fault: apiserver.Fault) -> None:
+def test_a_failed_patch_is_made_up_for_once(rig: PartitionerRig, fault: apiserver.Fault) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")
@@ -60,7 +60,7 @@ def test_a_failed_patch_is_made_up_for_once(rig: Rig, fault: apiserver.Fault) ->
     assert len(rig.events("RepartitioningRequested")) <= 1
 
 
-def test_forbidden_node_is_left_alone_and_others_are_served(rig: Rig) -> None:
+def test_forbidden_node_is_left_alone_and_others_are_served(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")
@@ -75,7 +75,7 @@ def test_forbidden_node_is_left_alone_and_others_are_served(rig: Rig) -> None:
     assert len(own.kube.patches) <= 2
 
 
-def test_refused_events_stop_nothing_and_are_not_repeated(rig: Rig) -> None:
+def test_refused_events_stop_nothing_and_are_not_repeated(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")
     rig.add_pods("big", profile="9g.99gb")
@@ -93,7 +93,7 @@ def test_refused_events_stop_nothing_and_are_not_repeated(rig: Rig) -> None:
     "how", [apiserver.Break.EXPIRE, apiserver.Break.RESET, apiserver.Break.CLOSE]
 )
 def test_a_lost_watch_is_opened_again_and_nothing_is_decided_meanwhile(
-    rig: Rig, how: apiserver.Break
+    rig: PartitionerRig, how: apiserver.Break
 ) -> None:
     rig.add_node()
     own = rig.replica()
@@ -108,7 +108,7 @@ def test_a_lost_watch_is_opened_again_and_nothing_is_decided_meanwhile(
 
 
 @pytest.mark.parametrize("jump_s", [86400.0, -86400.0])
-def test_a_wall_clock_that_jumps_changes_nothing(rig: Rig, jump_s: float) -> None:
+def test_a_wall_clock_that_jumps_changes_nothing(rig: PartitionerRig, jump_s: float) -> None:
     rig.add_node()
     own = rig.replica()
     rig.pass_time(SOON_S, own)
@@ -126,7 +126,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(rig: Rig, jump_s: float) -> Non
 
 
 @pytest.mark.slow
-def test_a_storm_of_pods_costs_few_requests_and_few_events(rig: Rig) -> None:
+def test_a_storm_of_pods_costs_few_requests_and_few_events(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     own = rig.replica()
     rig.pass_time(SOON_S, own)
@@ -146,7 +146,7 @@ def test_a_storm_of_pods_costs_few_requests_and_few_events(rig: Rig) -> None:
     assert len(rig.server.log.requests()) <= 1 + 1 + 31 + 7
 
 
-def test_events_about_requests_are_within_the_allowance(rig: Rig) -> None:
+def test_events_about_requests_are_within_the_allowance(rig: PartitionerRig) -> None:
     own = rig.replica()
     rig.pass_time(SOON_S, own)
     ours = announcer.Announcer(own.service.cluster, own.service.leader, rig.clock)
@@ -167,7 +167,7 @@ def test_events_about_requests_are_within_the_allowance(rig: Rig) -> None:
     assert len(rig.events("RepartitioningRequested")) == 20
 
 
-def test_a_reason_that_returns_gets_another_event(rig: Rig) -> None:
+def test_a_reason_that_returns_gets_another_event(rig: PartitionerRig) -> None:
     rig.add_pods("big", profile="9g.99gb")
     own = rig.replica()
     rig.pass_time(20, own)
@@ -182,7 +182,7 @@ def test_a_reason_that_returns_gets_another_event(rig: Rig) -> None:
     assert sorted(map(messages.count, set(messages))) == [1, 2]
 
 
-def test_pods_that_can_never_fit_get_one_event_each(rig: Rig) -> None:
+def test_pods_that_can_never_fit_get_one_event_each(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_pods("big1", "big2", profile="9g.99gb")
     own = rig.replica()

@@ -8,16 +8,18 @@ from mig_manager.core.node import device_classes
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import dra_driver, waiting
-from tests.partitioner.rig import SOON_S, TERM_S, VERSION, Rig
+from tests.partitioner.rig import SOON_S, TERM_S, VERSION, PartitionerRig
 
 
-def is_usable(rig: Rig, replica_index: int = 0) -> bool:
+def is_usable(rig: PartitionerRig, replica_index: int = 0) -> bool:
     cluster = rig.replicas[replica_index].service.cluster
     return cluster.is_current and all(not node.unusable for node in cluster.nodes())
 
 
 @pytest.mark.parametrize("last", ["class", "slice"])
-def test_node_of_the_dra_driver_gets_devices_for_plain_limits(rig: Rig, last: str) -> None:
+def test_node_of_the_dra_driver_gets_devices_for_plain_limits(
+    rig: PartitionerRig, last: str
+) -> None:
     rig.by_claims.add("n1")
     rig.add_node()
     publish: dict[str, Callable[[], None]] = {
@@ -47,7 +49,7 @@ def test_node_of_the_dra_driver_gets_devices_for_plain_limits(rig: Rig, last: st
     assert len(own.kube.patches) == 1
 
 
-def test_device_of_a_claim_is_never_destroyed(rig: Rig) -> None:
+def test_device_of_a_claim_is_never_destroyed(rig: PartitionerRig) -> None:
     rig.by_claims.add("n1")
     rig.add_node()
     rig.publish_devices("n1")
@@ -72,7 +74,7 @@ def test_device_of_a_claim_is_never_destroyed(rig: Rig) -> None:
     assert len(own.kube.patches) == 1
 
 
-def test_nodes_wait_if_their_claims_cannot_be_read(rig: Rig) -> None:
+def test_nodes_wait_if_their_claims_cannot_be_read(rig: PartitionerRig) -> None:
     rig.server.inject(apiserver.Fault(path="/resourceclaims", status=403, times=10**6))
     rig.by_claims.add("n1")
     rig.add_node()
@@ -93,7 +95,7 @@ def test_nodes_wait_if_their_claims_cannot_be_read(rig: Rig) -> None:
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_cluster_that_serves_or_grants_no_classes_is_served_as_before(
-    rig: Rig, status: int
+    rig: PartitionerRig, status: int
 ) -> None:
     rig.server.inject(apiserver.Fault(path=device_classes.PATH, status=status, times=10**6))
     rig.add_node()

@@ -4,7 +4,7 @@ import pytest
 
 from testkit import apiserver
 from tests.partitioner import rig as rigs
-from tests.partitioner.rig import SOON_S, TERM_S, Rig
+from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
 
 def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
@@ -35,7 +35,7 @@ def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
 
 
 @pytest.mark.slow
-def test_recommendations_are_summed_up_every_hour(rig: Rig) -> None:
+def test_recommendations_are_summed_up_every_hour(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1", "p2")
@@ -70,7 +70,7 @@ def test_recommendations_are_summed_up_every_hour(rig: Rig) -> None:
     assert len(rig.events("RepartitioningRecommended")) == 3
 
 
-def test_nothing_is_recommended_for_pods_that_are_only_likely(rig: Rig) -> None:
+def test_nothing_is_recommended_for_pods_that_are_only_likely(rig: PartitionerRig) -> None:
     rig.add_node(layout="1g.5gb")
     own = rig.replica(mode="recommend", prepare_for_s="35")
     rig.pass_time(TERM_S, own)

@@ -13,10 +13,10 @@ from testkit import apiserver
 from tests import waiting
 from tests.node import scenes
 from tests.partitioner import rig as rigs
-from tests.partitioner.rig import SOON_S, TERM_S, Rig
+from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
 
-def test_second_replica_takes_over_without_a_repeated_request(rig: Rig) -> None:
+def test_second_replica_takes_over_without_a_repeated_request(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")
@@ -36,7 +36,7 @@ def test_second_replica_takes_over_without_a_repeated_request(rig: Rig) -> None:
     assert rig.events() == events
 
 
-def test_new_leader_awaits_the_change_of_the_former_one(rig: Rig) -> None:
+def test_new_leader_awaits_the_change_of_the_former_one(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")
@@ -65,7 +65,7 @@ def test_new_leader_awaits_the_change_of_the_former_one(rig: Rig) -> None:
     [("custom", "True", True), ("custom", "False", False), ("all-1g.5gb", "True", False)],
 )
 def test_new_leader_awaits_only_what_a_former_one_may_have_requested(
-    rig: Rig, layout: str, ready: str, *, is_awaited: bool
+    rig: PartitionerRig, layout: str, ready: str, *, is_awaited: bool
 ) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
@@ -82,7 +82,7 @@ def test_new_leader_awaits_only_what_a_former_one_may_have_requested(
     assert bool(rig.requested("n2")) is not is_awaited
 
 
-def test_leader_that_lost_the_lease_serves_pods_that_still_wait(rig: Rig) -> None:
+def test_leader_that_lost_the_lease_serves_pods_that_still_wait(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1", profile="4g.20gb")
     own = rig.replica(cooldown_s="200")
@@ -135,7 +135,7 @@ def test_whatever_request_a_leader_is_killed_at_nothing_is_asked_twice(*, is_sen
     assert kill_at >= 5
 
 
-def test_the_end_of_a_process_releases_the_lease_at_once(rig: Rig) -> None:
+def test_the_end_of_a_process_releases_the_lease_at_once(rig: PartitionerRig) -> None:
     replica = rig.replica("a")
     service = main.Replica(
         replica.service._settings, replica.kube, identity="a", clock=host.SystemClock()

@@ -13,10 +13,10 @@ from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import waiting
 from tests.partitioner import rig as rigs
-from tests.partitioner.rig import SOON_S, TERM_S, Rig
+from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
 
-def test_malformed_pod_or_node_is_left_out(rig: Rig) -> None:
+def test_malformed_pod_or_node_is_left_out(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1", "strange")
@@ -43,7 +43,9 @@ def test_malformed_pod_or_node_is_left_out(rig: Rig) -> None:
     assert left_out == ["default/strange", "n2"]
 
 
-def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(rig: Rig) -> None:
+def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(
+    rig: PartitionerRig,
+) -> None:
     rig.add_node()
     refusal = apiserver.Fault(verb="watch", resource="pods", status=403, times=None)
     rig.server.inject(refusal)
@@ -58,7 +60,7 @@ def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(rig: R
     assert own.service.cluster.last_contact_s < math.inf
 
 
-def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: Rig) -> None:
+def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_node("n3", labels={well_known.PARTITIONING_LABEL: "no"})
@@ -81,7 +83,7 @@ def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: Rig) -> None:
     )
 
 
-def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: Rig) -> None:
+def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1", "p2", profile="3g.20gb")
@@ -100,7 +102,7 @@ def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: Rig) -> Non
     assert len(own.kube.patches) == 2
 
 
-def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: Rig) -> None:
+def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: PartitionerRig) -> None:
     for name in ("n1", "n2", "n3"):
         rig.add_node(name)
     rig.agents_ahead_s = -7200.0
@@ -115,7 +117,7 @@ def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: Rig) -
     assert len(own.kube.patches) == 1
 
 
-def lose_watch(rig: Rig, own: rigs.Replica, *, seconds: int) -> None:
+def lose_watch(rig: PartitionerRig, own: rigs.Replica, *, seconds: int) -> None:
     """Have the watch of nodes refused for a while."""
     with structlog.testing.capture_logs():
         refusal = apiserver.Fault(verb="watch", resource="nodes", status=500, times=None)
@@ -128,7 +130,7 @@ def lose_watch(rig: Rig, own: rigs.Replica, *, seconds: int) -> None:
         rig.server.clear_faults()
 
 
-def ask_one_of_two(rig: Rig) -> rigs.Replica:
+def ask_one_of_two(rig: PartitionerRig) -> rigs.Replica:
     """Return the partitioner that has asked one of two nodes, whose agent stays silent."""
     for name in ("n1", "n2"):
         rig.add_node(name)
@@ -140,7 +142,7 @@ def ask_one_of_two(rig: Rig) -> rigs.Replica:
     return own
 
 
-def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: Rig) -> None:
+def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: PartitionerRig) -> None:
     own = ask_one_of_two(rig)
     rig.pass_time(TERM_S, own)
 
@@ -150,7 +152,9 @@ def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: Rig) -> None:
     assert len(own.kube.patches) == 1
 
 
-def test_lost_watches_do_not_prolong_how_long_the_budget_counts_a_silent_node(rig: Rig) -> None:
+def test_lost_watches_do_not_prolong_how_long_the_budget_counts_a_silent_node(
+    rig: PartitionerRig,
+) -> None:
     own = ask_one_of_two(rig)
 
     for _ in range(2):
@@ -164,7 +168,7 @@ def test_lost_watches_do_not_prolong_how_long_the_budget_counts_a_silent_node(ri
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
 def test_lost_watches_neither_shorten_nor_prolong_the_pause_after_in_use(
-    rig: Rig, ahead_s: float
+    rig: PartitionerRig, ahead_s: float
 ) -> None:
     rig.add_node()
     rig.agents_ahead_s = ahead_s
@@ -183,7 +187,7 @@ def test_lost_watches_neither_shorten_nor_prolong_the_pause_after_in_use(
     assert len(own.kube.patches) == 2
 
 
-def test_a_node_rests_as_long_as_its_change_took(rig: Rig) -> None:
+def test_a_node_rests_as_long_as_its_change_took(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.agents_ahead_s = 3600.0
     rig.add_pods("p1", profile="4g.20gb")
@@ -205,7 +209,7 @@ def test_a_node_rests_as_long_as_its_change_took(rig: Rig) -> None:
     assert [each["is_own"] for each in logs if each["event"] == "node_resting"] == [True]
 
 
-def test_refused_layout_is_requested_again_after_minutes(rig: Rig) -> None:
+def test_refused_layout_is_requested_again_after_minutes(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.agents_ahead_s = 3600.0
     rig.add_pods("p1")
@@ -227,7 +231,7 @@ def test_refused_layout_is_requested_again_after_minutes(rig: Rig) -> None:
     assert len(own.kube.patches) == 2
 
 
-def test_failed_request_of_a_person_is_no_reason_to_decide_again(rig: Rig) -> None:
+def test_failed_request_of_a_person_is_no_reason_to_decide_again(rig: PartitionerRig) -> None:
     rig.add_node(labels={well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT})
     rules = "[{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}]"
     layout = f"{{version: v1, mig-configs: {{mine: {rules}}}}}"
@@ -245,7 +249,7 @@ def test_failed_request_of_a_person_is_no_reason_to_decide_again(rig: Rig) -> No
     assert rig.metric(own, "decisions_total") == decided
 
 
-def test_layout_that_an_agent_fails_unread_is_not_repeated(rig: Rig) -> None:
+def test_layout_that_an_agent_fails_unread_is_not_repeated(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")
     own = rig.replica()
@@ -264,7 +268,7 @@ def test_layout_that_an_agent_fails_unread_is_not_repeated(rig: Rig) -> None:
     assert rig.metric(own, "answers_total", result="failed") == 1
 
 
-def test_a_lease_whose_namespace_is_missing_is_logged(rig: Rig) -> None:
+def test_a_lease_whose_namespace_is_missing_is_logged(rig: PartitionerRig) -> None:
     path = "/namespaces/mig-manager/leases"
     rig.server.inject(apiserver.Fault(path=path, status=404, times=None))
     own = rig.replica()
@@ -276,7 +280,9 @@ def test_a_lease_whose_namespace_is_missing_is_logged(rig: Rig) -> None:
     assert {each["event"] for each in logs} == {"lease_not_renewed"}
 
 
-def test_a_recommendation_for_a_node_that_is_registered_again_counts_again(rig: Rig) -> None:
+def test_a_recommendation_for_a_node_that_is_registered_again_counts_again(
+    rig: PartitionerRig,
+) -> None:
     own = rig.replica(mode="recommend")
     rig.add_pods("p1")
     for _ in range(2):
@@ -289,7 +295,7 @@ def test_a_recommendation_for_a_node_that_is_registered_again_counts_again(rig: 
 
 
 @pytest.mark.slow
-def test_requests_stop_after_failures_and_resume_after_a_trial(rig: Rig) -> None:
+def test_requests_stop_after_failures_and_resume_after_a_trial(rig: PartitionerRig) -> None:
     for number in range(4):
         rig.add_node(f"n{number}")
     rig.add_pods("p1", profile="3g.20gb")
@@ -330,7 +336,7 @@ def test_requests_stop_after_failures_and_resume_after_a_trial(rig: Rig) -> None
     ],
 )
 def test_node_that_failed_a_layout_gets_no_other_for_minutes(
-    rig: Rig, reason: errors.Reason, times: int
+    rig: PartitionerRig, reason: errors.Reason, times: int
 ) -> None:
     rig.add_node("n1")
     rig.add_pods("p1", profile="4g.20gb")
@@ -355,7 +361,7 @@ def test_node_that_failed_a_layout_gets_no_other_for_minutes(
 
 
 @pytest.mark.slow
-def test_a_silent_agent_does_not_keep_requests_stopped(rig: Rig) -> None:
+def test_a_silent_agent_does_not_keep_requests_stopped(rig: PartitionerRig) -> None:
     for number in range(4):
         rig.add_node(f"n{number}")
     rig.add_pods("p1", "p2", "p3", profile="4g.20gb")
@@ -375,7 +381,9 @@ def test_a_silent_agent_does_not_keep_requests_stopped(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "labels", [{well_known.PARTITIONING_LABEL: "off"}, {well_known.CONFIG_LABEL: "all-7g.40gb"}]
 )
-def test_an_answer_to_another_request_is_not_counted(rig: Rig, labels: dict[str, str]) -> None:
+def test_an_answer_to_another_request_is_not_counted(
+    rig: PartitionerRig, labels: dict[str, str]
+) -> None:
     rig.add_node()
     rig.add_pods("p1")
     own = rig.replica()
@@ -392,7 +400,7 @@ def test_an_answer_to_another_request_is_not_counted(rig: Rig, labels: dict[str,
     assert rig.metric(own, "answers_total", result="applied") == 0
 
 
-def stamp_request(rig: Rig, name: str, *, at: str) -> None:
+def stamp_request(rig: PartitionerRig, name: str, *, at: str) -> None:
     """Record who wrote a node's request and when, as the API server does."""
     labels: rigs.Object = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
     entry = {"manager": "x", "operation": "Update", "time": at, "fieldsV1": labels}
@@ -403,7 +411,7 @@ def stamp_request(rig: Rig, name: str, *, at: str) -> None:
     rig.server.modify(kinds.NODES, name, stamp)
 
 
-def is_unanswered(rig: Rig, name: str) -> bool:
+def is_unanswered(rig: PartitionerRig, name: str) -> bool:
     """Whether a node's agent has not reported on its last request."""
     annotations = rig.node(name)["metadata"]["annotations"]
     text = annotations.get(well_known.LAYOUT_ANNOTATION)

@@ -122,7 +122,7 @@ def requested_of(rig: fakes.NodeRig) -> tuple[str | None, ...]:
 
 def live(
     rig: fakes.NodeRig,
-    agent: scenes.Agent,
+    agent: scenes.AgentInMemory,
     configs: fakes.FakeConfig,
     on_pause: OnPause,
 ) -> outcomes.Outcome | None:

@@ -12,17 +12,17 @@ from tests.stage import agent_stage
 SMALL, LARGE = [0, 2], [4, 4]
 
 
-def published(stage: agent_stage.Stage) -> list[list[int]] | None:
+def published(stage: agent_stage.AgentStage) -> list[list[int]] | None:
     """Return the published spans in use of the only GPU."""
     text = objects.annotations(stage.node()).get(well_known.CAPACITY_ANNOTATION)
     return json.loads(text)["gpus"][0]["inUse"] if text else None
 
 
-def await_use(stage: agent_stage.Stage, *spans: list[int]) -> None:
+def await_use(stage: agent_stage.AgentStage, *spans: list[int]) -> None:
     stage.wait(lambda: published(stage) == list(spans), f"published use {spans}")
 
 
-def delete(stage: agent_stage.Stage, name: str) -> None:
+def delete(stage: agent_stage.AgentStage, name: str) -> None:
     stage.cluster.delete(cluster_view.WatchedKind.POD, stage.workloads()[name])
 
 
@@ -38,7 +38,7 @@ def agents_requests(server: apiserver.ApiServer) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_published_use_follows_the_pods_while_the_node_is_on_demand() -> None:
-    with agent_stage.Stage("1xA100-SXM4-40GB") as stage:
+    with agent_stage.AgentStage("1xA100-SXM4-40GB") as stage:
         server = stage.server
         stage.assert_ends("all-balanced")
         await_use(stage)

@@ -13,18 +13,18 @@ import pytest
 from testkit import nvml_faults
 from tests import lost_stderr, waiting
 from tests.node.applying_rig import LAYOUTS_TEXT
-from tests.shell.shell_node import Node
+from tests.shell.shell_node import ShellNode
 from tests.stage import agent_stage
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> Node:
-    return Node(tmp_path, "1xA100-SXM4-40GB", active="before")
+def node(tmp_path: pathlib.Path) -> ShellNode:
+    return ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before")
 
 
-def run(node: Node, *argv: str, stderr: int) -> subprocess.CompletedProcess[str]:
+def run(node: ShellNode, *argv: str, stderr: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603 - our own program
         node.command(*argv),
         stdout=subprocess.PIPE,
@@ -43,7 +43,7 @@ SELDOM = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [*OFTEN, *SELDOM])
-def test_failed_change_is_rolled_back_before_output(node: Node, way: str) -> None:
+def test_failed_change_is_rolled_back_before_output(node: ShellNode, way: str) -> None:
     before = node.shape
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, code=999))
 
@@ -57,7 +57,9 @@ def test_failed_change_is_rolled_back_before_output(node: Node, way: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", lost_stderr.WAYS)
-def test_a_change_succeeds_without_anybody_who_hears_its_remarks(node: Node, way: str) -> None:
+def test_a_change_succeeds_without_anybody_who_hears_its_remarks(
+    node: ShellNode, way: str
+) -> None:
     with lost_stderr.WAYS[way]() as stderr:
         done = run(node, "apply", "wanted", "--debug", stderr=stderr)
 
@@ -72,7 +74,7 @@ def test_a_change_succeeds_without_anybody_who_hears_its_remarks(node: Node, way
 def test_agent_whose_log_lines_are_lost_serves_its_node(way: str) -> None:
     with (
         lost_stderr.WAYS[way]() as stderr,
-        agent_stage.Stage(
+        agent_stage.AgentStage(
             "1xA100-SXM4-40GB", "--log-level", "debug", text=LAYOUTS_TEXT, stderr=stderr
         ) as rig,
     ):
@@ -80,13 +82,13 @@ def test_agent_whose_log_lines_are_lost_serves_its_node(way: str) -> None:
         assert rig.stop_agent() == 0
 
 
-def test_a_usage_error_keeps_its_status_where_it_cannot_be_explained(node: Node) -> None:
+def test_a_usage_error_keeps_its_status_where_it_cannot_be_explained(node: ShellNode) -> None:
     with lost_stderr.full_disk() as stderr:
         assert run(node, "apply", "no-such", stderr=stderr).returncode == 2
 
 
 @contextlib.contextmanager
-def at_a_terminal(node: Node, *argv: str) -> Iterator[tuple[int, int]]:
+def at_a_terminal(node: ShellNode, *argv: str) -> Iterator[tuple[int, int]]:
     """Run the program in a session of its own; give its pid and the terminal's other side."""
     command = node.command(*argv)
     pid, master = pty.fork()
@@ -104,7 +106,7 @@ def at_a_terminal(node: Node, *argv: str) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_lost_ssh_session_does_not_interrupt_a_change(node: Node) -> None:
+def test_lost_ssh_session_does_not_interrupt_a_change(node: ShellNode) -> None:
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=1, hang_s=1.0))
     with at_a_terminal(node, "apply", "wanted") as (pid, master):
         waiting.until(lambda: node.is_hung)

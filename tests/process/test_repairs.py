@@ -14,7 +14,7 @@ from tests.sandbox import library
 from tests.stage import agent_stage
 
 
-class RepairStage(agent_stage.Stage):
+class RepairStage(agent_stage.AgentStage):
     """An agent with the library of a real driver, and ``nvidia-smi``."""
 
     def __init__(self, folder: pathlib.Path) -> None:

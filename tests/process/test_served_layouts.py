@@ -47,7 +47,7 @@ def tripled() -> hardware.Product:
     )
 
 
-class UnknownStage(agent_stage.Stage):
+class UnknownStage(agent_stage.AgentStage):
     """A stage whose agent has no layout file."""
 
     def agent_arguments(self) -> list[str]:
@@ -66,7 +66,7 @@ def unknown(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         yield stage
 
 
-def listed(stage: agent_stage.Stage) -> dict[str, str]:
+def listed(stage: agent_stage.AgentStage) -> dict[str, str]:
     text = objects.annotations(stage.node()).get(well_known.LAYOUTS_ANNOTATION)
     return {each.name: each.origin for each in served.from_json(text)} if text else {}
 
@@ -90,7 +90,7 @@ def test_a_product_in_no_table_has_the_usual_layouts_without_any_file(
 
 @pytest.mark.slow
 def test_a_file_that_is_edited_is_served_and_no_generated_layout_is_lost() -> None:
-    with agent_stage.Stage("1xA100-SXM4-40GB", text=OWN) as stage:
+    with agent_stage.AgentStage("1xA100-SXM4-40GB", text=OWN) as stage:
         origins = {}
         for layout in ("all-balanced", "all-2g.10gb", "team-a"):
             stage.assert_ends(layout)

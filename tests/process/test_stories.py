@@ -21,7 +21,7 @@ def test_other_strategies_of_the_plugin_are_verified_as_well(
     strategy: device_plugin.PluginStrategy,
 ) -> None:
     quick = dataclasses.replace(agent_stage.QUICK, strategy=strategy)
-    with agent_stage.Stage(node_options=quick) as stage:
+    with agent_stage.AgentStage(node_options=quick) as stage:
         stage.assert_ends("all-1g.5gb")
 
         expected = 14 if strategy is device_plugin.PluginStrategy.SINGLE else 2
@@ -33,7 +33,7 @@ def test_change_that_waits_for_pods_lists_them_a_few_times() -> None:
     # As on a real node: what the agent waits for takes some seconds, of pods and of the plugin.
     slow = dataclasses.replace(agent_stage.QUICK, pod_stop_s=3.0, plugin_start_s=3.0)
     scenario = stories.STORIES["first-layout"]
-    with agent_stage.Stage(SPEC, *scenario.agent_options, node_options=slow) as stage:
+    with agent_stage.AgentStage(SPEC, *scenario.agent_options, node_options=slow) as stage:
         scenario.prepare(stage)
         stage.server.log.clear()
 
@@ -51,7 +51,7 @@ def test_malformed_hooks_file_is_served_once_it_is_corrected(tmp_path: pathlib.P
     points = ("apply-start", "pre-apply-mode", "pre-apply-config", "apply-exit")
     good = "".join(["hooks:\n", *(f"  {each}: [{{{note % each}}}]\n" for each in points)])
     file.write_text(good.replace("apply-exit:", "apply-end:"))
-    with agent_stage.Stage(SPEC, "--hooks-file", str(file)) as stage:
+    with agent_stage.AgentStage(SPEC, "--hooks-file", str(file)) as stage:
         status = stage.failure("all-1g.5gb")
         assert status["reason"] == "InvalidConfig"
         assert f"{file}:5:3: unexpected key 'apply-end'" in status["message"]

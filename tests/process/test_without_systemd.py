@@ -51,7 +51,7 @@ def bus(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bus
 
 def run(*options: str) -> str:
     """Have an agent with these options request a layout once; return the reason it ends with."""
-    with agent_stage.Stage("2xH100-SXM5-80GB", *options, has_library=True) as stage:
+    with agent_stage.AgentStage("2xH100-SXM5-80GB", *options, has_library=True) as stage:
         stage.label(LAYOUT)
         return str(stage.wait_for_status(LAYOUT)["reason"])
 

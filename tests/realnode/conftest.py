@@ -44,11 +44,11 @@ class Clusters:
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self._factory = factory
         self._running = contextlib.ExitStack()
-        self._current: rig.Cluster | None = None
+        self._current: rig.RealCluster | None = None
         self.is_spoiled = False
         """Whether the story under way leaves a cluster that no other can take."""
 
-    def of(self, shape: rig.Shape) -> rig.Cluster:
+    def of(self, shape: rig.Shape) -> rig.RealCluster:
         """Return a running cluster of a shape, without a requested layout."""
         if self._current is not None and self._current.shape != shape:
             self.end()
@@ -63,7 +63,7 @@ class Clusters:
             folder = self._factory.mktemp("realnode")
             # A node's disk has hundreds of megabytes, and pytest keeps folders of earlier runs.
             self._running.callback(shutil.rmtree, folder)
-            cluster = rig.Cluster(folder, rig.CACHE, shape)
+            cluster = rig.RealCluster(folder, rig.CACHE, shape)
             try:
                 self._running.enter_context(cluster.up())
                 cluster.install_agent()
@@ -120,7 +120,7 @@ def shape() -> rig.Shape:
 @pytest.fixture
 def cluster(
     clusters: Clusters, shape: rig.Shape, request: pytest.FixtureRequest
-) -> Iterator[rig.Cluster]:
+) -> Iterator[rig.RealCluster]:
     """A cluster at rest; the story after one that failed gets a new one."""
     current = clusters.of(shape)
     yield current
@@ -132,7 +132,7 @@ def cluster(
 
 
 @pytest.fixture
-def spoiled(clusters: Clusters, cluster: rig.Cluster) -> rig.Cluster:
+def spoiled(clusters: Clusters, cluster: rig.RealCluster) -> rig.RealCluster:
     """A cluster that no other story gets after this one."""
     clusters.is_spoiled = True
     return cluster

@@ -45,7 +45,7 @@ def prepare() -> None:
 class Operator:
     """The operator of a cluster, as its owner uses it."""
 
-    def __init__(self, cluster: rig.Cluster) -> None:
+    def __init__(self, cluster: rig.RealCluster) -> None:
         self._cluster = cluster
 
     def install(self) -> None:

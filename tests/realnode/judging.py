@@ -22,7 +22,7 @@ class Use:
     """UUID of each device that kubelet assigned, and the serial number of its GPU instance."""
 
 
-def use(cluster: rig.Cluster, *workloads: str, name: str = rig.NODE) -> dict[str, Use]:
+def use(cluster: rig.RealCluster, *workloads: str, name: str = rig.NODE) -> dict[str, Use]:
     """Return what the running pods of some workloads have, by name of the pod."""
     machine = cluster.machines[name]
     assigned, serials = machine.node.assigned(), machine.driver.serials()
@@ -44,13 +44,13 @@ def use(cluster: rig.Cluster, *workloads: str, name: str = rig.NODE) -> dict[str
     }
 
 
-def assert_at_rest(cluster: rig.Cluster, name: str = rig.NODE) -> None:
+def assert_at_rest(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
     """Check that a node is as its owner wants it, with plugin and agent running."""
     assert_released(cluster, name)
     waiting.until(lambda: is_served(cluster, name), f"plugin and agent of {name}")
 
 
-def assert_released(cluster: rig.Cluster, name: str = rig.NODE) -> None:
+def assert_released(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
     """Check that nothing of a change keeps pods or operands from a node."""
     found = cluster.get("node", name)
     spec, metadata = found["spec"], found["metadata"]
@@ -61,18 +61,18 @@ def assert_released(cluster: rig.Cluster, name: str = rig.NODE) -> None:
     assert [key for key, value in labels if key.startswith(_DEPLOY) and value == _PAUSED] == []
 
 
-def is_served(cluster: rig.Cluster, name: str = rig.NODE) -> bool:
+def is_served(cluster: rig.RealCluster, name: str = rig.NODE) -> bool:
     """Check whether exactly one plugin and one agent run on a node, and both are ready."""
     every = (plugins(cluster, name), agents(cluster, name))
     return all([_is_ready(pod) for pod in pods] == [True] for pods in every)
 
 
-def plugins(cluster: rig.Cluster, name: str = rig.NODE) -> list[rig.Object]:
+def plugins(cluster: rig.RealCluster, name: str = rig.NODE) -> list[rig.Object]:
     """Return the device plugin's pods on a node, those that end included."""
     return _on(name, cluster.pods("kube-system", name="nvidia-device-plugin-ds"))
 
 
-def agents(cluster: rig.Cluster, name: str = rig.NODE) -> list[rig.Object]:
+def agents(cluster: rig.RealCluster, name: str = rig.NODE) -> list[rig.Object]:
     """Return the agent's pods on a node, those that end included."""
     return _on(name, cluster.pods("mig-manager", **{"app.kubernetes.io/name": "mig-manager"}))
 

@@ -55,7 +55,7 @@ _BUS = """
 """
 
 
-class Node:
+class RealNode:
     """Programs of one node; what they write and say lies in one folder."""
 
     def __init__(

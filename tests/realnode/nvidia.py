@@ -77,7 +77,7 @@ def feature_discovery() -> Object:
     return manifests.daemon_set(DISCOVERY, "kube-system", {"name": DISCOVERY}, pod)
 
 
-def features(of: node.Node) -> dict[str, str]:
+def features(of: node.RealNode) -> dict[str, str]:
     """Return the labels that GPU feature discovery has written, without ``nvidia.com/``."""
     lines = (of.folder / _FEATURES.removeprefix("/") / "gfd").read_text().splitlines()
     pairs = (line.removeprefix("nvidia.com/").partition("=") for line in lines)

@@ -45,7 +45,7 @@ def prepare() -> None:
     rig.built(*PROGRAMS)
 
 
-def install_plugin(cluster: rig.Cluster) -> None:
+def install_plugin(cluster: rig.RealCluster) -> None:
     """Replace the device plugin by one that the operator's deploy label starts and stops."""
     cluster.kubectl("delete", "daemonset", "-n", "kube-system", PLUGIN, "--ignore-not-found")
     label = f"{operator.DEPLOY}device-plugin=true"
@@ -55,13 +55,13 @@ def install_plugin(cluster: rig.Cluster) -> None:
     waiting.until(lambda: plugin_runs(cluster), "the operator's device plugin")
 
 
-def plugin_runs(cluster: rig.Cluster) -> bool:
+def plugin_runs(cluster: rig.RealCluster) -> bool:
     """Check whether the operator's device plugin runs, and none of its pods is ending."""
     pods = cluster.pods(NAMESPACE, app=PLUGIN)
     return bool(pods) and all(map(rig.is_running, pods))
 
 
-def install(cluster: rig.Cluster) -> None:
+def install(cluster: rig.RealCluster) -> None:
     """Install NVIDIA's manager and wait until it runs."""
     programs.needed("dbus-daemon")
     archive = cluster.images.nvidia_manager(rig.built(*PROGRAMS))
@@ -72,13 +72,13 @@ def install(cluster: rig.Cluster) -> None:
     cluster.wait_for_daemons(NAMESPACE, NAME)
 
 
-def remove(cluster: rig.Cluster) -> None:
+def remove(cluster: rig.RealCluster) -> None:
     """Remove NVIDIA's manager and wait until it has ended."""
     cluster.kubectl("delete", "daemonset", "-n", NAMESPACE, NAME, "--timeout=60s")
     waiting.until(lambda: not cluster.pods(NAMESPACE, app=NAME), "no manager of NVIDIA's")
 
 
-def log(cluster: rig.Cluster) -> str:
+def log(cluster: rig.RealCluster) -> str:
     """Return what NVIDIA's manager has printed."""
     return cluster.kubectl("logs", "-n", NAMESPACE, f"ds/{NAME}", "--tail=-1")
 

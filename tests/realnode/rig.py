@@ -47,14 +47,14 @@ class Shape:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Machine:
+class RealMachine:
     """One node with its driver."""
 
-    node: node.Node
+    node: node.RealNode
     driver: driver.Driver
 
 
-class Cluster:
+class RealCluster:
     """Control plane, nodes and images; ``kubectl`` speaks to it as its administrator."""
 
     def __init__(self, folder: pathlib.Path, cache: pathlib.Path, shape: Shape) -> None:
@@ -65,7 +65,7 @@ class Cluster:
         self.folder = folder
         self.shape = shape
         self.plane = control.ControlPlane(self.programs, folder / "control", shape.nodes)
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, RealMachine] = {}
         self._before: Object = {}
         """The status before the last request."""
 
@@ -75,7 +75,7 @@ class Cluster:
         return self.machines[NODE].driver
 
     @property
-    def node(self) -> node.Node:
+    def node(self) -> node.RealNode:
         """The first node."""
         return self.machines[NODE].node
 
@@ -93,11 +93,11 @@ class Cluster:
                 (home / "driver").mkdir(parents=True)
                 gpus = driver.Driver(home / "driver", self.shape.gpus, latency=self.shape.latency)
                 running.enter_context(gpus.loaded())
-                each = node.Node(name, number, self.programs, home, group)
+                each = node.RealNode(name, number, self.programs, home, group)
                 running.callback(each.halt)
                 each.install(self._disk)
                 each.boot(self.plane)
-                self.machines[name] = Machine(each, gpus)
+                self.machines[name] = RealMachine(each, gpus)
             for name in self.shape.nodes:
                 waiting.until(functools.partial(self.is_ready, name), f"node {name}", within_s=90)
                 labels = ("nvidia.com/mig.capable=true", "nvidia.com/gpu.present=true")

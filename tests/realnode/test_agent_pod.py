@@ -11,7 +11,9 @@ pytestmark = pytest.mark.realnode
 _IN_POD = ("exec", "-n", "mig-manager", "ds/mig-manager", "--", "mig-manager")
 
 
-def test_a_drain_by_an_administrator_during_a_change_is_not_undone(cluster: rig.Cluster) -> None:
+def test_a_drain_by_an_administrator_during_a_change_is_not_undone(
+    cluster: rig.RealCluster,
+) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.driver.gpus.add_fault(nvml_faults.Fault(function="nvmlGpuInstanceDestroy", hang_s=3.0))
 
@@ -25,7 +27,7 @@ def test_a_drain_by_an_administrator_during_a_change_is_not_undone(cluster: rig.
     judging.assert_at_rest(cluster)
 
 
-def test_an_agent_that_is_stopped_as_it_starts_ends_at_once(cluster: rig.Cluster) -> None:
+def test_an_agent_that_is_stopped_as_it_starts_ends_at_once(cluster: rig.RealCluster) -> None:
     (old,) = judging.containers(judging.agents(cluster))
     cluster.node.kill_container(old)
     others = cluster.node.containers()
@@ -39,7 +41,9 @@ def test_an_agent_that_is_stopped_as_it_starts_ends_at_once(cluster: rig.Cluster
     waiting.until(lambda: judging.is_served(cluster, rig.NODE), "the agent", within_s=120)
 
 
-def test_commands_in_the_agents_pod_list_layouts_and_find_no_problem(cluster: rig.Cluster) -> None:
+def test_commands_in_the_agents_pod_list_layouts_and_find_no_problem(
+    cluster: rig.RealCluster,
+) -> None:
     cluster.ensure_layout("all-1g.5gb")
 
     cluster.kubectl(*_IN_POD, "assert", "all-1g.5gb")

@@ -29,7 +29,7 @@ def shape() -> rig.Shape:
     return rig.Shape(overlay="partitioner", patches=(acts,), latency=states.REALISTIC)
 
 
-def test_pods_that_need_other_devices_run_after_one_change(cluster: rig.Cluster) -> None:
+def test_pods_that_need_other_devices_run_after_one_change(cluster: rig.RealCluster) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.kubectl("label", "node", rig.NODE, "mig-manager.io/partitioning=on-demand")
     # A leader that saw the change would let the node rest.

@@ -56,19 +56,19 @@ _QUARTERS = Layout("test-quarters", ("2g.10gb", "2g.10gb", "3g.20gb"), "quarters
 _HALF = Layout("test-half", ("4g.20gb", "3g.20gb"), "half", "4g.20gb")
 
 
-def _kill_agent(cluster: rig.Cluster) -> None:
+def _kill_agent(cluster: rig.RealCluster) -> None:
     _kill(cluster, judging.agents)
 
 
-def _delete_agent(cluster: rig.Cluster) -> None:
+def _delete_agent(cluster: rig.RealCluster) -> None:
     cluster.kubectl("delete", "pods", "-n", "mig-manager", "--all", "--wait=false")
 
 
-def _kill_plugin(cluster: rig.Cluster) -> None:
+def _kill_plugin(cluster: rig.RealCluster) -> None:
     _kill(cluster, judging.plugins)
 
 
-def _kill(cluster: rig.Cluster, pods: Callable[[rig.Cluster], list[rig.Object]]) -> None:
+def _kill(cluster: rig.RealCluster, pods: Callable[[rig.RealCluster], list[rig.Object]]) -> None:
     """Kill the containers of some pods; return when kubelet has reported their end."""
     killed: set[str] = set()
 
@@ -86,26 +86,26 @@ def _kill(cluster: rig.Cluster, pods: Callable[[rig.Cluster], list[rig.Object]])
     )
 
 
-def _kill_kubelet(cluster: rig.Cluster) -> None:
+def _kill_kubelet(cluster: rig.RealCluster) -> None:
     cluster.node.kill("kubelet")
     _stay_down(3.0)
     cluster.node.start_kubelet()
 
 
-def _stop_kubelet(cluster: rig.Cluster) -> None:
+def _stop_kubelet(cluster: rig.RealCluster) -> None:
     """Kill kubelet, and start it once the control plane has noted that its node is not ready."""
     cluster.node.kill("kubelet")
     waiting.until(lambda: not cluster.is_ready(rig.NODE), "a node that is not ready", within_s=90)
     cluster.node.start_kubelet()
 
 
-def _kill_containerd(cluster: rig.Cluster) -> None:
+def _kill_containerd(cluster: rig.RealCluster) -> None:
     cluster.node.kill("containerd")
     _stay_down(3.0)
     cluster.node.start_containerd()
 
 
-def _kill_api(cluster: rig.Cluster) -> None:
+def _kill_api(cluster: rig.RealCluster) -> None:
     cluster.plane.kill_api()
     _stay_down(4.0)
     cluster.plane.start_api()
@@ -116,7 +116,7 @@ def _stay_down(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-_DEATHS: Mapping[str, Callable[[rig.Cluster], None]] = {
+_DEATHS: Mapping[str, Callable[[rig.RealCluster], None]] = {
     "agent": _kill_agent,
     "pod of the agent": _delete_agent,
     "kubelet": _kill_kubelet,
@@ -152,7 +152,7 @@ def _name(deaths: Mapping[str, str]) -> str:
 
 @pytest.mark.parametrize("deaths", _TOGETHER, ids=_name)
 def test_a_change_ends_well_whatever_dies_in_whichever_phase(
-    busy: rig.Cluster, deaths: Mapping[str, str]
+    busy: rig.RealCluster, deaths: Mapping[str, str]
 ) -> None:
     change = Change(busy)
     change.play({phase: _DEATHS[dies] for phase, dies in deaths.items()})
@@ -163,7 +163,7 @@ def test_a_change_ends_well_whatever_dies_in_whichever_phase(
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["Drain", "Execute"])
 def test_a_change_ends_well_if_kubelet_is_down_until_its_node_is_not_ready(
-    busy: rig.Cluster, phase: str
+    busy: rig.RealCluster, phase: str
 ) -> None:
     change = Change(busy)
     change.play({phase: _stop_kubelet})
@@ -173,14 +173,14 @@ def test_a_change_ends_well_if_kubelet_is_down_until_its_node_is_not_ready(
 class Change:
     """A change of a busy node, which pauses in phases for something to die there."""
 
-    def __init__(self, cluster: rig.Cluster) -> None:
+    def __init__(self, cluster: rig.RealCluster) -> None:
         self._cluster = cluster
         self._source, self._target = _source_and_target(cluster)
         self._kept = judging.use(cluster, *_KEPT)
         self._affected = cluster.running(self._source.app)
         self._log = cluster.listen()
 
-    def play(self, deaths: Mapping[str, Callable[[rig.Cluster], None]]) -> None:
+    def play(self, deaths: Mapping[str, Callable[[rig.RealCluster], None]]) -> None:
         """Request the other layout, and let something die in each of some phases."""
         cluster, gpus = self._cluster, self._cluster.driver.gpus
         pods = judging.containers(cluster.pods(app=self._source.app))
@@ -260,7 +260,7 @@ def shape() -> rig.Shape:
 
 
 @pytest.fixture
-def busy(cluster: rig.Cluster) -> rig.Cluster:
+def busy(cluster: rig.RealCluster) -> rig.RealCluster:
     """A node with one of the two layouts, all of whose devices are in use."""
     # They connect at once, whatever the API server did in the change before.
     cluster.plane.restart_clients()
@@ -283,13 +283,13 @@ def busy(cluster: rig.Cluster) -> rig.Cluster:
     return cluster
 
 
-def _source_and_target(cluster: rig.Cluster) -> tuple[Layout, Layout]:
+def _source_and_target(cluster: rig.RealCluster) -> tuple[Layout, Layout]:
     """Return the layout that the node has, and the other."""
     applied = cluster.labels()["mig-manager.io/applied"]
     return (_QUARTERS, _HALF) if applied == _QUARTERS.name else (_HALF, _QUARTERS)
 
 
-def _renew_agent(cluster: rig.Cluster) -> None:
+def _renew_agent(cluster: rig.RealCluster) -> None:
     """Have an agent that was never restarted: kubelet waits longer after each death of a pod."""
     restarts = [
         each["restartCount"]

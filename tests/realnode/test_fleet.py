@@ -23,11 +23,11 @@ def shape() -> rig.Shape:
     return rig.Shape(nodes=NODES, gpus="1xA100-SXM4-40GB", overlay="budget", patches=(budget,))
 
 
-def profiles(cluster: rig.Cluster) -> dict[str, list[str]]:
+def profiles(cluster: rig.RealCluster) -> dict[str, list[str]]:
     return {name: each.driver.profiles()[0] for name, each in cluster.machines.items()}
 
 
-def roll_out(cluster: rig.Cluster, layout: str, *options: str) -> tuple[int, dict[str, str]]:
+def roll_out(cluster: rig.RealCluster, layout: str, *options: str) -> tuple[int, dict[str, str]]:
     """Roll a layout out to all nodes; return the exit status and what it says of each node."""
     command = [sys.executable, "-m", "mig_manager", "rollout", layout, "--output-format=json"]
     where = ["--selector=nvidia.com/gpu.present=true", *options]
@@ -39,7 +39,7 @@ def roll_out(cluster: rig.Cluster, layout: str, *options: str) -> tuple[int, dic
     return done.returncode, {each["name"]: each["state"] for each in nodes}
 
 
-def have_published(cluster: rig.Cluster) -> bool:
+def have_published(cluster: rig.RealCluster) -> bool:
     """Check whether every agent has published its GPUs; a rollout skips nodes without an agent."""
     nodes = [cluster.get("node", name) for name in NODES]
     return all("mig-manager.io/gpus" in node["metadata"]["annotations"] for node in nodes)
@@ -50,7 +50,7 @@ def is_changing(node: watching.Version) -> bool:
 
 
 def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(
-    cluster: rig.Cluster,
+    cluster: rig.RealCluster,
 ) -> None:
     refuses = nvml_faults.Fault(
         function="nvmlDeviceCreateGpuInstance*", code=states.Code.NO_PERMISSION
@@ -81,7 +81,9 @@ def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(
         judging.assert_at_rest(cluster, name)
 
 
-def test_agents_change_no_more_nodes_at_once_than_there_are_slots(cluster: rig.Cluster) -> None:
+def test_agents_change_no_more_nodes_at_once_than_there_are_slots(
+    cluster: rig.RealCluster,
+) -> None:
     with watching.nodes(cluster) as watch:
         cluster.kubectl(
             "label", "nodes", "--all", "--overwrite", "nvidia.com/mig.config=all-2g.10gb"

@@ -11,7 +11,7 @@ _TOUCHES = {"create pods/eviction", "delete pods"}
 _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"
 
 
-def test_agent_yields_to_nvidias_manager_and_then_takes_over(spoiled: rig.Cluster) -> None:
+def test_agent_yields_to_nvidias_manager_and_then_takes_over(spoiled: rig.RealCluster) -> None:
     cluster, log = spoiled, spoiled.listen()
     nvidia_manager.install_plugin(cluster)
     nvidia_manager.install(cluster)
@@ -42,10 +42,10 @@ def test_agent_yields_to_nvidias_manager_and_then_takes_over(spoiled: rig.Cluste
     assert cluster.taints() == []
 
 
-def _is_refused(cluster: rig.Cluster, layout: str) -> bool:
+def _is_refused(cluster: rig.RealCluster, layout: str) -> bool:
     status = cluster.status()
     return status.get("config") == layout and status.get("reason") == "ForeignManager"
 
 
-def _until_logged(cluster: rig.Cluster, text: str) -> None:
+def _until_logged(cluster: rig.RealCluster, text: str) -> None:
     waiting.until(lambda: text in nvidia_manager.log(cluster), text, within_s=120)

@@ -22,7 +22,7 @@ def document(*devices: dict[str, int]) -> str:
     return json.dumps({"version": "v1", "mig-configs": {"mine": rules}}, indent=1)
 
 
-def edit(cluster: rig.Cluster, text: str) -> None:
+def edit(cluster: rig.RealCluster, text: str) -> None:
     """Edit the ConfigMap; return when the agent's container sees it."""
     patch = json.dumps({"data": {"config.yaml": text}})
     namespace = "--namespace=mig-manager"
@@ -42,7 +42,7 @@ def edit(cluster: rig.Cluster, text: str) -> None:
 
 
 @pytest.fixture
-def shipped(cluster: rig.Cluster) -> Iterator[None]:
+def shipped(cluster: rig.RealCluster) -> Iterator[None]:
     """Put the shipped layouts back when the story has ended."""
     namespace = "--namespace=mig-manager"
     text = cluster.get("configmap", "mig-manager-config", namespace)["data"]["config.yaml"]
@@ -52,7 +52,9 @@ def shipped(cluster: rig.Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("shipped")
-def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(cluster: rig.Cluster) -> None:
+def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
+    cluster: rig.RealCluster,
+) -> None:
     edit(cluster, document({"3g.20gb": 2}, {"3g.20gb": 1}))
     cluster.request("mine")
     assert cluster.outcome("mine")["state"] == "success"

@@ -24,7 +24,7 @@ def shape() -> rig.Shape:
 
 
 @pytest.fixture
-def operator(cluster: rig.Cluster) -> Iterator[gpu_operator.Operator]:
+def operator(cluster: rig.RealCluster) -> Iterator[gpu_operator.Operator]:
     """The operator with our image; afterwards the node is as it wants it."""
     found = gpu_operator.Operator(cluster)
     if not cluster.kubectl("get", "namespace", "--ignore-not-found", gpu_operator.NAMESPACE):
@@ -38,7 +38,7 @@ def operator(cluster: rig.Cluster) -> Iterator[gpu_operator.Operator]:
 
 
 def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
-    cluster: rig.Cluster, operator: gpu_operator.Operator
+    cluster: rig.RealCluster, operator: gpu_operator.Operator
 ) -> None:
     agent = operator.awaited(MANAGER, images.AGENT)
     monitor, labels = operator.run_dcgm(), operands(cluster)
@@ -56,7 +56,7 @@ def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
 
 
 def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
-    cluster: rig.Cluster, operator: gpu_operator.Operator
+    cluster: rig.RealCluster, operator: gpu_operator.Operator
 ) -> None:
     if cluster.driver.profiles() != [["1g.5gb"] * 7] * 2:
         cluster.request("all-1g.5gb")
@@ -80,7 +80,7 @@ def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
 
 
 def test_nvidias_image_may_return_during_a_change(
-    cluster: rig.Cluster, operator: gpu_operator.Operator
+    cluster: rig.RealCluster, operator: gpu_operator.Operator
 ) -> None:
     labels = operands(cluster)
     cluster.driver.gpus.add_fault(
@@ -105,7 +105,7 @@ def test_nvidias_image_may_return_during_a_change(
     assert cluster.allocatable() == {"mig-2g.10gb": 6}
 
 
-def operands(cluster: rig.Cluster) -> dict[str, str]:
+def operands(cluster: rig.RealCluster) -> dict[str, str]:
     """Return the labels by which the operator deploys its operands."""
     return {
         key: value
@@ -114,6 +114,6 @@ def operands(cluster: rig.Cluster) -> dict[str, str]:
     }
 
 
-def uids(cluster: rig.Cluster) -> list[str]:
+def uids(cluster: rig.RealCluster) -> list[str]:
     """Return the UIDs of the MIG manager's pods."""
     return [pod["metadata"]["uid"] for pod in cluster.pods(gpu_operator.NAMESPACE, app=MANAGER)]

@@ -29,7 +29,7 @@ def shape() -> rig.Shape:
 
 
 @pytest.fixture
-def plugin(cluster: rig.Cluster) -> rig.Cluster:
+def plugin(cluster: rig.RealCluster) -> rig.RealCluster:
     """NVIDIA's device plugin from its static manifest."""
     daemons = manifests.plugin()
     daemons["spec"]["template"]["spec"]["nodeName"] = rig.NODE
@@ -37,7 +37,7 @@ def plugin(cluster: rig.Cluster) -> rig.Cluster:
     return cluster
 
 
-def assert_serves(cluster: rig.Cluster, layout: str, profile: str, count: int) -> None:
+def assert_serves(cluster: rig.RealCluster, layout: str, profile: str, count: int) -> None:
     cluster.request(layout)
     assert cluster.outcome(layout)["state"] == "success"
     assert cluster.driver.profiles() == [[profile] * count] * 2
@@ -46,7 +46,7 @@ def assert_serves(cluster: rig.Cluster, layout: str, profile: str, count: int) -
     cluster.kubectl("delete", "deployment", "one", "--wait=false")
 
 
-def assert_nothing_is_left(cluster: rig.Cluster, name: str = rig.NODE) -> None:
+def assert_nothing_is_left(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
     assert "mig-manager" not in cluster.kubectl("get", KINDS, "--output=name")
     assert cluster.taints(name) == []
     annotations = cluster.get("node", name)["metadata"]["annotations"]
@@ -58,7 +58,7 @@ def assert_nothing_is_left(cluster: rig.Cluster, name: str = rig.NODE) -> None:
     [("privileged", "all-1g.5gb", "1g.5gb", 7), ("budget", "all-2g.10gb", "2g.10gb", 3)],
 )
 def test_an_overlay_serves_a_layout_and_leaves_nothing_when_it_is_deleted(
-    plugin: rig.Cluster, overlay: str, layout: str, profile: str, count: int
+    plugin: rig.RealCluster, overlay: str, layout: str, profile: str, count: int
 ) -> None:
     plugin.install(overlay)
     assert_serves(plugin, layout, profile, count)
@@ -74,7 +74,9 @@ def test_an_overlay_serves_a_layout_and_leaves_nothing_when_it_is_deleted(
     assert plugin.driver.profiles() == [[profile] * count] * 2
 
 
-def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(plugin: rig.Cluster) -> None:
+def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(
+    plugin: rig.RealCluster,
+) -> None:
     plugin.apply(RUNC)
     plugin.install("privileged", manifests.agent({"runtimeClassName": "runc"}))
     inside = ("exec", "-n", "mig-manager", "ds/mig-manager", "--", "ls")
@@ -92,7 +94,7 @@ def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(plugin: rig.
 
 
 def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
-    plugin: rig.Cluster, tmp_path: pathlib.Path
+    plugin: rig.RealCluster, tmp_path: pathlib.Path
 ) -> None:
     helm = programs.needed("helm")
     repository, _, tag = images.AGENT.partition(":")
@@ -111,7 +113,7 @@ def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
     assert_nothing_is_left(plugin)
 
 
-def test_the_simulated_overlay_offers_gpus_on_a_node_without_any(cluster: rig.Cluster) -> None:
+def test_the_simulated_overlay_offers_gpus_on_a_node_without_any(cluster: rig.RealCluster) -> None:
     cluster.kubectl("label", "node", SIMULATED, "mig-manager.io/simulated=true")
     cluster.install("simulated")
     waiting.until(lambda: cluster.allocatable(SIMULATED) == {"gpu": 8}, "simulated GPUs")

@@ -36,27 +36,27 @@ def shape() -> rig.Shape:
     return rig.Shape(patches=(settings,))
 
 
-def be_at_rest(cluster: rig.Cluster) -> None:
+def be_at_rest(cluster: rig.RealCluster) -> None:
     """Have the new layout requested and active."""
     cluster.request(_NEW)
     assert cluster.outcome(_NEW)["state"] == "success"
 
 
-def keep_capacity(cluster: rig.Cluster) -> None:
+def keep_capacity(cluster: rig.RealCluster) -> None:
     """Bring the node into the state that a lost update of kubelet leaves."""
     patch = json.dumps({"status": {"capacity": {_RESOURCE: "4"}}})
     options = ("--subresource=status", "--type=merge", f"--patch={patch}")
     cluster.kubectl("patch", "node", rig.NODE, *options)
 
 
-def removals(cluster: rig.Cluster) -> Iterator[str]:
+def removals(cluster: rig.RealCluster) -> Iterator[str]:
     """Return what the Events about removed devices say."""
     for event in cluster.get("events", "-n", "default")["items"]:
         if event["reason"] == "PhantomDevicesRemoved":
             yield event["message"]
 
 
-def assert_clean(cluster: rig.Cluster) -> None:
+def assert_clean(cluster: rig.RealCluster) -> None:
     """Check that phantom devices are gone, and stay so with kubelet's next update."""
     # Kubelet writes the status when something in it differs.
     cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"test={time.monotonic_ns()}")
@@ -75,7 +75,7 @@ def assert_clean(cluster: rig.Cluster) -> None:
     judging.assert_at_rest(cluster)
 
 
-def test_devices_that_no_gpu_has_are_removed_at_rest(cluster: rig.Cluster) -> None:
+def test_devices_that_no_gpu_has_are_removed_at_rest(cluster: rig.RealCluster) -> None:
     be_at_rest(cluster)
     keep_capacity(cluster)
 
@@ -84,7 +84,7 @@ def test_devices_that_no_gpu_has_are_removed_at_rest(cluster: rig.Cluster) -> No
     assert any(_RESOURCE in message for message in removals(cluster))
 
 
-def test_a_change_beside_devices_that_no_gpu_has_succeeds(cluster: rig.Cluster) -> None:
+def test_a_change_beside_devices_that_no_gpu_has_succeeds(cluster: rig.RealCluster) -> None:
     cluster.ensure_layout("all-1g.5gb")
     keep_capacity(cluster)
 
@@ -95,7 +95,7 @@ def test_a_change_beside_devices_that_no_gpu_has_succeeds(cluster: rig.Cluster) 
 
 
 def test_devices_that_may_not_be_removed_are_published_with_the_command(
-    spoiled: rig.Cluster,
+    spoiled: rig.RealCluster,
 ) -> None:
     cluster = spoiled
     be_at_rest(cluster)
@@ -116,7 +116,7 @@ def test_devices_that_may_not_be_removed_are_published_with_the_command(
 
 @pytest.mark.parametrize("minute", _MINUTES)
 def test_an_outage_after_a_change_leaves_no_device_that_no_gpu_has(
-    spoiled: rig.Cluster, minute: int
+    spoiled: rig.RealCluster, minute: int
 ) -> None:
     cluster = spoiled
     cluster.ensure_layout(_OLD)

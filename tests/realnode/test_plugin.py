@@ -10,7 +10,7 @@ from tests.realnode import judging, manifests, nvidia, rig
 pytestmark = pytest.mark.realnode
 
 
-def _serve(cluster: rig.Cluster, *objects: rig.Object) -> None:
+def _serve(cluster: rig.RealCluster, *objects: rig.Object) -> None:
     """Have a plugin serve the node, and wait until it does."""
     cluster.apply(*objects)
     cluster.wait_for_daemons("kube-system", manifests.PLUGIN)
@@ -44,7 +44,7 @@ def _serve(cluster: rig.Cluster, *objects: rig.Object) -> None:
     ],
 )
 def test_every_way_to_run_the_plugin_serves_a_new_layout(
-    cluster: rig.Cluster, plugin: rig.Object, before: str, layout: str, devices: dict[str, int]
+    cluster: rig.RealCluster, plugin: rig.Object, before: str, layout: str, devices: dict[str, int]
 ) -> None:
     cluster.ensure_layout(before)
     _serve(cluster, plugin)
@@ -56,7 +56,7 @@ def test_every_way_to_run_the_plugin_serves_a_new_layout(
 
 
 def test_a_layout_that_would_end_the_plugin_waits_for_another_strategy(
-    cluster: rig.Cluster,
+    cluster: rig.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-7g.40gb")
     _serve(cluster, manifests.plugin(MIG_STRATEGY="single"))
@@ -74,7 +74,9 @@ def test_a_layout_that_would_end_the_plugin_waits_for_another_strategy(
     judging.assert_at_rest(cluster)
 
 
-def test_plugin_that_does_not_start_is_named_and_the_layout_stays(cluster: rig.Cluster) -> None:
+def test_plugin_that_does_not_start_is_named_and_the_layout_stays(
+    cluster: rig.RealCluster,
+) -> None:
     cluster.apply(manifests.plugin(DEVICE_LIST_STRATEGY="none-of-them"))
     cluster.request("all-3g.20gb")
     why = f"kube-system/{manifests.PLUGIN}.* \\(CrashLoopBackOff"
@@ -93,7 +95,7 @@ def test_plugin_that_does_not_start_is_named_and_the_layout_stays(cluster: rig.C
     judging.assert_at_rest(cluster)
 
 
-def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.Cluster) -> None:
+def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealCluster) -> None:
     _serve(cluster, *nvidia.plugin_with_configs("mig-1g.10gb", replicas=4))
     cluster.request("all-1g.10gb")
     assert cluster.outcome("all-1g.10gb")["state"] == "success"
@@ -109,7 +111,7 @@ def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.Clust
     cluster.kubectl("label", "node", rig.NODE, "nvidia.com/device-plugin.config-")
 
 
-def test_feature_discovery_labels_what_pods_can_be_given(cluster: rig.Cluster) -> None:
+def test_feature_discovery_labels_what_pods_can_be_given(cluster: rig.RealCluster) -> None:
     _serve(cluster, manifests.plugin())
     cluster.apply(nvidia.feature_discovery())
     cluster.kubectl("label", "node", rig.NODE, f"{nvidia.DISCOVERY_LABEL}=true")

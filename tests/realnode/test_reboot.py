@@ -27,16 +27,16 @@ def shape() -> rig.Shape:
     return rig.Shape(gpus="1xA100-SXM4-40GB+1xH100-SXM5-80GB")
 
 
-def modes(cluster: rig.Cluster) -> list[bool]:
+def modes(cluster: rig.RealCluster) -> list[bool]:
     """Return whether MIG mode is on, for each GPU."""
     return [gpu.is_enabled for gpu in cluster.driver.gpus.read().gpus]
 
 
-def profiles(cluster: rig.Cluster) -> list[list[str]]:
+def profiles(cluster: rig.RealCluster) -> list[list[str]]:
     return [sorted(each) for each in cluster.driver.profiles()]
 
 
-def assert_usable(cluster: rig.Cluster, workload: str, pods: int) -> None:
+def assert_usable(cluster: rig.RealCluster, workload: str, pods: int) -> None:
     """Check that a workload's pods run, each on one MIG device that exists."""
     waiting.until(lambda: len(cluster.running(workload)) == pods, f"{workload}", within_s=90)
     used = [use.devices for use in judging.use(cluster, workload).values()]
@@ -44,7 +44,7 @@ def assert_usable(cluster: rig.Cluster, workload: str, pods: int) -> None:
 
 
 def test_rebooted_node_gets_its_layout_and_workload_without_an_eviction(
-    cluster: rig.Cluster,
+    cluster: rig.RealCluster,
 ) -> None:
     cluster.request("all-balanced")
     assert cluster.outcome("all-balanced")["state"] == "success"
@@ -65,7 +65,7 @@ def test_rebooted_node_gets_its_layout_and_workload_without_an_eviction(
 
 
 def test_node_rebooted_during_creation_ends_with_the_requested_layout(
-    cluster: rig.Cluster,
+    cluster: rig.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-balanced")
     hangs = nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance*", first=3, hang_s=8.0)
@@ -90,7 +90,7 @@ def logind(folder: pathlib.Path) -> Iterator[systemd_rig.StandIn]:
         yield answering
 
 
-def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(spoiled: rig.Cluster) -> None:
+def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(spoiled: rig.RealCluster) -> None:
     cluster = spoiled
     cluster.ensure_layout("all-balanced")
     environ = {"WITH_REBOOT": "true", "DBUS_SYSTEM_BUS_ADDRESS": f"unix:path=/host{BUS}"}

@@ -25,13 +25,13 @@ def shape() -> rig.Shape:
     return rig.Shape(patches=(manifests.layouts(_LAYOUTS), allowed))
 
 
-def _request(cluster: rig.Cluster) -> None:
+def _request(cluster: rig.RealCluster) -> None:
     """Make a new request: a node without a request is not repaired, whatever it has."""
     cluster.request("test-two-gpus")
     assert cluster.outcome("test-two-gpus")["state"] == "success"
 
 
-def _condition(cluster: rig.Cluster) -> tuple[str, str]:
+def _condition(cluster: rig.RealCluster) -> tuple[str, str]:
     """Return status and message of the condition; empty if the node lacks it."""
     for each in cluster.get("node", rig.NODE)["status"]["conditions"]:
         if each["type"] == "GpuRecoveryNeeded":
@@ -39,11 +39,11 @@ def _condition(cluster: rig.Cluster) -> tuple[str, str]:
     return "", ""
 
 
-def _events(cluster: rig.Cluster) -> set[str]:
+def _events(cluster: rig.RealCluster) -> set[str]:
     return {each["reason"] for each in cluster.get("events", "-A")["items"]}
 
 
-def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.Cluster) -> None:
+def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.RealCluster) -> None:
     _request(cluster)
     cluster.deploy("kept", "mig-1g.5gb", 2)
     affected = cluster.deploy("affected", "mig-2g.10gb")
@@ -66,7 +66,7 @@ def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.Cluste
     judging.assert_at_rest(cluster)
 
 
-def test_a_cordon_of_another_program_defers_the_repair(cluster: rig.Cluster) -> None:
+def test_a_cordon_of_another_program_defers_the_repair(cluster: rig.RealCluster) -> None:
     _request(cluster)
     pods = cluster.deploy("busy", "mig-1g.5gb", 2)
     instances, log = cluster.driver.instances(), cluster.listen()

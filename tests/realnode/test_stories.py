@@ -9,7 +9,7 @@ from tests.realnode import images, judging, manifests, rig
 pytestmark = pytest.mark.realnode
 
 
-def test_a_first_layout_becomes_schedulable(cluster: rig.Cluster) -> None:
+def test_a_first_layout_becomes_schedulable(cluster: rig.RealCluster) -> None:
     cluster.ensure_layout("all-disabled")
     cluster.request("all-1g.5gb")
 
@@ -23,7 +23,7 @@ def test_a_first_layout_becomes_schedulable(cluster: rig.Cluster) -> None:
     ("layout", "reason"), [("all-1g.5gbb", "UnknownConfig"), ("too-much", "DoesNotFit")]
 )
 def test_an_impossible_layout_fails_and_touches_nothing(
-    cluster: rig.Cluster, layout: str, reason: str
+    cluster: rig.RealCluster, layout: str, reason: str
 ) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.deploy("busy", "mig-1g.5gb")
@@ -42,7 +42,7 @@ def test_an_impossible_layout_fails_and_touches_nothing(
     judging.assert_at_rest(cluster)
 
 
-def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(cluster: rig.Cluster) -> None:
+def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(cluster: rig.RealCluster) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.deploy("busy", "mig-1g.5gb")
     before, instances = judging.use(cluster, "busy"), cluster.driver.instances()
@@ -71,7 +71,7 @@ def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(cluster: rig.Clus
 
 @pytest.mark.parametrize("newer", ["all-1g.5gb", ""])
 def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
-    cluster: rig.Cluster, newer: str
+    cluster: rig.RealCluster, newer: str
 ) -> None:
     cluster.ensure_layout("all-1g.5gb")
     guarded = cluster.deploy("guarded", "mig-1g.5gb")
@@ -96,7 +96,7 @@ def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
 
 
 def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
-    cluster: rig.Cluster,
+    cluster: rig.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.deploy("busy", "mig-1g.5gb", 14)
@@ -120,7 +120,7 @@ def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
 
 
 def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
-    cluster: rig.Cluster,
+    cluster: rig.RealCluster,
 ) -> None:
     cluster.ensure_layout("one-slice")
     cluster.deploy("guarded", "mig-1g.5gb")
@@ -145,7 +145,7 @@ def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
 
 
 def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
-    cluster: rig.Cluster,
+    cluster: rig.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-3g.20gb")
     cluster.driver.gpus.add_fault(
@@ -163,7 +163,9 @@ def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
     judging.assert_at_rest(cluster)
 
 
-def test_mig_goes_off_under_a_deaf_pod_and_the_owners_settings_stay(cluster: rig.Cluster) -> None:
+def test_mig_goes_off_under_a_deaf_pod_and_the_owners_settings_stay(
+    cluster: rig.RealCluster,
+) -> None:
     cluster.ensure_layout("all-2g.10gb")
     # A first process without a handler does not get the signal.
     deaf = {

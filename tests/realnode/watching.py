@@ -49,7 +49,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def nodes(cluster: rig.Cluster) -> Iterator[Watch]:
+def nodes(cluster: rig.RealCluster) -> Iterator[Watch]:
     """Watch all nodes during the body."""
     columns = "|".join(_COLUMNS)
     with (

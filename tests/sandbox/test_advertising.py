@@ -29,7 +29,7 @@ NODE = {
 }
 
 
-class Rig:
+class AdvertisingRig:
     """A node with one A100, whose devices an agent advertises."""
 
     def __init__(self, server: apiserver.ApiServer, kube: api.KubeApi) -> None:
@@ -47,12 +47,12 @@ class Rig:
 
 
 @pytest.fixture
-def rig(server: apiserver.ApiServer, kube: api.KubeApi) -> Rig:
+def rig(server: apiserver.ApiServer, kube: api.KubeApi) -> AdvertisingRig:
     server.create(NODE)
-    return Rig(server, kube)
+    return AdvertisingRig(server, kube)
 
 
-def test_node_advertises_observed_devices_and_zeroes_removed_ones(rig: Rig) -> None:
+def test_node_advertises_observed_devices_and_zeroes_removed_ones(rig: AdvertisingRig) -> None:
     rig.gpus.start()
     rig.gpus.observe()
     rig.started_agent().observe()
@@ -73,7 +73,7 @@ def test_node_advertises_observed_devices_and_zeroes_removed_ones(rig: Rig) -> N
         assert changed.items() <= rig.status()[field].items()
 
 
-def test_a_node_that_was_registered_again_gets_its_devices_again(rig: Rig) -> None:
+def test_a_node_that_was_registered_again_gets_its_devices_again(rig: AdvertisingRig) -> None:
     rig.gpus.observe()
     rig.server.delete(resources.NODES, "n1")
     rig.server.create(NODE)
@@ -83,7 +83,7 @@ def test_a_node_that_was_registered_again_gets_its_devices_again(rig: Rig) -> No
     assert rig.status()["allocatable"]["nvidia.com/gpu"] == "1"
 
 
-def test_devices_that_a_kubelet_zeroes_are_advertised_again(rig: Rig) -> None:
+def test_devices_that_a_kubelet_zeroes_are_advertised_again(rig: AdvertisingRig) -> None:
     rig.gpus.observe()
     zeroes = {"status": {"allocatable": {"nvidia.com/gpu": "0"}}}
     rig.kube.patch(f"{node.path('n1')}/status", zeroes)
@@ -93,7 +93,7 @@ def test_devices_that_a_kubelet_zeroes_are_advertised_again(rig: Rig) -> None:
     assert rig.status()["allocatable"]["nvidia.com/gpu"] == "1"
 
 
-def test_refused_advertisement_is_retried_and_fails_no_observation(rig: Rig) -> None:
+def test_refused_advertisement_is_retried_and_fails_no_observation(rig: AdvertisingRig) -> None:
     rig.server.inject(apiserver.Fault(verb="patch", status=403, times=1))
 
     with structlog.testing.capture_logs() as logs:
@@ -105,7 +105,7 @@ def test_refused_advertisement_is_retried_and_fails_no_observation(rig: Rig) -> 
     assert rig.status()["capacity"]["nvidia.com/gpu"] == "1"
 
 
-def test_unobservable_gpus_do_not_prevent_the_start(rig: Rig) -> None:
+def test_unobservable_gpus_do_not_prevent_the_start(rig: AdvertisingRig) -> None:
     rig.node.refusing["gpus.observe"] = errors.HardwareError(
         "no", reason=errors.Reason.DRIVER_NOT_LOADED
     )

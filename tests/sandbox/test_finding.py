@@ -24,7 +24,7 @@ mig-configs:
 """
 
 
-class Machine:
+class FoundMachine:
     """Runs commands as processes of their own, whose loader knows no NVML library."""
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -47,8 +47,8 @@ class Machine:
 
 
 @pytest.fixture
-def shell(tmp_path: pathlib.Path) -> Machine:
-    return Machine(tmp_path)
+def shell(tmp_path: pathlib.Path) -> FoundMachine:
+    return FoundMachine(tmp_path)
 
 
 def node(folder: pathlib.Path, **options: object) -> pathlib.Path:
@@ -78,7 +78,7 @@ def test_the_library_is_found_where_distributions_put_it(
 
 @pytest.mark.slow
 def test_links_of_debians_alternatives_lead_to_paths_below_the_driver_root(
-    shell: Machine, tmp_path: pathlib.Path
+    shell: FoundMachine, tmp_path: pathlib.Path
 ) -> None:
     root = tmp_path / "root"
     usual = root / "usr/lib/x86_64-linux-gnu" / library.NAME
@@ -94,7 +94,7 @@ def test_links_of_debians_alternatives_lead_to_paths_below_the_driver_root(
 
 
 def test_the_loaders_cache_of_a_driver_root_is_searched(
-    shell: Machine, tmp_path: pathlib.Path
+    shell: FoundMachine, tmp_path: pathlib.Path
 ) -> None:
     root = tmp_path / "root"
     cache = root / "etc/ld.so.cache"
@@ -113,7 +113,7 @@ def test_the_loaders_cache_of_a_driver_root_is_searched(
 
 @pytest.mark.slow
 def test_doctor_finds_the_library_by_the_loaders_variables(
-    shell: Machine, tmp_path: pathlib.Path
+    shell: FoundMachine, tmp_path: pathlib.Path
 ) -> None:
     with library.served(tmp_path / "library", node(tmp_path)) as file:
         done = shell("doctor", "-o", "json", LD_LIBRARY_PATH=str(file.parent))
@@ -124,7 +124,7 @@ def test_doctor_finds_the_library_by_the_loaders_variables(
 
 @pytest.mark.slow
 def test_mismatched_loader_library_gives_way_to_the_driver_roots(
-    shell: Machine, tmp_path: pathlib.Path
+    shell: FoundMachine, tmp_path: pathlib.Path
 ) -> None:
     stale, current = node(tmp_path / "stale"), node(tmp_path / "current")
     # The library finds a kernel module of another version than its own.
@@ -146,7 +146,7 @@ def test_mismatched_loader_library_gives_way_to_the_driver_roots(
 
 @pytest.mark.slow
 def test_nvidia_smi_is_found_on_the_path_where_no_driver_root_has_it(
-    shell: Machine, tmp_path: pathlib.Path
+    shell: FoundMachine, tmp_path: pathlib.Path
 ) -> None:
     state = node(tmp_path, resets_itself=False)
     nvidia_smi.install(tmp_path / "conda/bin", state)

@@ -163,7 +163,7 @@ def test_apply_asks_the_kubelet_of_this_machine_without_an_option(
     with tempfile.TemporaryDirectory(prefix="mm") as root:
         folder = pathlib.Path(root, "var/lib/kubelet/pod-resources")
         folder.mkdir(parents=True)
-        kubelet = kubelet_rig.Kubelet(folder / "kubelet.sock")
+        kubelet = kubelet_rig.GrpcKubelet(folder / "kubelet.sock")
         kubelet.pods = [pod]
         kubelet.start()
 

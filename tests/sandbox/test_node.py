@@ -18,7 +18,7 @@ _SMALL = "nvidia.com/mig-1g.10gb"
 _PLUGIN = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}"
 
 
-class Stage(agent_stage.Stage):
+class SandboxStage(agent_stage.AgentStage):
     """A node of two H100, which switch MIG while the plugin runs."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class Stage(agent_stage.Stage):
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as result:
+def stage() -> Iterator[SandboxStage]:
+    with SandboxStage() as result:
         yield result
     assert not [each.name for each in threading.enumerate() if each.name.startswith("sandbox-")]
 
@@ -74,7 +74,9 @@ def stays_so(condition: Callable[[], bool]) -> bool:
     return all(condition() for _ in range(10) if not threading.Event().wait(0.03))
 
 
-def test_a_new_node_has_the_labels_of_feature_discovery_and_whole_gpus(stage: Stage) -> None:
+def test_a_new_node_has_the_labels_of_feature_discovery_and_whole_gpus(
+    stage: SandboxStage,
+) -> None:
     labels = objects.labels(stage.node())
     assert labels["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3"
     assert labels["nvidia.com/gpu.count"] == "2"
@@ -89,7 +91,9 @@ def test_a_new_node_has_the_labels_of_feature_discovery_and_whole_gpus(stage: St
     stage.wait(lambda: not stage.plugin() and not stage.clients("plugin"), "its end")
 
 
-def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(stage: Stage) -> None:
+def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(
+    stage: SandboxStage,
+) -> None:
     stage.partition(2)
     assert stays_so(lambda: stage.allocatable() == {resources.GPU: 2})
 
@@ -100,7 +104,7 @@ def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(stage:
     assert asked.allocatable()[_SMALL] == stage.uuids()
 
 
-def test_pods_get_own_devices_and_one_more_waits_for_a_release(stage: Stage) -> None:
+def test_pods_get_own_devices_and_one_more_waits_for_a_release(stage: SandboxStage) -> None:
     stage.partition(2)
     stage.restart_plugin()
     stage.offers(2)
@@ -115,7 +119,7 @@ def test_pods_get_own_devices_and_one_more_waits_for_a_release(stage: Stage) -> 
     stage.shows("p3", "Running")
 
 
-def test_stale_plugin_offers_a_dead_device_that_no_container_can_use(stage: Stage) -> None:
+def test_stale_plugin_offers_a_dead_device_that_no_container_can_use(stage: SandboxStage) -> None:
     stage.partition(1)
     stage.restart_plugin()
     stage.offers(1)
@@ -124,7 +128,7 @@ def test_stale_plugin_offers_a_dead_device_that_no_container_can_use(stage: Stag
     stage.shows("p1", "RunContainerError")
 
 
-def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(stage: Stage) -> None:
+def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(stage: SandboxStage) -> None:
     stage.cluster.create(cluster_view.WatchedKind.DAEMON_SET, monitors.daemon_set())
     label = f"{well_known.DEPLOY_LABEL_PREFIX}dcgm-exporter"
     for value, expected in (("true", ["monitor"] * 2), (well_known.PAUSED_VALUE, [])):
@@ -139,7 +143,7 @@ def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(stage: Stage) ->
     assert stays_so(has_only_the_plugin)
 
 
-def test_reboot_destroys_instances_and_brings_the_plugin_back(stage: Stage) -> None:
+def test_reboot_destroys_instances_and_brings_the_plugin_back(stage: SandboxStage) -> None:
     stage.partition(1)
     stage.restart_plugin()
     stage.offers(1)

@@ -19,7 +19,7 @@ _APPLIED: dict[tuple[str, ...], dict[str, bytes]] = {}
 """The files of nodes to which a layout has been applied."""
 
 
-class Node:
+class ShellNode:
     """A simulated node and the program on it."""
 
     def __init__(

@@ -16,18 +16,18 @@ SPEC = "2xA100-SXM4-40GB"
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> shell_node.Node:
-    return shell_node.Node(tmp_path, SPEC)
+def node(tmp_path: pathlib.Path) -> shell_node.ShellNode:
+    return shell_node.ShellNode(tmp_path, SPEC)
 
 
-def accept(node: shell_node.Node, *options: str) -> commandline.Answer:
+def accept(node: shell_node.ShellNode, *options: str) -> commandline.Answer:
     line = ["acceptance", "--simulate-state", str(node.path), *options]
     return commandline.run(line, {}, command=main.main)
 
 
 @pytest.mark.slow
 def test_gpus_as_expected_give_status_0_and_a_file(
-    node: shell_node.Node, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    node: shell_node.ShellNode, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -41,7 +41,7 @@ def test_gpus_as_expected_give_status_0_and_a_file(
     assert accept(node, "--output-file", "-").data.keys() == data.keys()
 
 
-def test_a_difference_gives_status_1_and_its_consequence(node: shell_node.Node) -> None:
+def test_a_difference_gives_status_1_and_its_consequence(node: shell_node.ShellNode) -> None:
     fault = nvml_faults.Fault(function="nvmlDeviceGetGpuInstanceById", gpu=1, code=2, count=None)
     node.state.add_fault(fault)
 
@@ -54,7 +54,7 @@ def test_a_difference_gives_status_1_and_its_consequence(node: shell_node.Node) 
 
 
 @pytest.mark.slow
-def test_a_file_that_cannot_be_written_gives_status_2(node: shell_node.Node) -> None:
+def test_a_file_that_cannot_be_written_gives_status_2(node: shell_node.ShellNode) -> None:
     answer = accept(node, "--output-file", str(node.path / "no-folder"))
 
     assert answer.status == console.UNUSABLE
@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_written_gives_status_2(node: shell_node.Node) -> 
 
 
 @pytest.mark.slow
-def test_a_loaded_library_is_surveyed_as_the_simulated_one(node: shell_node.Node) -> None:
+def test_a_loaded_library_is_surveyed_as_the_simulated_one(node: shell_node.ShellNode) -> None:
     node.state.add_fault(
         nvml_faults.Fault(function="nvmlDeviceGetVirtualizationMode", code=3, count=None)
     )
@@ -80,7 +80,7 @@ def test_a_loaded_library_is_surveyed_as_the_simulated_one(node: shell_node.Node
     }
 
 
-def test_a_gpu_with_a_fault_is_named_with_what_to_do(node: shell_node.Node) -> None:
+def test_a_gpu_with_a_fault_is_named_with_what_to_do(node: shell_node.ShellNode) -> None:
     node.state.fail_gpu(1, action=1)
 
     answer = accept(node, "--output-file", str(node.path.with_name("found.json")))
@@ -93,7 +93,7 @@ def test_a_gpu_with_a_fault_is_named_with_what_to_do(node: shell_node.Node) -> N
 
 
 @pytest.mark.slow
-def test_an_unreachable_gpu_is_counted_and_named_once(node: shell_node.Node) -> None:
+def test_an_unreachable_gpu_is_counted_and_named_once(node: shell_node.ShellNode) -> None:
     node.state.lose_gpu(1)
 
     answer = accept(node, "--output-file", str(node.path.with_name("found.json")))
@@ -106,7 +106,7 @@ def test_an_unreachable_gpu_is_counted_and_named_once(node: shell_node.Node) -> 
 
 
 @pytest.mark.slow
-def test_an_observation_says_that_a_change_was_left_unfinished(node: shell_node.Node) -> None:
+def test_an_observation_says_that_a_change_was_left_unfinished(node: shell_node.ShellNode) -> None:
     node.kill("apply", "wanted", function="nvmlDeviceCreateGpuInstanceWithPlacement")
 
     answer = accept(node, "--output-file", "-")

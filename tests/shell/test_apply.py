@@ -13,22 +13,22 @@ from mig_manager.cli.commands import gpu_access
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.adapters import kubelet_rig
-from tests.shell.shell_node import Node
+from tests.shell.shell_node import ShellNode
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> Node:
-    return Node(tmp_path, "1xA100-SXM4-40GB", active="before")
+def node(tmp_path: pathlib.Path) -> ShellNode:
+    return ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before")
 
 
 @pytest.fixture
-def pair(tmp_path: pathlib.Path) -> Node:
+def pair(tmp_path: pathlib.Path) -> ShellNode:
     """Two GPUs with 2g.10gb and 3g.20gb each."""
-    return Node(tmp_path, "2xA100-SXM4-40GB", active="before")
+    return ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
 
 
 @pytest.mark.slow
-def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: Node) -> None:
+def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: ShellNode) -> None:
     pair.use("2g.10gb", gpu=1)
     before = pair.shape
     pair.state.log_calls()
@@ -48,16 +48,16 @@ def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: 
 
 
 @pytest.fixture
-def kubelet() -> Iterator[kubelet_rig.Kubelet]:
+def kubelet() -> Iterator[kubelet_rig.GrpcKubelet]:
     with kubelet_rig.a_kubelet() as kubelet:
         yield kubelet
 
 
-def verified_wanted(node: Node) -> Node:
+def verified_wanted(node: ShellNode) -> ShellNode:
     """Have a node keep for its next boot what another one has applied, and return that one."""
     folder = node.path.parent / "wanted"
     folder.mkdir()
-    wanted = Node(folder, "1xA100-SXM4-40GB", active="wanted")
+    wanted = ShellNode(folder, "1xA100-SXM4-40GB", active="wanted")
     shutil.copy(*(each.state.beside("verified-layout") for each in (wanted, node)))
     return wanted
 
@@ -77,9 +77,9 @@ mig-configs:
 @pytest.mark.parametrize("used", [0, 1])
 @pytest.mark.parametrize("has_pod", [False, True])
 def test_of_two_instances_the_idle_one_is_destroyed(
-    tmp_path: pathlib.Path, kubelet: kubelet_rig.Kubelet, used: int, *, has_pod: bool
+    tmp_path: pathlib.Path, kubelet: kubelet_rig.GrpcKubelet, used: int, *, has_pod: bool
 ) -> None:
-    node = Node(tmp_path, "A100-SXM4-40GB", layouts=TWO_OR_ONE, active="two")
+    node = ShellNode(tmp_path, "A100-SXM4-40GB", layouts=TWO_OR_ONE, active="two")
     name = node.devices_of("2g.10gb")[used]
     if has_pod:
         kubelet.pods = [pod_with(name)]
@@ -99,7 +99,7 @@ CHANGES = [("apply", "wanted"), ("restore", "-f", "FILE"), BOOT]
 
 @pytest.mark.parametrize("argv", CHANGES)
 def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
-    node: Node, kubelet: kubelet_rig.Kubelet, argv: Sequence[str]
+    node: ShellNode, kubelet: kubelet_rig.GrpcKubelet, argv: Sequence[str]
 ) -> None:
     checkpoint = node.path.with_name("wanted.json")
     before = node.shape
@@ -126,7 +126,9 @@ def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
     assert node.shape != before
 
 
-def test_a_plan_says_that_apply_would_refuse(node: Node, kubelet: kubelet_rig.Kubelet) -> None:
+def test_a_plan_says_that_apply_would_refuse(
+    node: ShellNode, kubelet: kubelet_rig.GrpcKubelet
+) -> None:
     (device,) = node.devices_of("2g.10gb")
     kubelet.pods = [pod_with(device)]
     kubelet.start()
@@ -153,8 +155,8 @@ def test_a_plan_says_that_apply_would_refuse(node: Node, kubelet: kubelet_rig.Ku
     ],
 )
 def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
-    node: Node,
-    kubelet: kubelet_rig.Kubelet,
+    node: ShellNode,
+    kubelet: kubelet_rig.GrpcKubelet,
     argv: Sequence[str],
     state: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -181,7 +183,7 @@ def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
 
 @pytest.mark.slow
 def test_rollback_without_placements_restores_all_instances(tmp_path: pathlib.Path) -> None:
-    node = Node(tmp_path, "2xA100-SXM4-40GB", active="small")
+    node = ShellNode(tmp_path, "2xA100-SXM4-40GB", active="small")
     absent = ("nvmlDeviceCreateGpuInstanceWithPlacement",)
     node.set_options(states.Options(absent_functions=absent))
     before = node.shape

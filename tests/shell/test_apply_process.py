@@ -14,17 +14,17 @@ from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
 from tests import waiting
 from tests.shell import commandline
-from tests.shell.shell_node import Node
+from tests.shell.shell_node import ShellNode
 
 
 @pytest.fixture
-def fresh(tmp_path: pathlib.Path) -> Node:
-    return Node(tmp_path, "1xA100-SXM4-40GB")
+def fresh(tmp_path: pathlib.Path) -> ShellNode:
+    return ShellNode(tmp_path, "1xA100-SXM4-40GB")
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> Node:
-    return Node(tmp_path, "1xA100-SXM4-40GB", active="before")
+def node(tmp_path: pathlib.Path) -> ShellNode:
+    return ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before")
 
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
@@ -35,7 +35,7 @@ KILLS = [("nvmlInit*", 2), ("nvmlGpuInstanceDestroy", 1), (CREATE, 2), ("nvmlShu
 @pytest.mark.parametrize(("function", "first"), KILLS)
 @pytest.mark.parametrize("again", ["wanted", "too-much"])
 def test_apply_after_a_kill_finishes_or_undoes_the_change(
-    node: Node, function: str, first: int, again: str
+    node: ShellNode, function: str, first: int, again: str
 ) -> None:
     before = node.shape
     node.kill("apply", "wanted", function=function, first=first)
@@ -57,7 +57,7 @@ mig-configs:
   first: [{devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 2}}]
   second: [{devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}]
 """
-    node = Node(tmp_path, "2xA100-SXM4-40GB", layouts=layouts, active="first")
+    node = ShellNode(tmp_path, "2xA100-SXM4-40GB", layouts=layouts, active="first")
     node.kill("apply", "second", function=CREATE, first=2)
     for argv in (("plan",), ("apply", "--dry-run"), ("assert",), ("apply",)):
         answer = node.run(*argv, "first")
@@ -70,7 +70,7 @@ mig-configs:
 
 
 @pytest.mark.slow
-def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> None:
+def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: ShellNode) -> None:
     before = node.shape
     node.hang_in(CREATE)
 
@@ -90,7 +90,7 @@ def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> No
     "argv", [pytest.param(("apply", "wanted"), marks=pytest.mark.slow), ("status",)]
 )
 def test_an_interrupt_ends_a_command_that_waits_for_a_hung_driver(
-    fresh: Node, argv: Sequence[str]
+    fresh: ShellNode, argv: Sequence[str]
 ) -> None:
     fresh.hang_in("nvmlInit*")
     with fresh.started(*argv) as process:
@@ -113,7 +113,7 @@ def test_an_interrupt_ends_a_command_that_waits_for_a_hung_driver(
     ],
 )
 def test_a_command_that_reads_from_a_hung_driver_ends_at_the_deadline(
-    fresh: Node, argv: Sequence[str]
+    fresh: ShellNode, argv: Sequence[str]
 ) -> None:
     fresh.hang_in("nvmlDeviceGetName")
 
@@ -124,7 +124,7 @@ def test_a_command_that_reads_from_a_hung_driver_ends_at_the_deadline(
     assert "remedy: The driver does not answer; read the kernel log." in answer.err
 
 
-def test_apply_names_the_owner_of_the_lock(fresh: Node) -> None:
+def test_apply_names_the_owner_of_the_lock(fresh: ShellNode) -> None:
     other = lock_file.LockFile(
         fresh.state.beside("manager.lock"),
         program="mig-manager agent",
@@ -146,7 +146,7 @@ def test_apply_names_the_owner_of_the_lock(fresh: Node) -> None:
 def test_concurrent_applies_run_one_after_the_other_and_one_layout_stays(
     tmp_path: pathlib.Path,
 ) -> None:
-    node = Node(tmp_path, "2xA100-SXM4-40GB")
+    node = ShellNode(tmp_path, "2xA100-SXM4-40GB")
     names = ["before", "wanted", "other", "small"]
     with contextlib.ExitStack() as stack:
         processes = [
@@ -166,9 +166,9 @@ def test_concurrent_applies_run_one_after_the_other_and_one_layout_stays(
 
 
 @pytest.fixture
-def pair(tmp_path: pathlib.Path) -> Node:
+def pair(tmp_path: pathlib.Path) -> ShellNode:
     """Two GPUs with 2g.10gb and 3g.20gb each."""
-    return Node(tmp_path, "2xA100-SXM4-40GB", active="before")
+    return ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def pair(tmp_path: pathlib.Path) -> Node:
     ],
 )
 def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
-    pair: Node, number: signal.Signals | None
+    pair: ShellNode, number: signal.Signals | None
 ) -> None:
     client = pair.use("2g.10gb", gpu=1)
     before = pair.shape

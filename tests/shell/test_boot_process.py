@@ -10,7 +10,7 @@ import pytest
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import programs, waiting
-from tests.shell.shell_node import Node
+from tests.shell.shell_node import ShellNode
 from tests.stage import agent_stage
 
 LAYOUTS = """
@@ -32,13 +32,13 @@ MIXED = "1xA100-SXM4-40GB+1xH100-SXM5-80GB+1xA30+1xT4"
 CREATE = "nvmlDeviceCreateGpuInstance*"
 
 
-def booted(folder: pathlib.Path, spec: str) -> Node:
+def booted(folder: pathlib.Path, spec: str) -> ShellNode:
     """Return a node that has a layout by ``apply``."""
-    return Node(folder, spec, layouts=LAYOUTS, active="mixed")
+    return ShellNode(folder, spec, layouts=LAYOUTS, active="mixed")
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> Node:
+def node(tmp_path: pathlib.Path) -> ShellNode:
     return booted(tmp_path, A100)
 
 
@@ -64,7 +64,7 @@ def test_boot_restores_placements_and_a_second_run_does_nothing(tmp_path: pathli
 def test_boot_without_a_verified_layout_applies_the_fallback(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Node(tmp_path, A100, layouts=LAYOUTS)
+    node = ShellNode(tmp_path, A100, layouts=LAYOUTS)
     monkeypatch.setenv("MIG_PARTED_CONFIG_FILE", str(node.layouts))
     monkeypatch.setenv("MIG_PARTED_SELECTED_CONFIG", "mixed")
     monkeypatch.setenv("MIG_PARTED_HOOKS_FILE", "/hooks.yaml")
@@ -94,7 +94,12 @@ GPU_RESET, NODE_REBOOT = 1, 2
     ],
 )
 def test_boot_restores_a_gpu_with_a_fault_and_resets_it_if_its_owner_lets_it(
-    node: Node, monkeypatch: pytest.MonkeyPatch, action: int, how: str, remaining: int, words: str
+    node: ShellNode,
+    monkeypatch: pytest.MonkeyPatch,
+    action: int,
+    how: str,
+    remaining: int,
+    words: str,
 ) -> None:
     before = node.shape
     node.state.reboot()
@@ -112,7 +117,7 @@ def test_boot_restores_a_gpu_with_a_fault_and_resets_it_if_its_owner_lets_it(
 
 
 @pytest.mark.slow
-def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(node: Node) -> None:
+def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(node: ShellNode) -> None:
     before, kept = node.shape, node.state.read().gpus[1].instances
     node.state.fail_gpu(0, action=GPU_RESET)
 
@@ -126,7 +131,7 @@ def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(node: Node) -> Non
 
 
 @pytest.mark.slow
-def test_a_repair_at_boot_that_fails_is_a_problem_and_keeps_the_layout(node: Node) -> None:
+def test_a_repair_at_boot_that_fails_is_a_problem_and_keeps_the_layout(node: ShellNode) -> None:
     before = node.shape
     node.state.add_client(node.state.boards[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     node.state.fail_gpu(0, action=GPU_RESET)
@@ -141,7 +146,7 @@ def test_a_repair_at_boot_that_fails_is_a_problem_and_keeps_the_layout(node: Nod
     assert not node.journal.exists()
 
 
-def test_apply_names_a_gpu_with_a_fault(node: Node) -> None:
+def test_apply_names_a_gpu_with_a_fault(node: ShellNode) -> None:
     node.state.fail_gpu(1, action=NODE_REBOOT)
 
     answer = node.run("apply", "first")
@@ -150,7 +155,7 @@ def test_apply_names_a_gpu_with_a_fault(node: Node) -> None:
     assert "needs a reboot of the node" in " ".join(answer.err.split())
 
 
-def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:
+def test_the_wait_for_the_driver_can_be_ended_at_once(node: ShellNode) -> None:
     node.state.reboot()
     node.state.add_fault(
         nvml_faults.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
@@ -165,7 +170,7 @@ def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:
 def test_boot_restores_what_an_agent_verified() -> None:
     # The plugin offers whole GPU instances alone.
     text = LAYOUTS.replace("mixed:", "other:").replace("1c.2g", "2g")
-    with agent_stage.Stage("1xH100-SXM5-80GB+1xA30", text=text) as stage:
+    with agent_stage.AgentStage("1xH100-SXM5-80GB+1xA30", text=text) as stage:
         stage.assert_ends("other")
         stage.stop_agent()
         before = stage.gpus.observe()
@@ -179,7 +184,7 @@ def test_boot_restores_what_an_agent_verified() -> None:
 
 
 @pytest.mark.slow
-def test_boot_completes_its_change_before_a_signal_ends_it(node: Node) -> None:
+def test_boot_completes_its_change_before_a_signal_ends_it(node: ShellNode) -> None:
     before = node.shape
     node.state.reboot()
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, hang_s=1.5))
@@ -198,7 +203,7 @@ def test_boot_keeps_a_mode_that_apply_left_to_the_reboot(
     options: list[str], tmp_path: pathlib.Path
 ) -> None:
     in_vm = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
-    node = Node(tmp_path, A100, options=in_vm, active="off")
+    node = ShellNode(tmp_path, A100, options=in_vm, active="off")
     status = 0 if options else 1
     assert node.run("apply", "small", *options).status == status
     node.state.reboot()
@@ -220,7 +225,7 @@ def test_boot_keeps_a_pending_mode_through_a_later_apply_for_another_gpu(
     tmp_path: pathlib.Path,
 ) -> None:
     in_vm = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
-    node = Node(tmp_path, A100, layouts=LAYOUTS, options=in_vm)
+    node = ShellNode(tmp_path, A100, layouts=LAYOUTS, options=in_vm)
     assert node.run("apply", "second", "-ms").status == 0
     node.state.reboot()
     assert node.run("apply", "second").status == 0
@@ -241,7 +246,7 @@ def test_boot_restores_the_mode_of_a_gpu_beside_one_whose_mode_was_pending(
     tmp_path: pathlib.Path,
 ) -> None:
     in_vm = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
-    node = Node(tmp_path, "1xA100-SXM4-40GB+1xH100-SXM5-80GB", layouts=LAYOUTS, options=in_vm)
+    node = ShellNode(tmp_path, "1xA100-SXM4-40GB+1xH100-SXM5-80GB", layouts=LAYOUTS, options=in_vm)
     assert node.run("apply", "mixed", "-ms").status == 0
     node.state.reboot()
     assert [gpu.is_enabled for gpu in node.state.read().gpus] == [True, False]

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from tests.shell.shell_node import Node
+from tests.shell.shell_node import ShellNode
 
 LAYOUTS = """
 version: v1
@@ -22,7 +22,7 @@ class Kept:
     """A node with a checkpoint of a former layout."""
 
     def __init__(self, folder: pathlib.Path, spec: str) -> None:
-        self.node = Node(folder, spec, layouts=LAYOUTS, active="then")
+        self.node = ShellNode(folder, spec, layouts=LAYOUTS, active="then")
         self.file = folder / "checkpoint.json"
         self.shape = self.node.shape
         answer = self.node.run("checkpoint", "-f", str(self.file))

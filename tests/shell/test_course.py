@@ -17,8 +17,8 @@ UNKNOWN = 999  # NVML_ERROR_UNKNOWN
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> shell_node.Node:
-    return shell_node.Node(tmp_path, A30)
+def node(tmp_path: pathlib.Path) -> shell_node.ShellNode:
+    return shell_node.ShellNode(tmp_path, A30)
 
 
 LAYOUT = """
@@ -29,14 +29,16 @@ mig-configs:
 """
 
 
-def accept(node: shell_node.Node, *options: str) -> commandline.Answer:
+def accept(node: shell_node.ShellNode, *options: str) -> commandline.Answer:
     uuid = node.state.boards[0].uuid
     line = ("acceptance", "--change-gpu", uuid, "--simulate-state", str(node.path), *options)
     return commandline.run(line, {})
 
 
 @pytest.mark.slow
-def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_node.Node) -> None:
+def test_the_course_over_the_simulated_driver_finds_no_difference(
+    node: shell_node.ShellNode,
+) -> None:
     before = node.shape
     file = node.path.with_name("found.json")
     slow = nvml_faults.Fault(function="nvmlGpuInstanceDestroy", first=5, hang_s=0.4)
@@ -71,7 +73,7 @@ def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_no
     ],
 )
 def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
-    node: shell_node.Node, tmp_path: pathlib.Path, function: str, first: int
+    node: shell_node.ShellNode, tmp_path: pathlib.Path, function: str, first: int
 ) -> None:
     before = node.shape
     checkpoint = str(tmp_path / "before.json")
@@ -89,7 +91,7 @@ def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
 
 
 @pytest.mark.slow
-def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.Node) -> None:
+def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.ShellNode) -> None:
     before = node.shape
     virtual = states.Virtualization.PASSTHROUGH
     node.set_options(states.Options(virtualization=virtual))
@@ -104,7 +106,7 @@ def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.Node)
 
 @pytest.mark.slow
 def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
-    node: shell_node.Node, tmp_path: pathlib.Path
+    node: shell_node.ShellNode, tmp_path: pathlib.Path
 ) -> None:
     before = node.shape
     refused = "1g.6gb+me at 2:1"
@@ -130,31 +132,31 @@ def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
     assert node.state.read().clients == ()
 
 
-def _use(node: shell_node.Node) -> None:
+def _use(node: shell_node.ShellNode) -> None:
     node.state.add_client(node.state.boards[0].uuid, name="trainer")
 
 
-def _fail(node: shell_node.Node) -> None:
+def _fail(node: shell_node.ShellNode) -> None:
     node.state.fail_gpu(0, action=1)
 
 
-def _write_layout(node: shell_node.Node) -> None:
+def _write_layout(node: shell_node.ShellNode) -> None:
     row = '{"devices": "all", "mig-enabled": true, "mig-devices": {"1g.6gb": 4}}'
     document = f'{{"version": "v1", "mig-configs": {{"a": [{row}]}}}}'
     node.layouts.write_text(document, encoding="utf-8")
 
 
-def _divide(node: shell_node.Node) -> None:
+def _divide(node: shell_node.ShellNode) -> None:
     _write_layout(node)
     assert node.run("apply", "a").status == 0
 
 
-def _kill_a_change(node: shell_node.Node) -> None:
+def _kill_a_change(node: shell_node.ShellNode) -> None:
     _write_layout(node)
     node.kill("apply", "a", function="nvmlDeviceCreateGpuInstanceWithPlacement", first=2)
 
 
-def _kill_a_second_change(node: shell_node.Node) -> None:
+def _kill_a_second_change(node: shell_node.ShellNode) -> None:
     _divide(node)
     node.layouts.write_text(LAYOUT, encoding="utf-8")
     node.kill("apply", "whole", function="nvmlDeviceCreateGpuInstanceWithPlacement")
@@ -175,7 +177,7 @@ def _kill_a_second_change(node: shell_node.Node) -> None:
     ],
 )
 def test_a_gpu_in_use_or_not_confirmed_is_refused(
-    node: shell_node.Node, prepare: object, options: list[str], status: int, message: str
+    node: shell_node.ShellNode, prepare: object, options: list[str], status: int, message: str
 ) -> None:
     assert callable(prepare)
     prepare(node)
@@ -189,7 +191,7 @@ def test_a_gpu_in_use_or_not_confirmed_is_refused(
 
 
 @pytest.mark.slow
-def test_a_gpu_of_a_pod_is_refused(node: shell_node.Node) -> None:
+def test_a_gpu_of_a_pod_is_refused(node: shell_node.ShellNode) -> None:
     before = node.shape
     uuid = node.state.boards[0].uuid
     with kubelet_rig.a_kubelet() as kubelet:
@@ -204,7 +206,7 @@ def test_a_gpu_of_a_pod_is_refused(node: shell_node.Node) -> None:
 
 
 @pytest.mark.slow
-def test_the_question_says_what_happens_and_no_changes_nothing(node: shell_node.Node) -> None:
+def test_the_question_says_what_happens_and_no_changes_nothing(node: shell_node.ShellNode) -> None:
     before = node.shape
     line = ("acceptance", "--change-gpu", node.state.boards[0].uuid)
     arguments = [*line, "--simulate-state", str(node.path)]

@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 NODE_NAME = "n1"
 
 
-class Cluster:
+class DoctorCluster:
     """A node with kubelet and device plugin, and rights that can be taken away."""
 
     def __init__(self, patient: Patient, folder: pathlib.Path) -> None:
@@ -52,11 +52,11 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster_rig(patient: Patient) -> Iterator[Cluster]:
+def cluster_rig(patient: Patient) -> Iterator[DoctorCluster]:
     patient.born()
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = Cluster(patient, folder)
+        found = DoctorCluster(patient, folder)
         stack.enter_context(apiserver.serve(found.server))
         options = sandbox_node.NodeOptions(
             name=NODE_NAME,
@@ -82,7 +82,7 @@ def is_published(kube: api.KubeApi) -> bool:
 
 
 @pytest.mark.slow
-def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
+def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: DoctorCluster) -> None:
     result = cluster_rig.examine()
 
     assert not result.failing, result.findings
@@ -95,7 +95,7 @@ def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
 
 @pytest.mark.slow
 def test_phantom_devices_are_named_with_the_command_that_removes_them(
-    cluster_rig: Cluster,
+    cluster_rig: DoctorCluster,
 ) -> None:
     stale = {"nvidia.com/mig-3g.20gb": "4"}
     with contextlib.closing(api.KubeApi.at(cluster_rig.server.url)) as kube:
@@ -111,7 +111,9 @@ def test_phantom_devices_are_named_with_the_command_that_removes_them(
     assert "kubectl patch node n1 --subresource=status" in result.remedies("phantom-devices")
 
 
-def test_rights_that_are_lacking_are_named_and_events_are_no_failure(cluster_rig: Cluster) -> None:
+def test_rights_that_are_lacking_are_named_and_events_are_no_failure(
+    cluster_rig: DoctorCluster,
+) -> None:
     cluster_rig.denied = {("create", "pods", "eviction"), ("create", "events", "")}
 
     result = cluster_rig.examine()
@@ -124,7 +126,7 @@ def test_rights_that_are_lacking_are_named_and_events_are_no_failure(cluster_rig
 
 
 @pytest.mark.slow
-def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
+def test_what_an_interrupted_run_left_is_named(cluster_rig: DoctorCluster) -> None:
     labels = {f"{well_known.DEPLOY_LABEL_PREFIX}dcgm": f"{well_known.PAUSED_VALUE}_by-another"}
     annotations = {
         well_known.JOURNAL_ANNOTATION: "{}",
@@ -143,7 +145,7 @@ def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_journal_of_an_unreachable_gpu_is_no_interrupted_run(cluster_rig: Cluster) -> None:
+def test_journal_of_an_unreachable_gpu_is_no_interrupted_run(cluster_rig: DoctorCluster) -> None:
     snapshot = tuple(gpu.snapshot for gpu in samples.balanced())
     journal = journals.Journal(config="all-1g.5gb", snapshot=snapshot).to_json()
 
@@ -159,7 +161,7 @@ def test_journal_of_an_unreachable_gpu_is_no_interrupted_run(cluster_rig: Cluste
 
 @pytest.mark.parametrize("state", ["success", pytest.param("failed", marks=pytest.mark.slow)])
 def test_journal_of_persistence_mode_is_no_interrupted_run(
-    cluster_rig: Cluster, state: str
+    cluster_rig: DoctorCluster, state: str
 ) -> None:
     journal = journals.Journal(config="all-1g.5gb", persistent_gpus=("GPU-1",)).to_json()
     annotations = {well_known.JOURNAL_ANNOTATION: journal}

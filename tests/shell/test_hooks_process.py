@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests import waiting
-from tests.shell.shell_node import Node
+from tests.shell.shell_node import ShellNode
 
 POINTS = ("apply-start", "pre-apply-mode", "pre-apply-config", "apply-exit")
 SCRIPT = "echo $POINT >> log; env | grep ^MIG_ | sort > env.$POINT; {}"
@@ -16,7 +16,7 @@ class Hooked:
     """A node with MIG off, and a hooks file whose hooks note that they ran."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.node = Node(folder, "1xA100-SXM4-40GB")
+        self.node = ShellNode(folder, "1xA100-SXM4-40GB")
         self.folder = folder
         self.file = folder / "hooks.yaml"
         self.before = self.node.shape

@@ -16,15 +16,15 @@ Kubectl = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[agent_stage.Stage]:
+def stage() -> Iterator[agent_stage.AgentStage]:
     programs.needed("kubectl")
-    with agent_stage.Stage() as running:
+    with agent_stage.AgentStage() as running:
         running.run_pods([("train", "nvidia.com/gpu", {})])
         yield running
 
 
 @pytest.fixture(scope="module")
-def kubectl(stage: agent_stage.Stage, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
+def kubectl(stage: agent_stage.AgentStage, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
     user = rig.viewer(stage.server, tmp_path_factory.mktemp("kubectl"))
 
     def run(*arguments: str) -> str:
@@ -41,7 +41,7 @@ def label_and_wait(kubectl: Kubectl, layout: str) -> str:
     return kubectl("wait", "node", "sandbox", f"--for={applied}={layout}", "--timeout=180s")
 
 
-def wait_for_event(stage: agent_stage.Stage, reason: str) -> None:
+def wait_for_event(stage: agent_stage.AgentStage, reason: str) -> None:
     """Wait for an Event: the agent publishes it after the labels."""
 
     def is_there() -> bool:
@@ -53,7 +53,7 @@ def wait_for_event(stage: agent_stage.Stage, reason: str) -> None:
 
 @pytest.mark.slow
 def test_kubectl_and_plugin_show_a_change_of_the_agent(
-    stage: agent_stage.Stage, kubectl: Kubectl
+    stage: agent_stage.AgentStage, kubectl: Kubectl
 ) -> None:
     columns = ("-L", well_known.STATE_LABEL, "-L", well_known.APPLIED_LABEL)
     waited = label_and_wait(kubectl, LAYOUT)
@@ -78,7 +78,7 @@ def test_kubectl_and_plugin_show_a_change_of_the_agent(
 
 @pytest.mark.slow
 def test_unknown_layout_ends_in_a_warning_and_the_old_one_stays(
-    stage: agent_stage.Stage, kubectl: Kubectl
+    stage: agent_stage.AgentStage, kubectl: Kubectl
 ) -> None:
     label_and_wait(kubectl, LAYOUT)
     kubectl("label", "node", "sandbox", f"{well_known.CONFIG_LABEL}=all-9g.1gb", "--overwrite")

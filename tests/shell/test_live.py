@@ -12,7 +12,7 @@ import pytest
 
 from tests import waiting
 from tests.shell import terminal
-from tests.shell.shell_node import Node
+from tests.shell.shell_node import ShellNode
 
 _SCREEN = "\x1b[?1049h"
 _CUT_LINES, _WRAP_LINES = "\x1b[?7l", "\x1b[?7h"
@@ -22,19 +22,19 @@ _BACK = "\x1b[?25h\x1b[?1049l"
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> Node:
-    return Node(tmp_path, "2xA100-SXM4-40GB", active="before")
+def node(tmp_path: pathlib.Path) -> ShellNode:
+    return ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
 
 
 def viewed(
-    node: Node, *, columns: int = 100, **options: Any
+    node: ShellNode, *, columns: int = 100, **options: Any
 ) -> contextlib.AbstractContextManager[terminal.Session]:
     argv = node.arguments("status", "--watch")
     return terminal.started(argv, columns=columns, environ=ENVIRON, **options)
 
 
 @pytest.mark.slow
-def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: Node) -> None:
+def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: ShellNode) -> None:
     with viewed(node, columns=100) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
@@ -59,7 +59,7 @@ def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: Node) -> None:
     ],
 )
 def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
-    node: Node, number: int, status: int
+    node: ShellNode, number: int, status: int
 ) -> None:
     with viewed(node, columns=80) as session:
         before = termios.tcgetattr(session.fd)
@@ -73,7 +73,7 @@ def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
 
 
 @pytest.mark.slow
-def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: Node) -> None:
+def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: ShellNode) -> None:
     with viewed(node, columns=80) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
@@ -93,7 +93,7 @@ def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: Node) -> No
         assert session.shown.rstrip().endswith(_BACK)
 
 
-def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: Node) -> None:
+def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: ShellNode) -> None:
     with viewed(node, columns=60, rows=8) as session:
         session.read_until("q quits +[0-9]+ more lines")
         session.type("q")
@@ -106,7 +106,9 @@ def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: Node) -> N
 
 
 @pytest.mark.slow
-def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(node: Node) -> None:
+def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(
+    node: ShellNode,
+) -> None:
     with viewed(node, columns=30, rows=8) as session:
         session.read_until("q quits")
         session.type("q")
@@ -120,7 +122,7 @@ def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(node:
         assert not re.search(r"(?<!\n)(?<!\x1b\[H)\x1b\[[JK]", view)
 
 
-def test_without_a_keyboard_the_view_stays_until_a_signal(node: Node) -> None:
+def test_without_a_keyboard_the_view_stays_until_a_signal(node: ShellNode) -> None:
     with viewed(node, has_keyboard=False) as session:
         session.read_until("Ctrl-C quits")
         session.process.send_signal(signal.SIGINT)
@@ -129,7 +131,7 @@ def test_without_a_keyboard_the_view_stays_until_a_signal(node: Node) -> None:
 
 
 @pytest.mark.slow
-def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: Node) -> None:
+def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: ShellNode) -> None:
     with node.started("status", "--watch") as process:
         assert process.stdout is not None
         first = [process.stdout.readline() for _ in range(3)]

@@ -13,13 +13,13 @@ from mig_manager.adapters.host import log
 from mig_manager.cli.commands import progress
 from mig_manager.core import model, steps
 from tests.shell import terminal
-from tests.shell.shell_node import Node
+from tests.shell.shell_node import ShellNode
 
 _FRAME = re.compile(r"\r\x1b\[K([^\r\n]*)")
 _STEP = steps.SetMode(gpu_uuid="GPU-0", mode=model.MigMode.ENABLED, needs_reset=False)
 
 
-def shown_by(node: Node, *argv: str, columns: int = 80) -> list[str]:
+def shown_by(node: ShellNode, *argv: str, columns: int = 80) -> list[str]:
     """Return what stood in the line, one after the other, each as it was erased by the next."""
     written = terminal.run(node.arguments(*argv), columns=columns, environ=dict(os.environ))
     return _FRAME.findall(written)
@@ -27,7 +27,7 @@ def shown_by(node: Node, *argv: str, columns: int = 80) -> list[str]:
 
 @pytest.mark.slow
 def test_apply_shows_each_step_and_leaves_no_line_of_it(tmp_path: pathlib.Path) -> None:
-    node = Node(tmp_path, "2xA100-SXM4-40GB", active="before")
+    node = ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
 
     frames = shown_by(node, "apply", "wanted")
 
@@ -40,7 +40,7 @@ def test_apply_shows_each_step_and_leaves_no_line_of_it(tmp_path: pathlib.Path) 
 
 @pytest.mark.slow
 def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
-    node = Node(tmp_path, "1xA100-SXM4-40GB", active="before")
+    node = ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before")
     file = str(tmp_path / "checkpoint.json")
     assert node.run("checkpoint", "-f", file).status == 0
     assert node.run("apply", "wanted").status == 0
@@ -50,7 +50,9 @@ def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_a_pipe_gets_no_progress(tmp_path: pathlib.Path) -> None:
-    answer = Node(tmp_path, "1xA100-SXM4-40GB", active="before").run_process("apply", "wanted")
+    answer = ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before").run_process(
+        "apply", "wanted"
+    )
 
     assert answer.status == 0
     assert "\x1b" not in answer.err

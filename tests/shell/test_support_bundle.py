@@ -30,7 +30,7 @@ AT = "2026-01-01T00:00:00Z"
 LAYOUTS = "version: v1\nmig-configs:\n  mine: [{devices: all, mig-enabled: false}]\n"
 
 
-class Cluster:
+class BundledCluster:
     """A cluster of a node, its agent's pod, and what kubelet has of the agent's log."""
 
     def __init__(self, kubeconfig: pathlib.Path) -> None:
@@ -90,8 +90,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    found = Cluster(tmp_path_factory.mktemp("cluster") / "kubeconfig")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BundledCluster]:
+    found = BundledCluster(tmp_path_factory.mktemp("cluster") / "kubeconfig")
     with server.serve(found.server):
         found.fill()
         found.server.kubeconfig(found.kubeconfig)
@@ -108,7 +108,11 @@ def bundle(
 
 
 def of_node(
-    cluster: Cluster, shell: commandline.Shell, folder: pathlib.Path, *argv: str, **environ: str
+    cluster: BundledCluster,
+    shell: commandline.Shell,
+    folder: pathlib.Path,
+    *argv: str,
+    **environ: str,
 ) -> Mapping[str, str]:
     options = ("-n", "n1", "--kubeconfig", str(cluster.kubeconfig))
     return bundle(shell, folder, *options, *argv, **environ)
@@ -159,7 +163,7 @@ def test_a_machine_without_a_cluster_has_gpus_checks_settings_and_layouts(
 
 
 def test_bundle_of_a_node_has_its_events_and_the_agents_log_and_settings(
-    cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
+    cluster: BundledCluster, shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
     files = of_node(cluster, shell, tmp_path)
     node, settings = json.loads(files["node.json"]), json.loads(files["settings.json"])
@@ -210,7 +214,7 @@ def test_an_interrupted_change_is_there_with_its_journal(
 
 
 def test_a_source_that_does_not_answer_does_not_cost_the_bundle(
-    cluster: Cluster,
+    cluster: BundledCluster,
     shell: commandline.Shell,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -247,7 +251,7 @@ def test_a_source_that_hangs_is_given_up_at_the_deadline(
 
 @pytest.mark.slow
 def test_sources_without_an_answer_cost_their_files_alone(
-    cluster: Cluster,
+    cluster: BundledCluster,
     shell: commandline.Shell,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -273,7 +277,7 @@ def test_an_api_that_refuses_costs_its_files_and_not_the_bundle(
 
 @pytest.mark.slow
 def test_of_a_log_that_is_too_long_the_end_is_kept(
-    cluster: Cluster,
+    cluster: BundledCluster,
     shell: commandline.Shell,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -355,7 +359,7 @@ ODD_NUMBERS = '{"attempt": NaN, "other": [1e999, Infinity]}'
     ],
 )
 def test_what_a_file_cannot_have_stays_text_and_does_not_cost_the_bundle(
-    cluster: Cluster,
+    cluster: BundledCluster,
     shell: commandline.Shell,
     tmp_path: pathlib.Path,
     fields: dict[str, str],
@@ -388,7 +392,7 @@ _SECRETS = st.text(
 )
 @hypothesis.given(secret=_SECRETS)
 def test_a_planted_secret_never_gets_in(
-    secret: str, cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
+    secret: str, cluster: BundledCluster, shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
     known, other = f"{secret}KNOWN", f"{secret}OTHER"
     cluster.server.kubeconfig(cluster.kubeconfig, token=known)

@@ -55,13 +55,13 @@ def of_others(state: nvml_faults.SharedState) -> set[tuple[bool, int]]:
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> shell_node.Node:
-    return shell_node.Node(tmp_path, SPEC, layouts=LAYOUTS, active="halves")
+def node(tmp_path: pathlib.Path) -> shell_node.ShellNode:
+    return shell_node.ShellNode(tmp_path, SPEC, layouts=LAYOUTS, active="halves")
 
 
 @pytest.mark.slow
 def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
-    node: shell_node.Node, tmp_path: pathlib.Path
+    node: shell_node.ShellNode, tmp_path: pathlib.Path
 ) -> None:
     node.state.lose_gpu(LOST)
     kept = str(tmp_path / "checkpoint.json")
@@ -96,7 +96,7 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
     ]
 
 
-def test_status_names_a_gpu_that_needs_recovery_and_what_to_do(node: shell_node.Node) -> None:
+def test_status_names_a_gpu_that_needs_recovery_and_what_to_do(node: shell_node.ShellNode) -> None:
     node.state.fail_gpu(LOST, action=1)
 
     text = " ".join(node.run("status").out.split())
@@ -111,7 +111,7 @@ def test_status_names_a_gpu_that_needs_recovery_and_what_to_do(node: shell_node.
 
 @pytest.mark.slow
 def test_a_layout_that_names_the_lost_gpu_fails_for_it_and_touches_nothing(
-    node: shell_node.Node,
+    node: shell_node.ShellNode,
 ) -> None:
     node.state.lose_gpu(LOST)
     before = node.state.read().gpus
@@ -127,7 +127,7 @@ def test_a_layout_that_names_the_lost_gpu_fails_for_it_and_touches_nothing(
 
 
 @pytest.mark.slow
-def test_gpu_lost_during_execute_leaves_the_others_the_layout(node: shell_node.Node) -> None:
+def test_gpu_lost_during_execute_leaves_the_others_the_layout(node: shell_node.ShellNode) -> None:
     node.state.add_fault(LOSE_AT_CREATION)
 
     answer = node.run("apply", "sevenths")
@@ -140,7 +140,9 @@ def test_gpu_lost_during_execute_leaves_the_others_the_layout(node: shell_node.N
 
 
 @pytest.mark.slow
-def test_layout_that_names_a_gpu_lost_in_execute_is_rolled_back(node: shell_node.Node) -> None:
+def test_layout_that_names_a_gpu_lost_in_execute_is_rolled_back(
+    node: shell_node.ShellNode,
+) -> None:
     node.layouts.write_text(LAYOUTS.replace("devices: [3]", "devices: [1, 3]"), encoding="utf-8")
     node.state.add_fault(LOSE_AT_CREATION)
 
@@ -159,7 +161,7 @@ def test_layout_that_names_a_gpu_lost_in_execute_is_rolled_back(node: shell_node
     [("too-much", (True, 2)), ("names-others", (True, 2)), ("sevenths", (True, 0))],
 )
 def test_gpu_lost_in_the_rollback_stays_in_the_journal(
-    node: shell_node.Node, then: str, shape: tuple[bool, int]
+    node: shell_node.ShellNode, then: str, shape: tuple[bool, int]
 ) -> None:
     uuid = node.state.boards[LOST].uuid
     node.state.add_fault(REFUSE_ELSEWHERE)
@@ -192,7 +194,7 @@ def test_gpu_lost_in_the_rollback_stays_in_the_journal(
 
 
 @pytest.mark.slow
-def test_boot_restores_the_former_instances_of_a_lost_gpu(node: shell_node.Node) -> None:
+def test_boot_restores_the_former_instances_of_a_lost_gpu(node: shell_node.ShellNode) -> None:
     node.state.lose_gpu(LOST)
     assert node.run("apply", "sevenths").status == 0
 
@@ -213,7 +215,7 @@ def stage() -> Iterator[agent_stage.ObservedStage]:
         yield stage
 
 
-def event_reasons(stage: agent_stage.Stage) -> Mapping[str, str]:
+def event_reasons(stage: agent_stage.AgentStage) -> Mapping[str, str]:
     """Return the last message of the node's Events by reason."""
     return {
         str(each["reason"]): str(each["message"])

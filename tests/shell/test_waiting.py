@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from mig_manager.sandbox.driver import states
-from tests.shell.shell_node import Node
+from tests.shell.shell_node import ShellNode
 
 APPLIED = "MIG configuration applied successfully\n"
 FOR_A_RESET = states.Options(resets_itself=False)
@@ -18,12 +18,12 @@ mig-configs:
 """
 
 
-def node(tmp_path: pathlib.Path, options: states.Options) -> Node:
+def node(tmp_path: pathlib.Path, options: states.Options) -> ShellNode:
     """Simulate GPUs whose driver does not switch the mode by itself."""
-    return Node(tmp_path, "2xA30", layouts=LAYOUTS, options=options)
+    return ShellNode(tmp_path, "2xA30", layouts=LAYOUTS, options=options)
 
 
-def pending(node: Node) -> list[bool]:
+def pending(node: ShellNode) -> list[bool]:
     return [each.is_pending for each in node.state.read().gpus]
 
 

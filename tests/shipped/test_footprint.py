@@ -173,22 +173,22 @@ def modules_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pat
 
 
 @pytest.fixture
-def rested() -> Iterator[agent_stage.Stage]:
+def rested() -> Iterator[agent_stage.AgentStage]:
     """Have an agent that has changed the layout twice."""
-    with agent_stage.Stage("2xA100-SXM4-40GB") as stage:
+    with agent_stage.AgentStage("2xA100-SXM4-40GB") as stage:
         for layout in ("all-1g.5gb", "all-balanced"):
             stage.assert_ends(layout)
         yield stage
 
 
-def agent(stage: agent_stage.Stage) -> int:
+def agent(stage: agent_stage.AgentStage) -> int:
     assert stage.machine.agent is not None
     return stage.machine.agent.pid
 
 
 @pytest.mark.slow
 def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
-    modules_file: pathlib.Path, rested: agent_stage.Stage
+    modules_file: pathlib.Path, rested: agent_stage.AgentStage
 ) -> None:
     assert rested.machine.agent is not None
     rested.machine.agent.send_signal(signal.SIGRTMIN)
@@ -199,13 +199,13 @@ def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
 
 
 @pytest.mark.slow
-def test_nothing_but_the_agent_is_left_of_a_run(rested: agent_stage.Stage) -> None:
+def test_nothing_but_the_agent_is_left_of_a_run(rested: agent_stage.AgentStage) -> None:
     children = pathlib.Path(f"/proc/{agent(rested)}/task/{agent(rested)}/children")
     rested.wait(lambda: not children.read_text().split(), "the end of the agent's workers")
 
 
 @pytest.mark.slow
-def test_an_agent_at_rest_fits_into_its_memory(rested: agent_stage.Stage) -> None:
+def test_an_agent_at_rest_fits_into_its_memory(rested: agent_stage.AgentStage) -> None:
     rollup = pathlib.Path(f"/proc/{agent(rested)}/smaps_rollup").read_text()
     (resident_kib,) = re.findall(r"^Rss: +(\d+) kB$", rollup, re.MULTILINE)
     assert int(resident_kib) <= _LIMIT_KIB

@@ -19,7 +19,7 @@ ROOT = SYSTEMD.parent
 SETTINGS = {"mig-manager.env", "config.yaml"}
 
 
-class Machine:
+class InstalledMachine:
     """The root of a machine's files, and the installer that writes below it."""
 
     def __init__(self, root: pathlib.Path, wheel: pathlib.Path, systemd: pathlib.Path) -> None:
@@ -56,19 +56,21 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Machine:
+def machine(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> InstalledMachine:
     systemd = tmp_path / "systemd"
     shutil.copytree(SYSTEMD, systemd)
     # The others are refused before the file is opened.
     is_slow = request.node.get_closest_marker("slow") is not None
     wheel = request.getfixturevalue("wheel") if is_slow else systemd / "install"
-    made = Machine(tmp_path / "root", wheel, systemd)
+    made = InstalledMachine(tmp_path / "root", wheel, systemd)
     made.root.mkdir()
     return made
 
 
 @pytest.mark.slow
-def test_install_and_uninstall_change_nothing_while_a_manager_works(machine: Machine) -> None:
+def test_install_and_uninstall_change_nothing_while_a_manager_works(
+    machine: InstalledMachine,
+) -> None:
     uninstall = machine.path("usr/local/share/mig-manager/uninstall")
     lock = machine.path("run/mig-manager/lock")
     for folder in (uninstall.parent, lock.parent):
@@ -91,7 +93,7 @@ def test_install_and_uninstall_change_nothing_while_a_manager_works(machine: Mac
 
 
 @pytest.mark.slow
-def test_installation_is_repeatable_and_removed_as_a_whole(machine: Machine) -> None:
+def test_installation_is_repeatable_and_removed_as_a_whole(machine: InstalledMachine) -> None:
     first = machine.install()
     assert first.returncode == 0, first.stderr
     once = machine.files()
@@ -143,7 +145,7 @@ def test_installation_is_repeatable_and_removed_as_a_whole(machine: Machine) -> 
 
 
 def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
-    machine: Machine, tmp_path: pathlib.Path
+    machine: InstalledMachine, tmp_path: pathlib.Path
 ) -> None:
     systemctl, log = tmp_path / "bin" / "systemctl", tmp_path / "log"
     systemctl.parent.mkdir()
@@ -182,7 +184,7 @@ def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
 
 
 @pytest.mark.slow
-def test_own_files_outlive_upgrade_and_uninstallation(machine: Machine) -> None:
+def test_own_files_outlive_upgrade_and_uninstallation(machine: InstalledMachine) -> None:
     machine.install()
     edited = machine.path("etc/mig-manager/mig-manager.env")
     edited.write_text("NODE_NAME=mine\n", encoding="utf-8")
@@ -216,7 +218,7 @@ def test_own_files_outlive_upgrade_and_uninstallation(machine: Machine) -> None:
 
 
 @pytest.mark.slow
-def test_unchanged_example_follows_an_upgrade_that_succeeds(machine: Machine) -> None:
+def test_unchanged_example_follows_an_upgrade_that_succeeds(machine: InstalledMachine) -> None:
     machine.install()
     with (machine.systemd / "mig-manager.env").open("a", encoding="utf-8") as newer:
         newer.write("# A newer version.\n")
@@ -234,7 +236,9 @@ def test_unchanged_example_follows_an_upgrade_that_succeeds(machine: Machine) ->
     assert machine.path("usr/local/lib/mig-manager/bin/python").exists()
 
 
-def test_a_program_of_the_same_name_is_neither_replaced_nor_removed(machine: Machine) -> None:
+def test_a_program_of_the_same_name_is_neither_replaced_nor_removed(
+    machine: InstalledMachine,
+) -> None:
     other = machine.path("usr/local/bin/mig-manager")
     other.parent.mkdir(parents=True)
     other.write_text("#!/bin/sh\n", encoding="utf-8")
@@ -247,7 +251,7 @@ def test_a_program_of_the_same_name_is_neither_replaced_nor_removed(machine: Mac
     assert set(machine.files()) == {"usr/local/bin/mig-manager"}
 
 
-def test_the_installer_refuses_where_the_package_is_installed(machine: Machine) -> None:
+def test_the_installer_refuses_where_the_package_is_installed(machine: InstalledMachine) -> None:
     package = machine.path("usr/bin/mig-manager")
     package.parent.mkdir(parents=True)
     package.write_text("#!/bin/sh\n# Made by mig-manager's package.\n")
@@ -260,7 +264,7 @@ def test_the_installer_refuses_where_the_package_is_installed(machine: Machine) 
 
 
 @pytest.mark.slow
-def test_another_prefix_is_known_to_units_and_uninstaller(machine: Machine) -> None:
+def test_another_prefix_is_known_to_units_and_uninstaller(machine: InstalledMachine) -> None:
     machine.install(PREFIX="/opt/mig", SYSCONFDIR="/opt/mig/etc")
     unit = machine.path(f"etc/systemd/system/{BOOT}").read_text(encoding="utf-8")
 
@@ -271,7 +275,7 @@ def test_another_prefix_is_known_to_units_and_uninstaller(machine: Machine) -> N
     assert machine.files() == {}
 
 
-def test_interpreter_that_is_too_old_is_refused(machine: Machine) -> None:
+def test_interpreter_that_is_too_old_is_refused(machine: InstalledMachine) -> None:
     refused = machine.install(PYTHON="/bin/false")
 
     assert refused.returncode == 1

@@ -42,7 +42,7 @@ class Credentials:
     agent: pathlib.Path
 
 
-class Stage(stages.Stage):
+class AgentStage(stages.Stage):
     """A quick node with an impatient agent.
 
     Args:
@@ -165,7 +165,7 @@ class Stage(stages.Stage):
         assert self.remaining() == []
 
 
-class ObservedStage(Stage):
+class ObservedStage(AgentStage):
     """The same with an agent that serves health and metrics."""
 
     def __init__(self, spec: str, *agent_options: str, **how: Any) -> None:

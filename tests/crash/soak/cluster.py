@@ -16,7 +16,7 @@ _VALUES = ("true", "false", None)
 """What an owner may decide about a deploy label."""
 
 
-class Cluster(simulated_rig.SimulatedRig):
+class SoakCluster(simulated_rig.SimulatedRig):
     """One node: its GPUs, its pods and their devices, and what its owners want of it."""
 
     def __init__(self, spec: str, *, is_gated: bool, script_: script.Script) -> None:
@@ -165,7 +165,7 @@ class Cluster(simulated_rig.SimulatedRig):
 class Workloads(fake_cluster.FakeWorkloads):
     """Records the pods whose eviction was granted, and their devices."""
 
-    def __init__(self, rig: Cluster) -> None:
+    def __init__(self, rig: SoakCluster) -> None:
         super().__init__(rig)
         self._cluster = rig
 
@@ -181,7 +181,7 @@ class Workloads(fake_cluster.FakeWorkloads):
 class Library(nvml_faults.CountingLibrary):
     """Reports before and after each change of a GPU."""
 
-    def __init__(self, rig: Cluster) -> None:
+    def __init__(self, rig: SoakCluster) -> None:
         super().__init__(rig.state)
         self._rig = rig
 

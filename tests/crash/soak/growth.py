@@ -114,7 +114,7 @@ def growth(samples: Sequence[Sample]) -> Growth:
 @contextlib.contextmanager
 def _agent() -> Iterator[Callable[[int], None]]:
     """Give what has an agent's loop apply the layouts in turn, to one GPU in memory."""
-    rig = cluster.Cluster(_SPEC, is_gated=True, script_=script.Script())
+    rig = cluster.SoakCluster(_SPEC, is_gated=True, script_=script.Script())
     agent = process.Process(rig, fakes.FakeConfig(_SHORT), heals=False)
     layouts = itertools.cycle(_LAYOUTS)
 
@@ -141,7 +141,7 @@ def _agent() -> Iterator[Callable[[int], None]]:
 def in_a_process(runs: int) -> list[Sample]:
     """Reconfigure through the agent's own process and the embedded API; return samples."""
     samples: list[Sample] = []
-    with agent_stage.Stage(_SPEC) as stage:
+    with agent_stage.AgentStage(_SPEC) as stage:
         assert stage.machine.agent is not None
         process = pathlib.Path(f"/proc/{stage.machine.agent.pid}")
         for number in range(1, runs + 1):

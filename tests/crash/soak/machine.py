@@ -66,7 +66,7 @@ class Soak(stateful.RuleBasedStateMachine):
         kill: list[script.Event],
         seeds: list[tuple[int, int, int]],
     ) -> None:
-        self.rig = soak_cluster.Cluster(spec, is_gated=is_gated, script_=script.Script())
+        self.rig = soak_cluster.SoakCluster(spec, is_gated=is_gated, script_=script.Script())
         self.rig.script.acts |= {
             script.Kind.LABEL: lambda pick: self._label(layouts.NAMES[pick % len(layouts.NAMES)]),
             script.Kind.UNLABEL: lambda _pick: self._label(None),

@@ -61,7 +61,7 @@ class Process:
     """One agent process; its first step begins with the first look at the node."""
 
     def __init__(
-        self, rig: soak_cluster.Cluster, configs: fakes.FakeConfig, *, heals: bool
+        self, rig: soak_cluster.SoakCluster, configs: fakes.FakeConfig, *, heals: bool
     ) -> None:
         self._rig = rig
         simulated.load(soak_cluster.Library(rig))
@@ -160,7 +160,7 @@ class _Mailbox(intake.Inbox, ports.Telemetry):
     How the runs of a step ended is remembered until the next one.
     """
 
-    def __init__(self, rig: soak_cluster.Cluster) -> None:
+    def __init__(self, rig: soak_cluster.SoakCluster) -> None:
         super().__init__()
         self._rig = rig
         self.names: list[str] = []
@@ -237,6 +237,6 @@ class _Mailbox(intake.Inbox, ports.Telemetry):
             raise scenes.Killed
 
 
-def state_of(rig: soak_cluster.Cluster) -> model.State | None:
+def state_of(rig: soak_cluster.SoakCluster) -> model.State | None:
     text = rig.labels.get(well_known.STATE_LABEL)
     return model.State(text) if text else None

@@ -19,7 +19,7 @@ FORBIDDEN = errors.ClusterError("403", reason=Reason.FORBIDDEN)
 
 def node_at_rest(
     **replaced: Any,
-) -> tuple[fakes.NodeRig, scenes.Agent, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, scenes.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
     rig, agent, outcome = scenes.at_rest(LAYOUT, **replaced)
     rig.kubelet.phantoms = {PHANTOM: 4}

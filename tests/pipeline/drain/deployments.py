@@ -101,7 +101,7 @@ mig-configs:
 
 
 def try_once(
-    rig: fakes.NodeRig, by: scenes.Agent | None = None, layout: str = LAYOUT
+    rig: fakes.NodeRig, by: scenes.AgentInMemory | None = None, layout: str = LAYOUT
 ) -> outcomes.Outcome:
     """Try a layout, once more if the agent has tried before, and let the pause after it pass."""
     agent = by or scenes.reconciler(rig, CONFIG)

@@ -229,11 +229,11 @@ def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> N
     assert serving.killed == 1
 
 
-def ask_for_another_layout(rig: fakes.NodeRig, agent: scenes.Agent) -> None:
+def ask_for_another_layout(rig: fakes.NodeRig, agent: scenes.AgentInMemory) -> None:
     assert try_once(rig, agent, "all-1g.5gb").state is model.State.SUCCESS
 
 
-def ask_for_what_cannot_be(rig: fakes.NodeRig, agent: scenes.Agent) -> None:
+def ask_for_what_cannot_be(rig: fakes.NodeRig, agent: scenes.AgentInMemory) -> None:
     assert try_once(rig, agent, "unknown-profile").reason is Reason.UNKNOWN_PROFILE
 
 
@@ -248,7 +248,7 @@ def ask_for_what_cannot_be(rig: fakes.NodeRig, agent: scenes.Agent) -> None:
     ids=["label removed", "agent stopped", "another layout", "impossible layout"],
 )
 def test_node_closed_between_attempts_is_reopened_without_a_request(
-    end: Callable[[fakes.NodeRig, scenes.Agent], None],
+    end: Callable[[fakes.NodeRig, scenes.AgentInMemory], None],
 ) -> None:
     rig, serving = node_with(room_elsewhere=0)
     agent = scenes.reconciler(rig, CONFIG)

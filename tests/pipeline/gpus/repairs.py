@@ -35,11 +35,11 @@ def break_gpus(rig: fakes.NodeRig, *indices: int) -> None:
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, *indices)
 
 
-def agent_of(rig: fakes.NodeRig, **options: Any) -> scenes.Agent:
+def agent_of(rig: fakes.NodeRig, **options: Any) -> scenes.AgentInMemory:
     return scenes.reconciler(rig, limits=options.pop("limits", RESET), **options)
 
 
-def begun(rig: fakes.NodeRig, **options: Any) -> scenes.Agent:
+def begun(rig: fakes.NodeRig, **options: Any) -> scenes.AgentInMemory:
     """Return an agent that has verified the layout, and runs the repair next."""
     agent = agent_of(rig, **options)
     outcome = scenes.run(rig, LAYOUT, by=agent)
@@ -47,7 +47,7 @@ def begun(rig: fakes.NodeRig, **options: Any) -> scenes.Agent:
     return agent
 
 
-def serve(rig: fakes.NodeRig, by: scenes.Agent | None = None) -> outcomes.Outcome:
+def serve(rig: fakes.NodeRig, by: scenes.AgentInMemory | None = None) -> outcomes.Outcome:
     """Let an agent take over, and repair what it finds at the next drift check."""
     configs = fakes.FakeConfig(scenes.CONFIG)
     agent = by or agent_of(rig, configs=configs)
@@ -74,5 +74,7 @@ def message(rig: fakes.NodeRig) -> str:
     return rig.recovery_condition["message"]
 
 
-def request_other(rig: fakes.NodeRig, by: scenes.Agent, *, attempt: int = 1) -> outcomes.Outcome:
+def request_other(
+    rig: fakes.NodeRig, by: scenes.AgentInMemory, *, attempt: int = 1
+) -> outcomes.Outcome:
     return scenes.run(rig, OTHER, by=by, is_new=attempt == 1, attempt=attempt)

@@ -26,7 +26,7 @@ HEALTHY = model.RecoveryAction.NONE
 
 def node_at_rest(
     **limits: Any,
-) -> tuple[fakes.NodeRig, scenes.Agent, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, scenes.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active and whose GPUs report no fault."""
     rig = scenes.node(layout=LAYOUT)
     set_action(rig, HEALTHY, *range(len(rig.gpus)))

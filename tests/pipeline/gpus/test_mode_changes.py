@@ -43,7 +43,7 @@ ONLY_BY_TOOL = states.Options(resets_itself=False)
 VIRTUAL = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
 
 
-class Node:
+class ModeNode:
     """A node that can be reset and rebooted; implements both ports."""
 
     def __init__(self, folder: pathlib.Path, spec: str, options: states.Options) -> None:
@@ -82,7 +82,7 @@ class Node:
         assert why
         self.reboots += 1
 
-    def agent(self) -> scenes.Agent:
+    def agent(self) -> scenes.AgentInMemory:
         """Return an agent that has just started."""
         return scenes.reconciler(
             self.cluster,
@@ -150,13 +150,13 @@ class Node:
         self.state.add_fault(fault)
 
 
-Boot = Callable[..., Node]
+Boot = Callable[..., ModeNode]
 
 
 @pytest.fixture
 def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
-    def start(spec: str = "2xa100-sxm4-40gb", options: states.Options | None = None) -> Node:
-        return Node(tmp_path, spec, options or states.Options())
+    def start(spec: str = "2xa100-sxm4-40gb", options: states.Options | None = None) -> ModeNode:
+        return ModeNode(tmp_path, spec, options or states.Options())
 
     with contextlib.ExitStack() as stack:
         stack.callback(simulated.load, None)

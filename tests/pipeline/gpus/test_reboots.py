@@ -33,7 +33,9 @@ def rebooting_node() -> fakes.NodeRig:
     return rig
 
 
-def go_down(rig: fakes.NodeRig, layout: str = LAYOUT, *, by: scenes.Agent | None = None) -> None:
+def go_down(
+    rig: fakes.NodeRig, layout: str = LAYOUT, *, by: scenes.AgentInMemory | None = None
+) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
     agent, before = by or scenes.reconciler(rig), rig.host.reboots
     patient = fakes.FakeRequest(rig.clock)
@@ -277,7 +279,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
 ) -> None:
     rig = rebooting_node()
 
-    def successor(text: str = scenes.CONFIG) -> scenes.Agent:
+    def successor(text: str = scenes.CONFIG) -> scenes.AgentInMemory:
         agent = scenes.reconciler(rig, text, limits={"has_default_layouts": has_default_layouts})
         agent.recover(LAYOUT)
         return agent

@@ -17,58 +17,58 @@ from tests import changes
 from tests.node import scenes, swept_scenes
 from tests.pipeline import lives
 from tests.pipeline.recovery import played_changes
-from tests.pipeline.recovery.played_changes import Change, End, Play
+from tests.pipeline.recovery.played_changes import Change, End, PlayedChange
 
 
-def _request_another(play: Play) -> None:
+def _request_another(play: PlayedChange) -> None:
     play.request(play.change.other.applied or "")
     play.may_go |= {"affected", "spared", "newcomer"}
 
 
-def _request_impossible(play: Play) -> None:
+def _request_impossible(play: PlayedChange) -> None:
     play.request("too-much")
 
 
-def _request_nothing(play: Play) -> None:
+def _request_nothing(play: PlayedChange) -> None:
     play.request(None)
 
 
-def _write_deploy_label(play: Play) -> None:
+def _write_deploy_label(play: PlayedChange) -> None:
     if well_known.PLUGIN_DEPLOY_LABEL in play.rig.labels:
         play.rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
 
 
-def _disable_monitor(play: Play, value: str | None) -> None:
+def _disable_monitor(play: PlayedChange, value: str | None) -> None:
     for labels in (play.rig.labels, play.deploy_labels):
         if labels.pop(swept_scenes.EXPORTER, None) and value:
             labels[swept_scenes.EXPORTER] = value
 
 
-def _cordon(play: Play) -> None:
+def _cordon(play: PlayedChange) -> None:
     play.rig.is_unschedulable = play.is_cordoned = True
 
 
-def _remove_taint(play: Play) -> None:
+def _remove_taint(play: PlayedChange) -> None:
     play.rig.has_hold_taint = False
 
 
-def _start_services(play: Play) -> None:
+def _start_services(play: PlayedChange) -> None:
     play.rig.host.services |= dict.fromkeys(
         (name for name in play.rig.host.services if name != "off.service"), True
     )
 
 
-def _remove_journal(play: Play) -> None:
+def _remove_journal(play: PlayedChange) -> None:
     play.rig.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
 
 
-def _cut_journal(play: Play) -> None:
+def _cut_journal(play: PlayedChange) -> None:
     text = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
     if text is not None and text.endswith("}"):
         play.rig.annotations[well_known.JOURNAL_ANNOTATION] = text[: len(text) // 2]
 
 
-def _start_pod(play: Play, *, is_spared: bool = False, is_late: bool = False) -> None:
+def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = False) -> None:
     """Kubelet starts a pod that was bound before; it needs a plugin that serves the device.
 
     ``is_late``: Kubelet lists the device only a while after that.
@@ -94,7 +94,7 @@ def _start_pod(play: Play, *, is_spared: bool = False, is_late: bool = False) ->
             play.may_go.add("newcomer")
 
 
-def _end_pod(play: Play) -> None:
+def _end_pod(play: PlayedChange) -> None:
     for uid, name in play.pods.items():
         if name in ("affected", "spared") and uid in play.rig.pods:
             del play.rig.pods[uid]
@@ -103,7 +103,7 @@ def _end_pod(play: Play) -> None:
             return
 
 
-def _miss_controller(play: Play) -> None:
+def _miss_controller(play: PlayedChange) -> None:
     """Let no DaemonSet controller run for longer than an agent waits for a daemon to stop."""
     rig = play.rig
     rig.daemons.controller_away_until_s = (
@@ -111,17 +111,17 @@ def _miss_controller(play: Play) -> None:
     )
 
 
-def _restart_kubelet(play: Play) -> None:
+def _restart_kubelet(play: PlayedChange) -> None:
     """Let kubelet list no pod for longer than an agent waits for that."""
     play.rig.kubelet.lists_from_s = play.rig.clock.now_s + 30
 
 
-def _break_start_hook(play: Play) -> None:
+def _break_start_hook(play: PlayedChange) -> None:
     if play.rig.hooks.text:
         play.rig.hooks.broken_once.add("start")
 
 
-def _change_file(play: Play) -> None:
+def _change_file(play: PlayedChange) -> None:
     """Swap the names of two layouts."""
     layout, other = play.change.layout, play.change.other.applied or ""
     lines = scenes.CONFIG.replace(f"  {layout}:\n", "  *:\n").replace(
@@ -132,18 +132,18 @@ def _change_file(play: Play) -> None:
         play.may_go |= {"affected", "spared", "newcomer"}
 
 
-def _break_file(play: Play) -> None:
+def _break_file(play: PlayedChange) -> None:
     play.config.text = "version: ["
 
 
-def kill(play: Play) -> None:
+def kill(play: PlayedChange) -> None:
     """End the agent's process."""
     play.is_dead = True
     journal = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
     play.was_about_to_evict |= "hasEvicted" in journal
 
 
-WRITES: Mapping[str, Callable[[Play], None]] = {
+WRITES: Mapping[str, Callable[[PlayedChange], None]] = {
     "label, another layout": _request_another,
     "label, impossible layout": _request_impossible,
     "label, none": _request_nothing,
@@ -228,7 +228,7 @@ def play_all(change: Change, *, step: int = 1) -> Result:
         step: Strike at every n-th moment only: the same sample every time.
     """
     explorer = _Explorer(change, step)
-    start = Play.of(change)
+    start = PlayedChange.of(change)
     once = explorer.killed([start])
     twice = explorer.killed(once)
     for play in (start, *once, *twice):
@@ -249,7 +249,7 @@ def play_sample(change: Change, *, step: int, every: int) -> Result:
             every third if that requests something else; the writes alternate.
     """
     explorer = _Explorer(change, step)
-    start = Play.of(change)
+    start = PlayedChange.of(change)
     once = explorer.killed([start])
     for play in (start, *once):
         explorer.rest(play.fork(), (change.end,))
@@ -273,7 +273,7 @@ class _Explorer:
         self.tried = self.struck = self.judged = self.converged = 0
         self.problems: list[str] = []
 
-    def killed(self, plays: Sequence[Play]) -> Sequence[Play]:
+    def killed(self, plays: Sequence[PlayedChange]) -> Sequence[PlayedChange]:
         """Kill an agent of each play at each moment; return one play for each different node."""
         nodes = []
         for play in plays:
@@ -293,7 +293,11 @@ class _Explorer:
         return nodes
 
     def disturb(
-        self, play: Play, name: str, write: Callable[[Play], object], moments: Iterable[int]
+        self,
+        play: PlayedChange,
+        name: str,
+        write: Callable[[PlayedChange], object],
+        moments: Iterable[int],
     ) -> None:
         """Have another program write at moments of an agent, and judge how each run ends."""
         for number in moments:
@@ -321,18 +325,20 @@ class _Explorer:
         }
         return Result(own | self.strikes, self.problems)
 
-    def _write(self, write: Callable[[Play], object], play: Play) -> None:
+    def _write(self, write: Callable[[PlayedChange], object], play: PlayedChange) -> None:
         """Write, and go on only where no other strike has met the same node at the same call."""
         write(play)
         key = write, "".join(play.rig.log[-1:]), play.key, play.requested
         play.is_dead = key in self._seen
         self._seen.add(key)
 
-    def rest(self, play: Play, allowed: Sequence[End]) -> None:
+    def rest(self, play: PlayedChange, allowed: Sequence[End]) -> None:
         """Let an agent serve in peace, and judge how that ends."""
         self._judge(play, play.serve(_nothing_happens), allowed)
 
-    def _judge(self, play: Play, outcome: outcomes.Outcome | None, allowed: Sequence[End]) -> None:
+    def _judge(
+        self, play: PlayedChange, outcome: outcomes.Outcome | None, allowed: Sequence[End]
+    ) -> None:
         problems = play.judge(outcome, allowed)
         self.problems += (f"{', '.join(play.path)}: {problem}" for problem in problems)
         self.judged += 1
@@ -355,14 +361,14 @@ class _Explorer:
 class _Strike:
     """Strikes an agent at one of its moments."""
 
-    def __init__(self, moment: int, what: Callable[[Play], object]) -> None:
+    def __init__(self, moment: int, what: Callable[[PlayedChange], object]) -> None:
         self._moment = moment
         self._what = what
         self.has_come = False
         self.has_struck = False
         """Whether it made a difference."""
 
-    def __call__(self, play: Play) -> None:
+    def __call__(self, play: PlayedChange) -> None:
         if play.moment != self._moment or self.has_come:
             return
         self.has_come = True
@@ -373,4 +379,4 @@ class _Strike:
         play.is_dead |= not self.has_struck
 
 
-def _nothing_happens(_play: Play) -> None: ...
+def _nothing_happens(_play: PlayedChange) -> None: ...

@@ -165,7 +165,7 @@ CHANGES: Mapping[str, Change] = {
 
 
 @dataclasses.dataclass
-class Play:
+class PlayedChange:
     """A node and what is requested of it, between two strikes or during one."""
 
     change: Change
@@ -191,7 +191,7 @@ class Play:
     """Whether an agent was killed after it wrote that it evicts: its successor counts that."""
 
     @classmethod
-    def of(cls, change: Change) -> "Play":
+    def of(cls, change: Change) -> "PlayedChange":
         """Return the change at its start."""
         rig = change.make()
         play = cls(change, rig, fakes.FakeConfig(scenes.CONFIG))
@@ -201,7 +201,7 @@ class Play:
         play.deploy_labels = judging.deploy_labels(rig.labels)
         return play
 
-    def fork(self) -> "Play":
+    def fork(self) -> "PlayedChange":
         """Return another play that is as far as this one."""
         rig = self.rig
         rig.on_call, rig.driver.step_error = _nothing, _accept
@@ -213,7 +213,7 @@ class Play:
 
     # -- one agent ---------------------------------------------------------------------------
 
-    def serve(self, strike: Callable[["Play"], object]) -> outcomes.Outcome | None:
+    def serve(self, strike: Callable[["PlayedChange"], object]) -> outcomes.Outcome | None:
         """Run an agent until it rests; None if it died. ``strike`` is called at each moment.
 
         The first one is before it starts.
@@ -380,7 +380,7 @@ class Play:
 class _Pauses:
     """Lets time pass in an agent's pauses, and ends the agent where nothing is left to do."""
 
-    def __init__(self, play: Play, agent: scenes.Agent) -> None:
+    def __init__(self, play: PlayedChange, agent: scenes.AgentInMemory) -> None:
         self._play = play
         self._agent = agent
         self._pauses = 0

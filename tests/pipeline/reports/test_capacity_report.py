@@ -43,7 +43,7 @@ def published(rig: fakes.NodeRig) -> list[list[list[int]]]:
     return [gpu["inUse"] for gpu in data["gpus"]]
 
 
-def on_demand(rig: fakes.NodeRig, **replaced: Any) -> scenes.Agent:
+def on_demand(rig: fakes.NodeRig, **replaced: Any) -> scenes.AgentInMemory:
     """Return the reconciler of a node with on-demand partitioning that has just started."""
     agent = scenes.reconciler(rig, **replaced)
     scenes.run(rig, "all-balanced", by=agent)
@@ -51,7 +51,7 @@ def on_demand(rig: fakes.NodeRig, **replaced: Any) -> scenes.Agent:
     return agent
 
 
-def catch_up(rig: fakes.NodeRig, agent: scenes.Agent, most: int = 10) -> list[float]:
+def catch_up(rig: fakes.NodeRig, agent: scenes.AgentInMemory, most: int = 10) -> list[float]:
     """Wait and observe as the loop does, until nothing is left to do; return the pauses."""
     pauses: list[float] = []
     while math.isfinite(agent.capacity.next_in_s) and len(pauses) < most:
@@ -62,7 +62,7 @@ def catch_up(rig: fakes.NodeRig, agent: scenes.Agent, most: int = 10) -> list[fl
     return pauses
 
 
-def use_changed(agent: scenes.Agent) -> None:
+def use_changed(agent: scenes.AgentInMemory) -> None:
     agent.capacity.follow(is_on_demand=True, has_changed=True)
 
 

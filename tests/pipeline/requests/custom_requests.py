@@ -31,7 +31,7 @@ def run(
     rig: fakes.NodeRig,
     wanted: custom_layouts.Custom | None = None,
     *,
-    by: scenes.Agent | None = None,
+    by: scenes.AgentInMemory | None = None,
     limits: dict[str, Any] | None = None,
     **options: Any,
 ) -> outcomes.Outcome:

@@ -32,7 +32,7 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
     return captured
 
 
-def lenient(rig: fakes.NodeRig, text: str = scenes.CONFIG) -> scenes.Agent:
+def lenient(rig: fakes.NodeRig, text: str = scenes.CONFIG) -> scenes.AgentInMemory:
     return scenes.reconciler(rig, text, is_lenient=True)
 
 

@@ -110,7 +110,7 @@ def test_active_layout_succeeds_after_one_observation() -> None:
     assert rig.driver.executed == []
 
 
-def experienced() -> tuple[fakes.NodeRig, scenes.Agent]:
+def experienced() -> tuple[fakes.NodeRig, scenes.AgentInMemory]:
     """Return a node, and its agent that has applied a layout already."""
     rig = node()
     agent = reconciler(rig)

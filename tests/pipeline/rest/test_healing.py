@@ -25,7 +25,7 @@ def test_on_request_a_drift_is_healed() -> None:
     assert scenes.is_as_before(rig, before)
 
 
-def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, scenes.Agent]:
+def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, scenes.AgentInMemory]:
     """Return a node that drifted while its agent was down, and the agent that started again."""
     rig, _, _ = scenes.at_rest(LAYOUT)
     scenes.add_pod_on_foreign_instances(rig)

@@ -22,7 +22,7 @@ UNUSABLE_FILES = {
 
 def node_without_file(
     text: str = UNUSABLE_FILES["invalid"], *, heals: bool = False
-) -> tuple[fakes.NodeRig, scenes.Agent, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, scenes.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, although the file is unusable now."""
     rig = scenes.node(layout=scenes.LAYOUT)
     configs = fakes.FakeConfig(scenes.CONFIG)
