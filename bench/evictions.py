@@ -21,8 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
-from mig_manager import errors
-from mig_manager.adapters.kubernetes import api
+from mig_manager.adapters.kubernetes import api, responses
 from tests import waiting
 from tests.cluster import clusters, envtest
 
@@ -129,7 +128,7 @@ def _switch(
 ) -> None:
     """Create or delete the policies, and wait until the server applies that."""
     for each in policies:
-        with contextlib.suppress(errors.ClusterError):  # it exists, or is gone
+        with contextlib.suppress(responses.ApiError):  # it exists, or is gone
             if is_on:
                 admin.post(clusters.collection(each), each)
             else:

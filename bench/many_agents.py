@@ -15,13 +15,13 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 import pytest
 import urllib3
 
 from mig_manager.adapters.host import log, process
 from mig_manager.adapters.kubernetes import api
-from mig_manager.agent import main as agent_main
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from tests import waiting
@@ -51,7 +51,9 @@ def _run(server: envtest.EnvtestServer, kubeconfig: str, count: int, folder: pat
     names = [f"node-{number:03}" for number in range(count)]
     for name in names:
         admin.post("/api/v1/nodes", {"metadata": {"name": name}})
-    hosted = [_host(kubeconfig, name, folder) for name in names]
+    hosted = [in_process.assembled(**_ports(kubeconfig, name, folder)) for name in names]
+    for one in hosted:
+        threading.Thread(target=one.serve, daemon=True).start()
     waiting.until(lambda: _watches(server) >= count, "all watches")
     idle = _requests(server)
     threading.Event().wait(10.0)
@@ -72,8 +74,7 @@ def _run(server: envtest.EnvtestServer, kubeconfig: str, count: int, folder: pat
         one.stop()
 
 
-def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.AgentService:
-    kube = api.KubeApi.connect(kubeconfig=kubeconfig)
+def _ports(kubeconfig: str, name: str, folder: pathlib.Path) -> dict[str, Any]:
     how = agents.in_memory(
         name,
         folder,
@@ -81,9 +82,7 @@ def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.AgentS
         retry_initial_s="1.0",
         retry_max_s="5.0",
     )
-    agent = in_process.assembled(kube=kube, **how)
-    threading.Thread(target=agent.serve, daemon=True).start()
-    return agent
+    return {"kube": api.KubeApi.connect(kubeconfig=kubeconfig), **how}
 
 
 def _applied(admin: api.KubeApi) -> int:

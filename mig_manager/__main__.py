@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 from types import FrameType
 
 _FIRST_PROCESS = 1
@@ -22,11 +21,7 @@ def main() -> None:
     # A script that starts the interpreter can say what it was called by itself.
     called = terminal.environ.get("MIG_MANAGER_CALLED") or sys.argv[0]
     status = cli.main(sys.argv[1:], terminal, program=called.rpartition("/")[2])
-    if threading.active_count() > 1:
-        from mig_manager.adapters.host import call_thread  # noqa: PLC0415 - not for `--help`
-
-        call_thread.exit_if_hung(status)
-    sys.exit(status)
+    console.end_process(status)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

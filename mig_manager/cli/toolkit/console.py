@@ -8,10 +8,11 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TextIO, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters import host
@@ -279,6 +280,15 @@ def _encodable(stream: TextIO, text: str) -> str:
     """Return the text; escape characters that the stream cannot encode."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process with an exit status, even if a call of a command never returns."""
+    if threading.active_count() > 1:
+        from mig_manager.adapters.host import call_thread  # noqa: PLC0415 - not for `--help`
+
+        call_thread.exit_if_hung(status)
+    sys.exit(status)
 
 
 def render_answer(
