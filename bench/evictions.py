@@ -23,7 +23,8 @@ import yaml
 
 from mig_manager.adapters.kubernetes import api, responses
 from tests import waiting
-from tests.cluster import clusters, envtest
+from tests.kit import envtest
+from tests.stage import clusters
 
 _SLOWEST = 1.2
 _ROUNDS = 10

@@ -25,8 +25,8 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from tests import waiting
-from tests.cluster import envtest
 from tests.fleet import agents
+from tests.kit import envtest
 from tests.stage import in_process
 
 _LAYOUT = "all-1g.5gb"

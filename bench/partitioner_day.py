@@ -22,9 +22,9 @@ import pytest
 
 from mig_manager.adapters.host import log
 from testkit import bounds, day, day_layouts
-from tests.cluster import clusters, device_watch, envtest, pods_of_a_day, sandbox_nodes
-from tests.realnode import audit
-from tests.stage import agent_stage
+from tests.cluster import device_watch, pods_of_a_day, sandbox_nodes
+from tests.kit import audit, envtest
+from tests.stage import agent_stage, clusters
 
 _GPUS_EACH = 8
 _SLICES = 7

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from testkit import apiserver
-from tests.adapters import kubelet_rig, proc_tree, processes
+from tests.kit import kubelet_rig, proc_tree, processes
 from tests.node import nvml_rig
 from tests.stage import apirig
 

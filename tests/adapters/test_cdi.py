@@ -10,7 +10,8 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.host import cdi, device_nodes, programs
-from tests.adapters import privileges, proc_tree, stand_ins
+from tests.adapters import stand_ins
+from tests.kit import privileges, proc_tree
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
 

@@ -12,7 +12,7 @@ from structlog.typing import EventDict
 
 from mig_manager import errors
 from mig_manager.adapters.host import device_nodes
-from tests.adapters import proc_tree
+from tests.kit import proc_tree
 
 Logs = list[EventDict]
 MAJOR = 240

@@ -22,8 +22,8 @@ from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import nvml_faults
 from tests import waiting
-from tests.adapters import processes
-from tests.adapters.processes import children
+from tests.kit import processes
+from tests.kit.processes import children
 
 SOON_S = 60.0
 AT_ONCE = timing.Backoff(first_s=0.01, max_s=0.01)

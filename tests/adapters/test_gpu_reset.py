@@ -14,7 +14,8 @@ from mig_manager.core import model
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi
-from tests.adapters import proc_tree, stand_ins
+from tests.adapters import stand_ins
+from tests.kit import proc_tree
 from tests.node import nvml_rig
 from tests.node.nvml_rig import OFF, ON, NvmlRig, mode_step
 

@@ -12,7 +12,7 @@ from mig_manager.adapters.host import hooks as programs
 from mig_manager.core.files import hook_files
 from mig_manager.core.files.hook_files import Point
 from tests import waiting
-from tests.adapters import processes
+from tests.kit import processes
 
 PATH = os.defpath
 

@@ -15,7 +15,7 @@ from mig_manager.adapters.kubernetes import api
 from tests import programs
 from tests.adapters import kube_rig
 from tests.adapters.kube_rig import KubeServer, answer, failure, refuse
-from tests.shell import commandline
+from tests.kit import commandline
 
 HEAVY = frozenset(
     {

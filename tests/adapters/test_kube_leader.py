@@ -13,8 +13,8 @@ from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import api_objects
+from tests.kit.mortal_api import MortalApi
 from tests.node import fakes, scenes
-from tests.partitioner.rig import MortalApi
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-partitioner"

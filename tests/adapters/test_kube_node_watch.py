@@ -17,8 +17,8 @@ from mig_manager.core.node import node_object, well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
-from tests.adapters import watch_rig
-from tests.adapters.watch_rig import SOON_S, FaultyApi, a_node, label, wait_for_watch
+from tests.kit import watch_rig
+from tests.kit.watch_rig import SOON_S, FaultyApi, a_node, label, wait_for_watch
 
 server, kube = watch_rig.server, watch_rig.kube
 

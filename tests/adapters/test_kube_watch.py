@@ -17,8 +17,8 @@ from mig_manager.core.node import gpu_use
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import api_objects, waiting
-from tests.adapters import watch_rig
-from tests.adapters.watch_rig import (
+from tests.kit import watch_rig
+from tests.kit.watch_rig import (
     BRISK,
     SOON_S,
     FaultyApi,

@@ -10,8 +10,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from tests import waiting
-from tests.adapters.kubelet_rig import GPU, GrpcKubelet, devices
-from tests.adapters.processes import children, descriptors
+from tests.kit.kubelet_rig import GPU, GrpcKubelet, devices
+from tests.kit.processes import children, descriptors
 
 
 @pytest.fixture

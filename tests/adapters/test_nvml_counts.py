@@ -14,8 +14,7 @@ from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from testkit import matrix, nvml_faults
-from tests.faults import nvml_codes
-from tests.unit import oracle
+from tests.kit import nvml_codes, oracle
 
 ON = model.MigMode.ENABLED
 

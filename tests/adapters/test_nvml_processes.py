@@ -10,7 +10,7 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import library, processes
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
-from tests.adapters.proc_tree import ProcTree
+from tests.kit.proc_tree import ProcTree
 from tests.node import fakes
 from tests.node.nvml_rig import ON, Boot, NvmlRig, end_steps, mode_step, plan_of
 

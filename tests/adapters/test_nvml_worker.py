@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.core import steps
 from tests import waiting
-from tests.adapters import processes
+from tests.kit import processes
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

@@ -14,9 +14,8 @@ from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node import pod_object
 from tests import programs
-from tests.adapters import processes
-from tests.adapters.kubelet_rig import GPU, GrpcKubelet, devices, pod
-from tests.sandbox import library
+from tests.kit import library, processes
+from tests.kit.kubelet_rig import GPU, GrpcKubelet, devices, pod
 
 WRITTEN = pathlib.Path(__file__).parent / "kubelet_messages"
 """Kubelet's messages, made by Kubernetes' Go types and not by our table."""

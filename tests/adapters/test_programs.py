@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import programs
 from tests import waiting
 from tests.adapters import stand_ins
-from tests.adapters.processes import is_dead
+from tests.kit.processes import is_dead
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

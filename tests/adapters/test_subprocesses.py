@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
-from tests.adapters import processes
+from tests.kit import processes
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.adapters.host import systemd
 from mig_manager.errors import Reason
-from tests.adapters import systemd_rig
-from tests.adapters.systemd_rig import NVSM, Act, Unit, fails, services, standing_in
-from tests.adapters.systemd_rig import DBusDaemon as Bus
+from tests.kit import systemd_rig
+from tests.kit.systemd_rig import NVSM, Act, Unit, fails, services, standing_in
+from tests.kit.systemd_rig import DBusDaemon as Bus
 
 bus = systemd_rig.bus
 

@@ -8,9 +8,9 @@ import pytest
 from mig_manager.adapters.host import systemd
 from mig_manager.core.files import service_files
 from mig_manager.errors import Reason
-from tests.adapters import systemd_rig
-from tests.adapters.systemd_rig import NO_LIMIT_US, NVSM, Act, Unit, fails, services, standing_in
-from tests.adapters.systemd_rig import DBusDaemon as Bus
+from tests.kit import systemd_rig
+from tests.kit.systemd_rig import NO_LIMIT_US, NVSM, Act, Unit, fails, services, standing_in
+from tests.kit.systemd_rig import DBusDaemon as Bus
 
 bus = systemd_rig.bus
 DCGM, OTHER = "nvidia-dcgm.service", "other.service"

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster import clusters, envtest
+from tests.kit import envtest
+from tests.stage import clusters
 
 
 @pytest.fixture(scope="session")

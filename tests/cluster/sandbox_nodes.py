@@ -20,7 +20,9 @@ from mig_manager.sandbox.node import (
     sandbox_node,
 )
 from tests import waiting
-from tests.cluster import clusters, device_watch, envtest
+from tests.cluster import device_watch
+from tests.kit import envtest
+from tests.stage import clusters
 
 PARTITIONER = clusters.Account(namespace="mig-manager", name="mig-manager-partitioner")
 PARTITIONER_USER = f"system:serviceaccount:{PARTITIONER.namespace}:{PARTITIONER.name}"

@@ -12,7 +12,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, lease_slots, node, pods, responses
 from mig_manager.core.node import evictions, pod_object, well_known
 from tests import waiting
-from tests.cluster import clusters
+from tests.stage import clusters
 
 NAME = "answering"
 NODES = "/api/v1/nodes"

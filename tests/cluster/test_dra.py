@@ -15,8 +15,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import claims, device_ids, well_known
 from mig_manager.sandbox.node import cluster_view, objects
 from tests import dra_driver, waiting
-from tests.cluster import clusters
-from tests.stage import agent_stage
+from tests.stage import agent_stage, clusters
 
 CLAIMS, SLICES = dra_driver.CLAIMS, dra_driver.SLICES
 RESOURCE = "nvidia.com/mig-1g.5gb"

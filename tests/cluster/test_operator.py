@@ -7,8 +7,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from tests import operator_pod
-from tests.cluster import clusters
-from tests.stage import agent_stage
+from tests.stage import agent_stage, clusters
 
 LAYOUT = "all-1g.5gb"
 LAYOUTS = f"{clusters.NODE}-mig-config"

@@ -13,7 +13,7 @@ from mig_manager.adapters.kubernetes import api, events, leader, partitioner_clu
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import announcer
 from tests import waiting
-from tests.cluster import clusters
+from tests.stage import clusters
 
 pytestmark = pytest.mark.cluster
 

@@ -18,8 +18,8 @@ from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox import advertising
 from mig_manager.sandbox.node import objects
 from tests import waiting
-from tests.cluster import clusters, envtest
-from tests.shell import doctor_rig
+from tests.kit import doctor_rig, envtest
+from tests.stage import clusters
 
 pytestmark = pytest.mark.cluster
 

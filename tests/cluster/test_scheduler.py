@@ -10,7 +10,7 @@ import yaml
 
 from mig_manager.sandbox.node import objects
 from tests import waiting
-from tests.cluster import clusters
+from tests.stage import clusters
 
 pytestmark = pytest.mark.cluster
 

@@ -18,8 +18,8 @@ from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
 from tests import changes
 from tests.crash import agent_process, scenarios
+from tests.kit import monitors
 from tests.node import judging, simulated_rig
-from tests.sandbox import monitors
 from tests.stage import agent_stage
 
 WAIT_S = 180.0

@@ -10,8 +10,8 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.adapters import processes
 from tests.crash import matrix, scenarios, stage
+from tests.kit import processes
 
 _LONG_S = 60.0
 _DEATH_S = 30.0

@@ -18,7 +18,7 @@ from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests import changes
-from tests.faults import nvml_codes
+from tests.kit import nvml_codes
 from tests.node import fakes, judging, scenes, simulated_rig
 
 

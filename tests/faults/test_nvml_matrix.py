@@ -20,9 +20,10 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
-from tests import lost_stderr, published
-from tests.faults import nvml_codes, nvml_node
-from tests.faults.nvml_codes import (
+from tests import published
+from tests.faults import nvml_node
+from tests.kit import lost_stderr, nvml_codes
+from tests.kit.nvml_codes import (
     IN_USE,
     INVALID_ARGUMENT,
     NO_PERMISSION,

@@ -17,9 +17,9 @@ from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 from tests import api_objects, changes, waiting
 from tests.fleet import agents, census, standins
+from tests.kit import commandline
+from tests.kit.commandline import Answer
 from tests.node import scenes
-from tests.shell import commandline
-from tests.shell.commandline import Answer
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"

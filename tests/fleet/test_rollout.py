@@ -13,7 +13,7 @@ from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
 from tests.fleet import agents, census, standins
-from tests.shell import commandline
+from tests.kit import commandline
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kit import commandline
 from tests.partitioner import rig as rigs
-from tests.shell import commandline
 
 
 @pytest.fixture

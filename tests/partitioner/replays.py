@@ -4,9 +4,9 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.kit import commandline
+from tests.kit.partitions import NOW, pod
 from tests.partitioner import rig as rigs
-from tests.shell import commandline
-from tests.unit.partitions import NOW, pod
 
 
 def past(

@@ -5,12 +5,10 @@ import dataclasses
 import datetime as dt
 import json
 import math
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import device_classes, resources, well_known
@@ -22,9 +20,8 @@ from mig_manager.sandbox.apiserver import resources as kinds
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import api_objects, dra_driver, waiting
-from tests.adapters import watch_rig
-from tests.node import fakes, gpu_values, samples, scenes
-from tests.shell import commandline
+from tests.kit import commandline, mortal_api, watch_rig
+from tests.node import fakes, gpu_values, samples
 
 BEGAN = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 TERM_S = 70.0
@@ -47,41 +44,12 @@ class Clock(fakes.FakeClock):
         return (BEGAN + dt.timedelta(seconds=self.now_s + self.jump_s + after_s)).isoformat()
 
 
-class MortalApi(api.KubeApi):
-    """A client whose process is killed at its n-th request, before it is sent or after.
-
-    Requests of the watches do not count.
-    """
-
-    kill_at: int | None = None
-    is_sent = False
-    count = 0
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.patches: list[Mapping[str, Any]] = []
-        """The bodies of the patches that were sent."""
-
-    def _answer(self, request: api._Request) -> dict[str, object]:
-        if threading.current_thread().name.endswith("-watch"):
-            return super()._answer(request)
-        self.count += 1
-        if request.method == "PATCH":
-            assert request.body is not None
-            self.patches.append(request.body)
-        if self.kill_at is not None and self.count >= self.kill_at:
-            if self.is_sent and self.count == self.kill_at:
-                super()._answer(request)
-            raise scenes.Killed
-        return super()._answer(request)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replica:
     """One replica; tests call its steps."""
 
     service: main.Replica
-    kube: MortalApi
+    kube: mortal_api.MortalApi
 
     @property
     def leads(self) -> bool:
@@ -269,7 +237,7 @@ class PartitionerRig:
 
     def replica(self, name: str = "a", **options: str) -> Replica:
         """Start a replica that steps only when a test says so."""
-        kube = MortalApi.at(
+        kube = mortal_api.MortalApi.at(
             self.server.url, token=name, request_timeout_s=60.0, sleep=lambda _seconds: None
         )
         chosen = settings.PartitionerSettings.read(

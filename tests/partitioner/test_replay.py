@@ -11,10 +11,9 @@ from mig_manager.core.display import bar
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions, past_pods, simulated_cluster
 from mig_manager.partitioner import replay
+from tests.kit import commandline, partitions
+from tests.kit.partitions import NOW, SMALL, node, pod
 from tests.partitioner import replays
-from tests.shell import commandline
-from tests.unit import partitions
-from tests.unit.partitions import NOW, SMALL, node, pod
 
 _NODES = [node("a", SMALL), node("b", SMALL)]
 _DAY = [

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from tests import programs, waiting
-from tests.cluster import envtest
+from tests.kit import commandline, envtest
+from tests.kit.partitions import NOW, SMALL, node
 from tests.partitioner import replays
-from tests.shell import commandline
-from tests.unit.partitions import NOW, SMALL, node
 
 
 def sampled(

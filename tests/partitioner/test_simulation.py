@@ -6,10 +6,9 @@ import json
 import pytest
 
 from mig_manager.core.node import well_known
+from tests.kit import commandline, partitions
+from tests.kit.partitions import EMPTY, SMALL, node, pod
 from tests.partitioner import rig as rigs
-from tests.shell import commandline
-from tests.unit import partitions
-from tests.unit.partitions import EMPTY, SMALL, node, pod
 
 
 def test_shows_each_node_before_and_after_and_each_pod_without_room(

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from testkit import nvml_faults
-from tests import lost_stderr, waiting
+from tests import waiting
+from tests.kit import lost_stderr
+from tests.kit.shell_node import ShellNode
 from tests.node.applying_rig import LAYOUTS_TEXT
-from tests.shell.shell_node import ShellNode
 from tests.stage import agent_stage
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"

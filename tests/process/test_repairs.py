@@ -9,8 +9,7 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
-from tests.adapters import systemd_rig
-from tests.sandbox import library
+from tests.kit import library, systemd_rig
 from tests.stage import agent_stage
 
 

@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import served
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
-from tests.sandbox import library
+from tests.kit import library
 from tests.stage import agent_stage
 
 UNKNOWN = "NVIDIA Q900-SXM9-120GB"

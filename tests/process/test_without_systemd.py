@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sandbox import library
+from tests.kit import library
 from tests.stage import agent_stage
 
 LAYOUT = "all-1g.10gb"

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests import programs
+from tests.kit import overlays
 from tests.realnode import images
-from tests.shipped import overlays
 
 _SYSTEM = {
     "/proc": ("proc", "proc", []),

@@ -15,8 +15,8 @@ from typing import Any
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvidia_smi, nvml_faults
+from tests.kit import library
 from tests.node import simulated_rig
-from tests.sandbox import library
 
 _NVIDIA_SMI = """\
 #!/usr/bin/python3

@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from tests import programs, waiting
-from tests.cluster import clusters, envtest
+from tests.kit import envtest
 from tests.realnode import images, operator, rig
+from tests.stage import clusters
 
 NAMESPACE = PROGRAM = "gpu-operator"
 MANAGER = "nvidia-mig-manager"

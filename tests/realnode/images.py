@@ -16,8 +16,8 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 from tests import programs
-from tests.cluster import clusters
 from tests.realnode import progress
+from tests.stage import clusters
 
 AGENT = "localhost/mig-manager:test"
 PLUGIN = "localhost/nvidia-device-plugin:test"

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.cluster import clusters
 from tests.realnode import images
+from tests.stage import clusters
 
 Object = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """NVIDIA's daemons beyond the plain device plugin, as their Helm chart deploys them."""
 
-from tests.cluster import clusters
 from tests.realnode import images, manifests, node
+from tests.stage import clusters
 
 DISCOVERY = "gpu-feature-discovery"
 DISCOVERY_LABEL = "nvidia.com/gpu.deploy.gpu-feature-discovery"

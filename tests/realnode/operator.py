@@ -1,8 +1,8 @@
 """Operands as NVIDIA's GPU operator deploys them, and its MIG manager's account."""
 
 from tests import operator_pod
-from tests.cluster import clusters
 from tests.realnode import manifests
+from tests.stage import clusters
 
 NAMESPACE = operator_pod.NAMESPACE
 MANAGER, PLUGIN = "nvidia-mig-manager", "nvidia-device-plugin-daemonset"

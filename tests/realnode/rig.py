@@ -13,8 +13,9 @@ from typing import IO
 
 from mig_manager.sandbox.driver import states
 from tests import waiting
-from tests.cluster import clusters, envtest
-from tests.realnode import audit, control, driver, images, manifests, namespaces, node, progress
+from tests.kit import audit, envtest
+from tests.realnode import control, driver, images, manifests, namespaces, node, progress
+from tests.stage import clusters
 
 PROGRAMS = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"),

@@ -7,7 +7,8 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from tests import waiting
-from tests.realnode import audit, judging, progress, rig
+from tests.kit import audit
+from tests.realnode import judging, progress, rig
 
 pytestmark = pytest.mark.realnode
 

@@ -10,10 +10,9 @@ import pytest
 from mig_manager.sandbox.driver import state_file
 from testkit import apiserver
 from tests import waiting
-from tests.cluster import clusters
+from tests.kit import dockerfile, overlays
 from tests.realnode import container, images, namespaces, rig
-from tests.shipped import dockerfile, overlays
-from tests.stage import plain_node
+from tests.stage import clusters, plain_node
 
 pytestmark = pytest.mark.realnode
 

@@ -6,8 +6,8 @@ import pytest
 
 from mig_manager.sandbox.driver import state_file
 from tests import programs, waiting
-from tests.cluster import clusters
 from tests.realnode import images, judging, manifests, rig
+from tests.stage import clusters
 
 pytestmark = pytest.mark.realnode
 

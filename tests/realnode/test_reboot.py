@@ -10,7 +10,7 @@ import pytest
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import waiting
-from tests.adapters import systemd_rig
+from tests.kit import systemd_rig
 from tests.realnode import judging, manifests, rig
 
 pytestmark = pytest.mark.realnode

@@ -12,7 +12,7 @@ from mig_manager.adapters.host import programs
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
-from tests.sandbox import library
+from tests.kit import library
 
 _MISMATCH = 18
 """``NVML_ERROR_LIB_RM_VERSION_MISMATCH``."""

@@ -15,9 +15,7 @@ from mig_manager.sandbox.driver import calls
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests import programs
-from tests.adapters import kubelet_rig
-from tests.sandbox import library
-from tests.shell import commandline
+from tests.kit import commandline, kubelet_rig, library
 
 _HERE = pathlib.Path(__file__).parent
 _FILL = """

@@ -10,8 +10,8 @@ from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import nvml_faults
+from tests.kit import monitors
 from tests.node import samples
-from tests.sandbox import monitors
 from tests.stage import agent_stage
 
 _SMALL = "nvidia.com/mig-1g.10gb"

@@ -12,10 +12,9 @@ from mig_manager.cli import main
 from mig_manager.sandbox import replay
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
+from tests.kit import alterations, commandline
+from tests.kit import library as c_library
 from tests.node import nvml_rig
-from tests.sandbox import alterations
-from tests.sandbox import library as c_library
-from tests.shell import commandline
 
 A100 = "1xA100-SXM4-40GB"
 MIG = tuple(p for p in nvml_rig.MIG_CAPABLE if not p.not_simulatable)

@@ -9,8 +9,8 @@ from mig_manager import errors
 from mig_manager.core import model
 from testkit import apiserver
 from tests import api_objects, programs
-from tests.shell import commandline, doctor_rig
-from tests.shell import plugin_rig as rig
+from tests.kit import commandline, doctor_rig
+from tests.kit import plugin_rig as rig
 
 
 @pytest.fixture

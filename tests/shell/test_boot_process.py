@@ -10,7 +10,7 @@ import pytest
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import programs, waiting
-from tests.shell.shell_node import ShellNode
+from tests.kit.shell_node import ShellNode
 from tests.stage import agent_stage
 
 LAYOUTS = """

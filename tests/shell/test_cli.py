@@ -15,8 +15,8 @@ from mig_manager.core.files import yaml_tree
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from tests.kit.commandline import ONE_LAYOUT, SPEC, Answer, Shell
 from tests.node import fakes, samples
-from tests.shell.commandline import ONE_LAYOUT, SPEC, Answer, Shell
 
 ROOT = pathlib.Path(__file__).parents[2]
 KUSTOMIZATION = str(ROOT / "deploy" / "kustomization.yaml")

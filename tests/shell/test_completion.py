@@ -13,8 +13,8 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
 from mig_manager.sandbox import stories
 from tests import programs
+from tests.kit.commandline import Shell
 from tests.shell import terminal
-from tests.shell.commandline import Shell
 
 DEADLINE_S = 60.0
 LAYOUTS = """

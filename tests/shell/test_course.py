@@ -8,9 +8,8 @@ import pytest
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
 from tests import waiting
-from tests.adapters import kubelet_rig
-from tests.sandbox import library as c_library
-from tests.shell import commandline, shell_node
+from tests.kit import commandline, kubelet_rig, shell_node
+from tests.kit import library as c_library
 
 A30 = "1xA30"
 UNKNOWN = 999  # NVML_ERROR_UNKNOWN

@@ -17,8 +17,8 @@ from mig_manager.core.records import journals
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
 from tests import waiting
+from tests.kit.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
 from tests.node import samples
-from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
 
 ROOT = pathlib.Path(__file__).parents[2]
 NODE_NAME = "n1"

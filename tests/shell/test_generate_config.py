@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from tests.shell.commandline import Shell
+from tests.kit.commandline import Shell
 
 SPEC = ("--simulate", "1xA30")
 

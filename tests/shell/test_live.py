@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests import waiting
+from tests.kit.shell_node import ShellNode
 from tests.shell import terminal
-from tests.shell.shell_node import ShellNode
 
 _SCREEN = "\x1b[?1049h"
 _CUT_LINES, _WRAP_LINES = "\x1b[?7l", "\x1b[?7h"

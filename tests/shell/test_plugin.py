@@ -9,7 +9,7 @@ import pytest
 import mig_manager
 from mig_manager import errors
 from mig_manager.core import model
-from tests.shell import plugin_rig as rig
+from tests.kit import plugin_rig as rig
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from mig_manager.core.layout import config, custom_layouts, served
 from mig_manager.core.node import node_object, well_known
 from testkit import apiserver
 from tests import api_objects
-from tests.shell import commandline
-from tests.shell import plugin_rig as rig
+from tests.kit import commandline
+from tests.kit import plugin_rig as rig
 
 SPEC = "2xA100-SXM4-40GB"
 KEY = ("nodes", "", "gpu-1")

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import capacity
-from tests.shell import plugin_rig as rig
+from tests.kit import plugin_rig as rig
 
 ON_DEMAND = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
 A100 = "A100-SXM4-40GB"

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from tests.shell import plugin_rig as rig
+from tests.kit import plugin_rig as rig
 
 AWS = "k8s.io/cluster-autoscaler/node-template"
 GCE = "nvidia.com/gpu=0,nvidia.com/mig-3g.20gb=8,nvidia.com/mig-2g.10gb=8,nvidia.com/mig-1g.5gb=16"

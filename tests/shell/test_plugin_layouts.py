@@ -11,7 +11,7 @@ from mig_manager.core.layout import config, generator, served
 from mig_manager.core.node import well_known
 from testkit import apiserver
 from tests import api_objects
-from tests.shell import plugin_rig as rig
+from tests.kit import plugin_rig as rig
 
 SPEC = "2xA100-SXM4-40GB"
 OWN = """\

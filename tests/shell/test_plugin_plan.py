@@ -10,7 +10,7 @@ from mig_manager.cli import main
 from mig_manager.core import model
 from testkit import apiserver
 from tests import api_objects
-from tests.shell import plugin_rig as rig
+from tests.kit import plugin_rig as rig
 
 DOCUMENT = """
 version: v1

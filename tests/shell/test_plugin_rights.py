@@ -9,7 +9,7 @@ import yaml
 from mig_manager.core.layout import served
 from testkit import apiserver
 from tests import api_objects
-from tests.shell import plugin_rig as rig
+from tests.kit import plugin_rig as rig
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "kubectl-plugin.md"
 NASTY = "\x1b]0;owned\x07\x1b[2Jgone\r\u202etxt"

@@ -8,7 +8,7 @@ import yaml
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.records import journals
-from tests.shell import plugin_rig as rig
+from tests.kit import plugin_rig as rig
 
 
 def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: rig.Viewer) -> None:

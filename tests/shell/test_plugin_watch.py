@@ -14,8 +14,9 @@ import pytest
 from mig_manager.core.layout import config, served
 from mig_manager.sandbox.apiserver import resources
 from tests import programs, waiting
-from tests.shell import commandline, terminal
-from tests.shell import plugin_rig as rig
+from tests.kit import commandline
+from tests.kit import plugin_rig as rig
+from tests.shell import terminal
 
 _MODULE = "mig_manager.kubectl"
 _REQUESTED = r"jsonpath={.metadata.labels.nvidia\.com/mig\.config}"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mig_manager.adapters.host import log
 from mig_manager.cli.commands import progress
 from mig_manager.core import model, steps
+from tests.kit.shell_node import ShellNode
 from tests.shell import terminal
-from tests.shell.shell_node import ShellNode
 
 _FRAME = re.compile(r"\r\x1b\[K([^\r\n]*)")
 _STEP = steps.SetMode(gpu_uuid="GPU-0", mode=model.MigMode.ENABLED, needs_reset=False)

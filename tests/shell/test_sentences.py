@@ -14,8 +14,8 @@ from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources
 from mig_manager.kubectl import history, plan, status
+from tests.kit import plugin_rig as rig
 from tests.node import samples
-from tests.shell import plugin_rig as rig
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 KIND = "nvidia.com/mig-1g.5gb"

@@ -8,7 +8,7 @@ from mig_manager.core import gpu_answers, steps
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.shell import commandline
+from tests.kit import commandline
 
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 

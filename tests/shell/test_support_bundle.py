@@ -17,8 +17,9 @@ from starlette import requests, responses, types
 from mig_manager.cli.commands import bundle_content
 from mig_manager.sandbox.apiserver import server
 from tests import api_objects, contract
-from tests.shell import commandline, terminal
-from tests.shell import plugin_rig as rig
+from tests.kit import commandline
+from tests.kit import plugin_rig as rig
+from tests.shell import terminal
 
 SPEC = ("--simulate", "1xA30")
 ALWAYS = {

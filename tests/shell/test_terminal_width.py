@@ -10,8 +10,9 @@ import pytest
 from mig_manager.cli.toolkit import plan_table
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import preview
-from tests.shell import commandline, terminal
-from tests.shell import plugin_rig as rig
+from tests.kit import commandline
+from tests.kit import plugin_rig as rig
+from tests.shell import terminal
 
 _WIDTHS = (60, 80, 120, 200)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -10,7 +10,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
 from testkit import nvml_faults
-from tests.shell import shell_node
+from tests.kit import shell_node
 from tests.stage import agent_stage
 
 SPEC = "8xA100-SXM4-40GB"

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from mig_manager.sandbox.driver import states
-from tests.shell.shell_node import ShellNode
+from tests.kit.shell_node import ShellNode
 
 APPLIED = "MIG configuration applied successfully\n"
 FOR_A_RESET = states.Options(resets_itself=False)

@@ -12,7 +12,7 @@ import yaml
 
 import mig_manager
 from tests import programs
-from tests.shipped.overlays import kustomize
+from tests.kit.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = ROOT / "charts" / "mig-manager"

@@ -9,8 +9,8 @@ import pytest
 import mig_manager
 from mig_manager.sandbox.driver import state_file
 from tests import waiting
+from tests.kit.unit_files import BOOT, SYSTEMD, UNITS
 from tests.shipped import guest
-from tests.shipped.unit_files import BOOT, SYSTEMD, UNITS
 
 pytestmark = pytest.mark.release
 

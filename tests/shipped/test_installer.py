@@ -12,8 +12,8 @@ import pytest
 
 import mig_manager
 from tests import programs
+from tests.kit.unit_files import BOOT, MANUAL, SYSTEMD, UNITS
 from tests.programs import run
-from tests.shipped.unit_files import BOOT, MANUAL, SYSTEMD, UNITS
 
 ROOT = SYSTEMD.parent
 SETTINGS = {"mig-manager.env", "config.yaml"}

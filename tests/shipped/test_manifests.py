@@ -8,8 +8,8 @@ import pytest
 
 import mig_manager
 from mig_manager.core.node import well_known
-from tests.shipped.overlays import AGENTS, OVERLAYS, ROOT, Object, Overlay, overlay
-from tests.shipped.unit_files import (
+from tests.kit.overlays import AGENTS, OVERLAYS, ROOT, Object, Overlay, overlay
+from tests.kit.unit_files import (
     agent_settings,
     longest_stop_s,
     unit_command_line,

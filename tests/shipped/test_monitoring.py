@@ -26,8 +26,8 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import nvml_faults
 from tests import programs
+from tests.kit.overlays import kustomize
 from tests.node import fakes, scenes
-from tests.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

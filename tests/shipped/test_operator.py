@@ -20,10 +20,9 @@ from mig_manager.core.layout import config
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import operator_pod, programs, waiting
-from tests.cluster import clusters
-from tests.shipped.overlays import AGENTS, OVERLAYS, ROOT, Object, kustomize, overlay
-from tests.shipped.unit_files import agent_settings
-from tests.stage import plain_node
+from tests.kit.overlays import AGENTS, OVERLAYS, ROOT, Object, kustomize, overlay
+from tests.kit.unit_files import agent_settings
+from tests.stage import clusters, plain_node
 
 LAYOUT = "all-1g.5gb"
 

@@ -15,8 +15,8 @@ import pytest
 
 import mig_manager
 from tests import programs
+from tests.kit.unit_files import MANUAL, PLUGIN_MANUAL, UNITS
 from tests.shipped import building, guest
-from tests.shipped.unit_files import MANUAL, PLUGIN_MANUAL, UNITS
 
 pytestmark = pytest.mark.release
 

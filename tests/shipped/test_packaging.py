@@ -18,9 +18,9 @@ import mig_manager
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from tests import contract, programs
+from tests.kit.dockerfile import instructions
+from tests.kit.unit_files import MANUAL, PLUGIN_MANUAL
 from tests.shipped import building, locks
-from tests.shipped.dockerfile import instructions
-from tests.shipped.unit_files import MANUAL, PLUGIN_MANUAL
 
 ROOT = pathlib.Path(__file__).parents[2]
 DATA = f"mig_manager-{mig_manager.__version__}.data/data/share"

@@ -10,8 +10,8 @@ from mig_manager.adapters.kubernetes import leader
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.partitioner import settings
-from tests.shipped.overlays import kustomize, overlay
-from tests.shipped.unit_files import Asked
+from tests.kit.overlays import kustomize, overlay
+from tests.kit.unit_files import Asked
 
 NAME = "mig-manager-partitioner"
 Object = dict[str, Any]

@@ -15,8 +15,7 @@ from mig_manager.agent import settings
 from mig_manager.cli import registry
 from mig_manager.cli.commands import boot
 from mig_manager.cli.toolkit import parser
-from tests.programs import run
-from tests.shipped.unit_files import (
+from tests.kit.unit_files import (
     BOOT,
     ROOT,
     SYSTEMD,
@@ -29,6 +28,7 @@ from tests.shipped.unit_files import (
     unit_command_line,
     unit_environ,
 )
+from tests.programs import run
 
 EXPOSURE = 40
 """From 0, nothing to fear, to 100."""

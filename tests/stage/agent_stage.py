@@ -18,9 +18,8 @@ from mig_manager.sandbox import demo_layouts, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
-from tests.cluster import envtest
+from tests.kit import envtest, library
 from tests.node import gpu_values, judging
-from tests.sandbox import library
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")

@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 
 from mig_manager.core import model
+from tests.kit import oracle
 from tests.node import driver_rules, samples
-from tests.unit import oracle
 
 
 @st.composite

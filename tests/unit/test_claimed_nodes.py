@@ -10,9 +10,9 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, device_classes
 from mig_manager.core.partitioning import claimed_nodes, decisions, waiting
 from tests import dra_driver
+from tests.kit import partitions
+from tests.kit.partitions import SMALL, pod, why
 from tests.node import samples
-from tests.unit import partitions
-from tests.unit.partitions import SMALL, pod, why
 
 Wait = waiting.WaitReason
 ALL = ("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb")

@@ -19,9 +19,9 @@ from mig_manager.core.partitioning import (
     past_decisions,
     waiting,
 )
+from tests.kit import partitions
+from tests.kit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, text, why
 from tests.node import samples
-from tests.unit import partitions
-from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, text, why
 
 Wait = waiting.WaitReason
 LATER = NOW + dt.timedelta(seconds=400)

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import changes, demand, partitioned
-from tests.unit.partitions import EMPTY, NOW, decided, lines, node, pod, seen
+from tests.kit.partitions import EMPTY, NOW, decided, lines, node, pod, seen
 
 Object = dict[str, Any]
 FULL = "as many nodes as allowed are under change"

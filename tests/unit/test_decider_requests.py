@@ -13,9 +13,9 @@ from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions, past_decisions, waiting
 from mig_manager.core.records import gpu_codec
+from tests.kit import partitions
+from tests.kit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, why
 from tests.node import samples
-from tests.unit import partitions
-from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, why
 
 Wait = waiting.WaitReason
 SOON = NOW + dt.timedelta(seconds=290)

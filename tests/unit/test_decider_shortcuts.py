@@ -19,7 +19,8 @@ from mig_manager.core.partitioning import (
     partitioned,
     past_decisions,
 )
-from tests.unit import drawn_clusters, partitions
+from tests.kit import partitions
+from tests.unit import drawn_clusters
 from tests.unit.drawn_clusters import Cluster
 
 _REQUIREMENTS = tuple(

@@ -8,9 +8,9 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import api_values, well_known
 from mig_manager.core.partitioning import demand, exclusions, partitioned
+from tests.kit import partitions
+from tests.kit.partitions import pod
 from tests.node import samples
-from tests.unit import partitions
-from tests.unit.partitions import pod
 
 
 def parsed(item: dict[str, Any]) -> demand.Pending | demand.BoundPod | None:

@@ -4,9 +4,9 @@ import datetime as dt
 from typing import Any
 
 from mig_manager.core.partitioning import decisions, holds, partitioned, past_decisions
+from tests.kit import partitions
+from tests.kit.partitions import NOW, decided, node, pod
 from tests.node import samples
-from tests.unit import partitions
-from tests.unit.partitions import NOW, decided, node, pod
 
 _ONE = ["1g.5gb@0*"]
 _FULL = ["4g.20gb@0*", "3g.20gb@4*"]

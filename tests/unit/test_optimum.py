@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import planner
+from tests.kit import oracle
 from tests.node import driver_rules, samples
-from tests.unit import drawn_gpus, oracle
+from tests.unit import drawn_gpus
 
 QUICK = (("H100", False), ("RTX6000", False), ("A30", True), ("RTX6000", True))
 """Products, and whether GPU instances are split, that the oracle searches quickly."""

@@ -12,8 +12,9 @@ from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
+from tests.kit import oracle
 from tests.node import driver_rules, samples
-from tests.unit import drawn_gpus, oracle
+from tests.unit import drawn_gpus
 from tests.unit.rules import enabled
 
 

@@ -10,8 +10,9 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
+from tests.kit import oracle
 from tests.node import driver_rules, samples
-from tests.unit import drawn_gpus, oracle
+from tests.unit import drawn_gpus
 
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED
 

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import planner, room
+from tests.kit import oracle
 from tests.node import driver_rules, samples
-from tests.unit import drawn_gpus, oracle
+from tests.unit import drawn_gpus
 
 
 def placements(*texts: str) -> frozenset[model.Placement]:

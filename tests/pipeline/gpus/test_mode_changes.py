@@ -17,8 +17,7 @@ from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
-from tests.adapters import proc_tree
-from tests.faults import nvml_codes
+from tests.kit import nvml_codes, proc_tree
 from tests.node import fakes, scenes, simulated_rig
 
 LAYOUTS = """\

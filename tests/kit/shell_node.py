@@ -11,8 +11,8 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import waiting
+from tests.kit import commandline
 from tests.node import applying_rig, simulated_rig
-from tests.shell import commandline
 
 FOREVER_S = 600.0
 _APPLIED: dict[tuple[str, ...], dict[str, bytes]] = {}

@@ -20,8 +20,8 @@ from mig_manager.core.records import status
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
 from tests import api_objects, programs
+from tests.kit import commandline
 from tests.node import gpu_values, scenes
-from tests.shell import commandline
 
 BIN = pathlib.Path(sys.executable).parent
 """Where the console scripts are."""

@@ -17,7 +17,7 @@ from mig_manager.cli import main, registry
 from mig_manager.cli.toolkit import console
 from mig_manager.sandbox.driver import library as simulated
 from tests import contract
-from tests.shell import in_process
+from tests.kit import gpus_in_process
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
 ONE_LAYOUT = """
@@ -73,7 +73,7 @@ def run(
         environ=environ,
         program=program,
     )
-    with in_process.gpus():
+    with gpus_in_process.gpus():
         status = command(argv, terminal)
     written = out.getvalue() if type(out) in (io.StringIO, Terminal) else ""  # type: ignore[attr-defined]
     return Answer(status=status, out=written, err=err.getvalue())

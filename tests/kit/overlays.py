@@ -8,7 +8,7 @@ import yaml
 
 from mig_manager.agent import settings
 from tests import programs
-from tests.shipped.unit_files import Asked, agent_settings
+from tests.kit.unit_files import Asked, agent_settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 Object = dict[str, Any]

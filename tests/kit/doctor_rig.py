@@ -17,7 +17,7 @@ from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.shell import in_process
+from tests.kit import gpus_in_process
 
 SPEC = "2xA100-SXM4-40GB"
 FAIL, WARN, OK, SKIPPED = (
@@ -73,7 +73,9 @@ class Patient:
 
     def examine(self, *argv: str, has_worker: bool = False, **changes: object) -> Examination:
         """Examine the node; without workers, whose start takes longer than all checks."""
-        facts = (doctor_facts if has_worker else in_process).facts(self.settings(*argv, **changes))
+        facts = (doctor_facts if has_worker else gpus_in_process).facts(
+            self.settings(*argv, **changes)
+        )
         return Examination(
             doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=60.0)
         )

@@ -16,7 +16,7 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import operator_pod, waiting
-from tests.cluster import envtest
+from tests.kit import envtest
 from tests.stage import agent_stage
 
 ROOT = pathlib.Path(__file__).parents[2]

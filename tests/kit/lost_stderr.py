@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import structlog
 
 from mig_manager.adapters.host import log
-from tests.shell import commandline
+from tests.kit import commandline
 
 
 @contextlib.contextmanager
