@@ -94,21 +94,16 @@ def test_nothing_is_presumed_of_gpus_that_their_agent_cannot_observe(
 
 
 @pytest.mark.slow
-def test_another_layout_of_the_same_name_is_noted(viewer: rig.Viewer) -> None:
+def test_another_layout_of_the_same_name_is_noted(user: rig.Viewer) -> None:
     gpus = rig.gpus("1xA30")
-    odd = rig.node(
-        "odd",
-        gpus=gpus,
-        requested="all-disabled",
-        config_hash="0123456789ab",
-        labels={"test": "odd"},
-    )
-    viewer.server.store.create(odd)
+    odd = rig.node("odd", gpus=gpus, requested="all-disabled", config_hash="0123456789ab")
+    layouts = api_objects.a_config_map(rig.CONFIG, "gpu-operator/default-mig-parted-config")
+    for each in (layouts, odd):
+        user.server.store.create(each)
 
-    answer = viewer.alone("plan", "all-disabled", "-l", "test=odd")
+    answer = user.alone("plan", "all-disabled")
 
     assert "its agent last used another layout named all-disabled" in answer.out
-    viewer.server.store.remove(("nodes", "", "odd"))
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_history_orders_own_events_and_dates_the_layout(viewer: rig.Viewer) -> N
     assert "UnknownProfile  GPU 0 has no profile 1g.5gb" in bad.out
 
 
-def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
+def test_a_history_names_the_writer_of_the_request(user: rig.Viewer) -> None:
     thing = rig.node("owned", requested="all-disabled", state=None)
     thing["metadata"]["managedFields"] = [
         {"manager": "kubelet", "time": rig.ago(minutes=1), "fieldsV1": {"f:status": {}}},
@@ -153,9 +153,8 @@ def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
             "fieldsV1": {"f:metadata": {"f:labels": {"f:nvidia.com/mig.config": {}}}},
         },
     ]
-    viewer.server.store.create(thing)
+    user.server.store.create(thing)
 
-    answer = viewer.alone("history", "owned")
+    answer = user.alone("history", "owned")
 
     assert "last write by kubectl-label, which requested all-disabled" in answer.out
-    viewer.server.store.remove(("nodes", "", "owned"))
