@@ -84,6 +84,7 @@ class FakeLock:
         if self.refusals:
             self.refusals -= 1
             raise errors.LockedError("another manager is at work: agent")
+        assert not self.is_locked, f"{doing}, within {self.descriptions[-1]}"
         self.descriptions = [*self.descriptions[-9:], doing]
         self.is_locked = True
         try:

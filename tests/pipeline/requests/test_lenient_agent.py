@@ -1,11 +1,11 @@
 """The agent with ``--lenient``."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 
 import pytest
 import structlog.testing
+import structlog.typing
 
-from mig_manager.agent.steps import resolving
 from mig_manager.core import model
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
@@ -16,20 +16,14 @@ TWICE = scenes.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}
 
 
 @pytest.fixture
-def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
-    """What the run logs of what it passes; a logger of its own, for others may be configured."""
-    captured = structlog.testing.LogCapture()
+def logged() -> Iterator[list[structlog.typing.EventDict]]:
+    """What the run logs."""
+    with structlog.testing.capture_logs() as logs:
+        yield logs
 
-    def only_that(
-        _logger: object, _name: str, event: structlog.typing.EventDict
-    ) -> Mapping[str, object]:
-        if event["event"] != "config_overlooked":
-            raise structlog.DropEvent
-        return event
 
-    logger = structlog.wrap_logger(None, processors=[only_that, captured])
-    monkeypatch.setattr(resolving, "_log", logger)
-    return captured
+def overlooked(logged: Iterable[structlog.typing.EventDict]) -> list[structlog.typing.EventDict]:
+    return [each for each in logged if each["event"] == "config_overlooked"]
 
 
 def lenient(rig: fakes.NodeRig, text: str = scenes.CONFIG) -> scenes.AgentInMemory:
@@ -37,21 +31,21 @@ def lenient(rig: fakes.NodeRig, text: str = scenes.CONFIG) -> scenes.AgentInMemo
 
 
 def test_lenient_agent_applies_with_a_warning_what_a_strict_one_refuses(
-    overlooked: structlog.testing.LogCapture,
+    logged: list[structlog.typing.EventDict],
 ) -> None:
     rig = scenes.node()
 
     assert_ends(rig, Reason.INVALID_CONFIG, layout="all-1g.5gb", text=TWICE)
     assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=lenient(rig, TWICE))
 
-    (warning,) = overlooked.entries
+    (warning,) = overlooked(logged)
     assert warning["log_level"] == "warning"
     assert str(warning["place"]).endswith(":20:3")
     assert "key 'all-disabled' is given twice" in str(warning["problem"])
 
 
 def test_lenient_agent_applies_an_annotation_with_a_warning(
-    overlooked: structlog.testing.LogCapture,
+    logged: list[structlog.typing.EventDict],
 ) -> None:
     rig = scenes.busy_node()
     agent = scenes.reconciler(rig, is_lenient=True, limits=custom_requests.ON)
@@ -59,12 +53,12 @@ def test_lenient_agent_applies_an_annotation_with_a_warning(
 
     assert custom_requests.run(rig, twice, by=agent).reason is Reason.APPLIED
 
-    (warning,) = overlooked.entries
+    (warning,) = overlooked(logged)
     assert "key 'version' is given twice" in str(warning["problem"])
 
 
 def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
-    overlooked: structlog.testing.LogCapture,
+    logged: list[structlog.typing.EventDict],
 ) -> None:
     rig = scenes.node(layout="all-balanced")
     gpus = rig.gpus
@@ -72,7 +66,7 @@ def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="other-gpu", by=lenient(rig))
 
     assert rig.gpus == gpus
-    problems = [str(each["problem"]) for each in overlooked.entries]
+    problems = [str(each["problem"]) for each in overlooked(logged)]
     assert any("selects none of this node's GPUs" in each for each in problems)
 
 
