@@ -151,7 +151,7 @@ def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Partitione
     rig.pass_time(TERM_S, own)
     assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-7g.40gb"] == 1
     assert len(own.kube.patches) == 1
-    rig.pass_time(600, own)
+    rig.pass_time(1300, own)
     decided = rig.metric(own, "decisions_total")
     rig.pass_time(600, own)
     assert rig.metric(own, "decisions_total") == decided  # No pod is likely any more.
