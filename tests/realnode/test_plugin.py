@@ -112,6 +112,13 @@ def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealC
 
 
 def test_feature_discovery_labels_what_pods_can_be_given(cluster: rig.RealCluster) -> None:
+    def counted() -> dict[str, int]:
+        return {
+            key.removesuffix(".count"): int(value)
+            for key, value in nvidia.features(cluster.node).items()
+            if key.startswith("mig-") and key.endswith(".count")
+        }
+
     _serve(cluster, manifests.plugin())
     cluster.apply(nvidia.feature_discovery())
     cluster.kubectl("label", "node", rig.NODE, f"{nvidia.DISCOVERY_LABEL}=true")
@@ -119,15 +126,11 @@ def test_feature_discovery_labels_what_pods_can_be_given(cluster: rig.RealCluste
     cluster.request("all-balanced")
 
     assert cluster.outcome("all-balanced")["state"] == "success"
+    # Its pod is ready before it has written.
+    waiting.until(lambda: counted() == cluster.allocatable(), "the labels of the new devices")
     found = nvidia.features(cluster.node)
-    counts = {
-        key.removesuffix(".count"): int(value)
-        for key, value in found.items()
-        if key.startswith("mig-") and key.endswith(".count")
-    }
-    assert counts == cluster.allocatable()
-    assert {found[f"{name}.product"] for name in counts} == {
-        f"NVIDIA-A100-SXM4-40GB-MIG-{name.removeprefix('mig-')}" for name in counts
+    assert {found[f"{name}.product"] for name in counted()} == {
+        f"NVIDIA-A100-SXM4-40GB-MIG-{name.removeprefix('mig-')}" for name in counted()
     }
     judging.assert_at_rest(cluster)
     assert cluster.labels()[nvidia.DISCOVERY_LABEL] == "true"
