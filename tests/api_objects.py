@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.node import device_classes, well_known
 from mig_manager.core.records import gpu_codec
 
 Object = dict[str, Any]
@@ -109,6 +109,40 @@ def an_event(node: str, reason: str, message: str, *, at: str, **members: object
         "firstTimestamp": at,
         "lastTimestamp": at,
         **members,
+    }
+
+
+def a_device(name: str, *, version: str = "v1", **attributes: str) -> Object:
+    """Return a device of a ResourceSlice in a version of the API."""
+    members = {"attributes": {key: {"string": value} for key, value in attributes.items()}}
+    return {"name": name, "basic": members} if version == "v1beta1" else {"name": name, **members}
+
+
+def a_resource_slice(
+    *devices: Object,
+    node: str = "n1",
+    driver: str = well_known.GPU_CLAIM_DRIVER,
+    suffix: str = "x",
+    generation: int = 1,
+) -> Object:
+    """Return the one ResourceSlice of a node's pool, as a driver publishes it."""
+    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+    return {
+        "apiVersion": device_classes.VERSION,
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{node}-{driver}-{suffix}"},
+        "spec": {"driver": driver, "nodeName": node, "pool": pool, "devices": list(devices)},
+    }
+
+
+def a_claim(*results: Object, name: str = "c1") -> Object:
+    """Return a ResourceClaim with an allocation, or without results one that has none."""
+    allocation = {"allocation": {"devices": {"results": list(results)}}}
+    return {
+        "apiVersion": device_classes.VERSION,
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "status": allocation if results else {},
     }
 
 

@@ -9,6 +9,7 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import cluster_view, objects
+from tests import api_objects
 
 NAME = well_known.GPU_CLAIM_DRIVER
 GROUP = "/apis/resource.k8s.io/v1"
@@ -77,9 +78,11 @@ class Driver:
         return bool(self._published)
 
     def _publish(self, generation: int) -> None:
+        listed = api_objects.a_resource_slice(
+            *self._observe(), node=self._node, generation=generation
+        )
         with contextlib.suppress(responses.ApiError):
-            self._kube.delete(f"{SLICES}/{self._node}-{NAME}")
-        listed = a_slice(self._node, *self._observe(), generation=generation)
+            self._kube.delete(f"{SLICES}/{objects.name(listed)}")
         self._kube.post(SLICES, listed)
 
 
@@ -94,14 +97,4 @@ def devices(gpus: Iterable[model.Gpu]) -> list[dict[str, Any]]:
 
 
 def device(name: str, uuid: str, profile: model.Profile) -> dict[str, Any]:
-    attributes = {"uuid": uuid, "type": "mig", "profile": str(profile)}
-    return {"name": name, "attributes": {key: {"string": it} for key, it in attributes.items()}}
-
-
-def a_slice(
-    node: str, *of_node: dict[str, Any], driver: str = NAME, generation: int = 1
-) -> dict[str, Any]:
-    """Return a ResourceSlice; ``of_node`` are its devices."""
-    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
-    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": list(of_node)}
-    return {"metadata": {"name": f"{node}-{driver}"}, "spec": spec}
+    return api_objects.a_device(name, uuid=uuid, type="mig", profile=str(profile))

@@ -13,8 +13,7 @@ from testkit import apiserver
 from tests import waiting
 from tests.adapters import kube_rig
 from tests.adapters.kube_rig import answer, refuse
-from tests.api_objects import a_pod
-from tests.node.samples import a_device
+from tests.api_objects import a_claim, a_device, a_pod, a_resource_slice
 
 DRIVER = well_known.GPU_CLAIM_DRIVER
 ONE = frozenset({"MIG-0"})
@@ -34,12 +33,7 @@ def claiming(name: str, *results: dict[str, Any] | None) -> list[dict[str, Any]]
         for number, _ in enumerate(results)
     ]
     made = [
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            "metadata": {"name": f"{name}-{number}", "namespace": "default"},
-            "status": {"allocation": {"devices": {"results": [result]}}} if result else {},
-        }
+        a_claim(*filter(None, [result]), name=f"{name}-{number}")
         for number, result in enumerate(results)
     ]
     return [thing, *made]
@@ -47,22 +41,6 @@ def claiming(name: str, *results: dict[str, Any] | None) -> list[dict[str, Any]]
 
 def on(device: str, *, driver: str = DRIVER, **more: Any) -> dict[str, Any]:
     return {"driver": driver, "pool": "n1", "device": device, **more}
-
-
-def a_slice(
-    *devices: dict[str, Any], node: str = "n1", driver: str = DRIVER, suffix: str = "x"
-) -> dict[str, Any]:
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceSlice",
-        "metadata": {"name": f"{node}-{driver}-{suffix}"},
-        "spec": {
-            "driver": driver,
-            "nodeName": node,
-            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-            "devices": list(devices),
-        },
-    }
 
 
 @pytest.mark.parametrize(
@@ -82,12 +60,12 @@ def test_a_pod_has_the_devices_of_its_claims_if_all_are_known(
     results: list[dict[str, Any] | None],
     claimed: set[str] | None,
 ) -> None:
-    others = a_slice(a_device("unlisted", uuid="MIG-9"), node="n2")
+    others = a_resource_slice(a_device("unlisted", uuid="MIG-9"), node="n2")
     server.create(
         *claiming("p1", *results),
-        a_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")),
+        a_resource_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")),
         others,
-        a_slice(a_device("unlisted", uuid="MIG-9"), driver="other.example.com"),
+        a_resource_slice(a_device("unlisted", uuid="MIG-9"), driver="other.example.com"),
     )
 
     for _ in range(2):
@@ -104,7 +82,7 @@ def test_a_claim_that_was_not_necessary_is_no_claim(
     none = a_pod("p2", spec={"resourceClaims": [{"name": "1", "resourceClaimTemplateName": "t"}]})
     for thing in (one, none):
         thing["status"].setdefault("resourceClaimStatuses", []).append({"name": "1"})
-    server.create(one, none, claim, a_slice(a_device("d0", uuid="MIG-0")))
+    server.create(one, none, claim, a_resource_slice(a_device("d0", uuid="MIG-0")))
 
     assert {pod.name: pod.claimed_ids for pod in workloads.list()} == {"p1": ONE, "p2": None}
     assert [pod.name for pod in workloads.list() if pod.has_claims] == ["p1"]
@@ -128,7 +106,7 @@ def test_an_extended_resource_has_the_device_of_the_schedulers_claim(
         ],
     }
     other = a_device("d1", uuid="MIG-1")
-    server.create(thing, claim, a_slice(a_device("d0", uuid="MIG-0"), other))
+    server.create(thing, claim, a_resource_slice(a_device("d0", uuid="MIG-0"), other))
 
     listed = workloads.list()
 
@@ -146,7 +124,7 @@ def test_claims_are_read_once_for_each_pod_and_slices_once_for_all(
 ) -> None:
     for name, device in (("p1", "d0"), ("p2", "d1")):
         server.create(*claiming(name, on(device)))
-    server.create(a_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")))
+    server.create(a_resource_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")))
 
     for _ in range(3):
         assert [pod.claimed_ids for pod in workloads.list()] == [ONE, frozenset({"MIG-1"})]
@@ -158,7 +136,7 @@ def test_claims_are_read_once_for_each_pod_and_slices_once_for_all(
 def test_a_claim_for_a_gpu_is_remembered_when_it_is_gone(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
-    server.create(*claiming("p1", on("d0")), a_slice(a_device("d0", uuid="MIG-0")))
+    server.create(*claiming("p1", on("d0")), a_resource_slice(a_device("d0", uuid="MIG-0")))
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
     server.delete(resources.CLAIMS, "p1-0", "default")
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
@@ -181,12 +159,12 @@ def test_a_pod_has_the_device_of_the_newest_slice_until_it_has_started(
 ) -> None:
     thing, claim = claiming("p1", on("d0"))
     thing["status"]["phase"] = phase
-    server.create(thing, claim, a_slice(a_device("d0", uuid="MIG-0")))
+    server.create(thing, claim, a_resource_slice(a_device("d0", uuid="MIG-0")))
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
 
     server.delete(resources.SLICES, f"n1-{DRIVER}-x", "")
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
-    server.create(a_slice(a_device("d0", uuid="MIG-new")))
+    server.create(a_resource_slice(a_device("d0", uuid="MIG-new")))
     server.modify(
         resources.PODS,
         "p1",
@@ -213,7 +191,7 @@ def test_a_claim_that_cannot_be_read_may_be_for_a_gpu(
 
 def test_api_version_is_discovered_once_and_again_after_an_upgrade() -> None:
     found, gone = (
-        {"items": [a_slice(a_device("d0", version="v1beta1", uuid="MIG-0"))]},
+        {"items": [a_resource_slice(a_device("d0", version="v1beta1", uuid="MIG-0"))]},
         refuse(404),
     )
     with kube_rig.KubeServer() as server:
@@ -251,7 +229,7 @@ def test_a_malformed_slice_is_an_error_and_its_devices_are_unknown(
     workloads: pods.KubeWorkloads,
     spec: dict[str, Any],
 ) -> None:
-    thing = a_slice()
+    thing = a_resource_slice()
     thing["spec"] = {"driver": DRIVER, "nodeName": "n1", **spec}
     server.create(*claiming("p1", on("d0")), thing)
     with pytest.raises(errors.ClusterError, match="from the Kubernetes API is malformed"):
@@ -262,7 +240,11 @@ def test_a_malformed_slice_is_an_error_and_its_devices_are_unknown(
 def test_the_slices_of_the_driver_on_this_node_are_withdrawn_and_no_others(
     server: apiserver.ApiServer, kube: api.KubeApi
 ) -> None:
-    server.create(a_slice(), a_slice(node="n2"), a_slice(driver="other.example.com"))
+    server.create(
+        a_resource_slice(),
+        a_resource_slice(node="n2"),
+        a_resource_slice(driver="other.example.com"),
+    )
     claims.KubeSlices(kube, node_name="n1").withdraw()
     names = {each["metadata"]["name"] for each in server.objects(resources.SLICES)}
     assert names == {"n2-gpu.nvidia.com-x", "n1-other.example.com-x"}
@@ -272,7 +254,7 @@ def test_the_slices_of_the_driver_on_this_node_are_withdrawn_and_no_others(
 def test_one_slice_that_may_not_be_withdrawn_keeps_no_other(
     server: apiserver.ApiServer, kube: api.KubeApi, suffixes: str
 ) -> None:
-    server.create(*(a_slice(suffix=suffix) for suffix in suffixes))
+    server.create(*(a_resource_slice(suffix=suffix) for suffix in suffixes))
     server.inject(apiserver.Fault(method="DELETE", path="/resourceslices", status=403, times=1))
     slices = claims.KubeSlices(kube, node_name="n1")
     slices.withdraw()
@@ -297,7 +279,7 @@ def test_refusal_by_a_starting_server_is_not_a_missing_right() -> None:
 def test_claim_is_unknown_while_the_api_fails_and_read_by_the_next_list(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads, path: str, status: int
 ) -> None:
-    server.create(*claiming("p1", on("d0")), a_slice(a_device("d0", uuid="MIG-0")))
+    server.create(*claiming("p1", on("d0")), a_resource_slice(a_device("d0", uuid="MIG-0")))
     server.inject(apiserver.Fault(path=path, status=status, times=4 if status == 503 else 1))
     with pytest.raises(errors.ClusterError):
         workloads.list()
@@ -310,7 +292,9 @@ def test_claims_are_read_again_some_minutes_after_the_api_forbade_it(
     now_s = [0.0]
     workloads = pods.KubeWorkloads(kube, node_name="n1", monotonic=lambda: now_s[0])
     server.create(
-        *claiming("p1", on("d0")), *claiming("p2", on("d0")), a_slice(a_device("d0", uuid="MIG-0"))
+        *claiming("p1", on("d0")),
+        *claiming("p2", on("d0")),
+        a_resource_slice(a_device("d0", uuid="MIG-0")),
     )
     server.inject(apiserver.Fault(path="/resourceclaims", status=403, times=1))
     for at_s, claimed in ((0.0, None), (299.0, None), (300.0, ONE)):
@@ -326,7 +310,7 @@ def test_unstarted_pods_cost_one_request_a_list_once_claims_are_read(
         thing, claim = claiming(f"p{number}", on("d0"))
         thing["status"]["phase"] = "Pending"
         server.create(thing, claim)
-    server.create(a_slice(a_device("d0", uuid="MIG-0")))
+    server.create(a_resource_slice(a_device("d0", uuid="MIG-0")))
     for _ in range(3):
         assert {pod.claimed_ids for pod in workloads.list()} == {ONE}
     assert server.log.count("get", "resourceclaims") == 5

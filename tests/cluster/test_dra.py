@@ -14,7 +14,7 @@ import pytest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import claims, device_ids, well_known
 from mig_manager.sandbox.node import cluster_view, objects
-from tests import dra_driver, waiting
+from tests import api_objects, dra_driver, waiting
 from tests.stage import agent_stage, clusters
 
 CLAIMS, SLICES = dra_driver.CLAIMS, dra_driver.SLICES
@@ -135,10 +135,11 @@ def test_policy_lets_an_agent_withdraw_only_its_nodes_slices(
     ):
         exits.callback(delete_all, real_cluster.kube, SLICES)
         for node, driver in (*foreign, (clusters.NODE, dra_driver.NAME)):
-            real_cluster.kube.post(SLICES, dra_driver.a_slice(node, driver=driver))
+            published = api_objects.a_resource_slice(node=node, driver=driver)
+            real_cluster.kube.post(SLICES, published)
 
         def refusal(node: str, driver: str) -> str:
-            path = f"{SLICES}/{node}-{driver}"
+            path = f"{SLICES}/{node}-{driver}-x"
             return clusters.refusal(lambda: agent.delete(path, {"dryRun": ["All"]}))
 
         for each in foreign:

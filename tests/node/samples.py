@@ -13,7 +13,7 @@ from typing import Any
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
-from mig_manager.core.node import pod_object
+from mig_manager.core.node import node_object, pod_object
 from tests.node import gpu_values
 
 _PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:([+-])(.+))?")
@@ -208,6 +208,11 @@ def inside(
     return collections.Counter(ci.profile for group in groups for ci in group)
 
 
+def node_view(**changed: Any) -> node_object.NodeView:
+    """Build a node that shows nothing but these."""
+    return dataclasses.replace(node_object.NodeView(name="n1", allocatable={}), **changed)
+
+
 def pod(name: str = "p", **changed: Any) -> pod_object.Pod:
     """Build a running pod that requests a GPU."""
     running = pod_object.Pod(
@@ -251,8 +256,3 @@ def balanced() -> tuple[model.Gpu, ...]:
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     wanted = want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     return gpu_values.brought_to((gpu,), wanted)
-
-
-def a_device(name: str, *, version: str = "v1", **attributes: str) -> dict[str, Any]:
-    found = {"attributes": {key: {"string": value} for key, value in attributes.items()}}
-    return {"name": name, "basic": found} if version == "v1beta1" else {"name": name, **found}

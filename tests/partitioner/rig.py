@@ -31,7 +31,6 @@ SOON_S = QUIET_S + 1
 _LONG_S = 60.0
 """From here on the steps are of five seconds, still shorter than a leader's pause."""
 
-VERSION = device_classes.VERSION
 Object = dict[str, Any]
 
 
@@ -159,9 +158,9 @@ class PartitionerRig:
     def publish_devices(self, name: str) -> None:
         """Play the DRA driver: list the devices of a node."""
         devices = dra_driver.devices(self.gpus[name])
-        listed = dra_driver.a_slice(name, *devices)
+        listed = api_objects.a_resource_slice(*devices, node=name)
         self.server.store.remove((kinds.SLICES.plural, "", objects.name(listed)))
-        self.server.create({"apiVersion": VERSION, "kind": "ResourceSlice"} | listed)
+        self.server.create(listed)
 
     def add_classes(self, *profiles: str) -> None:
         """Add DeviceClasses by which limits of these profiles are served."""

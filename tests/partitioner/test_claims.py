@@ -7,8 +7,8 @@ import pytest
 from mig_manager.core.node import device_classes
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
-from tests import dra_driver, waiting
-from tests.partitioner.rig import SOON_S, TERM_S, VERSION, PartitionerRig
+from tests import api_objects, dra_driver, waiting
+from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
 
 def is_usable(rig: PartitionerRig, replica_index: int = 0) -> bool:
@@ -54,15 +54,8 @@ def test_device_of_a_claim_is_never_destroyed(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.publish_devices("n1")
     rig.add_classes("3g.20gb")
-    results = [{"request": "r", "driver": dra_driver.NAME, "pool": "n1", "device": "gpu-0-mig-0"}]
-    rig.server.create(
-        {
-            "apiVersion": VERSION,
-            "kind": "ResourceClaim",
-            "metadata": {"name": "of-a-pod", "namespace": "default"},
-            "status": {"allocation": {"devices": {"results": results}}},
-        }
-    )
+    result = {"request": "r", "driver": dra_driver.NAME, "pool": "n1", "device": "gpu-0-mig-0"}
+    rig.server.create(api_objects.a_claim(result, name="of-a-pod"))
     own = rig.replica()
     waiting.until(lambda: is_usable(rig), "the devices of the node")
     rig.add_pods("p1", profile="3g.20gb")

@@ -12,7 +12,7 @@ import yaml
 
 from mig_manager.adapters.kubernetes import api
 from mig_manager.cli.commands import doctor_report
-from mig_manager.core.node import claims, node_object, pod_object, rights, well_known
+from mig_manager.core.node import claims, pod_object, rights, well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
@@ -243,7 +243,7 @@ def vgpus(mode: str) -> dict[str, object]:
     labels = {"name": "volcano-device-plugin"}
     plugin = dataclasses.replace(a_pod("volcano-device-plugin"), labels=labels)
     annotations = {"volcano.sh/node-vgpu-register": f"GPU-1,10,1,NVIDIA-A30,true,{mode}:"}
-    node = node_object.NodeView(name="n", annotations=annotations, allocatable={})
+    node = samples.node_view(annotations=annotations)
     return {"pods": (plugin,), "node": node, "own_pod_uid": "ours"}
 
 

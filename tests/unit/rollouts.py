@@ -5,8 +5,9 @@ from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.fleet import goals, marks, nodes, rollout
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.node import well_known
 from mig_manager.core.records import status
+from tests.node import samples
 
 LAYOUT = "new"
 
@@ -40,12 +41,11 @@ def node(
         well_known.STATE_LABEL: state and state.value,
         well_known.APPLIED_LABEL: applied,
     }
-    view = node_object.NodeView(
+    view = samples.node_view(
         name=name,
         labels={key: value for key, value in labels.items() if value},
         annotations={well_known.GPUS_ANNOTATION: gpus} if gpus else {},
         is_unschedulable=is_cordoned,
-        allocatable={},
     )
     return nodes.FleetNode(**{"view": view, "is_ready": True, "status": APPLIED, **changed})
 

@@ -9,7 +9,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import claims, device_classes
 from mig_manager.core.partitioning import claimed_nodes, decisions, waiting
-from tests import dra_driver
+from tests import api_objects, dra_driver
 from tests.kit import partitions
 from tests.kit.partitions import SMALL, pod, why
 from tests.node import samples
@@ -43,7 +43,9 @@ def by_claims(
 
 
 def a_slice(name: str, gpus: Iterable[model.Gpu], *, generation: int = 1) -> claims.Slice:
-    listed = dra_driver.a_slice(name, *dra_driver.devices(gpus), generation=generation)
+    listed = api_objects.a_resource_slice(
+        *dra_driver.devices(gpus), node=name, generation=generation
+    )
     return claims.parse_slice(listed)
 
 
@@ -97,7 +99,7 @@ def test_a_tainted_device_serves_no_pod_and_its_node_stays_as_it_is() -> None:
     gpus = partitions.gpus("a", ["7g.40gb@0"])
     (device,) = dra_driver.devices(gpus)
     device["taints"] = [{"key": "gpu.nvidia.com/xid", "effect": "NoExecute"}]
-    tainted = claims.parse_slice(dra_driver.a_slice("a", device))
+    tainted = claims.parse_slice(api_objects.a_resource_slice(device, node="a"))
     cluster = claimed_nodes.ClusterClaims(classes=cluster.classes, slices=(tainted,))
 
     (found,), _ = partitions.seen(nodes, [], cluster)
@@ -151,7 +153,7 @@ def test_driver_that_creates_devices_itself_is_left_alone() -> None:
         {"name": each["name"], "attributes": each["attributes"] | {"uuid": {"string": ""}}}
         for each in dra_driver.devices(partitions.gpus("a", SMALL))
     ]
-    dynamic = claims.parse_slice(dra_driver.a_slice("a", *possible))
+    dynamic = claims.parse_slice(api_objects.a_resource_slice(*possible, node="a"))
     cluster = claimed_nodes.ClusterClaims(classes=cluster.classes, slices=(dynamic,))
 
     (found,), _ = partitions.seen(nodes, [], cluster)

@@ -18,8 +18,8 @@ from mig_manager.core.node import (
     pod_object,
     well_known,
 )
+from tests.api_objects import a_claim, a_device, a_resource_slice
 from tests.node import driver_rules, gpu_values, samples
-from tests.node.samples import a_device
 
 DRIVER = well_known.GPU_CLAIM_DRIVER
 ONE, OTHER = frozenset({driver_rules.mig_uuid("1")}), frozenset({driver_rules.mig_uuid("2")})
@@ -30,22 +30,10 @@ OF_DRIVER: dict[str, Any] = {
 }
 
 
-def a_slice(*devices: Mapping[str, Any], pool: str = "n1", **of_pool: int) -> dict[str, Any]:
-    of_pool = {"generation": 1, "resourceSliceCount": 1} | of_pool
-    return {
-        "metadata": {"name": f"{pool}-gpu.nvidia.com-x"},
-        "spec": {"driver": DRIVER, "pool": {"name": pool, **of_pool}, "devices": list(devices)},
-    }
-
-
 def of_gpus(gpus: tuple[model.Gpu, ...]) -> tuple[claims.Slice, ...]:
     uuids, _ = device_ids.expected_ids(gpus)
     devices = [a_device(f"d{n}", uuid=uuid) for n, uuid in enumerate(sorted(uuids))]
-    return (claims.parse_slice(a_slice(*devices)),)
-
-
-def a_claim(*results: Mapping[str, Any]) -> dict[str, Any]:
-    return {"status": {"allocation": {"devices": {"results": list(results)}}}}
+    return (claims.parse_slice(a_resource_slice(*devices)),)
 
 
 # Claims
@@ -75,7 +63,9 @@ def test_a_claim_without_an_allocation_has_no_known_devices(claim: Mapping[str, 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_a_device_has_the_uuid_that_the_newest_slices_of_its_pool_give(version: str) -> None:
     old, new = (
-        claims.parse_slice(a_slice(a_device("d0", version=version, uuid=uuid), generation=number))
+        claims.parse_slice(
+            a_resource_slice(a_device("d0", version=version, uuid=uuid), generation=number)
+        )
         for number, uuid in enumerate(("MIG-old", "MIG-new"))
     )
     for slices in ((old, new), (new, old)):
@@ -85,7 +75,7 @@ def test_a_device_has_the_uuid_that_the_newest_slices_of_its_pool_give(version: 
 
 @pytest.mark.parametrize("device", [("n1", "d1"), ("n2", "d0"), ("n1", "abstract")])
 def test_devices_are_unknown_where_one_has_no_uuid_in_a_slice(device: claims.Device) -> None:
-    item = a_slice(a_device("d0", uuid="MIG-1"), a_device("abstract", type="mig"))
+    item = a_resource_slice(a_device("d0", uuid="MIG-1"), a_device("abstract", type="mig"))
     slices = (claims.parse_slice(item),)
     assert claims.resolve({("n1", "d0"), device}, slices) is None
 
@@ -197,7 +187,7 @@ def test_only_taints_that_keep_pods_away_are_named(version: str) -> None:
     ]
     faulty.get("basic", faulty)["taints"] = taints
     informed.get("basic", informed)["taints"] = taints[2:]
-    slices = (claims.parse_slice(a_slice(faulty, informed)),)
+    slices = (claims.parse_slice(a_resource_slice(faulty, informed)),)
     assert claims.tainted_devices(slices) == (
         "d0 (gpu.nvidia.com/xid=79, gpu.nvidia.com/gpu-lost)",
     )
@@ -209,8 +199,8 @@ OFF = tuple(
 BALANCED = samples.balanced()
 (WHOLE,) = of_gpus(BALANCED)
 PARTIAL = gpu_values.seen_of(OFF, {OFF[1].uuid})
-VFIO = dataclasses.replace(
-    claims.parse_slice(a_slice(a_device("gpu-vfio-0", uuid="its-own", type="vfio"))), pool="n2"
+VFIO = claims.parse_slice(
+    a_resource_slice(a_device("gpu-vfio-0", uuid="its-own", type="vfio"), node="n2")
 )
 UNBORN = dataclasses.replace(WHOLE, uuids={**WHOLE.uuids, "gpu-0-mig-7g40gb-0-0": ""})
 FIRST_OF_TWO = dataclasses.replace(WHOLE, generation=2, count=2)

@@ -10,6 +10,7 @@ from mig_manager import errors
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import node_object, well_known
 from mig_manager.kubectl import apply
+from tests.node import samples
 from tests.unit import drawn_documents
 
 MAX_BYTES = custom_layouts.MAX_BYTES
@@ -18,13 +19,9 @@ ONE = f"version: v1\nmig-configs:\n  mine:\n{RULE}"
 
 
 def view(label: str | None, text: str | None, **labels: str) -> node_object.NodeView:
-    found = {} if label is None else {well_known.CONFIG_LABEL: label}
-    return node_object.NodeView(
-        name="n1",
-        labels={**found, **labels},
-        annotations={} if text is None else {well_known.LAYOUT_ANNOTATION: text},
-        allocatable={},
-    )
+    requested = {} if label is None else {well_known.CONFIG_LABEL: label}
+    annotations = {} if text is None else {well_known.LAYOUT_ANNOTATION: text}
+    return samples.node_view(labels={**requested, **labels}, annotations=annotations)
 
 
 TEXTS = st.none() | st.text(max_size=20)

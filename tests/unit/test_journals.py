@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from tests.node import samples
 
@@ -73,7 +73,7 @@ def test_node_changes_with_the_entries_and_keeps_what_others_wrote(
     *,
     hold_taint: bool | None,
 ) -> None:
-    view = node_object.NodeView(name="n", labels=labels, allocatable={})
+    view = samples.node_view(labels=labels)
 
     patch = journals.patch_between(before, after, view)
 

@@ -4,7 +4,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import node_object, phantoms
+from mig_manager.core.node import phantoms
 from mig_manager.core.node.strategies import Strategy
 from tests.node import samples
 
@@ -47,7 +47,7 @@ def test_phantom_devices_are_those_that_no_gpu_supplies(
     expected: set[str],
 ) -> None:
     healthy = None if registered is None else dict.fromkeys(registered, frozenset({"id"}))
-    node = node_object.NodeView(name="n", allocatable=allocatable)
+    node = samples.node_view(allocatable=allocatable)
     found = phantoms.find(model.ObservedGpus([DIVIDED]), node, strategy, lambda: healthy)
     assert found == {name: allocatable[name] for name in expected}
 
@@ -56,6 +56,6 @@ def test_no_device_is_a_phantom_while_a_gpu_is_unreachable() -> None:
     lost = model.UnreachableGpu(
         index=1, reason=errors.Reason.GPU_LOST, code=15, message="fell off the bus"
     )
-    node = node_object.NodeView(name="n", allocatable={LARGE: 4})
+    node = samples.node_view(allocatable={LARGE: 4})
     gpus = model.ObservedGpus([DIVIDED], unreachable=[lost])
     assert not phantoms.find(gpus, node, Strategy.MIXED, dict)

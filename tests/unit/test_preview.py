@@ -10,7 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.fleet import listed_layouts, nodes, preview
 from mig_manager.core.layout import config, served
-from mig_manager.core.node import node_object, pod_object, well_known
+from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import gpu_codec
 from tests.node import gpu_values, samples, scenes
 
@@ -27,10 +27,8 @@ def gpus(devices: Mapping[str, int] | None = None, *, count: int = 2) -> tuple[m
 
 def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> nodes.FleetNode:
     text = published if isinstance(published, str) else gpu_codec.to_json(published)
-    view = node_object.NodeView(
-        name="a",
-        annotations={well_known.GPUS_ANNOTATION: text},
-        allocatable=allocatable,
+    view = samples.node_view(
+        annotations={well_known.GPUS_ANNOTATION: text}, allocatable=allocatable
     )
     return nodes.FleetNode(view=view, is_ready=True)
 

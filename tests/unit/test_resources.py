@@ -55,8 +55,8 @@ def counted(
     capacity: dict[str, int] | None = None,
     labels: dict[str, str] | None = None,
 ) -> node_object.NodeView:
-    return node_object.NodeView(
-        name="node", allocatable=allocatable, capacity=capacity or allocatable, labels=labels or {}
+    return samples.node_view(
+        allocatable=allocatable, capacity=capacity or allocatable, labels=labels or {}
     )
 
 

@@ -1,11 +1,12 @@
 """Who may have which slot, decided from what was seen."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import lease, node_object, well_known
+from mig_manager.core.node import lease, well_known
 from mig_manager.core.records import journals
 from tests.node import samples
 
@@ -67,22 +68,12 @@ def journal(**entries: Any) -> dict[str, str]:
         {"labels": {well_known.PLUGIN_DEPLOY_LABEL: f"{well_known.PAUSED_VALUE}_by-another"}},
     ],
 )
-def test_each_mark_of_a_change_makes_a_node_disrupted(mark: dict[str, object]) -> None:
-    fields: dict[str, object] = {"labels": {}, "annotations": {}, "taint_keys": frozenset()}
-
-    def view(changed: dict[str, object]) -> node_object.NodeView:
-        return node_object.NodeView(
-            name="n",
-            uid="u",
-            is_unschedulable=True,
-            allocatable={},
-            **(fields | changed),  # type: ignore[arg-type]
-        )
-
-    assert slots.is_disrupted(view(mark))
-    assert not slots.is_disrupted(view({}))
+def test_each_mark_of_a_change_makes_a_node_disrupted(mark: dict[str, Any]) -> None:
+    cordoned = samples.node_view(is_unschedulable=True)
+    assert slots.is_disrupted(dataclasses.replace(cordoned, **mark))
+    assert not slots.is_disrupted(cordoned)
     waiting = journal(snapshot=tuple(gpu.snapshot for gpu in samples.balanced()))
-    assert not slots.is_disrupted(view({"annotations": waiting}))
+    assert not slots.is_disrupted(dataclasses.replace(cordoned, annotations=waiting))
 
 
 def test_a_denial_names_the_nodes_that_hold_and_counts_the_rest() -> None:
