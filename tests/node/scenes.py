@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -248,19 +249,35 @@ def undo(rig: fakes.NodeRig) -> bool:
     return successor.rest()
 
 
-def kill_at(rig: fakes.NodeRig, step: int, layout: str) -> None:
+def kill_at(rig: fakes.NodeRig, step: int, layout: str = LAYOUT, **options: Any) -> None:
     """Apply a layout with an agent that is killed at a step, counted from 1."""
-    seen: list[steps.Step] = []
+    numbers = itertools.count(1)
 
-    def kill(each: steps.Step) -> None:
-        seen.append(each)
-        if len(seen) == step:
+    def kill(_step: steps.Step) -> None:
+        if next(numbers) == step:
             raise Killed
 
     rig.driver.step_error = kill
     with pytest.raises(Killed):
-        run(rig, layout)
+        run(rig, layout, **options)
     rig.driver.step_error = lambda _step: None
+
+
+def kill_when(
+    rig: fakes.NodeRig,
+    is_due: Callable[[], bool],
+    act: Callable[[fakes.NodeRig], object] = run,
+) -> None:
+    """Kill the agent that acts, in its first call at which a condition holds."""
+
+    def kill() -> None:
+        if is_due():
+            raise Killed
+
+    rig.on_call = kill
+    with pytest.raises(Killed):
+        act(rig)
+    rig.on_call = lambda: None
 
 
 def killed(

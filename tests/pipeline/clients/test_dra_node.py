@@ -12,7 +12,6 @@ from mig_manager.errors import Reason
 from tests.node import fake_cluster, fakes, gpu_values
 from tests.node.scenes import (
     DRA_MONITORS,
-    Killed,
     assert_ends,
     assert_restored,
     broken,
@@ -20,6 +19,7 @@ from tests.node.scenes import (
     device_at,
     dra_node,
     kill_at,
+    kill_when,
     reconciler,
     resume,
     run,
@@ -331,15 +331,12 @@ def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
 def test_verified_driver_is_not_restarted_after_a_kill() -> None:
     rig = dra_node()
     seen = starts(rig)
-
-    def kill() -> None:
-        if "waiting for the new devices to be schedulable" in rig.statuses and rig.driver_runs:
-            raise Killed
-
-    rig.on_call = kill
-    with pytest.raises(Killed):
-        run(rig, "all-balanced")
-    rig.on_call = lambda: None
+    waiting = "waiting for the new devices to be schedulable"
+    kill_when(
+        rig,
+        lambda: waiting in rig.statuses and rig.driver_runs,
+        lambda rig: run(rig, "all-balanced"),
+    )
     withdrawn = rig.log.count("slices.withdraw")
 
     assert resume(rig, "all-balanced").state is model.State.SUCCESS

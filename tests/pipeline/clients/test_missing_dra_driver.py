@@ -13,12 +13,12 @@ from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fake_cluster, fakes
 from tests.node.scenes import (
-    Killed,
     assert_ends,
     assert_restored,
     calls,
     dra_node,
     kill_at,
+    kill_when,
     kills,
     reconciler,
     resume,
@@ -145,10 +145,11 @@ def test_claims_that_are_known_do_not_wait_for_outdated_slices() -> None:
 
 def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> None:
     rig = dra_node()
-    rig.failing = {calls(dra_node, "all-disabled").index("workloads.evict"): Killed()}
-    with pytest.raises(Killed):
-        run(rig, "all-disabled")
-    rig.failing = {}
+    kill_when(
+        rig,
+        lambda: rig.log[-1] == "workloads.evict",
+        lambda rig: run(rig, "all-disabled"),
+    )
     rig.dra_driver.slices = ()
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:

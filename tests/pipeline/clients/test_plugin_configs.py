@@ -50,15 +50,7 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
 def test_the_first_plugin_config_is_restored_after_an_upgrade_with_another() -> None:
     rig = sharing_node()
     rig.plugin.is_broken = True
-
-    def kill() -> None:
-        if rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":
-            raise scenes.Killed
-
-    rig.on_call = kill
-    with pytest.raises(scenes.Killed):
-        run(rig)
-    rig.on_call = lambda: None
+    scenes.kill_when(rig, lambda: rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced")
     rig.policy = policies.Policy(plugin_configs=((scenes.LAYOUT, "halved"),))
 
     assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.PLUGIN_NOT_READY

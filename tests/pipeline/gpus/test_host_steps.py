@@ -262,17 +262,13 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
     rig = swept_scenes.resetting_node()
     rig.resets.need_persistence_off = True
 
-    def kill() -> None:
-        if rig.log[-1] == "host.reset":
-            raise scenes.Killed
+    def is_resetting() -> bool:
         if is_silent and rig.log[-1] == "gpus.execute":
             away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)
             rig.refusing["node.patch"] = away
+        return rig.log[-1] == "host.reset"
 
-    rig.on_call = kill
-    with pytest.raises(scenes.Killed):
-        scenes.run(rig, "all-1g.5gb")
-    rig.on_call = lambda: None
+    scenes.kill_when(rig, is_resetting, lambda rig: scenes.run(rig, "all-1g.5gb"))
     rig.refusing.clear()
     assert len(rig.resets.without_persistence) == len(rig.gpus)
     # What is to be undone needs a reset, too.

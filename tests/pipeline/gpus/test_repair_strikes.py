@@ -144,15 +144,7 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
 @pytest.mark.parametrize("change", ["report", "off", "no reset", "cordon"])
 def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> None:
     rig = repairs.faulty_node()
-
-    def kill() -> None:
-        if rig.has_hold_taint:
-            raise scenes.Killed
-
-    rig.on_call = kill
-    with pytest.raises(scenes.Killed):
-        repairs.serve(rig)
-    rig.on_call = lambda: None
+    scenes.kill_when(rig, lambda: rig.has_hold_taint, repairs.serve)
     how = settings.RepairPolicy(change if change in ("report", "off") else "reset")
     rig.resets.are_available = change != "no reset"
     rig.is_unschedulable = change == "cordon"
@@ -181,15 +173,7 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
     (affected,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
     pod = rig.pods[affected]
     rig.pods[affected] = dataclasses.replace(pod, tolerated=frozenset(rig.taints))
-
-    def kill() -> None:
-        if call in rig.log[:-1]:
-            raise scenes.Killed
-
-    rig.on_call = kill
-    with pytest.raises(scenes.Killed):
-        repairs.serve(rig)
-    rig.on_call = lambda: None
+    scenes.kill_when(rig, lambda: call in rig.log[:-1], repairs.serve)
     rig.is_unschedulable = is_cordoned
 
     repairs.serve(rig)
@@ -201,15 +185,11 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
 def test_a_resumed_repair_has_failed_only_if_a_pod_was_evicted(pods_at_kill: set[str]) -> None:
     rig = repairs.faulty_node()
     others = rig.pod_names - {"affected", "spared"}
-
-    def kill() -> None:
-        if rig.has_hold_taint and rig.pod_names - others == pods_at_kill:
-            raise scenes.Killed
-
-    rig.on_call = kill
-    with pytest.raises(scenes.Killed):
-        repairs.serve(rig)
-    rig.on_call = lambda: None
+    scenes.kill_when(
+        rig,
+        lambda: rig.has_hold_taint and rig.pod_names - others == pods_at_kill,
+        repairs.serve,
+    )
     rig.kubelet.is_silent = True
     repairs.serve(rig)
 

@@ -144,15 +144,7 @@ def test_a_program_that_this_change_does_not_run_may_be_missing(rig: fakes.NodeR
 
 def kill_in_hook(rig: fakes.NodeRig, number: int) -> None:
     """Kill the agent while the hook with this number runs."""
-
-    def kill() -> None:
-        if rig.log[-1] == "hooks.run" and rig.log.count("hooks.run") == number:
-            raise scenes.Killed
-
-    rig.on_call = kill
-    with pytest.raises(scenes.Killed):
-        scenes.run(rig)
-    rig.on_call = lambda: None
+    scenes.kill_when(rig, lambda: rig.log.count("hooks.run") == number)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -336,17 +336,8 @@ def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> No
     retried = 0
     for index in range(1, 7):
         rig = idle_node()
-        seen: list[steps.Step] = []
-
-        def kill(step: steps.Step, seen: list[steps.Step] = seen, index: int = index) -> None:
-            seen.append(step)
-            if len(seen) == index:
-                raise scenes.Killed
-
-        rig.driver.step_error = kill
-        with pytest.raises(scenes.Killed):
-            run(rig, ON_DEMAND)
-        rig.driver.step_error = lambda _step: None
+        agent = scenes.reconciler(rig, limits=ON)
+        scenes.kill_at(rig, index, "custom", by=agent, custom=ON_DEMAND)
         rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
         wanted = requested(BALANCED, is_on_demand=True)
         successor = scenes.reconciler(rig, limits=ON)
