@@ -35,14 +35,6 @@ NODE = {
 }
 
 
-NOW = "2026-01-02T03:04:05Z"
-
-
-class Clock(fakes.FakeClock):
-    def now_iso(self, *, after_s: float = 0.0) -> str:
-        return NOW
-
-
 class Contended(api.KubeApi):
     """Another writer may change the node before our next patch, and any post may have to wait."""
 
@@ -69,7 +61,7 @@ class KubeNodeRig:
     kube: Contended
 
     def __post_init__(self) -> None:
-        self.clock = Clock()
+        self.clock = fakes.FakeClock()
         self.own = node.KubeNode(self.kube, name="n1", clock=self.clock)
 
     def stored(self) -> dict[str, Any]:
@@ -306,9 +298,10 @@ NOT_READY = readiness.Condition(is_true=False, reason="InUse", message="no")
 KUBELETS = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 
 
-def has_condition(rig: KubeNodeRig, condition: readiness.Condition, since: str = NOW) -> bool:
+def has_condition(rig: KubeNodeRig, condition: readiness.Condition, since: str = "") -> bool:
     facts = {"reason": condition.reason, "message": condition.message}
-    times = {"lastHeartbeatTime": NOW, "lastTransitionTime": since}
+    now = rig.clock.now_iso()
+    times = {"lastHeartbeatTime": now, "lastTransitionTime": since or now}
     ours = {"type": "MigReady", "status": str(condition.is_true), **facts, **times}
     conditions = rig.stored()["status"]["conditions"]
     return bool(conditions == [KUBELETS, ours])

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import datetime as dt
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -26,16 +27,19 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.jump_s = 0.0
+        """How far the wall clock was put forward, or back."""
         self.on_wait: list[Callable[[], object]] = []
 
     def now_iso(self, *, after_s: float = 0.0) -> str:
-        return f"T{self.now_s + after_s:.2f}"
+        when = dt.datetime.fromtimestamp(self.unix_s() + after_s, dt.UTC)
+        return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def monotonic(self) -> float:
         return self.now_s
 
     def unix_s(self) -> float:
-        return 1e9 + self.now_s
+        return 1e9 + self.now_s + self.jump_s
 
     def wait(self, seconds: float) -> None:
         self.now_s += max(seconds, 0.001)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import datetime as dt
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from tests import api_objects, dra_driver, waiting
 from tests.kit import commandline, mortal_api, watch_rig
 from tests.node import fakes, gpu_values, samples
 
-BEGAN = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 TERM_S = 70.0
 """After so long the Lease of a killed leader is taken, and nodes are out of their cooldown."""
 QUIET_S = 2.0
@@ -32,15 +30,6 @@ _LONG_S = 60.0
 """From here on the steps are of five seconds, still shorter than a leader's pause."""
 
 Object = dict[str, Any]
-
-
-class Clock(fakes.FakeClock):
-    """Time that only tests move; its wall clock can be put forward and back."""
-
-    jump_s = 0.0
-
-    def now_iso(self, *, after_s: float = 0.0) -> str:
-        return (BEGAN + dt.timedelta(seconds=self.now_s + self.jump_s + after_s)).isoformat()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +49,7 @@ class PartitionerRig:
 
     def __init__(self, server: apiserver.ApiServer) -> None:
         self.server = server
-        self.clock = Clock()
+        self.clock = fakes.FakeClock()
         self.replicas: list[Replica] = []
         self.gpus: dict[str, tuple[model.Gpu, ...]] = {}
         self.in_use: dict[str, dict[str, frozenset[model.Placement]]] = {}

@@ -24,7 +24,7 @@ def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
 
     published = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
     assert published["attempt"] == 3
-    assert published.get("retryAt") == (f"T{rig.clock.now_s + 40:.2f}" if passes else None)
+    assert published.get("retryAt") == (rig.clock.now_iso(after_s=40) if passes else None)
 
 
 V1 = (
