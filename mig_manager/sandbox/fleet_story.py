@@ -23,8 +23,8 @@ SPEC = "2xA100-SXM4-40GB"
 _POOL = "kubernetes.io/os=linux"
 _GUARDED = "gpu-2"
 _ON_DEMAND = "gpu-5"
-_AGENT_OPTIONS = ("--custom-layouts", "--drain-timeout-s", "2", "--retry-initial-s", "60")
-_END_TIMEOUT_S = 180.0
+_GUARDED_OPTIONS = ("--drain-timeout-s", "2", "--retry-initial-s", "300")
+"""Of the node that evicts no pod. Others have the time that they need, on any machine."""
 _DRAW_S = 0.2
 _EVENTS = 6  # below the nodes in the live view
 
@@ -51,7 +51,8 @@ def run(
         options.node,
         options.layouts_with(demo_layouts.ONE_SLICE),
         latency=options.latency,
-        agent_options=_AGENT_OPTIONS,
+        agent_options=("--custom-layouts",),
+        own_options={_GUARDED: _GUARDED_OPTIONS},
         names=names,
     )
     title = f"{count} nodes with {options.spec} each (simulated)"
@@ -78,7 +79,7 @@ def _suggestions(options: scenarios.DemoOptions, count: int) -> Sequence[tuple[s
         ("all nodes", "kubectl mig status"),
         ("a live view of them", "kubectl mig top"),
         ("what a layout costs on every node", f"kubectl mig plan {layout} -l {_POOL}"),
-        ("a rollout", f"mig-manager rollout {layout} -l {_POOL} --max-unavailable 2"),
+        ("a rollout", f"mig-manager rollout {layout} -l {_POOL}"),
     )
 
 
@@ -112,9 +113,7 @@ class _Story:
 
     def _roll_out(self) -> stories.Checks:
         before = self._devices()
-        status = self._command(
-            "rollout", demo_layouts.ONE_SLICE, "--max-unavailable", "2", "--pause-on-failure"
-        )
+        status = self._command("rollout", demo_layouts.ONE_SLICE, "--pause-on-failure")
         failed = self._with_label(well_known.STATE_LABEL, model.State.FAILED.value)
         changed = self._with_label(well_known.APPLIED_LABEL, demo_layouts.ONE_SLICE)
         after = self._devices()
@@ -133,7 +132,7 @@ class _Story:
         }
 
     def _undo(self) -> stories.Checks:
-        status = self._command("rollout", "undo", "--max-unavailable", "2")
+        status = self._command("rollout", "undo")
         self._wait_applied(demo_layouts.BALANCED, self._names)
         return {f"after the undo every node has {demo_layouts.BALANCED} again": status == 0}
 
@@ -153,14 +152,14 @@ class _Story:
             key=lambda profile: (profile.gpu_slices, -len(profile.attributes)),
         )
         resource = resources.of_profile(biggest) or resources.GPU
-        self._board.say(f"mig-manager partitioner --mode act, and two pods that want a {biggest}")
+        self._board.say(f"two pods that want a {biggest}, and mig-manager partitioner --mode act")
+        pending = [f"{stories.pod_name(resource)}-{number}" for number in range(2)]
+        for name in pending:
+            self._run_pod(name, resource)
         partitioner = self._start(
             "partitioner", "--mode", "act", "--quiet-s", "0.5", "--cooldown-s", "1"
         )
         try:
-            pending = [f"{stories.pod_name(resource)}-{number}" for number in range(2)]
-            for name in pending:
-                self._run_pod(name, resource)
             self._wait_running(len(self._stage.workloads()))
             self._wait_applied(well_known.CUSTOM_LAYOUT, [_ON_DEMAND])
         finally:
@@ -178,9 +177,7 @@ class _Story:
         self._board.say(shlex.join(["mig-manager", *arguments]))
         process = self._start(*arguments)
         try:
-            self._stage.wait(
-                lambda: process.has_ended, f"end of {arguments[0]}", timeout_s=_END_TIMEOUT_S
-            )
+            self._stage.wait(lambda: process.has_ended, f"end of {arguments[0]}")
         finally:
             status = process.end()
         return status
@@ -230,13 +227,13 @@ class _Story:
         def are_applied() -> bool:
             return all(self._label(name, key) == labels[key] for name in names for key in labels)
 
-        self._stage.wait(are_applied, f"{layout} on every node", timeout_s=_END_TIMEOUT_S)
+        self._stage.wait(are_applied, f"{layout} on every node")
 
     def _wait_running(self, count: int) -> None:
         def are_running() -> bool:
             return sum(map(objects.is_ready, self._stage.workloads().values())) == count
 
-        self._stage.wait(are_running, f"{count} running pods", timeout_s=_END_TIMEOUT_S)
+        self._stage.wait(are_running, f"{count} running pods")
 
 
 class _NodeBoard:

@@ -25,7 +25,7 @@ from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 NODE_NAME = "sandbox"
 _BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 BUDGET = "keep-them-all"
-_START_TIMEOUT_S = 30.0
+_TIMEOUT_S = 180.0
 _POLL_S = 0.5
 _QUICK = sandbox_node.NodeOptions(tick_s=0.25)
 """A real kubelet's status tick is ten seconds: too long for a demonstration."""
@@ -39,6 +39,7 @@ class Stage:
         config_text: The config document of the agents.
         latency: Durations of the driver's calls.
         agent_options: Further options of the agents.
+        own_options: Further options of single agents, by the node's name.
         node_options: How the nodes behave; the name is set here.
         server: The API server to start; None: a plain one.
         names: Of the nodes. The methods without a machine are about the first one.
@@ -51,6 +52,7 @@ class Stage:
         *,
         latency: states.Latency,
         agent_options: Sequence[str] = (),
+        own_options: Mapping[str, Sequence[str]] | None = None,
         node_options: sandbox_node.NodeOptions = _QUICK,
         server: api_server.ApiServer | None = None,
         names: Sequence[str] = (NODE_NAME,),
@@ -60,6 +62,7 @@ class Stage:
         self._config_text = config_text
         self._latency = latency
         self._agent_options = agent_options
+        self._own_options = own_options or {}
         self._node_options = node_options
         self.server = server or api_server.ApiServer()
         self._exits = contextlib.ExitStack()
@@ -139,7 +142,8 @@ class Stage:
         return self._arguments(self.machine)
 
     def _arguments(self, machine: machines.Machine) -> list[str]:
-        further = "--poll-interval-s", "0.2", *self._agent_options
+        own = self._own_options.get(machine.name, ())
+        further = "--poll-interval-s", "0.2", *self._agent_options, *own
         return machine.arguments(self.config_file, self.kubeconfig, further)
 
     def start_agent(self) -> None:
@@ -150,9 +154,7 @@ class Stage:
         """End the agent and return its exit status; SIGKILL follows if it lingers."""
         return self.machine.stop_agent(signal_number)
 
-    def wait(
-        self, holds: Callable[[], bool], what: str, *, timeout_s: float = _START_TIMEOUT_S
-    ) -> None:
+    def wait(self, holds: Callable[[], bool], what: str, *, timeout_s: float = _TIMEOUT_S) -> None:
         """Wait until a condition on the cluster holds.
 
         Raises:
@@ -238,7 +240,7 @@ class Stage:
             status = self.status()
             return status.get("config") == layout and "finishedAt" in status
 
-        self.wait(has_ended, f"end of the run for {layout}", timeout_s=120.0)
+        self.wait(has_ended, f"end of the run for {layout}")
         return status
 
     def guard(self, selector: Mapping[str, Any]) -> None:

@@ -100,7 +100,6 @@ def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -
     stage.wait(
         lambda: stage.status().get("state") == model.State.SUCCESS.value,
         "the agent's own retry",
-        timeout_s=60.0,
     )
     return blocked | _is_active(stage, layout) | _only_affected_evicted(stage, before[0])
 
@@ -153,7 +152,7 @@ def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) ->
         is_at_rest = stage.status()["state"] == model.State.SUCCESS.value
         return is_at_rest and not any(gpu.needs_recovery for gpu in stage.gpus.observe())
 
-    stage.wait(is_repaired, "repair of the GPU", timeout_s=120.0)
+    stage.wait(is_repaired, "repair of the GPU")
     affected = {name for name, ids in before.items() if ids & faulty}
     return _is_active(stage, layout) | _only_evicted(
         stage, before, affected, "GPU 0", has_others=len(gpus) > 1

@@ -226,6 +226,8 @@ def test_a_demo_of_five_nodes_plays_rollout_undo_and_partitioner(demo: Demo) -> 
     process = demo.started(*DEMO, "--simulate", "2xH100", "--nodes", "5", "--keep")
     demo.wait_for(KEPT)
     assert demo.output().count("✓") == 5
+    # One node at a time: the second one fails, and no other one starts.
+    assert "✓ it evicted one pod on each changed node: gpu-1\n" in demo.output()
     assert "│7g█████████████████████████████│" in demo.output()
     *proposed, rollout = commands(demo.output())
     exports = [line for line in proposed if line.startswith("export")]
