@@ -131,8 +131,10 @@ def find(name: str) -> Product:
     if keys:
         raise errors.UsageError(f"GPU {name!r} is ambiguous: {', '.join(sorted(keys))}")
     names = [each.upper() for each in (*_DEFAULTS, *keys_by_name)]
-    longer = [each for each in names if each.startswith(wanted.upper())]
-    hint = messages.did_you_mean(wanted, longer or names)
+    # Longer names, else of the same model, else of the same letters.
+    beginnings = [re.findall(part, wanted.upper())[0] for part in (".*", "[A-Z]*[0-9]*", "[A-Z]*")]
+    alike = ([each for each in names if each.startswith(beginning)] for beginning in beginnings)
+    hint = messages.did_you_mean(wanted, next(filter(None, alike), ()))
     remedy = "" if hint else f"Known are {', '.join(product_names())}."
     raise errors.UsageError(f"unknown GPU {name!r}{hint}", remedy=remedy)
 

@@ -93,6 +93,8 @@ def test_product_is_found_by_the_names_people_use(name: str, key: str) -> None:
         ("A100-SXM4", "ambiguous"),
         ("A100-SXM4-40G", "did you mean 'A100-SXM4-40GB'"),
         ("H100-SXM", "did you mean 'H100-SXM5-80GB'"),
+        ("B200-SXM", r"did you mean 'B200'\?"),
+        ("X200", r"unknown GPU 'X200'$"),
     ],
 )
 def test_unknown_and_ambiguous_names_are_usage_errors(name: str, says: str) -> None:
