@@ -136,9 +136,15 @@ def _break_file(play: PlayedChange) -> None:
     play.config.text = "version: ["
 
 
+_WITHOUT_PARENTHESES = str.maketrans("", "", "()")
+"""They mark what has no compute instance yet."""
+
+
 def kill(play: PlayedChange) -> None:
     """End the agent's process."""
     play.is_dead = True
+    left = changes.each(changes.described(play.rig.gpus))
+    play.left = frozenset(each.translate(_WITHOUT_PARENTHESES) for each in left)
     journal = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
     play.was_about_to_evict |= "hasEvicted" in journal
 

@@ -189,6 +189,8 @@ class PlayedChange:
     """Whether the last agent came to rest."""
     was_about_to_evict: bool = False
     """Whether an agent was killed after it wrote that it evicts: its successor counts that."""
+    left: frozenset[str] = frozenset()
+    """The GPU instances that an agent left when it was killed, as ``changes.each`` names devices."""
 
     @classmethod
     def of(cls, change: Change) -> "PlayedChange":
@@ -335,11 +337,7 @@ class PlayedChange:
         problems = [*self.problems]
         state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
         published = json.loads(rig.annotations.get(well_known.STATUS_ANNOTATION, "{}"))
-        found, expected = End(state, applied, gpus), list(ends)
-        if len(self.path) > 1 and self.config.text != scenes.CONFIG:
-            # What a killed agent created stays where it is, if the new content has it too.
-            found, *expected = map(_without_placements, (found, *expected))
-        if found not in expected:
+        if not any(self._is_end(End(state, applied, gpus), each) for each in ends):
             problems.append(f"ended {state} {applied} {gpus}: {published.get('message')}")
         known = {outcome.state.value} if outcome and self.requested[0] else set()
         if len({state, published.get("state"), *known}) != 1:
@@ -360,6 +358,20 @@ class PlayedChange:
             problems.append(f"{len(serving)} plugins or drivers offer {sorted(devices)}")
         return problems
 
+    def _is_end(self, found: End, expected: End) -> bool:
+        """Return whether a node is as expected.
+
+        What a killed agent created stays where it is if the changed file has it too: then it may
+        stand, and have others stand, elsewhere.
+        """
+        is_changed = self.config.text != scenes.CONFIG
+        kept = changes.each(found.gpus) & self.left if is_changed else set()
+        if kept <= changes.each(expected.gpus):
+            return found == expected
+        return found._replace(gpus=()) == expected._replace(gpus=()) and (
+            [*map(changes.counts, found.gpus)] == [*map(changes.counts, expected.gpus)]
+        )
+
     def _not_restored(self) -> Iterator[str]:
         rig = self.rig
         yield from scenes.remaining(rig, is_cordoned=self.is_cordoned, deployed=self.deploy_labels)
@@ -379,15 +391,6 @@ class PlayedChange:
         for uid, name in self.pods.items():
             if uid not in self.rig.pods and name not in may_go:
                 yield f"{name} was evicted"
-
-
-def _without_placements(end: End) -> End:
-    """Return an end with what each GPU has, wherever."""
-    return end._replace(
-        gpus=tuple(
-            " ".join(sorted(each.partition("@")[0] for each in gpu.split())) for gpu in end.gpus
-        )
-    )
 
 
 class _Pauses:
@@ -425,7 +428,7 @@ class _Pauses:
         self._checks[len(self._agent.ended)] += 1
         # Which pods use a silent GPU may be known only at the second check, and no repair begins
         # while kubelet is silent.
-        enough = 2 if rig.driver.lost or rig.kubelet.lists_from_s else 1
+        enough = 2 if rig.driver.lost or rig.kubelet.lists_from_s > rig.clock.now_s else 1
         present = {name for uid, name in play.pods.items() if uid in rig.pods}
         if checks >= enough and "affected" in present and not play.was_about_to_evict:
             play.problems.append("a repair that evicted no pod pauses")
