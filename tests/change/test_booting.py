@@ -85,7 +85,7 @@ def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(
 
     result = node.boot(repairs=True)
 
-    assert node.log.count("host.reset") == 2
+    assert node.log.count("reset.reset") == 2
     for problem in result.problems:
         assert "still needs a reset, although it was reset" in problem.message
     assert len(result.problems) == 2
@@ -97,7 +97,7 @@ def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: ApplyingNode) 
     node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
     hung = errors.HardwareError("the driver hangs", reason=errors.Reason.NVML_TIMEOUT)
     node.on_call = lambda: (
-        node.refusing.update({"gpus.observe": hung}) if node.log[-1] == "host.reset" else None
+        node.refusing.update({"gpus.observe": hung}) if node.log[-1] == "reset.reset" else None
     )
 
     result = node.boot(repairs=True)
@@ -346,7 +346,7 @@ def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
 
 
 def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: ApplyingNode) -> None:
-    node.refusing["host.refresh"] = errors.HostError(
+    node.refusing["refresh_files"] = errors.HostError(
         "nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED
     )
 

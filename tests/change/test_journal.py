@@ -126,12 +126,12 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
 ) -> None:
     if is_undone:
         node.fails = once(is_creation)
-    node.refusing["host.refresh"] = failure
+    node.refusing["refresh_files"] = failure
     with pytest.raises((errors.MigManagerError, scenes.Killed)):
         node.change_to("wanted")
     changed = node.shape
 
-    node.refusing["host.refresh"] = no_files()
+    node.refusing["refresh_files"] = no_files()
     with pytest.raises(errors.HostError, match=r"^nvidia-ctk failed; the next 'apply'"):
         node.change_to("before" if is_undone else "wanted")
     node.refusing.clear()

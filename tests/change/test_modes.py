@@ -17,7 +17,7 @@ def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
 
     with pytest.raises(errors.HardwareError, match="only the new mode stays pending"):
         node.change_to("wanted", may_reset=False)
-    assert "host.reset" not in node.log
+    assert "reset.reset" not in node.log
 
     node.change_to("wanted")
     assert node.has("wanted")

@@ -34,7 +34,7 @@ class Recording(NamedTuple):
     points: tuple[str, ...]
     """Where the agent is struck, in their order, if it always comes there.
 
-    After each call that may change something, and after the first of the looks that follow it.
+    After each call that may change something, and after the first of each read that follows it.
     From outside, the moment before a call equals the one after the call that came before. So do
     the moments before the first change: the last of them stands for all.
     """

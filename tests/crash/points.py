@@ -16,15 +16,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-_LOOKS = frozenset(
-    (
-        *("allocations.allocatable", "allocations.assigned_devices", "gpus.observe", "node.read"),
-        *("node.latest", "extra_clients"),
-        *("workloads.list", "workloads.can_evict", "workloads.present", "workloads.from_watch"),
-    )
-)
-"""Calls that change nothing and that waits repeat."""
-_CHANGE = re.compile(r"before (node\.(update|patch|announce)|hooks\.run|services\.|gpu\d+\.)")
+from tests.node import port_calls
+
+_CHANGE = re.compile(r"before (node\.(update|patch|announce)|hooks\.run|services\.st|gpu\d+\.)")
 """The first calls of an agent that change anything."""
 
 
@@ -50,7 +44,7 @@ class Points:
         self._strike_with = strike_with
         self._lock = threading.Lock()
         self._seen: collections.Counter[str] = collections.Counter()
-        self._looks: collections.Counter[str] = collections.Counter()
+        self._reads: collections.Counter[str] = collections.Counter()
         """Since the last call that may have changed something."""
         self._last = "the start"
 
@@ -93,14 +87,14 @@ class Points:
     def _come_to(self, side: str, call: str) -> None:
         what = f"{side} {call}"
         with self._lock:
-            if call in _LOOKS:
-                self._looks[what] += 1
-                self._note(f"{what} #{self._looks[what]} since {self._last}")
+            if call in port_calls.READS:
+                self._reads[what] += 1
+                self._note(f"{what} #{self._reads[what]} since {self._last}")
                 return
             self._seen[what] += 1
             if side == "after":
                 self._last = f"{call} #{self._seen[what]}"
-                self._looks.clear()
+                self._reads.clear()
             self._note(f"{what} #{self._seen[what]}")
 
     def _note(self, point: str) -> None:

@@ -74,18 +74,18 @@ class FakeHost(fake_cluster.Port):
     """Implements the ports of the machine underneath, all in one."""
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
-        self._rig.called("host.running")
+        self._rig.called("services.running")
         return tuple(name for name in names if self._rig.host.services.get(name))
 
     def stop(self, name: str) -> None:
-        self._switch(name, "host.stop", is_on=False)
+        self._switch(name, "services.stop", is_on=False)
 
     def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
         return name in listed
 
     def start(self, name: str) -> bool:
         was_down = not self._rig.host.services.get(name)
-        self._switch(name, "host.start", is_on=True)
+        self._switch(name, "services.start", is_on=True)
         return was_down
 
     def _switch(self, name: str, call: str, *, is_on: bool) -> None:
@@ -113,7 +113,7 @@ class FakeHost(fake_cluster.Port):
             note_persistence([gpu.uuid for gpu in gpus], is_on=False)
             self._rig.resets.without_persistence |= {gpu.uuid for gpu in gpus}
         silent = {gpu.uuid for gpu in gpus} & self._rig.driver.lost
-        self._rig.called("host.reset")
+        self._rig.called("reset.reset")
         if self._rig.resets.need_persistence_off and self.restore_persistence(gpus):
             note_persistence([gpu.uuid for gpu in gpus], is_on=True)
         if self._rig.resets.refusal:
@@ -144,7 +144,7 @@ class FakeHost(fake_cluster.Port):
 
     def request(self, why: str) -> None:
         assert why
-        self._rig.called("host.reboot")
+        self._rig.called("reboot.request")
         if self._rig.host.reboot_refusal:
             raise errors.HostError(
                 self._rig.host.reboot_refusal, reason=errors.Reason.REBOOT_REQUIRED
@@ -152,11 +152,11 @@ class FakeHost(fake_cluster.Port):
         self._rig.host.reboots += 1
 
     def refresh(self) -> None:
-        self._rig.called("host.refresh")
+        self._rig.called("refresh_files")
         self._rig.host.refreshes += 1
 
     def save(self, text: str) -> None:
-        self._rig.called("host.save")
+        self._rig.called("boot_layout.save")
         self._rig.host.boot_layouts.append(text)
 
     def read(self) -> str | None:
@@ -165,7 +165,7 @@ class FakeHost(fake_cluster.Port):
 
 class FakeRequestFile(fake_cluster.Port):
     def save(self, text: str) -> None:
-        self._rig.called("host.keep")
+        self._rig.called("request_file.save")
         self._rig.host.request_text = text
 
     def read(self) -> str | None:

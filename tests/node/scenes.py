@@ -18,7 +18,7 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import claims, client_table, well_known
 from mig_manager.core.records import journals
 from tests import changes
-from tests.node import fakes, gpu_values, judging
+from tests.node import fakes, gpu_values, judging, port_calls
 
 CONFIG = (
     changes.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
@@ -305,27 +305,11 @@ def at_rest(
     return rig, agent, ended
 
 
-READS = frozenset(
-    {
-        "allocations.allocatable",
-        "allocations.assigned_devices",
-        "gpus.observe",
-        "host.running",
-        "node.read",
-        "slices.list",
-        "workloads.budgets",
-        "workloads.can_evict",
-        "workloads.list",
-    }
-)
-"""Calls that change nothing: an agent that is killed in the next one leaves the same node."""
-
-
 def moments(
     make: Callable[[], fakes.NodeRig],
     act: Callable[[fakes.NodeRig], object] = run,
     *,
-    is_alike: Callable[[str], bool] = READS.__contains__,
+    is_alike: Callable[[str], bool] = port_calls.READS.__contains__,
 ) -> Iterator[int]:
     """Yield the first call of an undisturbed run, and each after a wait or a call not alike."""
     rig, times_s = make(), list[float]()
@@ -423,7 +407,12 @@ def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception |
 
 BROKEN = {
     "gpus": errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR),
-    "host": errors.HostError("broken", reason=errors.Reason.HOST_SERVICE_FAILED),
+    "boot_layout": errors.ConfigError("broken"),
+    "request_file": errors.ConfigError("broken"),
+    **dict.fromkeys(
+        ("services", "reset", "reboot", "refresh_files"),
+        errors.HostError("broken", reason=errors.Reason.HOST_SERVICE_FAILED),
+    ),
     "hooks": errors.HostError("broken", reason=errors.Reason.HOOK_FAILED),
     "node": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
     "workloads": errors.ClusterError("broken", reason=errors.Reason.FORBIDDEN, status=403),
@@ -475,8 +464,6 @@ def calls(make: Callable[[], fakes.NodeRig], layout: str) -> list[str]:
 
 def broken(call: str) -> Exception:
     """Return what a port call raises that fails."""
-    if call in ("host.save", "host.keep"):
-        return errors.ConfigError("broken")
     return BROKEN[call.partition(".")[0]]
 
 

@@ -204,7 +204,7 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
         if not late and rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
             late.append(Deployment(rig, list(rig.gpus[0].mig_uuids)[:2], room_elsewhere=2))
             if reason is Reason.HOST_SERVICE_FAILED:
-                rig.refusing["host.running"] = scenes.BROKEN["host"]
+                rig.refusing["services.running"] = scenes.BROKEN["services"]
 
     rig.on_call = bind
     rig.driver.clients = "a process"

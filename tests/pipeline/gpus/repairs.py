@@ -66,7 +66,7 @@ def serve(rig: fakes.NodeRig, by: scenes.AgentInMemory | None = None) -> outcome
 
 
 def resets(rig: fakes.NodeRig) -> int:
-    return rig.log.count("host.reset")
+    return rig.log.count("reset.reset")
 
 
 def message(rig: fakes.NodeRig) -> str:

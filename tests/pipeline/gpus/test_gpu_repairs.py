@@ -376,7 +376,7 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
     uuid = rig.gpus[0].uuid
 
     def lose() -> None:
-        if rig.log[-1] == "host.reset":
+        if rig.log[-1] == "reset.reset":
             rig.driver.lost.add(uuid)
 
     rig.on_call = lose

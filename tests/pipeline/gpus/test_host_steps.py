@@ -35,8 +35,7 @@ def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None
         ("nvsm.service", True),
         ("dcgm.service", True),
     ]
-    calls = [call for call in rig.log if call.startswith("host.")]
-    assert calls.index("host.refresh") < calls.index("host.start")
+    assert rig.log.index("refresh_files") < rig.log.index("services.start")
 
 
 def test_services_keep_running_where_no_device_is_removed() -> None:
@@ -45,14 +44,14 @@ def test_services_keep_running_where_no_device_is_removed() -> None:
     rig.host.services["dcgm.service"] = True
 
     assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
-    assert "host.stop" not in rig.log
+    assert "services.stop" not in rig.log
 
 
 def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
     rig = scenes.hosted_node()
     rig.host.broken_services = {"nvsm.service"}
     rig.driver.step_error = lambda _step: AssertionError()  # it would crash the run
-    rig.on_call = lambda: rig.host.broken_services.clear() if "host.start" in rig.log else None
+    rig.on_call = lambda: rig.host.broken_services.clear() if "services.start" in rig.log else None
 
     with structlog.testing.capture_logs() as log:
         assert_ends(rig, Reason.HOST_SERVICE_FAILED, "nvsm.service does not answer")
@@ -157,7 +156,7 @@ mig-configs:
     at_reset: list[model.Gpu] = []
 
     def strike() -> None:
-        if rig.log[-1] != "host.reset":
+        if rig.log[-1] != "reset.reset":
             return
         rig.driver.lost.clear()
         if event == "is altered":
@@ -191,7 +190,7 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
     silences: list[float] = []
 
     def take_long() -> None:
-        if rig.log[-1] in ("host.stop", "host.start"):
+        if rig.log[-1] in ("services.stop", "services.start"):
             rig.clock.now_s += slow_s
         silences.append(pulse.silence_s)
 
@@ -266,14 +265,14 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
         if is_silent and rig.log[-1] == "gpus.execute":
             away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)
             rig.refusing["node.patch"] = away
-        return rig.log[-1] == "host.reset"
+        return rig.log[-1] == "reset.reset"
 
     scenes.kill_when(rig, is_resetting, lambda rig: scenes.run(rig, "all-1g.5gb"))
     rig.refusing.clear()
     assert len(rig.resets.without_persistence) == len(rig.gpus)
     # What is to be undone needs a reset, too.
     rig.resets.need_persistence_off = False
-    rig.refusing["host.reset"] = errors.HostError("no", reason=Reason.RESET_REQUIRED)
+    rig.refusing["reset.reset"] = errors.HostError("no", reason=Reason.RESET_REQUIRED)
 
     if is_resumed:
         scenes.resume(rig, "all-1g.5gb")
@@ -317,7 +316,7 @@ def test_persistence_mode_is_restored_once_that_is_possible(
 @pytest.mark.parametrize("is_label_gone", [True, False])
 def test_outdated_device_files_are_refreshed_by_a_new_agent(*, is_label_gone: bool) -> None:
     rig = scenes.node(layout="all-balanced")
-    rig.refusing["host.refresh"] = errors.HostError(
+    rig.refusing["refresh_files"] = errors.HostError(
         "nvidia-ctk failed", reason=Reason.DEVICE_FILES_FAILED
     )
     assert scenes.run(rig, "all-1g.5gb").reason is Reason.DEVICE_FILES_FAILED

@@ -251,7 +251,7 @@ def test_a_refused_or_missing_reboot_is_requested_again(refusal: str) -> None:
     again = agent.run(LAYOUT, late, attempt=2)
 
     assert {first.reason, again.reason} == {Reason.REBOOT_REQUIRED}
-    assert rig.log.count("host.reboot") == 2
+    assert rig.log.count("reboot.request") == 2
 
 
 def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:

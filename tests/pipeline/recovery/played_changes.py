@@ -190,7 +190,7 @@ class PlayedChange:
     was_about_to_evict: bool = False
     """Whether an agent was killed after it wrote that it evicts: its successor counts that."""
     left: frozenset[str] = frozenset()
-    """The GPU instances that an agent left when it was killed, as ``changes.each`` names devices."""
+    """The GPU instances that a killed agent left, as ``changes.each`` names their devices."""
 
     @classmethod
     def of(cls, change: Change) -> "PlayedChange":

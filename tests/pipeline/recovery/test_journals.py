@@ -205,7 +205,7 @@ def test_node_without_a_request_publishes_its_gpus() -> None:
 
 def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     rig = scenes.hosted_node()
-    rig.refusing["host.start"] = scenes.BROKEN["host"]
+    rig.refusing["services.start"] = scenes.BROKEN["services"]
     reconciler = scenes.reconciler(rig)
     assert scenes.run(rig, by=reconciler).should_retry
 

@@ -181,7 +181,7 @@ def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
     rig = scenes.node(layout=LAYOUT)
     agent = scenes.reconciler(rig)
     rig.host.request_text = None
-    rig.refusing["host.keep"] = errors.ConfigError("the disk is full")
+    rig.refusing["request_file.save"] = errors.ConfigError("the disk is full")
     scenes.run(rig, LAYOUT, by=agent)
     rig.refusing.clear()
 
@@ -218,7 +218,7 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
 
 def test_node_that_registers_again_between_attempts_gets_its_services_back() -> None:
     rig = scenes.hosted_node()
-    rig.refusing["host.start"] = scenes.BROKEN["host"]
+    rig.refusing["services.start"] = scenes.BROKEN["services"]
     agent = scenes.reconciler(rig)
     assert scenes.run(rig, by=agent).should_retry
     rig.refusing.clear()

@@ -42,7 +42,7 @@ def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
     assert "steps on the GPUs" in seen[1][0]
     last_hook = max(at for at, call in enumerate(rig.log) if call == "hooks.run")
     assert max(at for at, call in enumerate(rig.log) if call == "gpus.execute") < last_hook
-    assert rig.log.index("host.refresh") < last_hook
+    assert rig.log.index("refresh_files") < last_hook
     assert "restarting the device plugin" in rig.statuses
 
 

@@ -136,7 +136,7 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         ("hooks.yaml:6:32: program config",),
     ),
     "init system": (
-        with_fields(scenes.hosted_node, refusing={"host.running": NO_BUS}),
+        with_fields(scenes.hosted_node, refusing={"services.running": NO_BUS}),
         {},
         Reason.HOST_SERVICE_FAILED,
         ("no bus",),

@@ -47,7 +47,9 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
 def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
     rig, other = scenes.node(), fakes.FakeLock()
     saves: list[bool] = []
-    rig.on_call = lambda: saves.append(other.is_locked) if rig.log[-1] == "host.save" else None
+    rig.on_call = lambda: (
+        saves.append(other.is_locked) if rig.log[-1] == "boot_layout.save" else None
+    )
     agent = scenes.reconciler(rig, lock=other)
 
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled", by=agent)
