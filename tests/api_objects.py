@@ -1,11 +1,13 @@
 """Objects of the Kubernetes API as tests need them: small, and otherwise as a cluster has them."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.node import device_classes, well_known
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import capacity, gpu_codec, status
+from tests import contract
 
 Object = dict[str, Any]
 
@@ -20,20 +22,58 @@ def a_node(
     ready: str = "True",
 ) -> Object:
     """Return a Node; ``gpus`` are those that its agent publishes."""
-    published = {} if gpus is None else {well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus)}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": name,
             "labels": {"kubernetes.io/hostname": name, **(labels or {})},
-            "annotations": published | dict(annotations or {}),
+            "annotations": published(gpus) | dict(annotations or {}),
         },
         "status": {
             "conditions": [{"type": "Ready", "status": ready}],
             **({} if allocatable is None else {"allocatable": dict(allocatable)}),
         },
     }
+
+
+def published(
+    gpus: Sequence[model.Gpu] | None = None,
+    *,
+    status_text: str | None = None,
+    in_use: Mapping[str, Collection[model.Placement]] | None = None,
+    at: str = "2026-01-02T03:04:05Z",
+) -> dict[str, str]:
+    """Return the annotations of an agent; ``in_use`` is what it saw of the GPUs ``at`` a time."""
+    annotations = {}
+    if gpus is not None:
+        annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
+    if in_use is not None:
+        text = capacity.to_json(gpus or (), in_use, at=at)
+        annotations[well_known.CAPACITY_ANNOTATION] = text
+    if status_text is not None:
+        annotations[well_known.STATUS_ANNOTATION] = status_text
+    for key, value in annotations.items():
+        contract.check_annotation(key, value)
+    return annotations
+
+
+def a_status(
+    config: str = "custom", state: model.State = model.State.SUCCESS, **members: object
+) -> str:
+    """Return the text of an agent's status; ``members`` are further ones, None for absent."""
+    is_done = state in (model.State.SUCCESS, model.State.FAILED)
+    data = {
+        "version": status.STATUS_VERSION,
+        "config": config,
+        "state": state.value,
+        "phase": (model.Phase.DONE if is_done else model.Phase.DRAIN).value,
+        "attempt": 1,
+        **members,
+    }
+    text = json.dumps({key: value for key, value in data.items() if value is not None})
+    contract.check_annotation(well_known.STATUS_ANNOTATION, text)
+    return text
 
 
 def a_container(

@@ -18,11 +18,11 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
+from tests import api_objects
 
-_GPUS = gpu_codec.to_json([hardware.template(hardware.find("A100-SXM4-40GB"), 0)])
+_GPUS = api_objects.published([hardware.template(hardware.find("A100-SXM4-40GB"), 0)])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,19 +145,22 @@ class StandIns:
         is_cordoned: bool,
         failure: Failure | None = None,
     ) -> None:
-        status: dict[str, object] = {"config": wanted, "state": state.value, "phase": phase.value}
-        if name in self.unreachable:
-            status["unreachableGpus"] = self.unreachable[name]
+        ended: dict[str, object] = {}
         if failure:
-            status |= {"reason": failure.reason.value, "message": failure.message}
-            status |= {"retryAt": "soon"} if failure.is_retried else {}
+            retry_at = "soon" if failure.is_retried else None
+            ended = {"reason": failure.reason.value, "message": failure.message}
+            ended |= {"retryAt": retry_at}
+        text = api_objects.a_status(wanted, state, phase=phase.value, **ended)
+        if name in self.unreachable:
+            # Not all of them are as an agent writes them.
+            text = json.dumps(json.loads(text) | {"unreachableGpus": self.unreachable[name]})
 
         def change(thing: store.Object) -> None:
             metadata = thing["metadata"]
             labels = metadata.setdefault("labels", {})
             annotations = metadata.setdefault("annotations", {})
             labels[well_known.STATE_LABEL] = state.value
-            annotations[well_known.STATUS_ANNOTATION] = json.dumps(status)
+            annotations[well_known.STATUS_ANNOTATION] = text
             if state is model.State.SUCCESS:
                 labels[well_known.APPLIED_LABEL] = wanted
             thing.setdefault("spec", {})["unschedulable"] = is_cordoned
@@ -175,8 +178,7 @@ class StandIns:
 
 def _introduce(thing: store.Object) -> None:
     """Publish a node's GPUs, as its agent does at the start."""
-    annotations = thing["metadata"].setdefault("annotations", {})
-    annotations[well_known.GPUS_ANNOTATION] = _GPUS
+    thing["metadata"].setdefault("annotations", {}).update(_GPUS)
 
 
 @contextlib.contextmanager

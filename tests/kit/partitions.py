@@ -6,9 +6,8 @@ An instance of ``samples.gpu`` with ``*`` behind it is in use.
 import collections
 import dataclasses
 import datetime as dt
-import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
@@ -44,14 +43,16 @@ def gpus(node: str, *instances: Sequence[str], table: Any = samples.A100) -> mod
     )
 
 
-def used(every: Iterable[model.Gpu], *instances: Sequence[str]) -> dict[str, list[list[int]]]:
-    """Return the spans in use by UUID, from the same notation."""
+def used(
+    every: Iterable[model.Gpu], *instances: Sequence[str]
+) -> dict[str, frozenset[model.Placement]]:
+    """Return the placements in use by UUID, from the same notation."""
     return {
-        gpu.uuid: [
-            [gi.placement.start, gi.placement.size]
+        gpu.uuid: frozenset(
+            gi.placement
             for gi, text in zip(gpu.gpu_instances, texts, strict=True)
             if text.endswith("*")
-        ]
+        )
         for gpu, texts in zip(every, instances, strict=True)
     }
 
@@ -59,7 +60,7 @@ def used(every: Iterable[model.Gpu], *instances: Sequence[str]) -> dict[str, lis
 def item(  # noqa: PLR0913 - each is something that a node can have
     name: str,
     every: model.ObservedGpus,
-    in_use: Mapping[str, Any] | None,
+    in_use: Mapping[str, Collection[model.Placement]] | None,
     *,
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
@@ -68,11 +69,6 @@ def item(  # noqa: PLR0913 - each is something that a node can have
     is_ready: bool = True,
 ) -> dict[str, Any]:
     """Build a Node object of an agent at rest; without ``in_use`` it has not published it."""
-    capacity = {
-        "version": 1,
-        "at": NOW.isoformat(),
-        "gpus": [{"uuid": uuid, "inUse": spans} for uuid, spans in (in_use or {}).items()],
-    }
     counts = collections.Counter(
         resources.of_profile(ci.profile) or ""
         for gpu in every
@@ -80,11 +76,10 @@ def item(  # noqa: PLR0913 - each is something that a node can have
         for ci in gi.compute_instances
     )
     counts.pop("", None)
-    published = {} if in_use is None else {well_known.CAPACITY_ANNOTATION: json.dumps(capacity)}
+    published = api_objects.published(every, in_use=in_use, at=NOW.isoformat())
     node = api_objects.a_node(
         name,
         {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND, **(labels or {})},
-        gpus=every,
         annotations={**published, **(annotations or {})},
         allocatable={
             "cpu": "64",

@@ -16,7 +16,6 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import kubectl
 from mig_manager.core import model
-from mig_manager.core.records import status
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
 from tests import api_objects, programs
@@ -64,7 +63,8 @@ def node(  # noqa: PLR0913 - each is named where it is called
     message: str = "it is applied",
     minutes: float = 5,
     is_ready: bool = True,
-    config_hash: str = "",
+    config_hash: str | None = None,
+    annotation_hash: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Object:
     """Return a Node as its agent leaves it.
@@ -82,19 +82,18 @@ def node(  # noqa: PLR0913 - each is named where it is called
         labels["nvidia.com/mig.config"] = requested
     if requested is not None and state is not None:
         is_done = state in (model.State.SUCCESS, model.State.FAILED)
-        run = status.RunStatus(
-            config=reported or requested,
-            config_hash=config_hash,
-            state=state,
-            phase=model.Phase.DONE if is_done else model.Phase.DRAIN,
-            reason=reason,
+        text = api_objects.a_status(
+            reported or requested,
+            state,
+            configHash=config_hash,
+            annotationHash=annotation_hash,
+            reason=reason and reason.value,
             message=message,
-            attempt=1,
-            started_at=ago(minutes=minutes),
-            finished_at=ago(minutes=minutes) if is_done else None,
+            startedAt=ago(minutes=minutes),
+            finishedAt=ago(minutes=minutes) if is_done else None,
         )
         labels["nvidia.com/mig.config.state"] = state.value
-        annotations["mig-manager.io/status"] = run.to_json()
+        annotations = api_objects.published(status_text=text)
         if state is model.State.SUCCESS:
             labels["mig-manager.io/applied"] = reported or requested
     ready = "True" if is_ready else "Unknown"

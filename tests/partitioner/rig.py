@@ -13,7 +13,6 @@ from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import device_classes, resources, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.planner import planner
-from mig_manager.core.records import capacity, gpu_codec
 from mig_manager.partitioner import main, settings
 from mig_manager.sandbox.apiserver import resources as kinds
 from mig_manager.sandbox.node import objects
@@ -78,7 +77,7 @@ class PartitionerRig:
             well_known.STATE_LABEL: "success",
             "nvidia.com/mig.strategy": "mixed",
         }
-        published = self._published(name, "all-7g.40gb", "", ago_s=3600)
+        published = self._published(name, "all-7g.40gb", ago_s=3600)
         node = api_objects.a_node(name, {**on_demand, **(labels or {})}, annotations=published)
         node["status"] |= self._status(name)
         # As many providers taint GPU nodes.
@@ -89,45 +88,24 @@ class PartitionerRig:
         self,
         name: str,
         layout: str,
-        content_hash: str,
-        reason: str = "Applied",
+        state: model.State = model.State.SUCCESS,
         *,
         ago_s: float = 0,
         took_s: float = 0,
+        **members: str | None,
     ) -> dict[str, str]:
-        now = self.clock.now_iso(after_s=self.agents_ahead_s - ago_s)
-        gpus = self.gpus[name]
-        status = {
-            "config": layout,
-            "configHash": content_hash,
-            **self._custom(name, layout),
-            "state": "success" if reason == "Applied" else "failed",
-            "phase": "Done",
-            "reason": reason,
-            "message": "",
-            "startedAt": self.clock.now_iso(after_s=self.agents_ahead_s - ago_s - took_s),
-            "finishedAt": now,
-        }
-        return {
-            well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus),
-            well_known.CAPACITY_ANNOTATION: json.dumps(
-                {
-                    "version": capacity.VERSION,
-                    "at": now,
-                    "gpus": [
-                        {"uuid": uuid, "inUse": [[span.start, span.size] for span in spans]}
-                        for uuid, spans in self.in_use[name].items()
-                    ],
-                }
-            ),
-            well_known.STATUS_ANNOTATION: json.dumps(status),
-        }
-
-    def _custom(self, name: str, layout: str) -> dict[str, str]:
-        if layout != well_known.CUSTOM_LAYOUT:
-            return {}
-        requested = custom_layouts.Custom(node_name=name, text=self.requested(name))
-        return {"annotationHash": requested.annotation_hash}
+        ended_at, began_at = (
+            self.clock.now_iso(after_s=self.agents_ahead_s - age_s)
+            for age_s in (ago_s, ago_s + took_s)
+        )
+        times = {"startedAt": began_at, "finishedAt": ended_at}
+        if layout == well_known.CUSTOM_LAYOUT:
+            requested = custom_layouts.Custom(node_name=name, text=self.requested(name))
+            members["annotationHash"] = requested.annotation_hash
+        text = api_objects.a_status(layout, state, **times | members)
+        return api_objects.published(
+            self.gpus[name], status_text=text, in_use=self.in_use[name], at=ended_at
+        )
 
     def _status(self, name: str) -> Object:
         by_plugin = {} if name in self.by_claims else resources.counts(self.gpus[name])
@@ -173,7 +151,7 @@ class PartitionerRig:
 
     def publish(self, name: str) -> None:
         """Play the agent: publish the use of its GPUs again."""
-        published = self._published(name, "all-7g.40gb", "", ago_s=3600)
+        published = self._published(name, "all-7g.40gb", ago_s=3600)
         self.server.modify(
             kinds.NODES, name, lambda node: node["metadata"]["annotations"].update(published)
         )
@@ -185,31 +163,34 @@ class PartitionerRig:
         text = self.node(name)["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION]
         (layout,) = config.parse(text, source="annotation").layouts.values()
         gpus = self.gpus[name]
-        if reason is errors.Reason.APPLIED:
+        state = model.State.SUCCESS if reason is errors.Reason.APPLIED else model.State.FAILED
+        if state is model.State.SUCCESS:
             plan = planner.plan(gpus, layouts.select(layout, gpus))
             self.gpus[name] = gpu_values.execute(gpus, plan)
         published = self._published(
-            name, well_known.CUSTOM_LAYOUT, layout.content_hash, reason.value, took_s=took_s
+            name,
+            well_known.CUSTOM_LAYOUT,
+            state,
+            took_s=took_s,
+            configHash=layout.content_hash,
+            reason=reason.value,
         )
 
         def change(obj: Object) -> None:
             obj["metadata"]["annotations"] |= published
-            state = "success" if reason is errors.Reason.APPLIED else "failed"
-            obj["metadata"]["labels"][well_known.STATE_LABEL] = state
+            obj["metadata"]["labels"][well_known.STATE_LABEL] = state.value
             obj["status"] |= self._status(name)
 
         self.server.modify(kinds.NODES, name, change)
 
     def begin(self, name: str) -> None:
         """Play the agent: begin a run."""
-        published = self._published(name, well_known.CUSTOM_LAYOUT, "", reason="")
-        status = json.loads(published[well_known.STATUS_ANNOTATION])
-        del status["finishedAt"]
-        status |= {"state": "pending", "phase": "Drain"}
+        state, key = model.State.PENDING, well_known.STATUS_ANNOTATION
+        published = self._published(name, well_known.CUSTOM_LAYOUT, state, finishedAt=None)
 
         def change(obj: Object) -> None:
-            obj["metadata"]["annotations"][well_known.STATUS_ANNOTATION] = json.dumps(status)
-            obj["metadata"]["labels"][well_known.STATE_LABEL] = "pending"
+            obj["metadata"]["annotations"][key] = published[key]
+            obj["metadata"]["labels"][well_known.STATE_LABEL] = state.value
 
         self.server.modify(kinds.NODES, name, change)
 

@@ -1,16 +1,18 @@
 """``partitioner --simulate --replay``: past pods with the real decision and on fixed layouts."""
 
 import itertools
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions, past_pods, simulated_cluster
+from mig_manager.core.records import status
 from mig_manager.partitioner import replay
+from tests import api_objects
 from tests.kit import commandline, partitions
 from tests.kit.partitions import NOW, SMALL, node, pod
 from tests.partitioner import replays
@@ -181,17 +183,23 @@ def test_pods_are_placed_where_they_fit(
     assert found["present layouts"]["waits"]["placed"] == present
 
 
-@pytest.mark.parametrize("status", [{"finishedAt": "2126-01-01T00:00:00Z"}, {"state": "pending"}])
+@pytest.mark.parametrize(
+    "text",
+    [
+        api_objects.a_status("all", reason="Applied", finishedAt="2126-01-01T00:00:00Z"),
+        api_objects.a_status("all", model.State.PENDING),
+    ],
+)
 def test_what_an_agent_does_today_is_no_part_of_the_past(
-    shell: commandline.Shell, status: dict[str, str]
+    shell: commandline.Shell, text: str
 ) -> None:
     pods = [replays.past("large", "7g.40gb", arrival_s=0, runs_s=60)]
-    run = {"config": "all", "configHash": "1", "state": "success", "reason": "Applied"} | status
+    state = status.parse(text).state.value
     today = node(
         "a",
         SMALL,
-        labels={well_known.CONFIG_LABEL: "all", well_known.STATE_LABEL: run["state"]},
-        annotations={well_known.STATUS_ANNOTATION: json.dumps(run)},
+        labels={well_known.CONFIG_LABEL: "all", well_known.STATE_LABEL: state},
+        annotations=api_objects.published(status_text=text),
     )
 
     found = replays.rows(replays.replayed(shell, [today], pods, "-o", "json"))
@@ -209,15 +217,17 @@ def test_a_request_that_an_agent_failed_before_changes_no_replay(shell: commandl
     pods = [replays.past(f"p{n}", "1g.5gb", arrival_s=60 * n, runs_s=30) for n in range(9)]
     decision = partitions.decided([node("a", SMALL)], [pod("p", "7g.40gb")])
     text = partitions.only(decision).layout
-    for retry in ({}, {"retryAt": NOW.isoformat()}):
-        status = {"config": "custom", "configHash": "1", "state": "failed", "reason": "InUse"}
+    for retry_at in (None, NOW.isoformat()):
+        report = api_objects.a_status(
+            "custom", model.State.FAILED, reason="InUse", retryAt=retry_at
+        )
         failed = node(
             "a",
             SMALL,
             labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: "failed"},
             annotations={
                 well_known.LAYOUT_ANNOTATION: text,
-                well_known.STATUS_ANNOTATION: json.dumps(status | retry),
+                **api_objects.published(status_text=report),
             },
         )
         found = replays.rows(replays.replayed(shell, [failed], pods, "-o", "json"))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mig_manager.core.node import well_known
+from tests import api_objects
 from tests.kit import commandline, partitions
 from tests.kit.partitions import EMPTY, SMALL, node, pod
 from tests.partitioner import rig as rigs
@@ -51,8 +51,8 @@ def test_a_node_that_has_just_changed_does_not_rest_in_a_simulation(
     shell: commandline.Shell, age_s: float
 ) -> None:
     finished_at = dt.datetime.now(tz=dt.UTC) - dt.timedelta(seconds=age_s)
-    status = {"config": "x", "state": "success", "finishedAt": finished_at.isoformat()}
-    changed = node("a", SMALL, annotations={well_known.STATUS_ANNOTATION: json.dumps(status)})
+    text = api_objects.a_status("x", finishedAt=finished_at.isoformat())
+    changed = node("a", SMALL, annotations=api_objects.published(status_text=text))
     answer = rigs.simulated(shell, [changed], [pod("p", "7g.40gb")], "-o", "json")
     assert answer.data["nodes"][0]["pods"] == ["ml/p"]
 

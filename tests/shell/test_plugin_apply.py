@@ -1,7 +1,6 @@
 """``kubectl mig apply``, and what the other commands show of custom layouts."""
 
 import copy
-import json
 import pathlib
 from typing import Any
 
@@ -279,15 +278,10 @@ def add_custom(
         server,
         requested="custom",
         config_hash=layout.content_hash,
+        annotation_hash=custom_layouts.Custom(node_name="gpu-1", text=reported).annotation_hash,
         annotations={} if text is None else {well_known.LAYOUT_ANNOTATION: text},
         **fields,
     )
-    node = stored(server)
-    found = node["metadata"]["annotations"]
-    run = json.loads(found[well_known.STATUS_ANNOTATION])
-    run["annotationHash"] = custom_layouts.Custom(node_name="gpu-1", text=reported).annotation_hash
-    found[well_known.STATUS_ANNOTATION] = json.dumps(run)
-    server.store.write(KEY, node)
 
 
 @pytest.mark.slow

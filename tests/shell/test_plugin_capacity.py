@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.core.records import capacity
+from tests import api_objects
 from tests.kit import plugin_rig as rig
 
 ON_DEMAND = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
@@ -20,10 +20,10 @@ def node(
     in_use: Mapping[str, set[model.Placement]] | None,
     labels: Mapping[str, str] | None = None,
 ) -> rig.Object:
-    made = rig.node(name, gpus=gpus, requested="all-balanced", labels=labels)
-    if in_use is not None:
-        text = capacity.to_json(gpus, in_use, at=rig.ago(minutes=7))
-        made["metadata"]["annotations"][well_known.CAPACITY_ANNOTATION] = text
+    made = rig.node(name, requested="all-balanced", labels=labels)
+    made["metadata"]["annotations"] |= api_objects.published(
+        gpus, in_use=in_use, at=rig.ago(minutes=7)
+    )
     return made
 
 

@@ -48,7 +48,8 @@ class Cluster:
     """Nodes by name with their GPUs and their API objects, and pods."""
 
     gpus: dict[str, model.ObservedGpus]
-    in_use: dict[str, dict[str, Any]]  # by node and UUID; a GPU of unknown use is missing
+    in_use: dict[str, dict[str, frozenset[model.Placement]]]
+    """By node and UUID; a GPU of unknown use is missing."""
     pods: tuple[dict[str, Any], ...]
     limits: dict[str, Any]
 
@@ -58,9 +59,9 @@ class Cluster:
 
     def spans(self, name: str) -> set[tuple[str, model.Placement]]:
         return {
-            (uuid, model.Placement(*span))
-            for uuid, spans in self.in_use[name].items()
-            for span in spans
+            (uuid, placement)
+            for uuid, placements in self.in_use[name].items()
+            for placement in placements
         }
 
 

@@ -1,12 +1,12 @@
 """Nodes in each state of a rollout, and what it decides."""
 
-import json
 from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.fleet import goals, marks, nodes, rollout
 from mig_manager.core.node import well_known
 from mig_manager.core.records import status
+from tests import api_objects
 from tests.node import samples
 
 LAYOUT = "new"
@@ -19,11 +19,10 @@ Phase = rollout.RolloutPhase
 
 
 def run(config: str, state: model.State, **members: Any) -> status.PublishedStatus:
-    data = {"config": config, "state": state.value} | members
-    return status.parse(json.dumps(data))
+    return status.parse(api_objects.a_status(config, state, **members))
 
 
-APPLIED = run(FORMER, model.State.SUCCESS, phase="Done")
+APPLIED = run(FORMER, model.State.SUCCESS)
 
 
 def node(
@@ -67,7 +66,7 @@ def busy(name: str = "a", *, phase: str = "Drain") -> nodes.FleetNode:
 
 
 def done(name: str = "a", **changed: Any) -> nodes.FleetNode:
-    applied = run(LAYOUT, model.State.SUCCESS, phase="Done", reason="Applied")
+    applied = run(LAYOUT, model.State.SUCCESS, reason="Applied")
     return asked(name, **{"applied": LAYOUT, "status": applied, **changed})
 
 

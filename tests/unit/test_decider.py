@@ -19,6 +19,7 @@ from mig_manager.core.partitioning import (
     past_decisions,
     waiting,
 )
+from tests import api_objects
 from tests.kit import partitions
 from tests.kit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, text, why
 from tests.node import samples
@@ -103,9 +104,8 @@ ON_A = f"large CHANGING: it waits for a ({OTHERS}); b ({IN_USE})"
 def took(seconds: float) -> list[dict[str, Any]]:
     """Return a node whose last change took some time."""
     began = NOW - dt.timedelta(seconds=seconds)
-    run = {"config": "x", "state": "success", "finishedAt": NOW.isoformat()}
-    text = json.dumps(run | {"startedAt": began.isoformat()})
-    return [node("a", EMPTY, annotations={well_known.STATUS_ANNOTATION: text})]
+    text = api_objects.a_status(startedAt=began.isoformat(), finishedAt=NOW.isoformat())
+    return [node("a", EMPTY, annotations=api_objects.published(status_text=text))]
 
 
 DECISIONS: dict[
@@ -574,11 +574,11 @@ def test_free_device_of_a_gpu_of_unknown_use_serves_a_pod() -> None:
 
 def test_a_gpu_of_unknown_use_or_without_mig_is_not_named() -> None:
     every = partitions.gpus("a", EMPTY, EMPTY)
-    use: dict[str, list[list[int]]] = {every[1].uuid: []}
+    use: dict[str, list[model.Placement]] = {every[1].uuid: []}
     change = only(decided([partitions.item("a", every, use)], [pod("p", "1g.5gb")]))
     assert list(partitions.wanted(change, every)) == [every[1].uuid]
     # Spans that the GPU lacks are of another moment.
-    stale = {every[0].uuid: [[0, 4]], every[1].uuid: [[0, 1]]}
+    stale = {every[0].uuid: [model.Placement(0, 4)], every[1].uuid: [model.Placement(0, 1)]}
     decision = decided([partitions.item("a", every, stale)], [pod("p", "1g.5gb")])
     assert why(decision)[0] is Wait.UNUSABLE
 

@@ -1,13 +1,14 @@
 """Which nodes count against the budget of nodes under change."""
 
 import datetime as dt
-import json
 from typing import Any
 
 import pytest
 
+from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import changes, demand, partitioned
+from tests import api_objects
 from tests.kit.partitions import EMPTY, NOW, decided, lines, node, pod, seen
 
 Object = dict[str, Any]
@@ -21,12 +22,12 @@ LATER = {"now": NOW + dt.timedelta(seconds=400)}
 def working(state: str = "pending", *, age_s: float = 0.0, is_ready: bool = True) -> Object:
     """Return a node whose agent began to work on a layout some time ago."""
     began = (NOW - dt.timedelta(seconds=age_s)).isoformat()
-    report = {"config": "custom", "state": state, "startedAt": began}
+    text = api_objects.a_status("custom", model.State(state), startedAt=began)
     return node(
         "a",
         EMPTY,
         labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: state},
-        annotations={well_known.STATUS_ANNOTATION: json.dumps(report)},
+        annotations=api_objects.published(status_text=text),
         is_ready=is_ready,
     )
 
@@ -49,11 +50,9 @@ RETRIED = node(
     "a",
     EMPTY,
     labels={well_known.CONFIG_LABEL: "x", well_known.STATE_LABEL: "failed"},
-    annotations={
-        well_known.STATUS_ANNOTATION: json.dumps(
-            {"config": "x", "state": "failed", "retryAt": NOW.isoformat()}
-        )
-    },
+    annotations=api_objects.published(
+        status_text=api_objects.a_status("x", model.State.FAILED, retryAt=NOW.isoformat())
+    ),
 )
 PODS = [pod(f"p{number}", "7g.40gb", age_s=90 - number) for number in range(3)]
 DECISIONS: dict[str, tuple[list[Object], Object, list[str]]] = {

@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime as dt
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions, past_decisions, waiting
 from mig_manager.core.records import gpu_codec
+from tests import api_objects
 from tests.kit import partitions
 from tests.kit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, why
 from tests.node import samples
@@ -24,26 +24,27 @@ NO_HISTORY = past_decisions.History()
 LATER = NOW + dt.timedelta(seconds=400)
 
 
-def requested(name: str, change: decisions.NodeChange, **status: str) -> dict[str, Any]:
-    """Return a node as it is after a request, with an agent that reports so."""
+def requested(name: str, change: decisions.NodeChange, **failed: str) -> dict[str, Any]:
+    """Return a node after a request, whose agent has not reported, or has failed it so."""
     (layout,) = config.parse(change.layout, source="x").layouts.values()
     asked = custom_layouts.Custom(node_name=name, text=change.layout)
-    report = {
-        "config": "custom",
-        "configHash": layout.content_hash,
-        "annotationHash": asked.annotation_hash,
-        **status,
-    }
+    text = api_objects.a_status(
+        "custom",
+        model.State.FAILED,
+        configHash=layout.content_hash,
+        annotationHash=asked.annotation_hash,
+        **failed,
+    )
     return node(
         name,
         EMPTY,
         labels={
             well_known.CONFIG_LABEL: "custom",
-            well_known.STATE_LABEL: status.get("state", ""),
+            well_known.STATE_LABEL: "failed" if failed else "",
         },
         annotations={
             well_known.LAYOUT_ANNOTATION: change.layout,
-            **({well_known.STATUS_ANNOTATION: json.dumps(report)} if status else {}),
+            **(api_objects.published(status_text=text) if failed else {}),
         },
     )
 
@@ -66,9 +67,9 @@ ONE_GPU = only(FIRST)
 TWO_GPUS = only(decided([node("a", EMPTY, EMPTY)], [LARGE]))
 AFTER_FIRST = remembered([node("a", EMPTY)], [LARGE], FIRST)
 OF_A_PERSON = dataclasses.replace(ONE_GPU, layout=ONE_GPU.layout.replace("on-demand", "mine"))
-FAILED = {"state": "failed", "finishedAt": NOW.isoformat()}
+FAILED = {"finishedAt": NOW.isoformat()}
 PENDING = {well_known.STATE_LABEL: "pending"}
-LOST = {"state": "failed", "reason": "GpuUnreachable", "retryAt": NOW.isoformat()}
+LOST = {"reason": "GpuUnreachable", "retryAt": NOW.isoformat()}
 UNUSED = "it had room, and the scheduler did not place the pod"
 BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
 

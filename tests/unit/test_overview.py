@@ -1,7 +1,6 @@
 """The overview of a cluster's nodes: GPUs to scale, what is in use, and what pods wait for."""
 
 import datetime as dt
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports, nodes, overview
 from mig_manager.core.node import pod_object, well_known
-from mig_manager.core.records import capacity, journals
+from mig_manager.core.records import journals
 from tests import api_objects
 from tests.node import samples
 
@@ -32,26 +31,23 @@ def node(
     applied: str = "balanced",
     before: str = "",
     strategy: str = "mixed",
-    **status: str,
+    state: model.State = model.State.SUCCESS,
+    **members: str,
 ) -> nodes.FleetNode:
     """Build a node; on the last of several GPUs these are in use, on the others nothing."""
     every = [gpus] if isinstance(gpus, model.Gpu) else gpus
-    text = {"config": "balanced", "state": "success", "phase": "Done", "startedAt": AT} | status
-    annotations = {well_known.STATUS_ANNOTATION: json.dumps(text)}
+    use = {gpu.uuid: () for gpu in every} | {every[-1].uuid: in_use} if in_use else None
+    text = api_objects.a_status("balanced", state, startedAt=AT, **members)
+    annotations = api_objects.published(every, status_text=text, in_use=use, at=AT)
     if before:
         journal = journals.Journal(config="balanced", applied=before)
         annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
-    if in_use:
-        use = {gpu.uuid: () for gpu in every} | {every[-1].uuid: in_use}
-        annotations[well_known.CAPACITY_ANNOTATION] = capacity.to_json(every, use, at=AT)
     labels = {well_known.CONFIG_LABEL: "balanced", well_known.APPLIED_LABEL: applied}
     if strategy:
         labels["nvidia.com/mig.strategy"] = strategy
     allocatable = {} if strategy else {"nvidia.com/gpu": "2"}
     return nodes.parse(
-        api_objects.a_node(
-            "a", labels, gpus=every, annotations=annotations, allocatable=allocatable
-        )
+        api_objects.a_node("a", labels, annotations=annotations, allocatable=allocatable)
     )
 
 
@@ -133,15 +129,25 @@ def test_an_instance_in_use_is_filled_as_pods_request_it(
     [
         (node(BALANCED), "  a  success     balanced"),
         (
-            node(BALANCED, applied="", state="pending", phase="Drain", message="1 pod to evict"),
+            node(
+                BALANCED,
+                applied="",
+                state=model.State.PENDING,
+                phase="Drain",
+                message="1 pod to evict",
+            ),
             "  a  pending     - → balanced  Drain: 1 pod to evict",
         ),
         (
-            node(BALANCED, applied="", before="halves", state="pending", phase="Execute"),
+            node(
+                BALANCED, applied="", before="halves", state=model.State.PENDING, phase="Execute"
+            ),
             "  a  pending     halves → balanced  Execute",
         ),
         (
-            node(BALANCED, state="failed", reason="DrainTimeout", message="waiting " * 20),
+            node(
+                BALANCED, state=model.State.FAILED, reason="DrainTimeout", message="waiting " * 20
+            ),
             f"  a  failed      balanced  DrainTimeout: {'waiting ' * 7}wa…",
         ),
     ],
@@ -160,7 +166,7 @@ def test_pending_pods_are_counted_by_the_devices_that_they_wait_for() -> None:
 
 
 def test_the_overview_fits_a_narrow_terminal_without_unicode() -> None:
-    one = node(BALANCED, state="failed", reason="DrainTimeout", message="x" * 200)
+    one = node(BALANCED, state=model.State.FAILED, reason="DrainTimeout", message="x" * 200)
     lines = drawn(one, style=bar.Style(columns=60, unicode=False))
     assert max(map(len, lines)) <= 60
     assert all(map(str.isascii, lines))
