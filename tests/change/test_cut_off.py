@@ -68,7 +68,7 @@ def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(
 def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: ApplyingNode) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=12)
-    node.gpus = (dataclasses.replace(node.gpus[0], gpu_instances=()), node.gpus[1])
+    node.gpus = gpu_values.without_instances(node.gpus, 0)
     killed = node.shape
     node.refusing["allocations.assigned_devices"] = errors.ClusterError(
         "no answer", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE
@@ -134,7 +134,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     second = node.gpus[1].uuid
     node.change_to("mixed")
     before = node.shape
-    node.gpus = (dataclasses.replace(node.gpus[0], gpu_instances=()), node.gpus[1])
+    node.gpus = gpu_values.without_instances(node.gpus, 0)
     empty = node.shape[0]
     with node.killed(at=2):
         node.boot()

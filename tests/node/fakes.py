@@ -196,8 +196,7 @@ class NodeRig:
             has_let_go = pod.claimed_ids is None or self.driver_runs
             has_let_go &= self.clock.now_s >= self.kubelet.ends_from_s.get(uid, 0.0)
             if pod.is_terminating and has_let_go:
-                del self.pods[uid]
-                self.kubelet.assigned.pop(uid, None)
+                self.remove_pod(uid)
                 if clients.is_device_plugin(pod) and not self._plugins():
                     # Kubelet calls the devices of a plugin that has ended unhealthy.
                     self.schedulable = dict.fromkeys(self.schedulable, frozenset())
@@ -322,6 +321,21 @@ class NodeRig:
         if devices:
             self.kubelet.assigned[uid] = devices
         return uid
+
+    def uid_of(self, name: str) -> str:
+        (uid,) = (uid for uid, pod in self.pods.items() if pod.name == name)
+        return uid
+
+    def remove_pod(self, uid: str) -> None:
+        """Remove a pod that has ended, and free its devices."""
+        del self.pods[uid]
+        self.kubelet.assigned.pop(uid, None)
+
+    def forget_past(self) -> None:
+        """Clear the notes of what happened so far."""
+        published = (self.states, self.statuses, self.conditions, self.events, self.messages)
+        for notes in (*published, self.log, self.driver.executed):
+            notes.clear()
 
     def called(self, name: str) -> None:
         self.log.append(name)

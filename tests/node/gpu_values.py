@@ -37,6 +37,13 @@ def with_action(
     )
 
 
+def without_instances(gpus: Iterable[model.Gpu], *indices: int) -> tuple[model.Gpu, ...]:
+    """Return GPUs, some without their instances."""
+    return tuple(
+        dataclasses.replace(gpu, gpu_instances=()) if gpu.index in indices else gpu for gpu in gpus
+    )
+
+
 def unreachable(gpu: model.Gpu) -> model.UnreachableGpu:
     """Return a GPU that requires a reset or has fallen off the bus, as the driver reports it."""
     reason, code, answer = errors.Reason.GPU_LOST, 15, "GPU is lost"

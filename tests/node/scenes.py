@@ -63,12 +63,7 @@ def _node(*, layout: str | None, gated: bool) -> fakes.NodeRig:
     rig.plugin.is_gated = gated
     if layout:
         run(rig, layout)
-        rig.log.clear()
-        rig.driver.executed.clear()
-        rig.states.clear()
-        rig.events.clear()
-        rig.messages.clear()
-        rig.statuses.clear()
+        rig.forget_past()
     if gated:
         rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     if not rig.pods:
@@ -300,8 +295,7 @@ def at_rest(
     rig = rig or node(layout=layout)
     agent = reconciler(rig, **options)
     ended = run(rig, layout, by=agent)
-    for past in (rig.states, rig.events, rig.messages, rig.log):
-        past.clear()
+    rig.forget_past()
     return rig, agent, ended
 
 

@@ -30,7 +30,7 @@ def waiting_node() -> fakes.NodeRig:
     """No pod may be evicted; the affected pod finishes after a while."""
     rig = busy_node()
     rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
-    (affected,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
+    affected = rig.uid_of("affected")
 
     def finish() -> None:
         if rig.clock.now_s > 1 and affected in rig.pods:

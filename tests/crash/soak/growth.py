@@ -125,10 +125,7 @@ def _agent() -> Iterator[Callable[[int], None]]:
             if ended is None or ended.reason is not errors.Reason.APPLIED:
                 raise RuntimeError(f"a run in peace ended with {ended}")
             # The fakes keep a diary, for tests; here it would be all that grows.
-            for diary in (rig.log, rig.statuses, rig.states, rig.messages, rig.events):
-                diary.clear()
-            rig.conditions.clear()
-            rig.driver.executed.clear()
+            rig.forget_past()
             contract.check_annotation.cache_clear()
 
     try:

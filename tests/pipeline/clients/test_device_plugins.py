@@ -56,8 +56,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     def live_without_end_of_the_plugin() -> None:
         for uid, pod in list(rig.pods.items()):
             if pod.is_terminating and not clients.is_device_plugin(pod):
-                del rig.pods[uid]
-                rig.kubelet.assigned.pop(uid, None)
+                rig.remove_pod(uid)
 
     rig.clock.on_wait = [live_without_end_of_the_plugin]
     late = "did not stop within 20 s: default/nvidia-device-plugin"

@@ -111,7 +111,7 @@ def test_a_claim_whose_devices_are_not_known_may_stand_for_any_gpu() -> None:
 
 def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> None:
     rig = dra_node()
-    (uid,) = (uid for uid, pod in rig.pods.items() if pod.name == "dcgm-dra")
+    uid = rig.uid_of("dcgm-dra")
     unread = dataclasses.replace(rig.pods[uid], has_claims=True, claimed_ids=None)
     rig.pods[uid] = unread
 

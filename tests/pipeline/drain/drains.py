@@ -99,9 +99,4 @@ def assert_fails(
     return caught.value
 
 
-def goes(rig: NodeRig, uid: str) -> None:
-    rig.pods.pop(uid)
-    rig.kubelet.assigned.pop(uid)
-
-
 PASSIVE = policies.Policy(drain=policies.DrainPolicy.NONE)

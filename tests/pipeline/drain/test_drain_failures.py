@@ -20,7 +20,6 @@ from tests.pipeline.drain.drains import (
     at,
     drained,
     empty,
-    goes,
     gpu_pod,
     new_drain,
     refused,
@@ -33,8 +32,8 @@ def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
     rig = empty()
     first, second = gpu_pod(rig), gpu_pod(rig, "second")
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
-    at(rig, 8, lambda: goes(rig, first))
-    at(rig, 15, lambda: goes(rig, second))
+    at(rig, 8, lambda: rig.remove_pod(first))
+    at(rig, 15, lambda: rig.remove_pod(second))
 
     assert drained(rig) == 0
 
@@ -246,7 +245,7 @@ def test_drain_lists_pods_twice_and_waits_on_the_watch(
     (staying,) = rig.pods
     rig.watched = lambda: tuple(rig.pods.values())
     if policy:
-        at(rig, 15, lambda: goes(rig, staying))
+        at(rig, 15, lambda: rig.remove_pod(staying))
 
     drained(rig, policy=policy)
 
@@ -259,7 +258,7 @@ def test_outdated_watch_neither_ends_nor_fails_a_drain(rig: NodeRig, *, shows_al
     (staying,) = rig.pods
     shown = tuple(rig.pods.values()) if shows_all else ()
     rig.watched = lambda: shown
-    at(rig, 15, lambda: goes(rig, staying))
+    at(rig, 15, lambda: rig.remove_pod(staying))
 
     assert drained(rig, policy=PASSIVE) == 0
 

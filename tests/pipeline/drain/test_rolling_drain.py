@@ -10,7 +10,6 @@ from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
 from tests.node import knobs, scenes
-from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
 
 
@@ -203,7 +202,7 @@ def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
 
     def delete() -> None:
         if serving.killed == 1 and uid in rig.pods:
-            drains.goes(rig, uid)
+            rig.remove_pod(uid)
             rig.kubelet.unlisted["forced"] = frozenset({device})
         elif serving.killed == 4:
             rig.kubelet.unlisted.clear()

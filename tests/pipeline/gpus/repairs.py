@@ -26,8 +26,7 @@ def stuck_node() -> fakes.NodeRig:
     scenes.run(rig, LAYOUT, by=agent_of(rig))
     break_gpus(rig, 0)
     rig.driver.lost.add(rig.gpus[0].uuid)
-    rig.log.clear()
-    rig.events.clear()
+    rig.forget_past()
     return rig
 
 

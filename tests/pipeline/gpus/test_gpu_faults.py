@@ -1,7 +1,6 @@
 """GPUs with a fault: what the agent reports, while the layout's outcome stays as it is."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -167,8 +166,7 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
     rig.recovery_condition = None
     rig.refusing["workloads.list"] = scenes.BROKEN["workloads"]
     if is_silent:
-        second = rig.gpus[1]
-        rig.gpus = (rig.gpus[0], dataclasses.replace(second, gpu_instances=()))
+        rig.gpus = gpu_values.without_instances(rig.gpus, 1)
 
     with contextlib.suppress(errors.ClusterError):
         agent.check_drift(repairs.LAYOUT, ended)

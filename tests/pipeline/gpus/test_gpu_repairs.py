@@ -401,7 +401,7 @@ def test_drift_on_another_gpu_is_not_healed_by_a_repair() -> None:
     rig = repairs.faulty_node()
     agent = repairs.agent_of(rig)
     outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], gpu_instances=()))
+    rig.gpus = gpu_values.without_instances(rig.gpus, 1)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
     assert "the GPUs do not have the requested layout" in repairs.message(rig)
 

@@ -12,6 +12,7 @@ from mig_manager.errors import Reason
 from tests.node import driver_rules, fakes, scenes
 from tests.pipeline.gpus.gpu_processes import WHOLE, of_pods, outdated_node, process
 from tests.pipeline.requests.custom_requests import ON, document, requested, run
+from tests.pipeline.rest import drifts
 
 RETRIES = 3
 """How often a run is repeated, with a new agent each time."""
@@ -100,7 +101,7 @@ def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
 @pytest.mark.parametrize("is_admitted", [True, False])
 def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: bool) -> None:
     rig = scenes.busy_node()
-    (affected,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
+    affected = rig.uid_of("affected")
     own = frozenset({scenes.device(rig, 1, "1g.5gb")})
     successor = rig.add_pod(
         "db-0",
@@ -180,8 +181,8 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
 
 def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
     rig = scenes.busy_node()
-    (uid,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
-    processes = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
+    affected = rig.uid_of("affected")
+    processes = asking({rig.gpus[0].uuid: (process(f"pod {affected}"),)})
     agent = scenes.reconciler(rig, WHOLE, **processes)
     scenes.assert_ends(rig, Reason.APPLIED, layout="whole", by=agent)
 
@@ -246,8 +247,7 @@ def test_a_pod_whose_claimed_device_no_gpu_has_is_not_evicted_unasked() -> None:
     rig.add_pod(
         "outdated", has_claims=True, claimed_ids=frozenset({driver_rules.mig_uuid("outdated")})
     )
-    first = rig.gpus[0]
-    rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), rig.gpus[1])
+    drifts.tamper(rig)
     layout = "all-balanced"
     agent = scenes.reconciler(rig)
     outcome = scenes.run(rig, layout, by=agent, may_evict=False)

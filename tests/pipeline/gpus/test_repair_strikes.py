@@ -168,9 +168,8 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
 ) -> None:
     rig = repairs.faulty_node()
     rig.taints = {"dedicated"}
-    (spared,) = (uid for uid, pod in rig.pods.items() if pod.name == "spared")
-    del rig.pods[spared], rig.kubelet.assigned[spared]
-    (affected,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
+    rig.remove_pod(rig.uid_of("spared"))
+    affected = rig.uid_of("affected")
     pod = rig.pods[affected]
     rig.pods[affected] = dataclasses.replace(pod, tolerated=frozenset(rig.taints))
     scenes.kill_when(rig, lambda: call in rig.log[:-1], repairs.serve)

@@ -97,8 +97,7 @@ def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = F
 def _end_pod(play: PlayedChange) -> None:
     for uid, name in play.pods.items():
         if name in ("affected", "spared") and uid in play.rig.pods:
-            del play.rig.pods[uid]
-            play.rig.kubelet.assigned.pop(uid, None)
+            play.rig.remove_pod(uid)
             play.may_go.add(name)
             return
 

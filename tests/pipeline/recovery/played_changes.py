@@ -207,8 +207,7 @@ class PlayedChange:
         """Return another play that is as far as this one."""
         rig = self.rig
         rig.on_call, rig.driver.step_error = _nothing, _accept
-        for past in (rig.log, rig.driver.executed, rig.statuses, rig.events, rig.messages):
-            past.clear()
+        rig.forget_past()
         forked = copy.deepcopy(self, {id(rig.gpus): rig.gpus, id(self.change): self.change})
         forked.moment = 0
         return forked

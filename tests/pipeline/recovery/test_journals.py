@@ -140,7 +140,7 @@ def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
     agent.recover("all-1g.5gb")
     outcome = scenes.run(rig, "all-1g.5gb", by=agent)
     assert outcome.reason is errors.Reason.FOREIGN_MANAGER
-    rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
+    rig.remove_pod(rig.uid_of("nvidias"))
 
     scenes.assert_ends(rig, errors.Reason.APPLIED, layout="all-1g.5gb", by=agent)
 

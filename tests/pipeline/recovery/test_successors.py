@@ -1,7 +1,6 @@
 """What a killed run leaves, and how its successor takes over."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 
@@ -13,7 +12,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes, swept_scenes
+from tests.node import fakes, gpu_values, scenes, swept_scenes
 from tests.node.scenes import LAYOUT
 from tests.node.swept_scenes import assert_says_the_truth
 from tests.pipeline import lives
@@ -208,7 +207,7 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
         rig.refusing.clear()
     # The disk was full at the end of the run.
     rig.host.request_text = max(copies, key=len)
-    rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=()), *rig.gpus[1:])
+    rig.gpus = gpu_values.without_instances(rig.gpus, 0)
     before = rig.gpus
 
     scenes.undo(rig)

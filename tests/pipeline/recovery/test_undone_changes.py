@@ -19,8 +19,7 @@ def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     rig = scenes.node(layout="all-balanced")
     before = rig.gpus
     scenes.kill_at(rig, 5, "all-1g.5gb")
-    rig.log.clear()
-    rig.driver.executed.clear()
+    rig.forget_past()
     rig.host.refreshes = 0
     return rig, before
 
@@ -118,7 +117,7 @@ def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
     lost = rig.gpus[0]
     rig.driver.lost.add(lost.uuid)
     # As a reset leaves it.
-    rig.gpus = (dataclasses.replace(lost, gpu_instances=()), *rig.gpus[1:])
+    rig.gpus = gpu_values.without_instances(rig.gpus, 0)
     journal = journals.Journal(config="all-1g.5gb", snapshot=(lost.snapshot,))
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     return rig, lost.snapshot

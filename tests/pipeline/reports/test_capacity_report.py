@@ -296,9 +296,9 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
         else:
             agent.check_without_request()
 
-    rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], gpu_instances=()))
+    rig.gpus = gpu_values.without_instances(rig.gpus, 1)
     rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
-    rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "spared"}
+    rig.remove_pod(rig.uid_of("spared"))
     check()
     before = patches(rig)
     check()

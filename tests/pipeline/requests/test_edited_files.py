@@ -18,8 +18,7 @@ def active_by_own_file() -> Story:
     story.live(story.label(LAYOUT))
     used = frozenset({scenes.device(story.rig, 0, "3g.20gb")})
     story.rig.add_pod("training", devices=used)
-    story.rig.driver.executed.clear()
-    story.rig.events.clear()
+    story.rig.forget_past()
     return story
 
 

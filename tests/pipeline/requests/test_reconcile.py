@@ -115,9 +115,7 @@ def experienced() -> tuple[fakes.NodeRig, scenes.AgentInMemory]:
     rig = node()
     agent = reconciler(rig)
     run(rig, "all-1g.5gb", by=agent)
-    rig.log.clear()
-    rig.states.clear()
-    rig.driver.executed.clear()
+    rig.forget_past()
     return rig, agent
 
 

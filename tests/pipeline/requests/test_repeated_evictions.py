@@ -65,7 +65,7 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     rig.host.broken_services.clear()
     rig.hooks.broken.clear()
     if remedy == "pod ends":
-        rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "affected"}
+        rig.remove_pod(rig.uid_of("affected"))
     elif remedy == "reboot":
         rig.host.boot_id = "boot-2"
     if is_restarted or remedy == "reboot":

@@ -10,7 +10,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes, swept_scenes
+from tests.node import fakes, gpu_values, scenes, swept_scenes
 from tests.node.scenes import assert_ends
 from tests.pipeline.rest.drifts import LAYOUT, NO_DRIVER, tamper
 
@@ -43,8 +43,7 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.events == ["Drifted"]
 
-    uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
-    del rig.pods[uid], rig.kubelet.assigned[uid]
+    rig.remove_pod(rig.uid_of("foreign"))
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
 
 
@@ -63,8 +62,8 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
     rig, agent, _ = scenes.at_rest(LAYOUT, heals_drift=True)
     scenes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
-    uid, late = next((uid, pod) for uid, pod in rig.pods.items() if pod.name == "foreign")
-    del rig.pods[uid]
+    uid = rig.uid_of("foreign")
+    late = rig.pods.pop(uid)
 
     def bind() -> None:
         if rig.has_hold_taint:
@@ -80,7 +79,7 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
 def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
     scenes.add_pod_on_foreign_instances(rig)
-    uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
+    uid = rig.uid_of("foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
     rig.pods[uid] = dataclasses.replace(rig.pods[uid], labels=labels, owner_kind=owner)
     rig.extra_clients = swept_scenes.EXTRA_CLIENTS
@@ -142,7 +141,7 @@ def test_failure_at_the_start_does_not_make_the_retry_evict(
 
 def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
     rig, _, _ = scenes.at_rest(LAYOUT)
-    rig.gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in rig.gpus)
+    rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
 
     assert scenes.resume(rig, LAYOUT).state is model.State.SUCCESS
 

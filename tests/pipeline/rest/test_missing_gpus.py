@@ -10,7 +10,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
+from tests.node import fakes, gpu_values, scenes
 from tests.node.scenes import assert_ends
 from tests.pipeline.rest.drifts import LAYOUT, NO_DRIVER, TWO_GPUS, tamper
 
@@ -149,7 +149,7 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
         rig.failing = {len(rig.log): NO_DRIVER}
         for _ in range(2):
             agent.check_drift(LAYOUT, ended)
-    rig.gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in rig.gpus)
+    rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
 
     assert [agent.check_drift(LAYOUT, ended) for _ in range(2)] == [drift.Action.REST] * 2
 
@@ -189,7 +189,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, agents: s
     assert f"the driver no longer lists {before[1]}" in rig.statuses[-1]
     assert "workloads.evict" not in rig.log
     if not heals:
-        rig.gpus = (before[0], dataclasses.replace(before[1], gpu_instances=()))
+        rig.gpus = gpu_values.without_instances(before, 1)
         assert agent.check_drift(layout, ended) is drift.Action.REST
         assert "the driver no longer lists" not in rig.statuses[-1]
     rig.gpus = before
@@ -226,7 +226,6 @@ def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
     outcome = assert_ends(rig, Reason.IN_USE, why, "default/training", **rest)
 
     assert outcome.should_retry
-    rig.kubelet.assigned.pop(pod)
-    del rig.pods[pod]
+    rig.remove_pod(pod)
     assert_ends(rig, Reason.APPLIED, **rest)
     assert scenes.has_layout(rig, "all-disabled")

@@ -1,6 +1,5 @@
 """The condition MigReady and the owner's startup taints, from the agent's start to its end."""
 
-import dataclasses
 import threading
 
 import pytest
@@ -13,6 +12,7 @@ from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
 from tests.node import fakes, scenes
+from tests.pipeline.rest import drifts
 
 LAYOUT = "all-balanced"
 STARTUP = "example.com/mig-not-ready"
@@ -82,9 +82,7 @@ def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     agent = scenes.reconciler(rig)
     ended = scenes.run(rig, LAYOUT, by=agent)
     since = rig.condition and rig.condition["lastTransitionTime"]
-    before = rig.gpus
-    first, *others = before
-    rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), *others)
+    before = drifts.tamper(rig)
     rig.clock.now_s += 60
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
