@@ -122,6 +122,15 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
     assert well_known.LAYOUT_ANNOTATION not in metadata(user.server)["annotations"]
 
 
+def test_a_request_that_changes_no_gpu_says_so(user: rig.Viewer) -> None:
+    generated = served.generate(rig.gpus(SPEC)).values()
+    listed = served.to_json(map(served.ServedLayout.of, generated))
+    add_node(user.server, gpus=rig.gpus(SPEC, "all-1g.5gb"), listed=listed)
+    answer = user.alone("apply", "all-1g.5gb", "gpu-1")
+    assert "already active: no GPU changes." in answer.out
+    assert "Requested all-1g.5gb of gpu-1" in answer.out
+
+
 def test_a_listed_layout_of_the_agents_config_map_is_planned_first(user: rig.Viewer) -> None:
     (mine,) = config.parse(MINE, source="file").layouts.values()
     add_node(user.server, listed=served.to_json([served.ServedLayout.of(mine)]))

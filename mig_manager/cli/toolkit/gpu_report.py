@@ -110,7 +110,9 @@ def plan(
     if result.origin:
         lines.append(style.paint(style.wrap(f"Origin: {result.origin}"), bar.Tone.FAINT))
     if result.plan.is_empty:
-        verdict = f"Layout {result.layout} is already active: nothing to do."
+        # An agent still has its request to answer.
+        rest = "nothing to do" if agent_evicts is None else "no GPU changes"
+        verdict = f"Layout {result.layout} is already active: {rest}."
         lines.append(style.paint(style.fit(verdict), bar.Tone.GOOD))
     else:
         lines += [
