@@ -172,7 +172,11 @@ class Flaky:
         return self._how(self._path) if is_struck else contextlib.nullcontext()
 
 
-def play(note: Note, name: str, *, every: int = 1) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAILURES)
+def test_kubelet_question_may_fail_once_and_the_layout_is_applied(
+    name: str, record_property: Note
+) -> None:
     flaky = Flaky(name)
     plays = struck = 0
     timeout_s = api_node.SILENCE_TIMEOUT_S if name in SILENT else api_node.REQUEST_TIMEOUT_S
@@ -187,7 +191,7 @@ def play(note: Note, name: str, *, every: int = 1) -> None:
 
         least = min(questions(0) for _ in range(3))
         assert _MIN_CALLS <= least <= _MAX_CALLS
-        tried = range(1, least + 1, every)
+        tried = range(1, least + 1)
         for nth in tried:
             for _ in range(_MAX_PLAYS):
                 plays += 1
@@ -199,8 +203,8 @@ def play(note: Note, name: str, *, every: int = 1) -> None:
                 struck += is_struck
                 if is_struck:
                     break
-    note(
-        "kubelet faults" if every == 1 else "kubelet faults, a sample",
+    record_property(
+        "kubelet faults",
         {
             "failure": name,
             "tried": len(tried),
@@ -209,16 +213,3 @@ def play(note: Note, name: str, *, every: int = 1) -> None:
         },
     )
     assert struck == len(tried)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAILURES)
-def test_kubelet_question_may_fail_once_and_the_layout_is_applied(
-    name: str, record_property: Note
-) -> None:
-    play(record_property, name)
-
-
-@pytest.mark.slow
-def test_kubelet_may_be_gone_for_a_moment_without_a_failed_run(record_property: Note) -> None:
-    play(record_property, "missing", every=3)
