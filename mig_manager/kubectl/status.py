@@ -203,10 +203,10 @@ def _users(
 
 
 def kind_name(resource: str) -> str:
-    """Return a resource's MIG profile, or ``gpu``."""
+    """Return the MIG profile of a resource, or ``gpu``."""
     if resource == resources.GPU:
         return "gpu"
-    return resource.partition("mig-")[2] or resource
+    return str(resources.profile_of(resource) or resource)
 
 
 def named_pods(requests: Mapping[str, int]) -> str:

@@ -63,6 +63,14 @@ def test_the_meaning_of_a_loss(ending: int, asked: int, text: str, *, may_evict:
     assert plan.loss_text(loss, may_evict=may_evict) == text
 
 
+def test_a_device_kind_is_named_by_its_profile_not_its_resource() -> None:
+    kind = resources.DeviceKind(resource="nvidia.com/mig-1g.10gb.me", count=1, pods={"ml/a": 1})
+
+    text = plan.loss_text(resources.Loss(kind=kind, ending=1))
+
+    assert text == "1 of 1 1g.10gb+me destroyed, which evicts ml/a"
+
+
 def report(
     gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
 ) -> node_reports.NodeReport:
