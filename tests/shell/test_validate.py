@@ -159,12 +159,24 @@ def test_layouts_for_other_gpus_are_counted_once(shell: Shell) -> None:
     )
 
 
-def test_a_config_map_is_refused_with_how_to_extract_its_file(shell: Shell) -> None:
-    manifest = "apiVersion: v1\ndata:\n  config.yaml: |\n    version: v1\nkind: ConfigMap\n"
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ("{config.yaml: 'version: v1'}", r"config\.yaml"),
+        ("{mig-parted: 'version: v1'}", "mig-parted"),
+        ("{}", r"config\.yaml"),
+        ("[1]", r"config\.yaml"),
+        (r"{a'b: x}", r"config\.yaml"),
+    ],
+)
+def test_a_config_map_is_refused_with_how_to_extract_its_file(
+    shell: Shell, data: str, key: str
+) -> None:
+    manifest = f"apiVersion: v1\ndata: {data}\nkind: ConfigMap\n"
 
     answer = shell("validate", "-f", shell.file(manifest), "--gpu", "A30")
 
-    command = "kubectl get configmap NAME -n NAMESPACE -o jsonpath='{.data.config\\.yaml}' | mig-"
+    command = f"kubectl get configmap NAME -n NAMESPACE -o jsonpath='{{.data.{key}}}' > layouts.y"
     assert answer.status == 2
     assert command in " ".join(answer.err.split())
 

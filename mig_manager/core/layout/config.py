@@ -31,10 +31,6 @@ _OTHER_FILES = {
 }
 """By the key that only such a file has."""
 _NAME_LAYOUTS = "Name a file with 'mig-configs'."
-_EXTRACT = (
-    "Extract the file from its data: kubectl get configmap NAME -n NAMESPACE "
-    r"-o jsonpath='{.data.config\.yaml}' | mig-manager validate -f -"
-)
 
 
 def parse(text: str, *, source: str, is_lenient: bool = False) -> layouts.Document:
@@ -91,12 +87,23 @@ def _check_kind(root: yaml_tree.Mapping) -> None:
         raise errors.ConfigError(
             f"this is a Kubernetes {what}, not a layout file",
             location=root.location,
-            remedy=_EXTRACT if what == "ConfigMap" else _NAME_LAYOUTS,
+            remedy=_how_to_extract(root) if what == "ConfigMap" else _NAME_LAYOUTS,
         )
     for entry in root.entries:
         if entry.key in _OTHER_FILES:
             problem = f"this is {_OTHER_FILES[entry.key]}, not a layout file"
             raise errors.ConfigError(problem, location=entry.location, remedy=_NAME_LAYOUTS)
+
+
+def _how_to_extract(config_map: yaml_tree.Mapping) -> str:
+    data = config_map.get("data")
+    keys = [entry.key for entry in data.entries] if isinstance(data, yaml_tree.Mapping) else []
+    key = next((key for key in keys if re.fullmatch(r"[-._a-zA-Z0-9]+", key)), "config.yaml")
+    path = key.replace(".", r"\.")
+    return (
+        f"Name a file with only the text of data.{key}; from a cluster: kubectl get configmap NAME "
+        f"-n NAMESPACE -o jsonpath='{{.data.{path}}}' > layouts.yaml"
+    )
 
 
 def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> layouts.Layout:
