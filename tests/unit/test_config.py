@@ -115,6 +115,21 @@ def test_a_document_that_mig_parted_refuses_is_refused(
     assert caught.value.reason is errors.Reason.INVALID_CONFIG
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("version: v2\nextra: 1\nmore: 1\nmig-configs: {x: 1}\n", 4),
+        (of_rules("devices: ALL, mig-enabled: 1, extra: 1, more: 1"), 4),
+        (of_rules("mig-devices: {x: 1}"), 3),
+        (of_rules("device: all, mig-enabled: false"), 1),  # the missing key is the misspelt one
+    ],
+)
+def test_an_error_does_not_hide_the_others(text: str, count: int) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        parse(text)
+    assert 1 + len(caught.value.others) == count
+
+
 def test_an_error_names_its_exact_location() -> None:
     text = "version: v1\nmig-configs:\n  x:\n  - devices: all\n    mig-enabled: true\n"
     for more, place in (

@@ -49,12 +49,17 @@ def items(node: yaml_tree.Node | None, what: str) -> tuple[yaml_tree.Node, ...]:
 def check_keys(node: yaml_tree.Mapping, keys: Collection[str]) -> None:
     """Raise a ConfigError about an unknown key; it suggests a similar one."""
     for entry in node.entries:
-        if entry.key not in keys:
-            raise errors.ConfigError(
-                f"unexpected key '{entry.key}'{messages.did_you_mean(entry.key, keys)}"
-                f" (known here: {', '.join(keys)})",
-                location=entry.location,
-            )
+        check_key(entry, keys)
+
+
+def check_key(entry: yaml_tree.Entry, keys: Collection[str]) -> None:
+    """Raise a ConfigError if a key is unknown."""
+    if entry.key not in keys:
+        raise errors.ConfigError(
+            f"unexpected key '{entry.key}'{messages.did_you_mean(entry.key, keys)}"
+            f" (known here: {', '.join(keys)})",
+            location=entry.location,
+        )
 
 
 def require(node: yaml_tree.Mapping, key: str, *, example: str = "") -> yaml_tree.Node:

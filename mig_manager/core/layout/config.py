@@ -17,6 +17,7 @@ Parsing normalises, so that ``==`` and ``content_hash`` compare the meaning of l
 """
 
 import re
+from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
@@ -62,10 +63,10 @@ def _layouts(
             root, f"expected a mapping with 'version: {layouts.VERSION}' and 'mig-configs'"
         )
     _check_kind(root)
-    with diagnostics.continuing():
-        yaml_fields.check_keys(root, DOCUMENT_KEYS)
-        version = yaml_fields.require(root, "version", example=layouts.VERSION)
-        yaml_fields.check_version(version, layouts.VERSION)
+    _check_keys(root, DOCUMENT_KEYS, {"version": layouts.VERSION}, diagnostics)
+    if version := root.get("version"):
+        with diagnostics.continuing():
+            yaml_fields.check_version(version, layouts.VERSION)
     configs = root.get("mig-configs")
     if configs is None:
         return {}
@@ -101,8 +102,8 @@ def _how_to_extract(config_map: yaml_tree.Mapping) -> str:
     key = next((key for key in keys if re.fullmatch(r"[-._a-zA-Z0-9]+", key)), "config.yaml")
     path = key.replace(".", r"\.")
     return (
-        f"Name a file with only the text of data.{key}; from a cluster: kubectl get configmap NAME "
-        f"-n NAMESPACE -o jsonpath='{{.data.{path}}}' > layouts.yaml"
+        f"Name a file with only the text of data.{key}; from a cluster: kubectl get configmap "
+        f"NAME -n NAMESPACE -o jsonpath='{{.data.{path}}}' > layouts.yaml"
     )
 
 
@@ -128,10 +129,7 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.R
         shown = yaml_fields.shown(node)
         problem = f"a rule must be a mapping with 'devices' and 'mig-enabled', not {shown}"
         yaml_fields.fail(node, problem)
-    with diagnostics.continuing():
-        yaml_fields.check_keys(node, KEYS)
-        yaml_fields.require(node, "devices", example="all")
-        yaml_fields.require(node, "mig-enabled", example="true")
+    _check_keys(node, KEYS, {"devices": "all", "mig-enabled": "true"}, diagnostics)
     filters: dict[gpu_selectors.Filter, errors.Location] = {}
     listed = node.get("device-filter")
     # Nothing, null, "" and [] all mean "every model" to mig-parted.
@@ -160,6 +158,22 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.R
         location=node.location,
         profile_locations=locations,
     )
+
+
+def _check_keys(
+    node: yaml_tree.Mapping,
+    keys: Sequence[str],
+    required: Mapping[str, str],
+    diagnostics: yaml_tree.Diagnostics,
+) -> None:
+    """Note unknown keys; without one, also missing keys, with an example of their value."""
+    for entry in node.entries:
+        with diagnostics.continuing():
+            yaml_fields.check_key(entry, keys)
+    if {entry.key for entry in node.entries} <= {*keys}:  # else the missing key may be misspelt
+        for key, example in required.items():
+            with diagnostics.continuing():
+                yaml_fields.require(node, key, example=example)
 
 
 def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> gpu_selectors.Filter:
