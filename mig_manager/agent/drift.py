@@ -50,7 +50,6 @@ class Observation:
     unknown, or no GPU was observed."""
     is_file_unusable: bool = False
     """Whether the file is unusable or lacks the layout, which was verified before."""
-    is_from_owner: bool = False  # whether the owner wrote the layout
     missing: tuple[str, ...] = ()
     """Names of the GPUs that the driver listed when the layout was verified, and no longer."""
 
@@ -91,12 +90,13 @@ def observe(job: jobs.Job) -> Observation:
             error=error.reason,
             message=error.message,
             is_unchanged=not then.differs(gpus) if gpus and then else None,
-            is_from_owner=verified is not None and verified.is_from_owner,
             missing=record.absent_gpus(gpus, job.deps.boot_id),
         )
         if verified is None:
             return failed
-        job.journal.note_status(config_hash=verified.config_hash)
+        job.journal.note_status(
+            config_hash=verified.config_hash, is_from_owner=verified.is_from_owner
+        )
         if not resolving.is_about_file(job, error):
             return failed
         job.journal.note_status(config_problem=error.message)
@@ -104,7 +104,6 @@ def observe(job: jobs.Job) -> Observation:
     return Observation(
         gpus=gpus,
         plan=plan,
-        is_from_owner=resolved.is_from_owner,
         missing=job.journal.record.absent_gpus(gpus, job.deps.boot_id),
     )
 
@@ -213,7 +212,7 @@ def act(
         case _Verdict.ACTIVE if before.is_drifted or before.is_unknown:
             # This agent did not apply it.
             job.deps.telemetry.drift_found(is_drifted=False)
-            _finish_active_again(job, observation)
+            _finish_active_again(job)
             now = dataclasses.replace(now, has_phantoms=False)
         case _Verdict.ACTIVE:
             has_phantoms = is_success and _withdraw_phantoms(job, now, observation, node)
@@ -349,18 +348,17 @@ def _withdraw_phantoms(
         is_undone = job.journal.entries.remaining.has_nothing_to_undo
         job.journal.finish(dataclasses.replace(failed, should_retry=not is_undone))
     elif refused is None and memory.has_phantoms:
-        _finish_active_again(job, observation)
+        _finish_active_again(job)
     return refused is not None
 
 
-def _finish_active_again(job: jobs.Job, observation: Observation) -> None:
+def _finish_active_again(job: jobs.Job) -> None:
     job.journal.finish(
         outcomes.success(
             job.status,
             errors.Reason.ALREADY_APPLIED,
             "is active again",
             gpus=job.status.gpus,
-            is_from_owner=observation.is_from_owner,
         )
     )
 

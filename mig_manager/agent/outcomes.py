@@ -35,7 +35,6 @@ class Outcome:
     gpus_after_failure: model.ObservedGpus | None = None
     """As a failure that is not retried left them, empty if none can be observed; None: they were
     not observed."""
-    is_from_owner: bool = False  # whether the owner wrote the layout that is active
 
     @property
     def message(self) -> str:
@@ -56,7 +55,6 @@ def success(
     what: str,
     *,
     gpus: model.ObservedGpus,
-    is_from_owner: bool,
     more: str = "",
 ) -> Outcome:
     """Return the outcome of a layout that is active on all reachable GPUs."""
@@ -71,7 +69,6 @@ def success(
         reason=reason,
         description=f"Layout {published.title} {what}.{more}{missing}",
         verified_gpus=gpus,
-        is_from_owner=is_from_owner,
     )
 
 

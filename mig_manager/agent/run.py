@@ -151,8 +151,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     try:
         target = resolving.resolve(job)
     except (errors.ConfigError, errors.LayoutError) as error:
-        gpus, is_from_owner = resolving.keep_verified(job, error)
-        return verification.verify_unchanged(job, gpus, is_from_owner=is_from_owner)
+        return verification.verify_unchanged(job, resolving.keep_verified(job, error))
     job.deps.standby.prepare()
     gpus = resolving.observe_once(job, target)
     if isinstance(target, resolving.Resolved):
@@ -160,9 +159,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     change = preparing.plan_change(job, target, gpus)
     if change.plan.is_empty:
         snapshots = change.unrestored_snapshots(change.gpus, job.journal.entries.snapshot)
-        return verification.verify_unchanged(
-            job, change.gpus, snapshots, is_from_owner=target.is_from_owner
-        )
+        return verification.verify_unchanged(job, change.gpus, snapshots)
     is_new = job.request.attempt == 1 and job.may_evict and not job.request.repairs
     if is_new and job.journal.entries.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
@@ -183,9 +180,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         f" Note: {messages.with_full_stop(warning)}"
         for warning in vgpus.host_warnings(gpus, change.plan)
     ]
-    return verification.resume_and_verify(
-        job, paused, gpus, is_from_owner=target.is_from_owner, notes=notes
-    )
+    return verification.resume_and_verify(job, paused, gpus, notes)
 
 
 def _is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:

@@ -256,7 +256,7 @@ class RunJournal:
                 self.record,
                 verified=requests.Verified(
                     config_hash=self.status.config_hash,
-                    is_from_owner=outcome.is_from_owner,
+                    is_from_owner=self.status.is_from_owner,
                     is_as_applied=True,
                 ),
                 awaited=frozenset(),

@@ -71,7 +71,6 @@ class PlannedRepair:
     before: model.Snapshots
     """The GPUs as they were, also before an interrupted attempt."""
     observed: model.ObservedGpus
-    is_from_owner: bool = False
 
     def select(self, _gpus: Sequence[model.Gpu]) -> Mapping[str, model.DesiredGpu]:
         """Return the desired state of its GPUs by UUID."""
@@ -144,7 +143,10 @@ def _resolve_layout(job: jobs.Job) -> Resolved:
     is_same = not resolved.is_from_owner or rebooted in ("", layout.content_hash)
     was_rebooted = bool(job.journal.entries.rebooted_from) or (rebooted is not None and is_same)
     job.journal.note_status(
-        config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
+        config_hash=layout.content_hash,
+        is_from_owner=resolved.is_from_owner,
+        origin=layout.origin,
+        is_rebooted=was_rebooted,
     )
     return resolved
 
@@ -193,13 +195,10 @@ def is_about_file(job: jobs.Job, error: errors.MigManagerError) -> bool:
     return error.reason in _ABOUT_FILE and job.request.custom is None
 
 
-def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.ObservedGpus, bool]:
+def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> model.ObservedGpus:
     """Return the GPUs if they have the verified layout, although the file now lacks it.
 
     Otherwise a typo in the file would fail every node, although their layouts are active.
-
-    Returns:
-        The GPUs, and whether the owner wrote the layout.
 
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
@@ -216,11 +215,15 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
     gpus = observe(job)
     if not then.has_same(gpus):
         raise error
-    job.journal.note_status(config_hash=verified.config_hash, config_problem=error.message)
+    job.journal.note_status(
+        config_hash=verified.config_hash,
+        is_from_owner=verified.is_from_owner,
+        config_problem=error.message,
+    )
     _log.warning("config_not_used", reason=error.reason.value, error=error.message)
     message = f"{messages.with_full_stop(error.message)} {error.reason.remedy}"
     job.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
-    return gpus, verified.is_from_owner
+    return gpus
 
 
 def observe_once(job: jobs.Job, target: Target) -> model.ObservedGpus:

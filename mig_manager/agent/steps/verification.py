@@ -19,8 +19,6 @@ def resume_and_verify(
     job: jobs.Job,
     paused: advertising.Paused,
     gpus: model.ObservedGpus,
-    *,
-    is_from_owner: bool,
     notes: Sequence[str] = (),
 ) -> outcomes.Outcome:
     """Resume the paused clients, wait until devices are schedulable, then resume the monitors.
@@ -41,17 +39,12 @@ def resume_and_verify(
         errors.Reason.APPLIED,
         "is active",
         gpus=gpus,
-        is_from_owner=is_from_owner,
         more="".join(notes),
     )
 
 
 def verify_unchanged(
-    job: jobs.Job,
-    gpus: model.ObservedGpus,
-    unrestored: model.Snapshots = (),
-    *,
-    is_from_owner: bool,
+    job: jobs.Job, gpus: model.ObservedGpus, unrestored: model.Snapshots = ()
 ) -> outcomes.Outcome:
     """Finish an interrupted run whose change is done but not verified, if there is one.
 
@@ -70,7 +63,7 @@ def verify_unchanged(
     if not dataclasses.replace(interrupted, snapshot=unverified).has_nothing_to_undo:
         paused = resuming.as_if_paused(job, gpus, snapshot)
         job.transaction().refresh()
-        return resume_and_verify(job, paused, gpus, is_from_owner=is_from_owner)
+        return resume_and_verify(job, paused, gpus)
     if is_stale:
         job.transaction().refresh()
     # Kubelet still counts the devices that a plugin registered before the GPU was lost.
@@ -87,11 +80,7 @@ def verify_unchanged(
         job.journal.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
         advertising.wait_schedulable(job, advertising.restart_stale(job, gpus, returned), gpus)
     return outcomes.success(
-        job.status,
-        errors.Reason.ALREADY_APPLIED,
-        "is already active",
-        gpus=gpus,
-        is_from_owner=is_from_owner,
+        job.status, errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
     )
 
 

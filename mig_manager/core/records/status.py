@@ -26,6 +26,7 @@ class RunStatus:
     config: str
     config_hash: str  # hash of the layout's meaning; empty until the layout is resolved
     origin: str = ""  # of the layout: its place in a file, or for which GPUs it was generated
+    is_from_owner: bool = False  # whether the owner wrote the layout; not published
     state: model.State
     phase: model.Phase
     reason: errors.Reason | None
@@ -108,6 +109,7 @@ class Changes(TypedDict, total=False):
 
     config_hash: str
     origin: str
+    is_from_owner: bool
     is_rebooted: bool
     gpus: model.ObservedGpus
     config_problem: str
