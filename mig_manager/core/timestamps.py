@@ -22,6 +22,11 @@ def show(when: dt.datetime | None) -> str:
     return when.strftime("%Y-%m-%d %H:%M:%SZ") if when else ""
 
 
+def iso(when: dt.datetime | None) -> str | None:
+    """Return a time for JSON and YAML."""
+    return when.isoformat() if when else None
+
+
 def age(when: dt.datetime | None, now: dt.datetime) -> str:
     """Return the time since then as in kubectl's column AGE: ``95s``, ``12m``, ``3d``."""
     if when is None:

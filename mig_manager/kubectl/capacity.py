@@ -128,7 +128,7 @@ class NodeCapacity:
         """Return plain data for JSON and YAML."""
         return {
             "node": self.name,
-            "observed_at": self.at.isoformat() if self.at else None,
+            "observed_at": timestamps.iso(self.at),
             "is_on_demand": self.is_on_demand,
             "notes": list(self.notes),
             **_totals(self),

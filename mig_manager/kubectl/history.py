@@ -1,28 +1,9 @@
-"""``kubectl mig history``: the past of a node.
+"""``kubectl mig history``: the past of a node."""
 
-Kubernetes keeps Events for an hour by default; the last run stays in the status.
-"""
-
-import dataclasses
-import datetime as dt
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
-from mig_manager import errors
-from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console
 from mig_manager.core import timestamps
-from mig_manager.core.display import bar, tables
-from mig_manager.core.fleet import node_reports, overview
-from mig_manager.core.records import status as run_status
-from mig_manager.kubectl import cluster, plugin_settings
-
-if TYPE_CHECKING:
-    from mig_manager.core import answers
-
-_MOMENTS = ("TIME", "WHAT", "MESSAGE")
-_REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
-"""Moments that no Event shows, in chronological order."""
+from mig_manager.core.display import bar
+from mig_manager.kubectl import cluster, node_history, node_status, plugin_settings
 
 
 class Settings(plugin_settings.NodeCommandSettings, takes=f"node output {plugin_settings.COMMON}"):
@@ -32,168 +13,23 @@ class Settings(plugin_settings.NodeCommandSettings, takes=f"node output {plugin_
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show what happened to a node's layout lately."""
     command = cluster.ClusterCommand(settings, terminal)
-    result = history(command.reader, command.node(settings.node), now=command.now)
+    result = node_history.collect(command.reader, command.node(settings.node), now=command.now)
     return command.answer(result.to_data, lambda: page(result, style=command.style), is_good=True)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeHistory:
-    """The known past of a node."""
-
-    report: node_reports.NodeReport
-    moments: tuple[cluster_reader.Moment, ...]  # ascending by time; without a time first
-    why_no_events: str  # empty if Events could be read
-    now: dt.datetime
-
-    @property
-    def applied_since(self) -> dt.datetime | None:
-        """A time since which the layout has been applied; None if not applied or unknown."""
-        run = self.report.node.status
-        if self.report.state is not node_reports.NodeState.SUCCESS or run is None:
-            return None
-        for moment in reversed(self.moments):
-            if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:
-                continue
-            is_applied = moment.what == errors.Reason.APPLIED.value
-            if is_applied and _title(run) in moment.message:
-                return min(filter(None, (moment.at, run.at)), default=None)
-            # Custom layouts share one name; the previous one had other content.
-            if moment.is_warning or (is_applied and run.annotation_hash):
-                break
-        return run.at
-
-    def to_data(self) -> "answers.NodeHistory":
-        """Return plain data for JSON and YAML."""
-        since = self.applied_since
-        return {
-            "kind": "NodeHistory",
-            "node": self.report.node.name,
-            "state": self.report.state.value,
-            "applied_since": iso(since),
-            "events_not_known": self.why_no_events or None,
-            "moments": [
-                dataclasses.asdict(moment) | {"at": iso(moment.at)} for moment in self.moments
-            ],
-        }
-
-
-def iso(when: dt.datetime | None) -> str | None:
-    """Return a time for JSON and YAML."""
-    return when.isoformat() if when else None
-
-
-def _title(run: run_status.PublishedStatus) -> str:
-    """Return the name of a run's layout in Events."""
-    return f"{run.config} ({run.config_hash})" if run.annotation_hash else run.config
-
-
-def history(
-    reader: cluster_reader.ClusterReader, report: node_reports.NodeReport, *, now: dt.datetime
-) -> NodeHistory:
-    """Collect a node's past from its status and Events.
-
-    Raises:
-        ClusterError: The API does not answer. Missing rights to read Events are no failure.
-    """
-    events: Sequence[cluster_reader.Moment] = ()
-    why_not = ""
-    try:
-        events = reader.events(report.node.name)
-    except errors.ClusterError as error:
-        if error.reason is not errors.Reason.FORBIDDEN:
-            raise
-        why_not = error.message
-
-    def order(moment: cluster_reader.Moment) -> tuple[dt.datetime, int]:
-        first = _FIRST.index(moment.what) if moment.what in _FIRST else len(_FIRST)
-        return moment.at or dt.datetime.min.replace(tzinfo=dt.UTC), first
-
-    moments = sorted([*events, *_from_node(report, events)], key=order)
-    return NodeHistory(report=report, moments=tuple(moments), why_no_events=why_not, now=now)
-
-
-def _from_node(
-    report: node_reports.NodeReport, events: Sequence[cluster_reader.Moment]
-) -> Iterable[cluster_reader.Moment]:
-    node, run = report.node, report.node.status
-    if node.requested and node.requested_at:
-        yield cluster_reader.Moment(
-            at=node.requested_at,
-            what=_REQUESTED,
-            message=f"last write by {node.requested_by or 'an unknown client'}, "
-            f"which requested {node.requested}",
-        )
-    if run is None:
-        return
-    if run.started_at:
-        message = f"run for {run.config} started, attempt {run.attempt}"
-        yield cluster_reader.Moment(at=run.started_at, what=_STARTED, message=message)
-    is_known = any(each.at == run.finished_at and each.what == run.reason for each in events)
-    if run.finished_at and not is_known:
-        yield cluster_reader.Moment(
-            at=run.finished_at,
-            what=run.reason or "finished",
-            message=run.message,
-            is_warning=not report.state.is_good,
-        )
-    if run.retry_at:
-        yield cluster_reader.Moment(
-            at=run.retry_at, what=_RETRY, message="the next retry is scheduled"
-        )
-
-
-def last_run(past: NodeHistory, *, style: bar.Style) -> list[str]:
-    """Return a table of moments since the start of the last run; empty before the first run."""
-    run = past.report.node.status
-    began = run.started_at if run else None
-    if began is None:
-        return []
-    moments = [moment for moment in past.moments if moment.at and moment.at >= began]
-    table = tables.columns(_MOMENTS, map(_row, moments), style=style)
-    return ["\n".join(table)] if moments else []
-
-
-def _row(moment: cluster_reader.Moment) -> tables.Row:
-    what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
-    tone = bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
-    return timestamps.show(moment.at) or "-", (what, tone), moment.message
-
-
-def page(past: NodeHistory, *, style: bar.Style) -> str:
+def page(past: node_history.NodeHistory, *, style: bar.Style) -> str:
     """Return a node's past, one line per moment."""
-    lines = [headline(past.report, past.now, style)]
+    lines = [node_status.headline(past.report, past.now, style)]
     since = past.applied_since
     if since:
         age = timestamps.age(since, past.now)
         lines.append(f"  applied at least since {timestamps.show(since)}, {age} ago")
     lines += [style.wrap(note, indent="  ! ") for note in past.report.notes]
     if past.moments:
-        rows = map(_row, past.moments)
-        lines += ["", *tables.columns(_MOMENTS, rows, style=style)]
+        lines += ["", *node_history.table(past.moments, style=style)]
     if past.why_no_events:
         why = f"Only the last run is shown; Events cannot be read: {past.why_no_events}"
         lines += ["", style.wrap(why)]
     elif not past.moments:
         lines += ["", "No history is known."]
     return "\n".join(lines)
-
-
-def headline(report: node_reports.NodeReport, now: dt.datetime, style: bar.Style) -> str:
-    """Return a node's state in one line."""
-    node, run = report.node, report.node.status
-    rest = [f"requested {node.requested or 'nothing'}"]
-    if node.applied_text not in ("", node.requested):
-        rest.append(f"applied {node.applied_text}")
-    if run:
-        rest.append(run.reason or f"phase {run.phase}")
-    if run and run.at:
-        rest.append(f"since {timestamps.show(run.at)}, {timestamps.age(run.at, now)} ago")
-    if run and run.attempt > 1:
-        rest.append(f"attempt {run.attempt}")
-    if run and run.retry_at and run.retry_at > now:
-        rest.append(f"next attempt in {timestamps.age(now, run.retry_at)}")
-    line = style.fit(" · ".join([node.name, report.state.value, *rest]))
-    name = style.paint(node.name, bar.Tone.STRONG)
-    state = style.paint(report.state.value, overview.TONES.get(report.state, bar.Tone.BAD))
-    start = f"{node.name} · {report.state.value}"
-    return style.plain(line.replace(start, f"{name} · {state}", 1))

@@ -1,17 +1,9 @@
 """``kubectl mig plan``: show the changes of a layout, even on nodes without an agent."""
 
-import dataclasses
-from collections.abc import Sequence
-
-from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import console, gpu_report, plan_table
-from mig_manager.core import messages
-from mig_manager.core.display import bar
-from mig_manager.core.fleet import listed_layouts, node_reports, preview
-from mig_manager.core.layout import layouts
-from mig_manager.core.node import resources
+from mig_manager.cli.toolkit import console, plan_table
+from mig_manager.core.fleet import listed_layouts
 from mig_manager.core.settings import node_settings, options
-from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus, status
+from mig_manager.kubectl import cluster, node_plans, plugin_settings
 
 
 class Settings(
@@ -33,113 +25,10 @@ def run(settings: Settings, terminal: console.Console) -> int:
     document = command.document(listed_layouts.NO_FILE if is_listed else None)
     pods = command.reader.pods(search.names)
     with console.forgotten_option([settings.layout]):
-        result = plan(settings.layout, search.reports, document=document, pods=pods)
-    draw = pictures if command.is_drawn(search) else plan_table.table
+        result = node_plans.plan(settings.layout, search.reports, document=document, pods=pods)
+    draw = node_plans.pictures if command.is_drawn(search) else plan_table.table
     return command.answer(
         result.to_data,
         lambda: draw(result, style=command.style),
         is_good=result.is_good and not search.missing,
     )
-
-
-def plan(
-    name: str,
-    reports: Sequence[node_reports.NodeReport],
-    *,
-    document: layouts.Document,
-    pods: cluster_reader.Pods,
-    layout: layouts.Layout | None = None,
-) -> preview.ClusterPlan:
-    """Plan a layout for nodes: ``layout`` itself, or one of the document or the node.
-
-    LayoutError (UNKNOWN_CONFIG) if the layout is unknown.
-    """
-    if layout is None:
-        listed_layouts.require_layout([report.node for report in reports], document, name)
-    return preview.ClusterPlan(
-        layout=messages.printable(name),
-        source=document.source
-        if layout
-        else preview.source_of(document, name, (report.node for report in reports)),
-        nodes=tuple(_of_node(name, report, document, pods, layout) for report in reports),
-        pods_not_known=pods.why_not,
-    )
-
-
-def _of_node(
-    layout_name: str,
-    report: node_reports.NodeReport,
-    document: layouts.Document,
-    pods: cluster_reader.Pods,
-    layout: layouts.Layout | None,
-) -> preview.NodePlan:
-    run, presumed = report.node.status, None
-    notes = list(report.notes) if report.gpus is not None else []
-    if report.state in (node_reports.NodeState.PENDING, node_reports.NodeState.REBOOTING):
-        notes.append("the node is changing right now: plan again when it has finished")
-    why_not = ""
-    # An agent that ran, and shows no GPUs, can observe none: they may be partitioned.
-    if report.gpus is None and run is None:
-        gpus, why_not = presumed_gpus.of(report)
-        presumed = gpus or None
-        notes += [why_not] if presumed else []
-    result = preview.preview(
-        report.node,
-        document,
-        layout_name,
-        pods.of(report.node.name),
-        presumed=presumed,
-        layout=layout,
-    )
-    if why_not and presumed is None:
-        result = dataclasses.replace(result, message=why_not)
-    if result.planned:
-        used = [run.config_hash] if run and run.config == layout_name and run.config_hash else []
-        listed = [each.content_hash for each in report.node.layouts if each.name == layout_name]
-        if layout is None and {*(listed or used)} - {result.content_hash}:
-            verb = "has" if listed else "last used"
-            notes.append(f"its agent {verb} another layout named {layout_name}")
-        notes += [messages.printable(str(remark), " ") for remark in result.planned.overlooked]
-    return dataclasses.replace(result, notes=(*notes, *result.notes))
-
-
-def pictures(plans: preview.ClusterPlan, *, style: bar.Style) -> str:
-    """Draw the change of every node."""
-    blocks = []
-    for node in plans.nodes:
-        title = style.fit(f"{node.name}: {plans.layout} of {plans.source}")
-        lines = [style.paint(title, bar.Tone.STRONG)]
-        lines += [style.wrap(note, indent="  ! ") for note in node.notes]
-        if node.planned is None:
-            verdict = node.feasibility.value.replace("-", " ")
-            lines.append(style.wrap(f"{verdict}: {node.message}", indent="  "))
-        else:
-            evicts = bool(node.evicted or node.maybe_evicted)
-            picture = gpu_report.plan(
-                node.planned,
-                is_wide=False,
-                style=style,
-                agent_evicts=node.may_evict and (node.losses is None or evicts),
-            )
-            lines += ["", picture]
-            if node.losses is None:
-                lines.append(plan_table.unknown_pods(plans, style))
-            losses = [loss_text(loss, may_evict=node.may_evict) for loss in node.losses or ()]
-            lines += map(style.wrap, losses)
-            if node.is_changed and node.losses is not None:
-                policy = " under the default drain policy" if node.may_evict else ""
-                lines.append(f"Pods: {preview.evictions([node])}{policy}.")
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
-
-
-def loss_text(loss: resources.Loss, *, may_evict: bool = True) -> str:
-    """Describe how the loss of devices of a kind affects the pods that request them."""
-    kind, pods = loss.kind, status.named_pods(loss.kind.pods)
-    what = f"{loss.ending} of {kind.count} {status.kind_name(kind.resource)} destroyed"
-    if loss.is_total and may_evict:
-        return f"{what}, which evicts {pods}"
-    if loss.least:
-        users = pods if len(kind.pods) == 1 else f"some of {pods}"
-        return f"{what}, at least {loss.least} of them in use by {users}"
-    return f"{what}; if possible, the agent keeps those in use by {pods}"

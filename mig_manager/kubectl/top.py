@@ -13,7 +13,7 @@ from mig_manager.cli.toolkit import console, live
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, overview
 from mig_manager.core.node import pod_object
-from mig_manager.kubectl import apply, cluster, plan, plugin_settings, status
+from mig_manager.kubectl import cluster, layout_requests, node_plans, node_status, plugin_settings
 
 _UP, _DOWN = ("k", "\x1b[A"), ("j", "\x1b[B")
 _OPEN, _BACK = ("\r", "\n"), ("\x1b", "\x7f")
@@ -138,13 +138,13 @@ class Top:
         return dataclasses.replace(choice, screen=_Page.LAYOUTS, layout=layout)
 
     def _plan(self, choice: _Selection) -> _Selection:
-        result = plan.plan(
+        result = node_plans.plan(
             choice.layout,
             [self._report()],
             document=self._command.document(listed_layouts.NO_FILE),
             pods=self._command.reader.pods([choice.node]),
         )
-        text = plan.pictures(result, style=self._command.style)
+        text = node_plans.pictures(result, style=self._command.style)
         return dataclasses.replace(choice, screen=_Page.PLAN, text=text)
 
     def _report(self) -> node_reports.NodeReport:
@@ -163,7 +163,7 @@ class Top:
             message = f"{choice.node} has changed since it was planned; nothing was requested"
             return dataclasses.replace(current, message=message)
         document = self._command.document(listed_layouts.NO_FILE)
-        result = apply.apply(
+        result = layout_requests.apply(
             self._command, self._report(), choice.layout, document, is_dry_run=False
         )
         screen = _Page.NODES if result.is_requested else choice.screen
@@ -179,7 +179,7 @@ class Top:
         }
         remarks = [style.wrap(each) for each in (choice.message, *self._search.missing) if each]
         keys = style.paint(style.plain(choice.screen.value), bar.Tone.FAINT)
-        lines = {each.node.name: status.line(each) for each in self._search.reports}
+        lines = {each.node.name: node_status.line(each) for each in self._search.reports}
         return live.View("\n".join([draw[choice.screen](style), "", *remarks, keys]), lines)
 
     def _draw_nodes(self, style: bar.Style) -> str:
@@ -188,12 +188,12 @@ class Top:
 
     def _draw_node(self, style: bar.Style) -> str:
         pods = tuple(pod for pod in self._pods if pod.node_name == self._choice.node)
-        one = status.ClusterStatus(
+        one = node_status.ClusterStatus(
             reports=(self._report(),),
             pods=cluster_reader.Pods(by_node={self._choice.node: pods}),
             now=self._command.now,
         )
-        return status.pictures(one, style=style)
+        return node_status.pictures(one, style=style)
 
     def _draw_layouts(self, style: bar.Style) -> str:
         report = self._report()

@@ -13,7 +13,7 @@ from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources
-from mig_manager.kubectl import history, plan, status
+from mig_manager.kubectl import history, node_history, node_plans, node_status, status
 from tests.kit import plugin_rig as rig
 from tests.node import samples
 
@@ -39,7 +39,7 @@ PLAIN = bar.Style()
     ],
 )
 def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str) -> None:
-    assert status.usage(resources.DeviceKind(resource=KIND, count=count, pods=pods)) == text
+    assert node_status.usage(resources.DeviceKind(resource=KIND, count=count, pods=pods)) == text
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_the_meaning_of_a_loss(ending: int, asked: int, text: str, *, may_evict:
     kind = resources.DeviceKind(resource=KIND, count=4, pods={"ml/a": asked})
 
     loss = resources.Loss(kind=kind, ending=ending)
-    assert plan.loss_text(loss, may_evict=may_evict) == text
+    assert node_plans.loss_text(loss, may_evict=may_evict) == text
 
 
 def test_a_device_kind_is_named_by_its_profile_not_its_resource() -> None:
     kind = resources.DeviceKind(resource="nvidia.com/mig-1g.10gb.me", count=1, pods={"ml/a": 1})
 
-    text = plan.loss_text(resources.Loss(kind=kind, ending=1))
+    text = node_plans.loss_text(resources.Loss(kind=kind, ending=1))
 
     assert text == "1 of 1 1g.10gb+me destroyed, which evicts ml/a"
 
@@ -82,7 +82,7 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
     blind = samples.gpu(None, mode=model.MigMode.DISABLED)
     document = config.parse(rig.CONFIG, source="f")
 
-    result = plan.plan(
+    result = node_plans.plan(
         "all-balanced",
         [report((blind,))],
         document=document,
@@ -91,7 +91,9 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
 
     assert result.nodes[0].feasibility.fits is None
     assert not result.is_good
-    assert "the instances are planned once MIG is enabled" in plan.pictures(result, style=PLAIN)
+    assert "the instances are planned once MIG is enabled" in node_plans.pictures(
+        result, style=PLAIN
+    )
     assert plan_table.table(result, style=PLAIN).splitlines()[1].split()[1] == "unknown"
 
 
@@ -99,7 +101,7 @@ def test_the_sum_of_a_plan_counts_each_node_once() -> None:
     blind = report((samples.gpu(None, mode=model.MigMode.DISABLED),))
     known = report((samples.gpu(samples.A100),))
 
-    result = plan.plan(
+    result = node_plans.plan(
         "all-balanced",
         [blind, blind, known, report()],
         document=config.parse(rig.CONFIG, source="f"),
@@ -119,7 +121,9 @@ def test_a_note_after_a_message_follows_its_end_mark() -> None:
     run = dataclasses.replace(seen.node.status, message="It failed. Is it up?")
     node = dataclasses.replace(seen.node, status=run)
     seen = dataclasses.replace(seen, node=node, notes=("a note", "another"))
-    shown = status.ClusterStatus(reports=(seen,), pods=cluster_reader.Pods(by_node={}), now=NOW)
+    shown = node_status.ClusterStatus(
+        reports=(seen,), pods=cluster_reader.Pods(by_node={}), now=NOW
+    )
 
     assert "n1: It failed. Is it up? a note; another" in status.table(shown, style=PLAIN)
 
@@ -129,13 +133,13 @@ def test_pods_with_claims_are_named_separately() -> None:
     item["metadata"]["uid"] = "u"
     item["spec"]["resourceClaims"] = [{"name": "gpu"}]
     found = {"n1": (pod_object.parse_pod(item),)}
-    shown = status.ClusterStatus(
+    shown = node_status.ClusterStatus(
         reports=(report((samples.gpu(samples.A100, "1g.5gb@0"),)),),
         pods=cluster_reader.Pods(by_node=found),
         now=NOW,
     )
 
-    assert "Pods with ResourceClaims, for these GPUs or others: ml/dra" in status.pictures(
+    assert "Pods with ResourceClaims, for these GPUs or others: ml/dra" in node_status.pictures(
         shown, style=PLAIN
     )
 
@@ -149,8 +153,8 @@ def moment(minutes: int, what: str, *, is_warning: bool = False) -> cluster_read
 
 def past_of(
     report: node_reports.NodeReport, *moments: cluster_reader.Moment
-) -> history.NodeHistory:
-    return history.NodeHistory(report=report, moments=moments, why_no_events="", now=NOW)
+) -> node_history.NodeHistory:
+    return node_history.NodeHistory(report=report, moments=moments, why_no_events="", now=NOW)
 
 
 def test_long_messages_of_a_history_are_wrapped_in_their_column() -> None:
@@ -190,12 +194,12 @@ def test_a_failed_layout_is_never_applied() -> None:
 def test_a_node_without_history_or_gpu() -> None:
     node = nodes.parse({"metadata": {"name": "n1"}})
     past = past_of(node_reports.of(node, NOW))
-    shown = status.ClusterStatus(
+    shown = node_status.ClusterStatus(
         reports=(report(),), pods=cluster_reader.Pods(by_node={}), now=NOW
     )
 
     assert history.page(past, style=PLAIN).endswith("No history is known.")
-    assert "This node has no NVIDIA GPU." in status.pictures(shown, style=PLAIN)
+    assert "This node has no NVIDIA GPU." in node_status.pictures(shown, style=PLAIN)
     assert gpu_report.slices(()) == "none"
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import node_object, well_known
-from mig_manager.kubectl import apply
+from mig_manager.kubectl import layout_requests
 from tests.node import samples
 from tests.unit import drawn_documents
 
@@ -72,7 +72,7 @@ def test_any_annotation_is_one_layout_or_an_error_that_names_it(text: str) -> No
 @hypothesis.given(drawn_documents.documents())
 def test_what_kubectl_writes_means_what_the_file_says(document: layouts.Document) -> None:
     for layout in document.layouts.values():
-        written = apply.annotation(layout, dt.datetime.now(tz=dt.UTC))
+        written = layout_requests.annotation(layout, dt.datetime.now(tz=dt.UTC))
         again, _ = custom_layouts.single(written, source="annotation")
         assert (again.rules, again.content_hash) == (layout.rules, layout.content_hash)
 

@@ -1,0 +1,153 @@
+"""Requests of layouts on Nodes.
+
+One patch writes label and annotation. It applies only to the version of the Node that was planned
+for, or to a version whose differences do not affect the plan.
+"""
+
+import dataclasses
+import datetime as dt
+
+from mig_manager import errors
+from mig_manager.core.files import yaml_tree
+from mig_manager.core.fleet import node_reports, nodes, preview
+from mig_manager.core.layout import custom_layouts, layouts
+from mig_manager.core.node import well_known
+from mig_manager.kubectl import cluster, node_plans
+
+_ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedPlan:
+    """The changes of a layout on a node, and whether it was requested."""
+
+    plans: preview.ClusterPlan
+    is_requested: bool
+    outcome: str  # a sentence
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the node can have the layout."""
+        return self.plans.is_good or self.is_requested
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {**self.plans.to_data(), "is_requested": self.is_requested}
+
+
+def apply(
+    command: cluster.ClusterCommand,
+    report: node_reports.NodeReport,
+    wanted: layouts.Layout | str,
+    document: layouts.Document,
+    *,
+    is_dry_run: bool,
+) -> RequestedPlan:
+    """Plan a layout for a node's published GPUs, and request it if it fits.
+
+    ``wanted`` is a custom layout, or the name of one that the node lists; its content is in the
+    document, unless it is generated.
+
+    Raises:
+        ClusterError: The API refused, or the node has changed since planning.
+        ConfigError: The layout is too long for an annotation.
+        LayoutError: The node lists no such layout (UNKNOWN_CONFIG).
+        UsageError: No agent shows the GPUs.
+    """
+    node = report.node
+    if report.gpus is None and not is_dry_run:
+        raise errors.UsageError(
+            f"no agent shows the GPUs of node {node.name}: either none runs there, or it can "
+            "observe none"
+        )
+    if isinstance(wanted, str):
+        name, custom, text, planned = wanted, None, None, report
+    else:
+        name, custom, text = well_known.CUSTOM_LAYOUT, wanted, annotation(wanted, command.now)
+        custom_layouts.single(text, source=custom.location.source)
+        document = layouts.Document(source=custom.origin, layouts={})
+        annotations = {**node.view.annotations, well_known.LAYOUT_ANNOTATION: text}
+        view = dataclasses.replace(node.view, annotations=annotations)
+        planned = dataclasses.replace(report, node=dataclasses.replace(node, view=view))
+    plans = node_plans.plan(
+        name,
+        [planned],
+        document=document,
+        pods=command.reader.pods([node.name]),
+        layout=custom,
+    )
+    notes = (*plans.nodes[0].notes, *(_notes(node) if custom else ()))
+    plans = dataclasses.replace(plans, nodes=(dataclasses.replace(plans.nodes[0], notes=notes),))
+    if plans.nodes[0].feasibility.fits is False:
+        outcome = f"Layout {name} does not fit {node.name}. Nothing was requested."
+        return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
+    if is_dry_run:
+        outcome = "Nothing was requested (--dry-run)."
+        return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
+    if custom is None and node.requested == name:
+        outcome = (
+            f"The node requests layout {name} already. To have it applied again, first remove the "
+            f"label: kubectl label node {node.name} {well_known.CONFIG_LABEL}-"
+        )
+        return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
+    _request(command, report, name, text)
+    outcome = (
+        f"Requested {name} of {node.name}; 'kubectl mig status {node.name}' shows the outcome."
+    )
+    return RequestedPlan(plans=plans, is_requested=True, outcome=outcome)
+
+
+def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
+    """Return a document with only this layout; the time makes every request distinct.
+
+    The layout keeps its name, which may say that it never evicts.
+    """
+    document = layouts.render([layout])
+    return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"
+
+
+def _notes(node: nodes.FleetNode) -> list[str]:
+    notes = []
+    if node.takes_custom is False:
+        notes.append(
+            "its agent takes no custom layouts and the request would fail; enable them with "
+            "--custom-layouts"
+        )
+    if custom_layouts.Custom.of(node.view).is_on_demand:
+        notes.append("it is partitioned on demand: the partitioner may replace this layout")
+    return notes
+
+
+def _request(
+    command: cluster.ClusterCommand,
+    report: node_reports.NodeReport,
+    name: str,
+    custom: str | None,
+) -> None:
+    node = report.node
+    for _ in range(_ATTEMPTS):
+        metadata = {"resourceVersion": node.version, "labels": {well_known.CONFIG_LABEL: name}}
+        if custom is not None:
+            metadata["annotations"] = {well_known.LAYOUT_ANNOTATION: custom}
+        try:
+            command.kubectl.patch_node(node.name, {"metadata": metadata})
+        except errors.ClusterError as error:
+            if not error.is_conflict:
+                raise
+        else:
+            return
+        node = command.node(node.name).node
+        if _basis(node) != _basis(report.node):
+            why = "has changed since it was planned"
+            break
+    else:
+        why = f"was changed by other programs during each of {_ATTEMPTS} attempts"
+    raise errors.ClusterError(
+        f"node {node.name} {why}; nothing was requested", reason=errors.Reason.API_ERROR
+    )
+
+
+def _basis(node: nodes.FleetNode) -> tuple[object, ...]:
+    """Return the parts of a node that determine a plan and its notes."""
+    custom = custom_layouts.Custom.of(node.view)
+    return node.view.uid, node.requested, node.gpus, node.layouts, custom

@@ -1,0 +1,146 @@
+"""The past of a node: its last run, which stays in the status, and its Events.
+
+Kubernetes keeps Events for an hour by default.
+"""
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from mig_manager import errors
+from mig_manager.adapters import cluster_reader
+from mig_manager.core import timestamps
+from mig_manager.core.display import bar, tables
+from mig_manager.core.fleet import node_reports
+from mig_manager.core.records import status as run_status
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
+
+_MOMENTS = ("TIME", "WHAT", "MESSAGE")
+_REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
+"""Moments that no Event shows, in chronological order."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHistory:
+    """The known past of a node."""
+
+    report: node_reports.NodeReport
+    moments: tuple[cluster_reader.Moment, ...]  # ascending by time; without a time first
+    why_no_events: str  # empty if Events could be read
+    now: dt.datetime
+
+    @property
+    def applied_since(self) -> dt.datetime | None:
+        """A time since which the layout has been applied; None if not applied or unknown."""
+        run = self.report.node.status
+        if self.report.state is not node_reports.NodeState.SUCCESS or run is None:
+            return None
+        for moment in reversed(self.moments):
+            if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:
+                continue
+            is_applied = moment.what == errors.Reason.APPLIED.value
+            if is_applied and _title(run) in moment.message:
+                return min(filter(None, (moment.at, run.at)), default=None)
+            # Custom layouts share one name; the previous one had other content.
+            if moment.is_warning or (is_applied and run.annotation_hash):
+                break
+        return run.at
+
+    def to_data(self) -> "answers.NodeHistory":
+        """Return plain data for JSON and YAML."""
+        since = self.applied_since
+        return {
+            "kind": "NodeHistory",
+            "node": self.report.node.name,
+            "state": self.report.state.value,
+            "applied_since": timestamps.iso(since),
+            "events_not_known": self.why_no_events or None,
+            "moments": [
+                dataclasses.asdict(moment) | {"at": timestamps.iso(moment.at)}
+                for moment in self.moments
+            ],
+        }
+
+
+def _title(run: run_status.PublishedStatus) -> str:
+    """Return the name of a run's layout in Events."""
+    return f"{run.config} ({run.config_hash})" if run.annotation_hash else run.config
+
+
+def collect(
+    reader: cluster_reader.ClusterReader, report: node_reports.NodeReport, *, now: dt.datetime
+) -> NodeHistory:
+    """Collect a node's past from its status and Events.
+
+    Raises:
+        ClusterError: The API does not answer. Missing rights to read Events are no failure.
+    """
+    events: Sequence[cluster_reader.Moment] = ()
+    why_not = ""
+    try:
+        events = reader.events(report.node.name)
+    except errors.ClusterError as error:
+        if error.reason is not errors.Reason.FORBIDDEN:
+            raise
+        why_not = error.message
+
+    def order(moment: cluster_reader.Moment) -> tuple[dt.datetime, int]:
+        first = _FIRST.index(moment.what) if moment.what in _FIRST else len(_FIRST)
+        return moment.at or dt.datetime.min.replace(tzinfo=dt.UTC), first
+
+    moments = sorted([*events, *_from_node(report, events)], key=order)
+    return NodeHistory(report=report, moments=tuple(moments), why_no_events=why_not, now=now)
+
+
+def _from_node(
+    report: node_reports.NodeReport, events: Sequence[cluster_reader.Moment]
+) -> Iterable[cluster_reader.Moment]:
+    node, run = report.node, report.node.status
+    if node.requested and node.requested_at:
+        yield cluster_reader.Moment(
+            at=node.requested_at,
+            what=_REQUESTED,
+            message=f"last write by {node.requested_by or 'an unknown client'}, "
+            f"which requested {node.requested}",
+        )
+    if run is None:
+        return
+    if run.started_at:
+        message = f"run for {run.config} started, attempt {run.attempt}"
+        yield cluster_reader.Moment(at=run.started_at, what=_STARTED, message=message)
+    is_known = any(each.at == run.finished_at and each.what == run.reason for each in events)
+    if run.finished_at and not is_known:
+        yield cluster_reader.Moment(
+            at=run.finished_at,
+            what=run.reason or "finished",
+            message=run.message,
+            is_warning=not report.state.is_good,
+        )
+    if run.retry_at:
+        yield cluster_reader.Moment(
+            at=run.retry_at, what=_RETRY, message="the next retry is scheduled"
+        )
+
+
+def last_run(past: NodeHistory, *, style: bar.Style) -> list[str]:
+    """Return a table of moments since the start of the last run; empty before the first run."""
+    run = past.report.node.status
+    began = run.started_at if run else None
+    if began is None:
+        return []
+    moments = [moment for moment in past.moments if moment.at and moment.at >= began]
+    return ["\n".join(table(moments, style=style))] if moments else []
+
+
+def table(moments: Iterable[cluster_reader.Moment], *, style: bar.Style) -> list[str]:
+    """Return a line for every moment."""
+    return tables.columns(_MOMENTS, map(_row, moments), style=style)
+
+
+def _row(moment: cluster_reader.Moment) -> tables.Row:
+    what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
+    tone = bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
+    return timestamps.show(moment.at) or "-", (what, tone), moment.message
