@@ -121,7 +121,8 @@ class Transaction:
             self._give_up(dataclasses.replace(now, has_begun=False))
             raise
         except errors.MigManagerError as error:
-            _log.warning("change_failed", reason=error.reason.value, error=error.message)
+            # After the rollback, the error itself is reported.
+            _log.info("change_failed", reason=error.reason.value, error=error.message)
             if isinstance(error, execution.REFUSALS):
                 now = dataclasses.replace(now, has_begun=False)
             # A reboot activates a pending mode; cancelling the mode would waste the reboot.

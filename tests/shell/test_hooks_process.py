@@ -108,6 +108,12 @@ def test_failed_hook_is_reported_with_its_printable_output(hooked: Hooked) -> No
     assert hooked.node.shape == hooked.before
 
 
+def test_failed_hook_is_reported_once(hooked: Hooked) -> None:
+    hooked.write(at="pre-apply-mode", script="echo no way >&2; exit 7")
+
+    assert hooked.node.run(*hooked.argv).err.count("no way") == 1
+
+
 @pytest.mark.parametrize(
     ("point", "number"),
     [

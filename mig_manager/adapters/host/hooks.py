@@ -101,7 +101,10 @@ class HookPrograms:
         how = "" if outcome.status == 0 else subprocesses.ending(outcome.status)
         if outcome.status is None:
             how = f"was killed after {timeout_s:g} s"
-        write = _log.warning if how else _log.info
+        message = programs.last_line(outcome.stderr) or programs.last_line(outcome.stdout)
+        output = "\n".join(filter(None, map(_end_of, (outcome.stdout, outcome.stderr))))
+        # The error has the last line.
+        write = _log.warning if how and output != message else _log.info
         write(
             "hook_ended",
             point=point.value,
@@ -112,7 +115,6 @@ class HookPrograms:
             stderr=_end_of(outcome.stderr),
         )
         if how:
-            message = programs.last_line(outcome.stderr) or programs.last_line(outcome.stdout)
             raise _failure(f"{name} {how}{f': {message}' if message else ''}")
 
     def _find(self, hook: hook_files.Hook) -> str | None:
