@@ -10,15 +10,15 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
-from tests.node import fakes, scenes, swept_scenes
+from tests.node import fakes, scenes
+from tests.pipeline import swept_changes
 
-Make = Callable[[], fakes.NodeRig]
 Move = tuple[model.Phase, model.Phase]
 
 _OTHER_LAYOUT = "all-disabled"
@@ -118,31 +118,31 @@ def _play(
     return request.asked
 
 
-def _with_every_call_failing(make: Make, layout: str, story: Story) -> None:
-    for index, call in enumerate(scenes.calls(make, layout)):
-        node = make()
+def _with_every_call_failing(change: swept_changes.Change, story: Story) -> None:
+    for index, call in enumerate(change.calls()):
+        node = change.make()
         node.failing = {index: scenes.broken(call)}
-        _play(node, layout, story)
+        _play(node, change.layout, story)
         # The next run undoes what this one could not. ``recovered`` has those without an outcome.
         node.failing = {}
         if node.labels[well_known.STATE_LABEL] != model.State.PENDING.value:
-            _play(node, layout, story)
+            _play(node, change.layout, story)
 
 
-def _superseded_at_every_check(make: Make, layout: str, story: Story) -> None:
+def _superseded_at_every_check(change: swept_changes.Change, story: Story) -> None:
     for question in itertools.count(1):
-        if _play(make(), layout, story, superseded_at=question) < question:
+        if _play(change.make(), change.layout, story, superseded_at=question) < question:
             return
 
 
-def _killed_everywhere(make: Make, layout: str, story: Story) -> None:
+def _killed_everywhere(change: swept_changes.Change, story: Story) -> None:
     """Kill it at every call; its successor resumes, or another layout is requested."""
-    for index in range(len(scenes.calls(make, layout))):
-        for requested in (layout, _OTHER_LAYOUT):
-            node = make()
+    for index in range(len(change.calls())):
+        for requested in (change.layout, _OTHER_LAYOUT):
+            node = change.make()
             node.failing = {index: scenes.Killed()}
             with contextlib.suppress(scenes.Killed):
-                scenes.run(node, layout)
+                change.run(node)
             node.failing = {}
             with _recorded(node, story):
                 successor = scenes.reconciler(node)
@@ -220,14 +220,15 @@ def _queued(story: Story) -> None:
 def played() -> Story:
     """Return what runs do that are not killed."""
     story = Story()
-    for make, layout in swept_scenes.SCENARIOS.values():
-        _play(make(), layout, story)
+    for change in swept_changes.CHANGES.values():
+        if change.custom is None:
+            _play(change.make(), change.layout, story)
     _refused(story)
     _queued(story)
     _rebooted(story)
-    for name in ("first-layout", "one-slice-on-a-busy-node", "host-services", "reset"):
-        _with_every_call_failing(*swept_scenes.SCENARIOS[name], story)
-    _superseded_at_every_check(*swept_scenes.SCENARIOS["one-slice-on-a-busy-node"], story)
+    for name in ("first layout", "one slice", "services", "first layout, reset"):
+        _with_every_call_failing(swept_changes.CHANGES[name], story)
+    _superseded_at_every_check(swept_changes.CHANGES["one slice"], story)
     return story
 
 
@@ -235,5 +236,5 @@ def played() -> Story:
 def recovered() -> Story:
     """Return what the runs do that come after one that was killed."""
     story = Story()
-    _killed_everywhere(*swept_scenes.SCENARIOS["one-slice-on-a-busy-node"], story)
+    _killed_everywhere(swept_changes.CHANGES["one slice"], story)
     return story

@@ -44,6 +44,12 @@ def has_layout(rig: fakes.NodeRig, layout: str) -> bool:
     return [*map(changes.counts, gpus)] == [*map(changes.counts, wanted)]
 
 
+def assert_says_the_truth(rig: fakes.NodeRig) -> None:
+    """The label names a layout that is active, or there is none."""
+    applied = rig.labels.get(well_known.APPLIED_LABEL)
+    assert applied is None or has_layout(rig, applied)
+
+
 def is_as_before(rig: fakes.NodeRig, before: Iterable[model.Gpu | model.GpuSnapshot]) -> bool:
     """Return whether GPUs have the modes, instances and placements that they had."""
     return gpu_values.geometry(before).items() <= gpu_values.geometry(rig.gpus).items()

@@ -10,18 +10,18 @@ from mig_manager.core.node import (
 )
 from mig_manager.errors import Reason
 from tests.node import fakes
-from tests.node.scenes import (
-    BROKEN,
-    assert_ends,
-    busy_node,
-)
-from tests.node.swept_scenes import (
+from tests.node.nodes import (
     DCGM,
     EXPORTER,
     GFD,
     SAMPLER,
     monitored_node,
     watched_node,
+)
+from tests.node.scenes import (
+    BROKEN,
+    assert_ends,
+    busy_node,
 )
 
 

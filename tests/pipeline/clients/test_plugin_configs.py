@@ -9,14 +9,14 @@ from mig_manager.core.node import (
 )
 from mig_manager.errors import Reason
 from tests.node import scenes
+from tests.node.nodes import (
+    sharing_node,
+)
 from tests.node.scenes import (
     assert_ends,
     node,
     refuse,
     run,
-)
-from tests.node.swept_scenes import (
-    sharing_node,
 )
 
 

@@ -10,7 +10,7 @@ from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import gpu_values, scenes, swept_scenes
+from tests.node import gpu_values, nodes, scenes
 from tests.node.scenes import assert_ends
 
 ALL_1G = "all-1g.5gb"
@@ -124,7 +124,7 @@ def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
 
 @pytest.mark.parametrize("may_reset", [True, False])
 def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) -> None:
-    rig = swept_scenes.resetting_node()
+    rig = nodes.resetting_node()
     rig.resets.are_available = may_reset
     rig.resets.refusal = "GPU 0 is in use by dcgm (pid 7)"
 
@@ -258,7 +258,7 @@ def test_a_layout_kept_by_an_earlier_release_is_read() -> None:
 def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
     *, is_resumed: bool, is_silent: bool
 ) -> None:
-    rig = swept_scenes.resetting_node()
+    rig = nodes.resetting_node()
     rig.resets.need_persistence_off = True
 
     def is_resetting() -> bool:

@@ -14,10 +14,14 @@ from mig_manager.agent import outcomes
 from mig_manager.agent.pods import orders
 from mig_manager.core.node import clients, well_known
 from tests import changes
-from tests.node import scenes, swept_scenes
+from tests.node import nodes, scenes
 from tests.pipeline import lives
 from tests.pipeline.recovery import played_changes
-from tests.pipeline.recovery.played_changes import Change, End, PlayedChange
+from tests.pipeline.recovery.played_changes import PlayedChange
+from tests.pipeline.swept_changes import Change, End
+
+_NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
+"""How the request after a change ends."""
 
 
 def _request_another(play: PlayedChange) -> None:
@@ -40,8 +44,8 @@ def _write_deploy_label(play: PlayedChange) -> None:
 
 def _disable_monitor(play: PlayedChange, value: str | None) -> None:
     for labels in (play.rig.labels, play.deploy_labels):
-        if labels.pop(swept_scenes.EXPORTER, None) and value:
-            labels[swept_scenes.EXPORTER] = value
+        if labels.pop(nodes.EXPORTER, None) and value:
+            labels[nodes.EXPORTER] = value
 
 
 def _cordon(play: PlayedChange) -> None:
@@ -354,12 +358,12 @@ class _Explorer:
         # The next request works, despite what was written before.
         following = play.fork()
         following.config.text = scenes.CONFIG
-        following.request(played_changes.NEXT.applied or "")
+        following.request(_NEXT.applied or "")
         following.may_go |= {"affected", "spared", "newcomer"}
         outcome = following.serve(_nothing_happens)
         self.problems += (
             f"{', '.join(play.path)}, then the next request: {problem}"
-            for problem in following.judge(outcome, (played_changes.NEXT,))
+            for problem in following.judge(outcome, (_NEXT,))
         )
 
 

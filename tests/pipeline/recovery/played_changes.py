@@ -7,8 +7,7 @@ import collections
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.agent import outcomes, settings
@@ -16,10 +15,9 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, well_known
 from tests import changes
-from tests.node import fakes, judging, scenes, swept_scenes
+from tests.node import fakes, judging, scenes
 from tests.pipeline import lives
-from tests.pipeline.gpus import repairs
-from tests.pipeline.requests import custom_requests
+from tests.pipeline.swept_changes import Change, End
 
 _MAX_PAUSES = 16
 _REPAIR_PAUSE_S = 1000.0
@@ -28,139 +26,6 @@ _LIMITS = {
     "has_custom_layouts": True,
     "generated_layouts": settings.GeneratedLayouts.OFF,
     "repair": settings.RepairPolicy.RESET,
-}
-
-
-class Change(NamedTuple):
-    """A request to a node, and how both end if nothing strikes."""
-
-    make: Callable[[], fakes.NodeRig]
-    layout: str
-    was: str | None
-    """The layout that is applied before."""
-    custom: custom_layouts.Custom | None = None
-    """Where it is this, the GPUs end with ``LAYOUT``."""
-    is_refused: bool = False
-    """Whether the driver refuses an instance of the layout, so that all is rolled back."""
-    evicted: frozenset[str] = frozenset()
-    """The pods that it evicts."""
-    is_repair: bool = False
-    """Whether a GPU awaits a reset, which the agent finds once the layout is active."""
-
-    @property
-    def before(self) -> changes.Gpus:
-        return changes.gpus_with(self.was or "all-disabled")
-
-    @property
-    def after(self) -> changes.Gpus:
-        """The GPUs once the layout is active."""
-        return changes.gpus_with(scenes.LAYOUT if self.custom else self.layout)
-
-    @property
-    def other(self) -> "End":
-        """How a request of another layout ends."""
-        layout = "all-balanced" if self.layout == "all-1g.5gb" else "all-1g.5gb"
-        return End("success", layout, changes.gpus_with(layout))
-
-    @property
-    def end(self) -> "End":
-        """How it ends."""
-        if self.is_refused:
-            return End("failed", self.was, self.before)
-        return End("success", self.layout, self.after)
-
-
-class End(NamedTuple):
-    """How a node is at rest."""
-
-    state: str | None
-    applied: str | None
-    gpus: changes.Gpus
-
-
-def _old_node() -> fakes.NodeRig:
-    rig = scenes.node()
-    rig.driver.hides_profiles = True
-    return rig
-
-
-NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
-"""How the request after a change ends."""
-
-
-CHANGES: Mapping[str, Change] = {
-    "first layout": Change(scenes.node, "all-1g.5gb", was=None),
-    "first layout, hooks": Change(lambda: scenes.hooked(scenes.node()), "all-1g.5gb", was=None),
-    "first layout, profiles hidden": Change(_old_node, "all-1g.5gb", was=None),
-    "one slice": Change(
-        scenes.busy_node,
-        "one-slice-changed",
-        was="all-balanced",
-        evicted=frozenset({"affected"}),
-    ),
-    "one slice, services and hooks": Change(
-        lambda: scenes.hooked(scenes.hosted_node()),
-        "one-slice-changed",
-        was="all-balanced",
-        evicted=frozenset({"affected"}),
-    ),
-    "mode change": Change(
-        scenes.busy_node,
-        "all-disabled-first",
-        was="all-balanced",
-        evicted=frozenset({"affected"}),
-    ),
-    "rollback": Change(
-        scenes.busy_node,
-        "one-slice-changed",
-        was="all-balanced",
-        is_refused=True,
-        evicted=frozenset({"affected"}),
-    ),
-    "on demand": Change(
-        custom_requests.idle_node,
-        "custom",
-        was="all-balanced",
-        custom=custom_requests.ON_DEMAND,
-    ),
-    "whole node": Change(
-        swept_scenes.whole_node,
-        "one-slice-changed",
-        was="all-balanced",
-        evicted=frozenset({"affected", "spared"}),
-    ),
-    "monitors": Change(
-        swept_scenes.monitored_node,
-        "one-slice-changed",
-        was="all-balanced",
-        evicted=frozenset({"affected"}),
-    ),
-    "plugin's config": Change(
-        swept_scenes.sharing_node,
-        "one-slice-changed",
-        was="all-balanced",
-        evicted=frozenset({"affected"}),
-    ),
-    "DRA driver": Change(
-        scenes.dra_node,
-        "all-disabled",
-        was="all-1g.5gb",
-        evicted=frozenset({"low", "high"}),
-    ),
-    "repair": Change(
-        repairs.faulty_node,
-        "all-balanced",
-        was="all-balanced",
-        evicted=frozenset({"affected"}),
-        is_repair=True,
-    ),
-    "repair of a silent GPU": Change(
-        repairs.stuck_node,
-        "all-balanced",
-        was="all-balanced",
-        evicted=frozenset({"affected"}),
-        is_repair=True,
-    ),
 }
 
 

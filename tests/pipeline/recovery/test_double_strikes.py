@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from tests import published
-from tests.pipeline.recovery import double_strikes, played_changes
-from tests.pipeline.recovery.played_changes import Change
+from tests.pipeline.recovery import double_strikes
+from tests.pipeline.swept_changes import STRUCK_TWICE, Change
 
 Note = Callable[[str, object], None]
 _SECTION = "double strikes"
@@ -21,7 +21,7 @@ def play(
 ) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     begun_s = time.process_time()
-    counts, problems = of(played_changes.CHANGES[name])
+    counts, problems = of(STRUCK_TWICE[name])
     note(section, {"change": name, **counts, "CPU seconds": round(time.process_time() - begun_s)})
     assert problems == []
     assert counts["struck"] == counts["tried"]
@@ -31,7 +31,7 @@ def play(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", played_changes.CHANGES)
+@pytest.mark.parametrize("name", STRUCK_TWICE)
 def test_every_pair_of_strikes_has_an_end_that_is_true(
     name: str, record_property: Note, pytestconfig: pytest.Config
 ) -> None:
@@ -55,7 +55,7 @@ def test_the_published_counts_are_of_present_changes() -> None:
     rows = {each["change"]: each for each in published.rows("double-strikes")}
     # A new change is published by the next count of all.
     assert rows
-    assert rows.keys() <= played_changes.CHANGES.keys()
+    assert rows.keys() <= STRUCK_TWICE.keys()
     for counts in rows.values():
         assert counts["struck"] == counts["tried"] == counts["kills"] + counts["writes"]
         assert counts["converged"] == counts["judged"]

@@ -10,8 +10,8 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
+from tests.node.nodes import EXTRA_CLIENTS
 from tests.node.scenes import LAYOUT, assert_ends
-from tests.node.swept_scenes import EXTRA_CLIENTS, IMPOSSIBLE, assert_says_the_truth
 
 
 def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
@@ -41,10 +41,10 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     successor = scenes.reconciler(rig)
     successor.recover(LAYOUT)
     assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
-    assert_says_the_truth(rig)
+    scenes.assert_says_the_truth(rig)
 
 
-@pytest.mark.parametrize("wanted", [*IMPOSSIBLE, None])
+@pytest.mark.parametrize("wanted", ["too-much", "no-such-layout", "no-such-profile", None])
 def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | None) -> None:
     rig, before = unlucky_node()
     if wanted:

@@ -12,9 +12,8 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fakes, gpu_values, scenes, swept_scenes
+from tests.node import fakes, gpu_values, nodes, scenes
 from tests.node.scenes import LAYOUT
-from tests.node.swept_scenes import assert_says_the_truth
 from tests.pipeline import lives
 
 
@@ -86,7 +85,7 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
 @pytest.mark.parametrize("meanwhile", ["recovery", "run", "rest"])
 def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwhile: str) -> None:
     written_back = 0
-    for index, rig, _ in scenes.kills(swept_scenes.monitored_node):
+    for index, rig, _ in scenes.kills(nodes.monitored_node):
         paused = [key for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE]
         rig.labels |= dict.fromkeys(paused, f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade")
         agent = scenes.reconciler(rig)
@@ -163,7 +162,7 @@ def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | 
             scenes.resume(rig, wanted)
         undone += bool(rig.gpus[0].gpu_instances)
         scenes.assert_restored(rig)
-        assert_says_the_truth(rig)
+        scenes.assert_says_the_truth(rig)
     assert undone
 
 

@@ -10,7 +10,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import requests
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes, swept_scenes
+from tests.node import fakes, nodes, scenes
 from tests.pipeline.requests.custom_requests import (
     BALANCED,
     ON,
@@ -102,7 +102,7 @@ def used_by(rig: fakes.NodeRig, owner: str, *, profile: str = "2g.10gb") -> dict
 
 
 def add_monitor(rig: fakes.NodeRig) -> str:
-    selector = {swept_scenes.DCGM: "true"}
+    selector = {nodes.DCGM: "true"}
     return rig.add_pod("dcgm", node_selector=selector, owner_kind="DaemonSet", is_ready=True)
 
 
@@ -221,58 +221,6 @@ def test_on_demand_other_failures_are_retried() -> None:
     rig = idle_node()
     rig.plugin.is_broken = True
     assert run(rig, ON_DEMAND).should_retry
-
-
-@pytest.mark.parametrize(
-    "make", [pytest.param(idle_node, marks=pytest.mark.slow), scenes.busy_node]
-)
-@pytest.mark.parametrize("is_on_demand", [True, False])
-def test_node_is_restored_after_any_failed_call_of_a_custom_layout(
-    make: Any, *, is_on_demand: bool
-) -> None:
-    wanted = requested(is_on_demand=is_on_demand)
-    undisturbed = make()
-    end = run(undisturbed, wanted)
-    for index, call in enumerate(undisturbed.log):
-        rig = make()
-        agent = scenes.reconciler(rig, limits=ON)
-        rig.failing = {index: scenes.broken(call)}
-        try:
-            run(rig, wanted, by=agent)
-        except errors.ClusterError:
-            rig.failing = {}
-            agent.recover("custom", wanted)
-        else:
-            assert rig.labels[well_known.STATE_LABEL] in ("success", "failed"), index
-            scenes.assert_restored_or_in_drain(rig, undisturbed.log[:index])
-        rig.failing = {}
-
-        again = run(rig, wanted, by=agent)
-
-        assert again.state is end.state, (index, again.message)
-        if is_on_demand:
-            assert set(make().pod_names) <= rig.pod_names, index
-        scenes.assert_restored(rig)
-
-
-@pytest.mark.parametrize(("make", "is_on_demand"), [(idle_node, True), (scenes.busy_node, False)])
-@pytest.mark.parametrize("replaced", [True, False])
-def test_the_node_is_restored_whenever_a_custom_request_is_superseded(
-    make: Any, *, is_on_demand: bool, replaced: bool
-) -> None:
-    wanted = requested(is_on_demand=is_on_demand)
-    patient_rig = make()
-    patient = fakes.FakeRequest(patient_rig.clock, replaced=replaced)
-    run(patient_rig, wanted, request=patient)
-    for ends_at in range(1, patient.asked + 1):
-        rig = make()
-        before = rig.gpus
-        request = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=replaced)
-        with pytest.raises(errors.Superseded):
-            run(rig, wanted, request=request)
-        if "gpus.execute" not in rig.log:
-            assert rig.gpus == before
-        scenes.assert_restored(rig, is_stopped=not replaced)
 
 
 def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:

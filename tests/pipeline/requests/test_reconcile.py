@@ -11,6 +11,7 @@ from mig_manager.core.node import strategies, well_known
 from mig_manager.core.records import gpu_codec, status
 from mig_manager.errors import Reason
 from tests.node import fake_host, fakes, gpu_values, scenes
+from tests.node.nodes import guarded_node, waiting_node, whole_node
 from tests.node.scenes import (
     assert_ends,
     busy_node,
@@ -19,7 +20,6 @@ from tests.node.scenes import (
     reconciler,
     run,
 )
-from tests.node.swept_scenes import guarded_node, waiting_node, whole_node
 
 
 @pytest.mark.parametrize("gated", [True, False])

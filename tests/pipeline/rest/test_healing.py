@@ -10,7 +10,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, gpu_values, scenes, swept_scenes
+from tests.node import fakes, gpu_values, nodes, scenes
 from tests.node.scenes import assert_ends
 from tests.pipeline.rest.drifts import LAYOUT, NO_DRIVER, tamper
 
@@ -82,7 +82,7 @@ def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
     uid = rig.uid_of("foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
     rig.pods[uid] = dataclasses.replace(rig.pods[uid], labels=labels, owner_kind=owner)
-    rig.extra_clients = swept_scenes.EXTRA_CLIENTS
+    rig.extra_clients = nodes.EXTRA_CLIENTS
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
     assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)

@@ -1,21 +1,10 @@
-"""Scenes for tests that repeat a run with a fault at each of its calls, and their nodes."""
+"""Busy nodes in memory that a policy, a GPU client or the driver makes special."""
 
 import dataclasses
-from collections.abc import Callable
-
-import pytest
 
 from mig_manager.core.node import policies, well_known
 from tests.node import fakes
-from tests.node.scenes import (
-    busy_node,
-    device,
-    dra_node,
-    has_layout,
-    hooked,
-    hosted_node,
-    node,
-)
+from tests.node.scenes import busy_node, device, node
 
 
 def guarded_node() -> fakes.NodeRig:
@@ -108,57 +97,3 @@ def resetting_node() -> fakes.NodeRig:
     rig = node()
     rig.driver.mode_waits = rig.resets.are_available = True
     return rig
-
-
-_SWEPT_BY_DEFAULT = ("first-layout", "host-services")
-
-SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {
-    "first-layout": (node, "all-1g.5gb"),
-    "first-layout-ungated": (lambda: node(gated=False), "all-1g.5gb"),
-    "one-slice-on-a-busy-node": (busy_node, "one-slice-changed"),
-    "mode-off": (busy_node, "all-disabled"),
-    "by-force": (guarded_node, "one-slice-changed"),
-    "no-eviction": (waiting_node, "one-slice-changed"),
-    "whole-node": (whole_node, "one-slice-changed"),
-    "starting-pod": (starting_node, "one-slice-changed"),
-    "monitors": (monitored_node, "one-slice-changed"),
-    "extra-clients": (watched_node, "one-slice-changed"),
-    "host-services": (hosted_node, "one-slice-changed"),
-    "hooks": (lambda: hooked(hosted_node()), "one-slice-changed"),
-    "hooks-of-the-mode": (lambda: hooked(node()), "all-1g.5gb"),
-    "reset": (resetting_node, "all-1g.5gb"),
-    "plugin-config": (sharing_node, "one-slice-changed"),
-    "dra-driver": (dra_node, "all-balanced"),
-    "dra-driver-ungated": (lambda: dra_node(gated=False), "all-balanced"),
-}
-
-
-def spared(scenario: str) -> dict[str, str]:
-    """Return the names of the pods that a scene's change does not affect, by UID."""
-    make, layout = SCENARIOS[scenario]
-    rig = make()
-    affected = {"affected"} if layout == "one-slice-changed" else {"affected", "spared"}
-    if rig.policy.drain is policies.DrainPolicy.NODE:
-        return {}
-    return {
-        uid: rig.pods[uid].name
-        for uid in rig.kubelet.assigned
-        if rig.pods[uid].name not in affected
-    }
-
-
-SWEPT = [
-    pytest.param(name, marks=() if name in _SWEPT_BY_DEFAULT else pytest.mark.slow)
-    for name in SCENARIOS
-    if name != "one-slice-on-a-busy-node"  # its calls are also those with host services
-]
-"""The scenes for tests that play each of them dozens of times."""
-
-
-IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
-
-
-def assert_says_the_truth(rig: fakes.NodeRig) -> None:
-    """The label names a layout that is active, or there is none."""
-    applied = rig.labels.get(well_known.APPLIED_LABEL)
-    assert applied is None or has_layout(rig, applied)

@@ -1,0 +1,151 @@
+"""Changes of the node in memory that tests play again and again, with a fault at any point.
+
+What must hold in the end is written here as data; neither the planner nor the journal is asked.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+from mig_manager.agent import outcomes
+from mig_manager.core.layout import custom_layouts
+from tests import changes
+from tests.node import fakes, nodes, scenes
+from tests.pipeline.gpus import repairs
+from tests.pipeline.requests import custom_requests
+
+
+class Change(NamedTuple):
+    """A request to a node, and how both end if nothing strikes."""
+
+    make: Callable[[], fakes.NodeRig]
+    layout: str
+    was: str | None = None
+    """The layout that is applied before."""
+    custom: custom_layouts.Custom | None = None
+    """Where it is this, the GPUs end with ``LAYOUT``."""
+    is_refused: bool = False
+    """Whether the driver or a pod prevents it, so that the GPUs end as they were."""
+    evicted: frozenset[str] = frozenset()
+    """The pods that it evicts."""
+    is_repair: bool = False
+    """Whether a GPU awaits a reset, which the agent finds once the layout is active."""
+
+    @property
+    def before(self) -> changes.Gpus:
+        return changes.gpus_with(self.was or "all-disabled")
+
+    @property
+    def after(self) -> changes.Gpus:
+        """The GPUs once the layout is active."""
+        return changes.gpus_with(scenes.LAYOUT if self.custom else self.layout)
+
+    @property
+    def other(self) -> "End":
+        """How a request of another layout ends."""
+        layout = "all-balanced" if self.layout == "all-1g.5gb" else "all-1g.5gb"
+        return End("success", layout, changes.gpus_with(layout))
+
+    @property
+    def end(self) -> "End":
+        """How it ends."""
+        if self.is_refused:
+            return End("failed", self.was, self.before)
+        return End("success", self.layout, self.after)
+
+    def agent(self, rig: fakes.NodeRig) -> scenes.AgentInMemory:
+        """Return an agent of the node."""
+        return scenes.reconciler(rig, limits=custom_requests.ON if self.custom else None)
+
+    def run(
+        self, rig: fakes.NodeRig, by: scenes.AgentInMemory | None = None, **options: Any
+    ) -> outcomes.Outcome:
+        """Apply the layout, with an agent of its own if none is given."""
+        agent = by or self.agent(rig)
+        return scenes.run(rig, self.layout, by=agent, custom=self.custom, **options)
+
+    def calls(self) -> list[str]:
+        """Return the port calls of an undisturbed run."""
+        rig = self.make()
+        assert self.run(rig).state.value == self.end.state
+        return rig.log
+
+
+class End(NamedTuple):
+    """How a node is at rest."""
+
+    state: str | None
+    applied: str | None
+    gpus: changes.Gpus
+
+
+def _old_node() -> fakes.NodeRig:
+    rig = scenes.node()
+    rig.driver.hides_profiles = True
+    return rig
+
+
+_NOTHING = frozenset[str]()
+_BOTH = frozenset({"affected", "spared"})
+_balanced = functools.partial(Change, was="all-balanced", evicted=frozenset({"affected"}))
+_dra = functools.partial(Change, was="all-1g.5gb", evicted=frozenset({"low", "high"}))
+
+
+STRUCK_TWICE: Mapping[str, Change] = {
+    "first layout": Change(scenes.node, "all-1g.5gb"),
+    "first layout, hooks": Change(lambda: scenes.hooked(scenes.node()), "all-1g.5gb"),
+    "first layout, profiles hidden": Change(_old_node, "all-1g.5gb"),
+    "one slice": _balanced(scenes.busy_node, "one-slice-changed"),
+    "one slice, services and hooks": _balanced(
+        lambda: scenes.hooked(scenes.hosted_node()), "one-slice-changed"
+    ),
+    "mode change": _balanced(scenes.busy_node, "all-disabled-first"),
+    "rollback": _balanced(scenes.busy_node, "one-slice-changed", is_refused=True),
+    "on demand": _balanced(
+        custom_requests.idle_node, "custom", custom=custom_requests.ON_DEMAND, evicted=_NOTHING
+    ),
+    "whole node": _balanced(nodes.whole_node, "one-slice-changed", evicted=_BOTH),
+    "monitors": _balanced(nodes.monitored_node, "one-slice-changed"),
+    "plugin's config": _balanced(nodes.sharing_node, "one-slice-changed"),
+    "DRA driver": _dra(scenes.dra_node, "all-disabled"),
+    "repair": _balanced(repairs.faulty_node, repairs.LAYOUT, is_repair=True),
+    "repair of a silent GPU": _balanced(repairs.stuck_node, repairs.LAYOUT, is_repair=True),
+}
+"""Changes for tests that play each of them thousands of times."""
+
+CHANGES: Mapping[str, Change] = {
+    **STRUCK_TWICE,
+    "first layout, plugin without label": Change(lambda: scenes.node(gated=False), "all-1g.5gb"),
+    "first layout, reset": Change(nodes.resetting_node, "all-1g.5gb"),
+    "mode off": _balanced(scenes.busy_node, "all-disabled", evicted=_BOTH),
+    "by force": _balanced(nodes.guarded_node, "one-slice-changed"),
+    "no eviction": _balanced(nodes.waiting_node, "one-slice-changed"),
+    "starting pod": _balanced(nodes.starting_node, "one-slice-changed"),
+    "extra clients": _balanced(nodes.watched_node, "one-slice-changed"),
+    "services": _balanced(scenes.hosted_node, "one-slice-changed"),
+    "DRA driver, another mixed layout": _dra(scenes.dra_node, "all-balanced"),
+    "DRA driver without label": _dra(lambda: scenes.dra_node(gated=False), "all-balanced"),
+    "custom": _balanced(scenes.busy_node, "custom", custom=custom_requests.requested()),
+    "custom, devices free": _balanced(
+        custom_requests.idle_node, "custom", custom=custom_requests.requested(), evicted=_NOTHING
+    ),
+    "on demand, devices in use": _balanced(
+        scenes.busy_node,
+        "custom",
+        custom=custom_requests.ON_DEMAND,
+        is_refused=True,
+        evicted=_NOTHING,
+    ),
+}
+
+_SWEPT_BY_DEFAULT = ("first layout", "services", "custom", "on demand")
+
+SWEPT = [
+    pytest.param(name, marks=() if name in _SWEPT_BY_DEFAULT else pytest.mark.slow)
+    for name, change in CHANGES.items()
+    # The calls for one slice are also those with services.
+    if name != "one slice" and not (change.is_refused or change.is_repair)
+]
+"""The changes that succeed, for tests that play each of them dozens of times."""
