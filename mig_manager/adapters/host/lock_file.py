@@ -63,7 +63,7 @@ class LockFile:
     is_required: bool
     """If not (a pod may lack the mount), an agent that cannot lock the file works without, and
     warns once."""
-    _has_warned: bool = False
+    _has_warned: bool = dataclasses.field(default=False, init=False)
 
     @contextlib.contextmanager
     def hold(self, doing: str, *, changes_gpus: bool = True) -> Iterator[None]:

@@ -121,10 +121,10 @@ class WorkerGpus(standbys.Standby):
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
     monotonic: Callable[[], float] = time.monotonic
     proc_root: pathlib.Path = procfs.ROOT
-    _stuck: list[_Worker] = dataclasses.field(default_factory=list)
-    _observed: model.ObservedGpus = model.NO_GPUS
-    _by_index: dict[int, model.Gpu] = dataclasses.field(default_factory=dict)
-    _ready: _Worker | None = None
+    _stuck: list[_Worker] = dataclasses.field(default_factory=list, init=False)
+    _observed: model.ObservedGpus = dataclasses.field(default=model.NO_GPUS, init=False)
+    _by_index: dict[int, model.Gpu] = dataclasses.field(default_factory=dict, init=False)
+    _ready: _Worker | None = dataclasses.field(default=None, init=False)
 
     def prepare(self) -> None:
         """Start the worker of the next call; a failure shows when the worker is needed."""

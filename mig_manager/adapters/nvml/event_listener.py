@@ -49,20 +49,22 @@ class GpuEvents:
     restarts: timing.Backoff = _RESTARTS
     """For the replacement of listeners that died."""
     # Guards the fields below; notified when any of them changes.
-    _state: threading.Condition = dataclasses.field(default_factory=threading.Condition)
-    _thread: threading.Thread | None = None
-    _is_stopping: bool = False
-    _suspensions: int = 0
-    _generation: int = 0
-    _is_busy: bool = False
-    _child: subprocesses.Child | None = None
+    _state: threading.Condition = dataclasses.field(
+        default_factory=threading.Condition, init=False
+    )
+    _thread: threading.Thread | None = dataclasses.field(default=None, init=False)
+    _is_stopping: bool = dataclasses.field(default=False, init=False)
+    _suspensions: int = dataclasses.field(default=0, init=False)
+    _generation: int = dataclasses.field(default=0, init=False)
+    _is_busy: bool = dataclasses.field(default=False, init=False)
+    _child: subprocesses.Child | None = dataclasses.field(default=None, init=False)
     # Of our thread alone: the present listener, and earlier ones that ended by themselves.
-    _listening_since_s: float | None = None
-    _failures: int = 0
-    _missed_changes: bool = False
-    _logged_failure: str | None = None
-    _has_logged_unsupported: bool = False
-    _left_behind: list[subprocesses.Child] = dataclasses.field(default_factory=list)
+    _listening_since_s: float | None = dataclasses.field(default=None, init=False)
+    _failures: int = dataclasses.field(default=0, init=False)
+    _missed_changes: bool = dataclasses.field(default=False, init=False)
+    _logged_failure: str | None = dataclasses.field(default=None, init=False)
+    _has_logged_unsupported: bool = dataclasses.field(default=False, init=False)
+    _left_behind: list[subprocesses.Child] = dataclasses.field(default_factory=list, init=False)
 
     def start(self) -> None:
         """Begin to listen, without waiting until the first listener is ready."""

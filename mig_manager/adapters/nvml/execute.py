@@ -43,15 +43,17 @@ class Executor:
     """Where the driver's capability files may be, if not in ``proc_root``."""
     on_step: Callable[[int], None] | None = None
     """Called with the GPU's index after each step."""
-    _give_up_s: float | None = None
-    _device: gpu_device.Device | None = None
-    _by_id: dict[int, gpu_device.GpuInstanceRef] = dataclasses.field(default_factory=dict)
+    _give_up_s: float | None = dataclasses.field(default=None, init=False)
+    _device: gpu_device.Device | None = dataclasses.field(default=None, init=False)
+    _by_id: dict[int, gpu_device.GpuInstanceRef] = dataclasses.field(
+        default_factory=dict, init=False
+    )
     _by_profile: dict[int, list[gpu_device.GpuInstanceRef]] = dataclasses.field(
-        default_factory=dict
+        default_factory=dict, init=False
     )
     """All GPU instances of the profiles that were listed."""
     _compute: dict[int, list[tuple[int, model.Placement]]] = dataclasses.field(
-        default_factory=dict
+        default_factory=dict, init=False
     )
     """Slices and placement of all compute instances, by the id of their GPU instance."""
 
