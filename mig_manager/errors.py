@@ -447,6 +447,13 @@ class ClusterError(MigManagerError):
         return self.status is None or self.status >= _SERVER_ERRORS
 
 
+class KubeletError(ClusterError):
+    """Kubelet does not say which pods have which devices."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=Reason.POD_RESOURCES_UNAVAILABLE)
+
+
 class DrainError(MigManagerError):
     """Affected pods were not evicted before the deadline.
 

@@ -84,7 +84,7 @@ class PodResources:
         return not is_booting and _is_of_this_boot(plugins)
 
     def check(self) -> None:
-        """Raise ClusterError, POD_RESOURCES_UNAVAILABLE, if the socket does not exist."""
+        """Raise KubeletError if the socket does not exist."""
         try:
             mode = self._path.stat().st_mode
         except OSError as err:
@@ -92,11 +92,10 @@ class PodResources:
         if not stat.S_ISSOCK(mode):
             raise self.unavailable("not a socket")
 
-    def unavailable(self, detail: str) -> errors.ClusterError:
+    def unavailable(self, detail: str) -> errors.KubeletError:
         """Return the error for a request without a response."""
-        return errors.ClusterError(
-            f"kubelet does not report which pods have which devices ({self._path}): {detail}",
-            reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
+        return errors.KubeletError(
+            f"kubelet does not report which pods have which devices ({self._path}): {detail}"
         )
 
     def open_channel(self) -> Any:

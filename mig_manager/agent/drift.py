@@ -298,9 +298,7 @@ def _handle_drift(
     if job.limits.heals_drift and plan is not None and not missing:
         try:
             affected = survey.name_users(job.deps, plan, observation.gpus, job.cancel)
-        except errors.ClusterError as error:
-            if error.reason is not errors.Reason.POD_RESOURCES_UNAVAILABLE:
-                raise
+        except errors.KubeletError as error:
             affected = error.message
         if not affected:
             return ""

@@ -36,7 +36,7 @@ class PodUse:
 
     def by_device(self) -> Mapping[str, tuple[str, ...]]:
         """Return the pods by the id of the device they have; empty if kubelet does not answer."""
-        with contextlib.suppress(errors.ClusterError):
+        with contextlib.suppress(errors.KubeletError):
             return pod_object.by_device(self._allocations())
         return {}
 
@@ -49,7 +49,7 @@ class PodUse:
             return
         try:
             assigned = self._allocations()
-        except errors.ClusterError as error:
+        except errors.KubeletError as error:
             raise errors.GpuInUseError(
                 error.message, reason=error.reason, remedy=_REMEDY_WITHOUT_ANSWER
             ) from error
@@ -67,7 +67,7 @@ class PodUse:
         """Return kubelet's answer, or its last one if a hook may have stopped it since."""
         try:
             return self._ask()
-        except errors.ClusterError:
+        except errors.KubeletError:
             if self._answer is None or not self.has_hook_run():
                 raise
             return self._answer
@@ -78,9 +78,8 @@ class PodUse:
         if kubelet is None:
             if self._answer is None:
                 return ()
-            raise errors.ClusterError(
-                "kubelet does not report which pods have which devices: its socket is gone",
-                reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
+            raise errors.KubeletError(
+                "kubelet does not report which pods have which devices: its socket is gone"
             )
         self._answer = kubelet.assigned_devices()
         return self._answer

@@ -187,7 +187,7 @@ class PodWatch(Protocol):
 class DeviceAllocations(Protocol):
     """Kubelet's PodResources API.
 
-    Each method raises ClusterError POD_RESOURCES_UNAVAILABLE if kubelet does not answer.
+    Each method raises KubeletError if kubelet does not answer.
     """
 
     def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:

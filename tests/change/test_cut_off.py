@@ -70,9 +70,7 @@ def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: ApplyingN
     assert node.cut_off("wanted", at=12)
     node.gpus = gpu_values.without_instances(node.gpus, 0)
     killed = node.shape
-    node.refusing["allocations.assigned_devices"] = errors.ClusterError(
-        "no answer", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE
-    )
+    node.refusing["allocations.assigned_devices"] = errors.KubeletError("no answer")
 
     with pytest.raises(errors.GpuInUseError, match="no answer"):
         node.change_to("first-only")

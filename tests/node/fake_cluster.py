@@ -259,7 +259,7 @@ class FakeAllocations(Port):
     def _answer(self, name: str) -> None:
         self._rig.called(name)
         if self._rig.kubelet.is_silent:
-            raise errors.ClusterError("no socket", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
+            raise errors.KubeletError("no socket")
 
 
 class FakeSlices(Port):

@@ -416,7 +416,7 @@ BROKEN = {
     "hooks": errors.HostError("broken", reason=errors.Reason.HOOK_FAILED),
     "node": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
     "workloads": errors.ClusterError("broken", reason=errors.Reason.FORBIDDEN, status=403),
-    "allocations": errors.ClusterError("broken", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE),
+    "allocations": errors.KubeletError("broken"),
     "slices": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
 }
 

@@ -236,6 +236,6 @@ def _healthy(job: jobs.Job) -> _Healthy:
     """Return the healthy devices; None if kubelet does not answer."""
     try:
         return job.deps.allocations.allocatable()
-    except errors.ClusterError as error:
+    except errors.KubeletError as error:
         _log.info("pod_resources_unavailable", error=error.message)
         return None

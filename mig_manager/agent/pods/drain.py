@@ -205,7 +205,7 @@ class Drain:
         # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
         try:
             assigned = self.job.deps.allocations.assigned_devices()
-        except errors.ClusterError as error:
+        except errors.KubeletError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
             return dataclasses.replace(latest, no_answer=error.message)
         now = dataclasses.replace(latest, assigned=assigned, no_answer="")

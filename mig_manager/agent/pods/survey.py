@@ -39,8 +39,8 @@ def wait_for_usage(
     Once it is known that such a pod uses no ``affected`` device, the wait ends.
 
     Raises:
-        ClusterError: The API refused or does not answer; POD_RESOURCES_UNAVAILABLE: kubelet does
-            not answer or lists no device, and undecided pods remain.
+        ClusterError: The API refused or does not answer.
+        KubeletError: Kubelet does not answer or lists no device, and undecided pods remain.
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
         Superseded: Another layout is requested, or the agent stops.
     """
@@ -65,10 +65,9 @@ def wait_for_usage(
             break
     if undecided and usage.why_incomplete:
         names = messages.list_names([pod.key for pod in undecided])
-        raise errors.ClusterError(
+        raise errors.KubeletError(
             f"{usage.why_incomplete}; no pod is evicted, because these may use other devices than "
-            f"those to be removed: {names}",
-            reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
+            f"those to be removed: {names}"
         )
     return usage
 
@@ -170,7 +169,7 @@ def _observe(
     assigned, no_answer = None, ""
     try:
         assigned = deps.allocations.assigned_devices()
-    except errors.ClusterError as error:
+    except errors.KubeletError as error:
         _log.info("pod_resources_unavailable", error=error.message)
         no_answer = error.message
     usage = gpu_use.Usage(

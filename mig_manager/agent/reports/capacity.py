@@ -139,8 +139,7 @@ class CapacityReport:
         )
         use = instance_use.find(gpus, usage)
         if use is None:
-            reason = errors.Reason.POD_RESOURCES_UNAVAILABLE
-            raise errors.ClusterError(usage.why_incomplete, reason=reason)
+            raise errors.KubeletError(usage.why_incomplete)
         deps.telemetry.use_observed(gpus, use.in_use)
         text = capacity.to_json(gpus, use.in_use, at=deps.clock.now_iso())
         return text, use.is_stable

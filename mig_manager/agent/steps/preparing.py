@@ -148,9 +148,7 @@ def follow_pods(job: jobs.Job, change: PlannedChange) -> PlannedChange:
         return followed
     try:
         surveyed = _survey(job, change)
-    except errors.ClusterError as error:
-        if error.reason is not errors.Reason.POD_RESOURCES_UNAVAILABLE:
-            raise
+    except errors.KubeletError as error:
         # The drain has more time for kubelet.
         _log.warning("pod_resources_unavailable", error=error.message)
         return followed

@@ -121,9 +121,8 @@ def _resolve_repair(job: jobs.Job) -> PlannedRepair:
     gpus, unknown = remembering.remember(job, observe(job))
     uuids = job.request.repairs
     if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
-        raise errors.ClusterError(
-            f"the pods of {messages.list_names([*map(str, lost)])} are not known: {unknown}",
-            reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
+        raise errors.KubeletError(
+            f"the pods of {messages.list_names([*map(str, lost)])} are not known: {unknown}"
         )
     snapshots = {gpu.uuid: gpu for gpu in job.journal.entries.snapshot if gpu.uuid in uuids}
     now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - snapshots.keys())

@@ -189,7 +189,7 @@ def _failure(port: str, pick: int) -> Exception | None:
         case "node" | "workloads":
             return errors.ClusterError(message, reason=_PASSING[pick % len(_PASSING)])
         case "allocations":
-            return errors.ClusterError(message, reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
+            return errors.KubeletError(message)
         case "configs":
             return errors.ConfigError(message)
         case "gpus":
