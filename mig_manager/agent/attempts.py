@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes, publish, run, run_journal
-from mig_manager.agent.steps import host, recovery
+from mig_manager.agent import jobs, outcomes, publish, run_journal
+from mig_manager.agent.steps import failures, host, recovery
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts
@@ -155,7 +155,7 @@ class Attempts:
             LockedError: Another manager is at work; nothing was undone.
         """
         with self.begin(jobs.Request(config=self.journal.config)) as job:
-            run.undo_interrupted(job)
+            failures.undo_interrupted(job)
 
     def end_pending(self, why: str, key: tuple[str, str] = ("", "")) -> None:
         """Publish the end of a run that no attempt continues, and restore node and host.
