@@ -69,19 +69,20 @@ class Kubectl:
                 "kubectl is not found on the PATH",
                 remedy="Install kubectl, or add its folder to the PATH.",
             )
-        self._command = (program, *options)
+        self.options = tuple(options)
+        self._program = program
         self._note = note
         self._timeout_s = timeout_s
 
     def contexts(self) -> tuple[str, ...]:
         """Return the contexts of the kubeconfig."""
-        output = self._run(["config", "get-contexts", "--output=name"], "the kubeconfig")
+        output = self.run(["config", "get-contexts", "--output=name"], "the kubeconfig")
         return tuple(output.decode(errors="replace").split())
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""
         url = f"{path}?{urllib.parse.urlencode(query)}" if query else path
-        answer = self._run(["get", "--raw", url], f"GET {path}")
+        answer = self.run(["get", "--raw", url], f"GET {path}")
         try:
             return json_text.parse_object(answer)
         except ValueError as error:
@@ -92,18 +93,21 @@ class Kubectl:
     def patch_node(self, name: str, change: Mapping[str, object]) -> None:
         """Merge a change into a node; status 409: the node has another ``resourceVersion``."""
         patch = ["--type=merge", f"--patch={json.dumps(change)}", "--field-manager=kubectl-mig"]
-        self._run(["patch", "node", name, *patch, "--output=name"], f"patching node {name}")
+        self.run(["patch", "node", name, *patch, "--output=name"], f"patching node {name}")
 
-    def _run(self, arguments: Sequence[str], what: str) -> bytes:
+    def run(self, arguments: Sequence[str], what: str) -> bytes:
+        """Return what kubectl prints for the arguments; an error names ``what`` was to be done."""
         lines: list[str] = []
         with tempfile.TemporaryFile() as answer:
             try:
                 process = subprocess.Popen(  # noqa: S603 - no shell; options are kubectl's own
-                    [*self._command, *arguments], stdout=answer, stderr=subprocess.PIPE
+                    [self._program, *self.options, *arguments],
+                    stdout=answer,
+                    stderr=subprocess.PIPE,
                 )
             except OSError as error:
                 raise errors.ClusterError(
-                    f"{self._command[0]} cannot be run: {error.strerror}",
+                    f"{self._program} cannot be run: {error.strerror}",
                     reason=errors.Reason.API_UNAVAILABLE,
                 ) from error
 
@@ -132,15 +136,16 @@ class Kubectl:
             if process.returncode == 0:
                 answer.seek(0)
                 return answer.read()
-        raise _refusal_error(what, lines[-1] if lines else "kubectl failed without a message")
+        raise refusal(what, lines[-1] if lines else "kubectl failed without a message")
 
 
-def _refusal_error(what: str, message: str) -> errors.ClusterError:
-    refusal = _REFUSAL.match(message)
-    if refusal is None:
+def refusal(what: str, message: str) -> errors.ClusterError:
+    """Return the error for a message that kubectl printed."""
+    match = _REFUSAL.match(message)
+    if match is None:
         is_login = _NOT_LOGGED_IN.match(message)
         reason = errors.Reason.FORBIDDEN if is_login else errors.Reason.API_UNAVAILABLE
         return errors.ClusterError(f"{what}: {message}", reason=reason)
     unknown = None, errors.Reason.API_UNAVAILABLE
-    status, reason = _REFUSALS.get(refusal["reason"] or "", unknown)
-    return errors.ClusterError(refusal["message"], reason=reason, status=status)
+    status, reason = _REFUSALS.get(match["reason"] or "", unknown)
+    return errors.ClusterError(match["message"], reason=reason, status=status)

@@ -76,10 +76,12 @@ def _values(
 ) -> Iterable[str]:
     """Return completions that need the cluster or a file."""
     timeout = line.values.get("request_timeout") or f"{_COMPLETION_TIMEOUT_S:g}s"
-    cluster = kubectl.Kubectl(
-        plugin_settings.kubectl_options({**line.values, "request_timeout": timeout}),
-        note=lambda _: None,
-        timeout_s=_COMPLETION_TIMEOUT_S,
+    cluster = terminal.replace_adapter(
+        kubectl.Kubectl(
+            plugin_settings.kubectl_options({**line.values, "request_timeout": timeout}),
+            note=lambda _: None,
+            timeout_s=_COMPLETION_TIMEOUT_S,
+        )
     )
     reader = cluster_reader.ClusterReader(cluster.get)
     match option.metavar:

@@ -22,7 +22,8 @@ class ClusterCommand:
     ) -> None:
         self._settings = settings
         self._terminal = terminal
-        self.kubectl = kubectl.Kubectl(settings.kubectl, note=terminal.note)
+        program = kubectl.Kubectl(settings.kubectl, note=terminal.note)
+        self.kubectl = terminal.replace_adapter(program)
         self.reader = cluster_reader.ClusterReader(self.kubectl.get)
 
     @property

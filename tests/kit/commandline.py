@@ -55,7 +55,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def run(
+def run(  # noqa: PLR0913 - each is named where it is called
     argv: Sequence[str],
     environ: Mapping[str, str],
     *,
@@ -63,6 +63,7 @@ def run(
     stdin: str | Terminal = "",
     stdout: TextIO | None = None,
     program: str = registry.PROGRAM.name,
+    replace_adapter: console.ReplaceAdapter = gpus_in_process.replace,
 ) -> Answer:
     """Run a command line in this process, which also changes simulated GPUs."""
     out, err = stdout or io.StringIO(), io.StringIO()
@@ -72,9 +73,9 @@ def run(
         stderr=err,
         environ=environ,
         program=program,
+        replace_adapter=replace_adapter,
     )
-    with gpus_in_process.gpus():
-        status = command(argv, terminal)
+    status = command(argv, terminal)
     written = out.getvalue() if type(out) in (io.StringIO, Terminal) else ""  # type: ignore[attr-defined]
     return Answer(status=status, out=written, err=err.getvalue())
 

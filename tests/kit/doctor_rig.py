@@ -12,7 +12,7 @@ from mig_manager.cli.commands import (
     doctor_report,
     doctor_settings,
 )
-from mig_manager.cli.toolkit import parser
+from mig_manager.cli.toolkit import console, parser
 from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -73,9 +73,8 @@ class Patient:
 
     def examine(self, *argv: str, has_worker: bool = False, **changes: object) -> Examination:
         """Examine the node; without workers, whose start takes longer than all checks."""
-        facts = (doctor_facts if has_worker else gpus_in_process).facts(
-            self.settings(*argv, **changes)
-        )
+        replace = console.keep if has_worker else gpus_in_process.replace
+        facts = doctor_facts.facts(self.settings(*argv, **changes), replace)
         return Examination(
             doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=60.0)
         )

@@ -8,13 +8,14 @@ import pathlib
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import kubectl
+from mig_manager.cli.toolkit import console
 from mig_manager.core import model
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
@@ -115,33 +116,34 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> commandline.Answe
     return commandline.Answer(status=done.returncode, out=done.stdout, err=done.stderr)
 
 
-def _sender(url: str) -> Callable[[kubectl.Kubectl, Sequence[str], str], bytes]:
-    """Return what sends a request as kubectl would, without its process."""
-    run_kubectl = kubectl.Kubectl._run
+class _Requests(kubectl.Kubectl):
+    """Sends a request as kubectl would, without its process, to the server at a URL."""
 
-    def send(self: kubectl.Kubectl, arguments: Sequence[str], what: str) -> bytes:
-        is_default_cluster = len(self._command) <= 2  # one option: the timeout
+    def __init__(self, real: kubectl.Kubectl, url: str) -> None:
+        self._real = real
+        self._url = url
+
+    def run(self, arguments: Sequence[str], what: str) -> bytes:
+        is_default_cluster = len(self._real.options) <= 1  # one option: the timeout
         match arguments:
             case ["get", "--raw", path] if is_default_cluster:
-                request = urllib.request.Request(url + path)  # noqa: S310 - of the test's server
+                request = urllib.request.Request(self._url + path)  # noqa: S310 - of the test
             case ["patch", "node", name, "--type=merge", patch, *_] if is_default_cluster:
                 request = urllib.request.Request(  # noqa: S310
-                    f"{url}/api/v1/nodes/{name}?fieldManager=kubectl-mig",
+                    f"{self._url}/api/v1/nodes/{name}?fieldManager=kubectl-mig",
                     data=patch.removeprefix("--patch=").encode(),
                     headers={"Content-Type": "application/merge-patch+json"},
                     method="PATCH",
                 )
             case _:
-                return run_kubectl(self, arguments, what)
+                return self._real.run(arguments, what)
         try:
             with urllib.request.urlopen(request) as response:  # noqa: S310
                 return bytes(response.read())
         except urllib.error.HTTPError as error:
             with error:
-                refusal = "Error from server ({reason}): {message}".format_map(json.load(error))
-            raise kubectl._refusal_error(what, refusal) from error
-
-    return send
+                message = "Error from server ({reason}): {message}".format_map(json.load(error))
+            raise kubectl.refusal(what, message) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +178,18 @@ class Viewer:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(self.home))
             patch.setenv("KUBECONFIG", str(self.home / "kubeconfig"))
-            if quick:
-                patch.setattr(kubectl.Kubectl, "_run", _sender(self.server.url))
             return commandline.run(
-                words, environ, command=command, stdin=stdin, program="kubectl-mig"
+                words,
+                environ,
+                command=command,
+                stdin=stdin,
+                program="kubectl-mig",
+                replace_adapter=self._replace if quick else console.keep,
             )
+
+    def _replace(self, adapter: Any) -> Any:
+        is_kubectl = isinstance(adapter, kubectl.Kubectl)
+        return _Requests(adapter, self.server.url) if is_kubectl else adapter
 
     def real(self, *words: str) -> commandline.Answer:
         """Run the plugin in this process, with the real kubectl."""

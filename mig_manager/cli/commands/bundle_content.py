@@ -46,16 +46,17 @@ _Read = Callable[[], str]
 def collect(
     node: doctor_settings.DoctorSettings,
     roots: host_settings.HostRoots,
-    environ: Mapping[str, str],
+    terminal: console.Console,
     *,
     now: dt.datetime,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the redacted files, the manifest first, and why others are missing."""
     timeout_s = node.timeout_s + 2 * _MARGIN_S
     deadline_s = time.monotonic() + timeout_s
-    secrets = _secrets(node, environ)
+    secrets = _secrets(node, terminal.environ)
     threads = {
-        name: call_thread.CallThread(read) for name, read in _sources(node, roots, environ).items()
+        name: call_thread.CallThread(read)
+        for name, read in _sources(node, roots, terminal).items()
     }
     members: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -107,10 +108,11 @@ def archive(members: Mapping[str, str], *, folder: str, now: dt.datetime) -> byt
 def _sources(
     node: doctor_settings.DoctorSettings,
     roots: host_settings.HostRoots,
-    environ: Mapping[str, str],
+    terminal: console.Console,
 ) -> Mapping[str, _Read]:
     """Return the functions that read the files."""
-    name, facts, checks_s = node.node_name, doctor_facts.facts(node), node.timeout_s + _MARGIN_S
+    name, checks_s, environ = node.node_name, node.timeout_s + _MARGIN_S, terminal.environ
+    facts = doctor_facts.facts(node, terminal.replace_adapter)
     diagnosis = doctor_facts.Once(
         lambda: doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=checks_s),
         what="doctor",

@@ -34,7 +34,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     gpu_access.prepare_simulation(settings.gpus, terminal.note)
     report = doctor_examination.examine(
         doctor_examination.CHECKS,
-        doctor_facts.facts(settings),
+        doctor_facts.facts(settings, terminal.replace_adapter),
         timeout_s=settings.timeout_s + doctor_examination.MARGIN_S,
     )
     return terminal.answer(

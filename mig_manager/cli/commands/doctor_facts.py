@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import functools
 import pathlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +15,7 @@ from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.cli.commands import doctor_settings
 from mig_manager.cli.commands.doctor_report import Finding
+from mig_manager.cli.toolkit import console
 from mig_manager.core import model, steps
 from mig_manager.core.node import claims, node_object, pod_object
 from mig_manager.sandbox.driver import worker as simulated_worker
@@ -130,7 +130,10 @@ class Facts:
         return self.settings.proc
 
 
-def facts(settings: doctor_settings.DoctorSettings) -> Facts:
+def facts(
+    settings: doctor_settings.DoctorSettings,
+    replace_adapter: console.ReplaceAdapter = console.keep,
+) -> Facts:
     """Prepare the facts of this node; nothing is read yet."""
 
     def connect() -> api.KubeApi:
@@ -164,9 +167,11 @@ def facts(settings: doctor_settings.DoctorSettings) -> Facts:
         program=simulated_worker.program(settings.gpus.simulate_state),
         proc_root=settings.proc,
     )
-    worker = functools.partial(
-        nvml_worker.WorkerGpus, command=command, timeout_s=settings.timeout_s
-    )
+
+    def worker() -> nvml_worker.WorkerGpus:
+        gpus = nvml_worker.WorkerGpus(command=command, timeout_s=settings.timeout_s)
+        return replace_adapter(gpus)
+
     name, clock = settings.node_name, host.SystemClock()
     kube = Once(connect, what="the cluster")
     return Facts(

@@ -100,9 +100,10 @@ class CommandAdapters:
         from mig_manager.agent import gpu_ports
 
         settings = self.settings
+        gpus = self._terminal.replace_adapter(self.worker_gpus)
         dependencies = local.LocalDependencies(
-            gpus=self.worker_gpus,
-            processes=self.worker_gpus.processes,
+            gpus=gpus,
+            processes=gpus.processes,
             lock=lock_file.LockFile(
                 settings.lock_file,
                 program=f"mig-manager {settings.command}",

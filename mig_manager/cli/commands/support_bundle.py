@@ -80,9 +80,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     # The name is not validated: a slash would name another folder.
     node = messages.printable(settings.doctor.node_name or platform.node(), "_").replace("/", "_")
     name = f"mig-manager-support-{node}-{now:%Y%m%dT%H%M%SZ}"
-    members, missing = bundle_content.collect(
-        settings.doctor, settings.roots, terminal.environ, now=now
-    )
+    members, missing = bundle_content.collect(settings.doctor, settings.roots, terminal, now=now)
     content = bundle_content.archive(members, folder=name, now=now)
     path = settings.output_file or pathlib.Path(f"{name}.tar.gz")
     is_written = path == console.STANDARD_OUTPUT

@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters import host
@@ -45,6 +45,19 @@ _COERCED = "C.UTF-8"
 _DRAWN_WITH = "┌─┬│·→✓░"
 
 _Parsed = TypeVar("_Parsed")
+_Adapter = TypeVar("_Adapter")
+
+
+class ReplaceAdapter(Protocol):
+    """Maps an adapter that a command made from its settings to the one to use."""
+
+    def __call__(self, adapter: _Adapter, /) -> _Adapter:
+        """Return the adapter, or one that a test puts in its place."""
+
+
+def keep(adapter: _Adapter, /) -> _Adapter:
+    """Replace no adapter."""
+    return adapter
 
 
 class AnswerLostError(Exception):
@@ -60,6 +73,7 @@ class Console:
     stderr: TextIO
     environ: Mapping[str, str]
     program: str = "mig-manager"  # at the start of every remark
+    replace_adapter: ReplaceAdapter = keep
 
     @functools.cached_property
     def remarks(self) -> log.LineWriter:
