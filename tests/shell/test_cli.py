@@ -24,6 +24,10 @@ PROFILES = str(ROOT / "profiles" / "mig-parted.yaml")
 VALIDATE = f"'mig-manager validate {' '.join(SPEC)}'"
 GLOB = "*A3[0']*"
 LAYOUTS = f"""{ONE_LAYOUT}\
+  too-much:
+  - devices: all
+    mig-enabled: true
+    mig-devices: {{1g.5gb: 8}}
   other:
   - devices: all
     mig-enabled: false

@@ -65,11 +65,21 @@ class GpuCommand(gpu_access.CommandAdapters):
                 return source.layout(name)
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
-        names = messages.list_names(source.possible(self._nodes()), limit=_MAX_NAMED)
+        names = messages.list_names(self._fitting(source), limit=_MAX_NAMED)
         raise errors.UsageError(
             f"name a layout; {source.source} has {names or 'none'}",
             remedy="'mig-manager validate' shows which ones fit.",
         )
+
+    def _fitting(self, source: layouts.Document) -> Sequence[str]:
+        """Return the layouts that fit this machine's GPUs, or all if none is known to fit."""
+        fitting = []
+        for gpus in self._nodes():
+            for name, layout in source.layouts.items():
+                with contextlib.suppress(errors.LayoutError):
+                    plans.plan(gpus, layout)
+                    fitting.append(name)
+        return fitting or list(source.layouts)
 
     def _generate(self, name: str, source: layouts.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""
