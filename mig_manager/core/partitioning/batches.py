@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from mig_manager.core import model
 from mig_manager.core.node import resources
 from mig_manager.core.partitioning import demand, node_index, node_room, node_sets, partitioned
-from mig_manager.core.planner import placement
 
 _MAX_CERTAIN = 300
 """Devices of a pod times GPUs; the search ends after as many tries (``node_room``)."""
@@ -253,86 +252,6 @@ class Batch:
             if (least := min(count, total) - (total - facts.gpus.idle.get(profile, 0))) > 0
         }
 
-    def present(self, node: partitioned.PartitionedNode) -> dict[str, model.DesiredGpu]:
-        """Return the current state of those GPUs, by UUID; fixed instances have placements.
-
-        GPUs that need recovery from a fault stay as they are: a reboot may be what they need.
-        """
-        faulty = {
-            gpu.uuid: desired_gpu(
-                gpu, [(gi.profile, gi.placement) for gi in gpu.gpu_instances], ()
-            )
-            for gpu in node.gpus
-            if gpu.needs_recovery and all(gi.compute_instances for gi in gpu.gpu_instances)
-        }
-        return faulty | {
-            gpu.uuid: desired_gpu(
-                gpu, state.fixed, model.in_order(collections.Counter(p for p, _ in state.idle))
-            )
-            for gpu, state in self.states(node)
-        }
-
-    def merge_base(
-        self, node: partitioned.PartitionedNode, base: Mapping[str, model.DesiredGpu]
-    ) -> dict[str, model.DesiredGpu]:
-        """Return those GPUs with as much of their base layout as fits beside fixed instances."""
-        wanted = self.present(node)
-        for gpu, state in self.states(node):
-            goal = base.get(gpu.uuid)
-            if goal is None or goal.mode is not model.MigMode.ENABLED:
-                continue
-            if not state.fixed:
-                wanted[gpu.uuid] = goal
-                continue
-            capacity = placement.Capacity(gpu.profiles or ())
-            rest = collections.Counter(goal.counts)
-            rest.subtract(profile for profile, _ in state.fixed)
-            content: collections.Counter[model.Profile] = collections.Counter()
-            for profile, count in model.in_order(rest):
-                for _ in range(count if profile.spans else 0):
-                    if capacity.fits(content + collections.Counter([profile]), pinned=state.fixed):
-                        content[profile] += 1
-            wanted[gpu.uuid] = desired_gpu(gpu, state.fixed, model.in_order(content))
-        return wanted
-
-    def keeps_reserved(
-        self, node: partitioned.PartitionedNode, wanted: Mapping[str, model.DesiredGpu]
-    ) -> bool:
-        """Return whether a node with these states of GPUs, by UUID, keeps reserved devices."""
-        before = self.index.facts[self.index.position[node.name]].devices
-        after = collections.Counter(
-            device.profile for gpu in node.gpus if gpu.uuid not in wanted for device in gpu.devices
-        )
-        for goal in wanted.values():
-            after.update(goal.counts)
-        return all(
-            after[profile] >= min(count, before.get(profile, 0))
-            for profile, count in self._reserved.items()
-        )
-
-    def states(
-        self, node: partitioned.PartitionedNode
-    ) -> Iterator[tuple[model.Gpu, node_room.GpuFacts]]:
-        """Yield the GPUs that a change can include."""
-        states = self.index.facts[self.index.position[node.name]].gpus.states
-        for gpu in node.gpus:
-            if gpu.index in states:
-                yield gpu, states[gpu.index]
-
 
 def _is_opted_in(node: partitioned.PartitionedNode) -> bool:
     return node.is_opted_in
-
-
-def desired_gpu(
-    gpu: model.Gpu, fixed: Iterable[placement.Placed], content: model.Devices
-) -> model.DesiredGpu:
-    """Return the desired state with a GPU's fixed instances and other devices beside them."""
-    spans = {span for _, span in fixed}
-    pins = collections.Counter(
-        model.Pin(profile=ci.profile, start=gi.placement.start)
-        for gi in gpu.gpu_instances
-        if gi.placement in spans
-        for ci in gi.compute_instances
-    )
-    return model.DesiredGpu.of(model.MigMode.ENABLED, dict(content), pins)

@@ -22,10 +22,10 @@ from mig_manager.core.partitioning import (
     changes,
     decisions,
     demand,
+    desired_states,
     holds,
     kept_room,
     node_index,
-    node_room,
     node_sets,
     offers,
     partitioned,
@@ -98,6 +98,7 @@ class _Decider:
         self._limits = limits
         self._now = now
         self._history = history
+        self._states = desired_states.DesiredStates(batch.index, limits.reserved)
         self._kept = kept_room.KeptRoom(batch, now, history)
         self._remaining = self._kept.keep()
         nominated = frozenset(self._kept.nominated)
@@ -152,7 +153,7 @@ class _Decider:
             is_free = not self.changes.is_full and position in candidates
             if is_free and room.drain(_early(holding, node)):
                 self.changes.request(
-                    node, self._desired_gpus(node, room), (), "on hold for a waiting pod"
+                    node, self._states.with_room(node, room), (), "on hold for a waiting pod"
                 )
 
     def prepare(self, *, first: int, most: int) -> None:
@@ -188,7 +189,7 @@ class _Decider:
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
             best.room.drain(_early(holding, node))
             why = f"room for {messages.count(len(pods), 'pod')}"
-            if self.changes.request(node, self._desired_gpus(node, best.room), pods, why):
+            if self.changes.request(node, self._states.with_room(node, best.room), pods, why):
                 served = {*best.pods}
                 self._remaining = [rank for rank in self._remaining if rank not in served]
                 ranks = [rank for rank in ranks if rank not in served]
@@ -199,16 +200,6 @@ class _Decider:
                 continue
             candidates -= selected
         return candidates
-
-    def _desired_gpus(
-        self, node: partitioned.PartitionedNode, room: node_room.NodeRoom
-    ) -> dict[str, model.DesiredGpu]:
-        """Return all GPUs as a change leaves them: a reboot destroys what a layout omits."""
-        return self._batch.present(node) | {
-            gpu.uuid: batches.desired_gpu(gpu, state.fixed, room.fits[gpu.index].content)
-            for gpu, state in self._batch.states(node)
-            if gpu.index in room.fits
-        }
 
     def _holds(self, ranks: Iterable[int]) -> tuple[holds.Hold, ...]:
         """Return the GPUs to hold for pods that have waited without room."""
@@ -228,7 +219,7 @@ class _Decider:
         for node in self.changes.own:
             if node.is_own_failure and self.changes.can_change(node):
                 why = "no pod needs the request that its agent failed"
-                present = self._batch.present(node)
+                present = self._states.present(node)
                 self.changes.request(node, present, (), why, is_withdrawal=True)
 
     def merge_back(self, base: Mapping[str, Mapping[str, model.DesiredGpu]]) -> None:
@@ -241,8 +232,8 @@ class _Decider:
             is_wanted = node.name in on_hold or self._batch.is_claimed(node)
             if not is_due or is_wanted or not self.changes.can_change(node):
                 continue
-            wanted = self._batch.merge_base(node, base.get(node.name, {}))
-            if self._batch.keeps_reserved(node, wanted):
+            wanted = self._states.with_base(node, base.get(node.name, {}))
+            if self._states.keeps_reserved(node, wanted):
                 why = "no pod has requested its idle instances"
                 self.changes.request(node, wanted, (), why)
 

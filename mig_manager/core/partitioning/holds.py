@@ -15,7 +15,7 @@ import functools
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
-from mig_manager.core.partitioning import batches, node_room, node_sets
+from mig_manager.core.partitioning import batches, fit_search, node_sets
 
 _EARLY_S = 20.0
 """How long a pod waits without room before GPUs are on hold for it while much is free."""
@@ -83,7 +83,7 @@ class Holds:
         free = sum(self._free.values())
         return free - _FREE_SHARE * (free + used)
 
-    def _states(self) -> Iterator[tuple[int, int, node_room.GpuFacts]]:
+    def _states(self) -> Iterator[tuple[int, int, fit_search.GpuFacts]]:
         for position in self._nodes:
             for index, state in self._batch.index.facts[position].gpus.states.items():
                 yield position, index, state

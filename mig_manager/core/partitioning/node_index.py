@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager.core import model
 from mig_manager.core.node import resources
-from mig_manager.core.partitioning import exclusions, node_room, node_sets, partitioned
+from mig_manager.core.partitioning import exclusions, fit_search, node_room, node_sets, partitioned
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -17,7 +17,7 @@ class NodeFacts:
 
     node: partitioned.PartitionedNode  # in the state from which it was derived
     gpus: node_room.ChangeableGpus
-    empty: tuple[node_room.GpuFacts, ...]  # of all its GPUs without their instances
+    empty: tuple[fit_search.GpuFacts, ...]  # of all its GPUs without their instances
     devices: Mapping[model.Profile, int]
     available: Mapping[str, int]
 
@@ -36,13 +36,13 @@ class NodeCache:
     """Some 100 MB; no cluster needs as many at once."""
 
     def __init__(self) -> None:
-        self.search = node_room.FitSearch()
+        self.search = fit_search.FitSearch()
         self._facts: dict[str, NodeFacts] = {}
 
     def facts(self, nodes: Iterable[partitioned.PartitionedNode]) -> list[NodeFacts]:
         """Return the facts of nodes; forget other nodes."""
         if self.search.count > self._MAX_SEARCHES:
-            self.search, self._facts = node_room.FitSearch(), {}
+            self.search, self._facts = fit_search.FitSearch(), {}
         facts = []
         for node in nodes:
             kept = self._facts.get(node.name)
@@ -109,7 +109,7 @@ class NodeIndex:
         return node_sets.Amounts([dict(node.allocatable) for node in self.nodes])
 
     @functools.cached_property
-    def hardware(self) -> dict[tuple[node_room.GpuFacts, ...], node_sets.NodeSet]:
+    def hardware(self) -> dict[tuple[fit_search.GpuFacts, ...], node_sets.NodeSet]:
         """The sets of nodes whose GPUs are alike when they are idle."""
         return node_sets.by_key(each.empty for each in self.facts)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from mig_manager.core import messages, profile_name
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import batches, demand, node_room, node_sets, partitioned
+from mig_manager.core.partitioning import batches, demand, fit_search, node_sets, partitioned
 
 
 class WaitReason(enum.Enum):
@@ -167,7 +167,7 @@ class Causes:
             if text := demand.why_short(needs, has.of(position)):
                 yield text, each
 
-    def _missing(self, group: int, empty: Iterable[node_room.GpuFacts]) -> str:
+    def _missing(self, group: int, empty: Iterable[fit_search.GpuFacts]) -> str:
         """Return why GPUs cannot have the devices of a group."""
         for profile, count in self._batch.needs[group].profiles.items():
             most = sum(state.capacity.most(profile) for state in empty)
