@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mig_manager.core.files import hook_files
 from mig_manager.core.node import resources, well_known
 from mig_manager.sandbox import stages
-from mig_manager.sandbox.driver import states, transitions
+from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
 from tests import changes
@@ -133,26 +133,13 @@ class CrashStage(agent_stage.AgentStage):
             labels = {"resource": self.scenario.guarded.partition("/")[2]}
             self.guard({"matchLabels": labels})
         self.run_pods(pods)
-        in_use, names = self.devices_by_pod(), self._device_names()
+        in_use, names = self.devices_by_pod(), simulated_rig.names(self.state)
         self.pods = tuple(
             PodWithDevices(
                 name, objects.uid(pod), in_use[name], frozenset(names[id_] for id_ in in_use[name])
             )
             for name, pod in self.ready_pods().items()
         )
-
-    def _device_names(self) -> Mapping[str, str]:
-        """Return GPU, profile and place of every device, by UUID."""
-        gpus = zip(self.state.boards, self.state.read().gpus, strict=True)
-        names: dict[str, str] = {}
-        for index, (board, gpu) in enumerate(gpus):
-            if not gpu.is_enabled:
-                names[board.uuid] = f"{index}: off"
-            for gi, ci in transitions.mig_devices(gpu):
-                names[board.mig_uuid(gi, ci)] = (
-                    f"{index}: {simulated_rig.placed_name(board, gi, ci)}"
-                )
-        return names
 
     def geometry(self) -> changes.Gpus:
         """Return what the driver has on the GPUs, in the words of the scenarios."""

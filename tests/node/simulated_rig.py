@@ -55,14 +55,21 @@ def geometry(state: nvml_faults.SharedState) -> tuple[GpuShape, ...]:
 
 def devices(state: nvml_faults.SharedState) -> dict[str, str]:
     """Return what a device plugin finds: UUID to resource name, whole GPUs where MIG is off."""
-    found: dict[str, str] = {}
-    for board, gpu in zip(state.boards, state.read().gpus, strict=True):
-        if not gpu.is_enabled:
-            found[board.uuid] = "nvidia.com/gpu"
-        for instance, compute in transitions.mig_devices(gpu):
-            name = device_name(board, instance, compute).replace("+", ".")
-            found[board.mig_uuid(instance, compute)] = f"nvidia.com/mig-{name}"
-    return found
+    profiles = {uuid: name.split()[1].partition("@")[0] for uuid, name in names(state).items()}
+    return {
+        uuid: "nvidia.com/gpu" if each == "off" else f"nvidia.com/mig-{each.replace('+', '.')}"
+        for uuid, each in profiles.items()
+    }
+
+
+def names(state: nvml_faults.SharedState) -> dict[str, str]:
+    """Return the GPU of each device with its profile and place, or ``off``, by UUID."""
+    gpus = [*enumerate(zip(state.boards, state.read().gpus, strict=True))]
+    return {board.uuid: f"{index}: off" for index, (board, gpu) in gpus if not gpu.is_enabled} | {
+        board.mig_uuid(*each): f"{index}: {_placed_name(board, *each)}"
+        for index, (board, gpu) in gpus
+        for each in transitions.mig_devices(gpu)
+    }
 
 
 def device_name(
@@ -72,7 +79,7 @@ def device_name(
     return transitions.compute_name(board.row(instance.profile_id), compute.placement.size)
 
 
-def placed_name(
+def _placed_name(
     board: states.Board, instance: states.GpuInstance, compute: states.ComputeInstance
 ) -> str:
     """Return the profile of a MIG device and where its GPU instance begins."""
@@ -92,7 +99,7 @@ def _described(board: states.Board, gpu: states.GpuState) -> str:
     if not all(instance.compute_instances for instance in gpu.instances):
         return f"without a compute instance: {gpu}"
     by_start = sorted(transitions.mig_devices(gpu), key=lambda each: each[0].placement.start)
-    return " ".join(placed_name(board, *each) for each in by_start) if gpu.is_enabled else "off"
+    return " ".join(_placed_name(board, *each) for each in by_start) if gpu.is_enabled else "off"
 
 
 PLUGIN_DEPLOYED = {well_known.PLUGIN_DEPLOY_LABEL: "true"}

@@ -308,14 +308,13 @@ def devices_of(rig: fakes.NodeRig, uid: str) -> frozenset[str]:
 
 def names(gpus: Sequence[model.Gpu]) -> dict[str, str]:
     """Return GPU, profile and place of each device, by UUID."""
-    names = {}
-    for gpu in gpus:
-        if gpu.current_mode is model.MigMode.DISABLED:
-            names[gpu.uuid] = f"{gpu.index}: off"
-        for gi in gpu.gpu_instances:
-            for ci in gi.compute_instances:
-                names[ci.uuid or ""] = f"{gpu.index}: {ci.profile}@{gi.placement.start}"
-    return names
+    off = model.MigMode.DISABLED
+    return {gpu.uuid: f"{gpu.index}: off" for gpu in gpus if gpu.current_mode is off} | {
+        ci.uuid or "": f"{gpu.index}: {ci.profile}@{gi.placement.start}"
+        for gpu in gpus
+        for gi in gpu.gpu_instances
+        for ci in gi.compute_instances
+    }
 
 
 def _nothing() -> None: ...
