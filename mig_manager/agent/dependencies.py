@@ -83,7 +83,9 @@ def of_node(
             clock=system,
             watched=lambda: node_watch.latest,
         ),
-        workloads=pods.KubeWorkloads(kube, node_name=settings.node_name, watch=pod_watch),
+        workloads=pods.KubeWorkloads(
+            kube, node_name=settings.node_name, clock=system, watch=pod_watch
+        ),
         allocations=kubelet,
         is_advertiser=settings.advertises_simulated,
         processes=workers.processes,

@@ -16,7 +16,11 @@ another program could block all programs that wait for it."""
 
 
 class Clock(Protocol):
-    """Time as a port, so that tests need not wait."""
+    """Time as a port, so that tests need not wait.
+
+    Adapters of processes, threads and connections read the operating system's clock themselves:
+    what they wait for takes real time in tests too.
+    """
 
     def now_iso(self, *, after_s: float = 0.0) -> str:
         """Return the wall-clock time, now or later, as RFC 3339 in UTC, for people only."""

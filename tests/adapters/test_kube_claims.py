@@ -14,6 +14,7 @@ from tests import waiting
 from tests.adapters import kube_rig
 from tests.adapters.kube_rig import answer, refuse
 from tests.api_objects import a_claim, a_device, a_pod, a_resource_slice
+from tests.node import fakes
 
 DRIVER = well_known.GPU_CLAIM_DRIVER
 ONE = frozenset({"MIG-0"})
@@ -21,7 +22,7 @@ ONE = frozenset({"MIG-0"})
 
 @pytest.fixture
 def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
-    return pods.KubeWorkloads(kube, node_name="n1")
+    return pods.KubeWorkloads(kube, node_name="n1", clock=fakes.FakeClock())
 
 
 def claiming(name: str, *results: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -289,8 +290,8 @@ def test_claim_is_unknown_while_the_api_fails_and_read_by_the_next_list(
 def test_claims_are_read_again_some_minutes_after_the_api_forbade_it(
     server: apiserver.ApiServer, kube: api.KubeApi
 ) -> None:
-    now_s = [0.0]
-    workloads = pods.KubeWorkloads(kube, node_name="n1", monotonic=lambda: now_s[0])
+    clock = fakes.FakeClock()
+    workloads = pods.KubeWorkloads(kube, node_name="n1", clock=clock)
     server.create(
         *claiming("p1", on("d0")),
         *claiming("p2", on("d0")),
@@ -298,7 +299,7 @@ def test_claims_are_read_again_some_minutes_after_the_api_forbade_it(
     )
     server.inject(apiserver.Fault(path="/resourceclaims", status=403, times=1))
     for at_s, claimed in ((0.0, None), (299.0, None), (300.0, ONE)):
-        now_s[0] = at_s
+        clock.now_s = at_s
         assert [pod.claimed_ids for pod in workloads.list()] == [claimed, claimed], at_s
     assert server.log.count("get", "resourceclaims") == 3
 

@@ -232,7 +232,9 @@ def test_change_of_use_is_reported_only_for_pods_that_may_use_a_gpu(
 def test_the_present_pods_cost_no_request_while_they_are_watched(
     server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
 ) -> None:
-    workloads = pods.KubeWorkloads(kube, node_name="n1", watch=of_pods.watch)
+    workloads = pods.KubeWorkloads(
+        kube, node_name="n1", clock=fakes.FakeClock(), watch=of_pods.watch
+    )
     server.create(api_objects.a_pod("here"))
 
     assert [pod.name for pod in workloads.present()] == ["here"]
@@ -258,9 +260,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     rig = fakes.NodeRig(gpus=(), kubelet=knobs.KubeletKnobs(is_silent=True))
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None)
     clock = rig.clock
-    workloads = pods.KubeWorkloads(
-        kube, node_name="n1", watch=pod_watch, monotonic=clock.monotonic
-    )
+    workloads = pods.KubeWorkloads(kube, node_name="n1", clock=clock, watch=pod_watch)
     gone_at: list[float] = []
 
     def act() -> None:
@@ -297,7 +297,9 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
 def test_one_list_serves_the_caller_and_the_watch(
     server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
 ) -> None:
-    workloads = pods.KubeWorkloads(kube, node_name="n1", watch=of_pods.watch)
+    workloads = pods.KubeWorkloads(
+        kube, node_name="n1", clock=fakes.FakeClock(), watch=of_pods.watch
+    )
     server.create(api_objects.a_pod("here"))
     of_pods.watch.expect_change()
 
@@ -311,7 +313,9 @@ def test_one_list_serves_the_caller_and_the_watch(
 def test_a_first_list_that_fails_is_reported_and_the_watch_goes_on(
     server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
 ) -> None:
-    workloads = pods.KubeWorkloads(kube, node_name="n1", watch=of_pods.watch)
+    workloads = pods.KubeWorkloads(
+        kube, node_name="n1", clock=fakes.FakeClock(), watch=of_pods.watch
+    )
     server.inject(apiserver.Fault(verb="list", resource="pods", status=403, times=1))
     of_pods.watch.expect_change()
 

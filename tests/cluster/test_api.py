@@ -31,7 +31,7 @@ def kube(where: clusters.Cluster, tmp_path: pathlib.Path) -> Iterator[api.KubeAp
 
 @pytest.fixture
 def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
-    return pods.KubeWorkloads(kube, node_name=NAME)
+    return pods.KubeWorkloads(kube, node_name=NAME, clock=host.SystemClock())
 
 
 def create(

@@ -10,6 +10,7 @@ from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node import pod_object
 from mig_manager.sandbox.node import device_manager, objects
+from tests.node import fakes
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _GPU = "nvidia.com/gpu"
@@ -24,7 +25,7 @@ def pod(name: str, count: int = 1, resource: str = _SMALL) -> objects.JsonObject
 
 @pytest.fixture
 def manager() -> device_manager.DeviceManager:
-    result = device_manager.DeviceManager()
+    result = device_manager.DeviceManager(fakes.FakeClock())
     result.register({_SMALL: ("MIG-a", "MIG-b", "MIG-c")})
     return result
 

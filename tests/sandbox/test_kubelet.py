@@ -12,6 +12,7 @@ from mig_manager.sandbox.node import (
     objects,
 )
 from testkit import apiserver
+from tests.node import fakes
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _OPTIONS = kubelet.KubeletOptions(name="n1", pod_start_s=1.0, pod_stop_s=5.0)
@@ -45,8 +46,8 @@ class Bench:
 
     def __init__(self, cluster: cluster_view.ClusterView) -> None:
         self.cluster = cluster
-        self.now_s = 0.0
-        self.manager = device_manager.DeviceManager(lambda: self.now_s)
+        self.clock = fakes.FakeClock()
+        self.manager = device_manager.DeviceManager(self.clock)
         self.program = Program()
         self.kubelet = kubelet.Kubelet(
             _OPTIONS,
@@ -160,7 +161,7 @@ def test_a_resource_of_an_ended_plugin_is_forgotten_with_one_update(
     status = bench.node()["status"]
     assert (status["capacity"][_SMALL], status["allocatable"][_SMALL]) == ("1", "0")
 
-    bench.now_s = device_manager.FORGET_S
+    bench.clock.now_s = device_manager.FORGET_S
     if is_lost:
         bench.manager.status()
     bench.kubelet.tick()

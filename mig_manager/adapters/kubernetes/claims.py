@@ -7,8 +7,7 @@ import contextlib
 import dataclasses
 import http
 import math
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -16,6 +15,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
+from mig_manager.core import timing
 from mig_manager.core.node import api_values, claims, pod_object, well_known
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -72,11 +72,11 @@ class PodClaims:
         kube: api.KubeApi,
         *,
         node_name: str,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: timing.Clock,
     ) -> None:
         self._resources = _Resources(kube)
         self._slices = KubeSlices(kube, node_name=node_name)
-        self._monotonic = monotonic
+        self._clock = clock
         self._allocated: dict[str, frozenset[claims.Device]] = {}
         """UID of a pod -> the devices that its claims were allocated."""
         self._devices: dict[str, frozenset[str]] = {}
@@ -131,7 +131,7 @@ class PodClaims:
         """Return the pod's devices of NVIDIA's driver; None if they are not known."""
         if pod.uid in self._allocated:
             return self._allocated[pod.uid]
-        if not pod.claims or self._monotonic() - self._forbidden_s < _FORBIDDEN_S:
+        if not pod.claims or self._clock.monotonic() - self._forbidden_s < _FORBIDDEN_S:
             return None
         devices: set[claims.Device] = set()
         for name in pod.claims:
@@ -143,7 +143,7 @@ class PodClaims:
             except errors.ClusterError as error:
                 _raise_if_transient(error)
                 if error.status == http.HTTPStatus.FORBIDDEN:
-                    self._forbidden_s = self._monotonic()
+                    self._forbidden_s = self._clock.monotonic()
                 key = f"{pod.namespace}/{name}"
                 _log.info("claim_not_read", claim=key, error=error.message)
                 return None

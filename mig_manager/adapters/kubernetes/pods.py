@@ -2,7 +2,6 @@
 
 import http
 import math
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, claims, collection, responses
-from mig_manager.core import standbys
+from mig_manager.core import standbys, timing
 from mig_manager.core.node import api_values, evictions, instance_use, pod_object
 
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
@@ -29,14 +28,14 @@ class KubeWorkloads:
         kube: api.KubeApi,
         *,
         node_name: str,
+        clock: timing.Clock,
         watch: "PodWatch | None" = None,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube = kube
         self._node_name = node_name
-        self._claims = claims.PodClaims(kube, node_name=node_name, monotonic=monotonic)
+        self._claims = claims.PodClaims(kube, node_name=node_name, clock=clock)
         self._watch = watch
-        self._monotonic = monotonic
+        self._clock = clock
         self._listed_s = -math.inf
 
     def list(self) -> tuple[pod_object.Pod, ...]:
@@ -46,12 +45,12 @@ class KubeWorkloads:
             pods = tuple(
                 rest.list_items(self._kube.get, "/api/v1/pods", query, pod_object.parse_pod)
             )
-        self._listed_s = self._monotonic()
+        self._listed_s = self._clock.monotonic()
         self._claims.forget_all_but({pod.uid for pod in pods})
         return self._claims.resolve(pods)
 
     def from_watch(self) -> tuple[pod_object.Pod, ...] | None:
-        if self._watch is None or self._monotonic() - self._listed_s >= _TRUSTED_S:
+        if self._watch is None or self._clock.monotonic() - self._listed_s >= _TRUSTED_S:
             return None
         pods = self._watch.pods()
         # A pod whose claims were not read yet counts until the next list reads them.

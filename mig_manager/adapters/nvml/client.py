@@ -10,7 +10,7 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -80,7 +80,6 @@ class _Worker:
 
     def end(self) -> bool:
         """Kill it and release everything; return False if the kernel keeps it alive."""
-        # The clock of the worker's notes, which no argument can replace.
         self.ended_s = time.monotonic()
         is_gone = self.child.end()
         self.calls = self._last_calls.read()
@@ -119,7 +118,6 @@ class WorkerGpus(standbys.Standby):
     """For a call and the start of its process; must be well above the time-out of a worker's
     retries while GPUs are in use."""
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
-    monotonic: Callable[[], float] = time.monotonic
     proc_root: pathlib.Path = procfs.ROOT
     _stuck: list[_Worker] = dataclasses.field(default_factory=list, init=False)
     _observed: model.ObservedGpus = dataclasses.field(default=model.NO_GPUS, init=False)
@@ -194,13 +192,13 @@ class WorkerGpus(standbys.Standby):
 
     @contextlib.contextmanager
     def _timed(self, operation: str) -> Iterator[None]:
-        since = self.monotonic()
+        since = time.monotonic()
         is_good = False
         try:
             yield
             is_good = True
         finally:
-            seconds = self.monotonic() - since
+            seconds = time.monotonic() - since
             self.telemetry.gpu_operation_ended(operation, seconds, is_good=is_good)
 
     def _ask(self, request: tuple[object, ...]) -> Any:
@@ -240,7 +238,6 @@ class WorkerGpus(standbys.Standby):
 
     def _answer(self, child: subprocesses.Child, request: tuple[object, ...]) -> Any:
         """Return a worker's answer, and pass on the steps that it reports before."""
-        # The clock of ``Child``; the injected clock only measures.
         deadline_s = time.monotonic() + self.timeout_s
         message = child.ask(request, timeout_s=self.timeout_s)
         while message[0] == "step":

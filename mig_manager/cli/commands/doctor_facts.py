@@ -184,7 +184,7 @@ def facts(
             lambda: node.KubeNode(api_of_node(), name=name, clock=clock).read(), what="the node"
         ),
         pods=Once(
-            lambda: pods.KubeWorkloads(api_of_node(), node_name=name).list(),
+            lambda: pods.KubeWorkloads(api_of_node(), node_name=name, clock=clock).list(),
             what="the pods of the node",
         ),
         allocatable=Once(allocatable, what="the devices that kubelet can schedule"),

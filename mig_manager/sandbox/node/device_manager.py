@@ -8,15 +8,15 @@ import contextlib
 import dataclasses
 import pathlib
 import threading
-import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
 
 from mig_manager import errors
 from mig_manager.adapters import kubelet_messages as messages
+from mig_manager.core import timing
 from mig_manager.sandbox.node import objects
 
 
@@ -49,9 +49,9 @@ FORGET_S = 300.0
 class DeviceManager:
     """Devices of one node; safe for use by any thread."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: timing.Clock) -> None:
         self._lock = threading.Lock()
-        self._monotonic = monotonic
+        self._clock = clock
         self._devices: dict[str, tuple[str, ...]] = {}
         """Of known resources, those of a recently ended plugin included."""
         self._ended_at: dict[str, float] = {}
@@ -143,7 +143,7 @@ class DeviceManager:
         capacity, which it copies into allocatable.
         """
         with self._lock:
-            now = self._monotonic()
+            now = self._clock.monotonic()
             expired = {r for r, ended_at in self._ended_at.items() if now - ended_at >= FORGET_S}
             for resource in expired:
                 del self._devices[resource], self._ended_at[resource]
@@ -156,7 +156,7 @@ class DeviceManager:
     def _end(self, resources: set[str]) -> None:
         """Record the end of the plugin of these resources, where one is connected."""
         for resource in resources & self._healthy:
-            self._ended_at[resource] = self._monotonic()
+            self._ended_at[resource] = self._clock.monotonic()
         self._healthy -= resources
 
     def _allocatable(self) -> dict[str, tuple[str, ...]]:

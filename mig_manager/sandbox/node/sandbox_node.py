@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from mig_manager import errors
+from mig_manager.adapters import host
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import state_file, states
@@ -70,7 +71,7 @@ class SandboxNode:
         options: NodeOptions,
     ) -> None:
         self.options = options
-        self.devices = device_manager.DeviceManager()
+        self.devices = device_manager.DeviceManager(host.SystemClock())
         self._cluster = cluster
         self._socket = socket
         self._state = state_file.SharedState(path)

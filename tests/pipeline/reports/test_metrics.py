@@ -261,20 +261,19 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.Age
 
 
 def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.AgentMetrics) -> None:
-    times = iter(range(100))
     heard.gpus_observed(partitioned({"1g.5gb": 7}))
     gpus = nvml_worker.WorkerGpus(
         command=[sys.executable, "-c", "import signal; signal.pause()"],
         timeout_s=0.2,
         telemetry=heard,
-        # Each look at the clock finds it half a second later.
-        monotonic=lambda: next(times) / 2,
     )
 
     with pytest.raises(errors.HardwareError, match="gave no answer"):
         gpus.observe()
 
-    assert series(heard, "gpu_operation_duration_seconds_sum") == {"observe,error": 0.5}
+    ((labels, seconds),) = series(heard, "gpu_operation_duration_seconds_sum").items()
+    assert labels == "observe,error"
+    assert seconds >= gpus.timeout_s
     assert series(heard, "instances") == {}
 
 
