@@ -125,6 +125,18 @@ def of_record(record: requests.RequestRecord) -> dict[str, str | None]:
     return {well_known.REQUEST_ANNOTATION: record.to_json() if has_any else None}
 
 
+def of_no_request(
+    record: requests.RequestRecord,
+    gpus: model.ObservedGpus,
+    boot_id: str,
+    view: node_object.NodeView,
+) -> node_object.NodePatch:
+    """Return the patch with the record, and without the label of a layout that is gone."""
+    is_outdated = record.is_label_outdated(gpus, boot_id)
+    keys = {well_known.APPLIED_LABEL} & view.labels.keys() if is_outdated else ()
+    return node_object.NodePatch(labels=dict.fromkeys(keys), annotations=of_record(record))
+
+
 def of_gpus(gpus: model.ObservedGpus) -> dict[str, str | None]:
     """Return the annotation with observed GPUs; without a GPU, remove it and the use."""
     if gpus is model.NO_GPUS:

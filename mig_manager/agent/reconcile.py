@@ -20,11 +20,11 @@ from mig_manager.agent import (
     served_layouts,
     settings,
 )
-from mig_manager.agent.reports import capacity, faults, resting
+from mig_manager.agent.reports import capacity, faults, gpu_report
 from mig_manager.agent.steps import recovery
 from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import requests
+from mig_manager.core.records import readiness, requests
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -90,7 +90,7 @@ class Reconciler:
             fitting = self._layouts.fitting(job.status.gpus)
             annotations = self._layouts.annotations(fitting)
             if not outcome.should_retry:
-                annotations |= self.capacity.annotations(job.status.gpus)
+                annotations |= self.capacity.observe_annotations(job.status.gpus)
             job.journal.finish(outcome, annotations)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
@@ -120,7 +120,7 @@ class Reconciler:
             if self._is_change_put_back(view):
                 return drift.Action.HEAL
             # Before a drift is published, with the GPUs and without their use.
-            is_news = not resting.is_published(self._shared, observation.gpus)
+            is_news = not gpu_report.is_published(self._shared, observation.gpus)
             repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
                 has_failed = outcome.state is model.State.FAILED
@@ -134,7 +134,7 @@ class Reconciler:
                 return drift.Action.RUN
         # A run publishes them itself.
         if action is drift.Action.REST and is_news:
-            resting.publish_gpus(self._shared, observation.gpus, self._layouts, self.capacity)
+            gpu_report.publish_gpus(self._shared, observation.gpus, self._layouts, self.capacity)
         return action
 
     def _observe_node(self) -> node_object.NodeView:
@@ -178,13 +178,21 @@ class Reconciler:
             self._attempts.end_pending("the label was removed")
         are_resumed = recovery.resume_unlisted(self._shared, view)
         if self._attempts.journal.is_empty:
-            resting.admit_workloads(self._shared, view)
+            self._admit_workloads(view)
         if self._deps.slots is not None:
             self._deps.slots.release()
-        gpus, must_retry = resting.observe(self._shared, self.faults)
+        gpus, must_retry = gpu_report.observe(self._shared, self.faults)
         self._publish_without_request(gpus, view)
         self._deps.telemetry.nothing_requested()
         return must_retry or not (are_resumed and self._attempts.journal.is_empty)
+
+    def _admit_workloads(self, view: node_object.NodeView) -> None:
+        """Remove start-up taints: without a request, workloads need not wait for a layout."""
+        self._deps.node.set_condition(readiness.NO_LAYOUT_REQUESTED)
+        taints = self._shared.limits.policy.startup_taints & view.taint_keys
+        if taints:
+            patch = node_object.NodePatch(removed_taints=taints)
+            self._shared.publisher.update(lambda _view: patch)
 
     def check_without_request(self) -> drift.Action:
         """Observe the GPUs of a node without a request; publish changes and faults.
@@ -198,8 +206,8 @@ class Reconciler:
         view = self._observe_node()
         if self._is_change_put_back(view):
             return drift.Action.RUN
-        gpus, _ = resting.observe(self._shared, self.faults)
-        is_published = resting.is_published(self._shared, gpus)
+        gpus, _ = gpu_report.observe(self._shared, self.faults)
+        is_published = gpu_report.is_published(self._shared, gpus)
         self._publish_without_request(gpus, None if is_published else view)
         return drift.Action.REST
 
@@ -209,8 +217,9 @@ class Reconciler:
         """Publish the faults of GPUs, and the GPUs unless ``view`` is None."""
         self.capacity.note_gpus(gpus)
         if view is not None:
-            change = resting.without_request(self._shared, self._attempts.record, gpus, view)
-            resting.publish_gpus(self._shared, gpus, self._layouts, self.capacity, change)
+            record, boot_id = self._attempts.record, self._deps.boot_id
+            change = publish.of_no_request(record, gpus, boot_id, view)
+            gpu_report.publish_gpus(self._shared, gpus, self._layouts, self.capacity, change)
         self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
 
     def stop(self) -> None:

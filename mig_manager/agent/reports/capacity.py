@@ -48,7 +48,9 @@ class CapacityReport:
 
     # -- at the end of a run ----------------------------------------------------------------------
 
-    def annotations(self, gpus: model.ObservedGpus, present: str = "") -> dict[str, str | None]:
+    def observe_annotations(
+        self, gpus: model.ObservedGpus, present: str = ""
+    ) -> dict[str, str | None]:
         """Observe the use, and return the annotation to write with these GPUs.
 
         An unknown use removes the annotation. If the node's annotation ``present`` has the same

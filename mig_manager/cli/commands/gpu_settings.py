@@ -15,8 +15,8 @@ PODS = "pod-resources-socket ignore-pods"
 CHANGE = "in-use-timeout-s lock-timeout-s lock-file journal-file verified-layout-file"
 GPUS = "simulate simulate-state fresh library-path driver-root"
 ON_GPUS = f"{GPUS} gpu-timeout-s color debug"
-"""Names for ``takes``: of a command that may change GPUs of pods, of one that changes GPUs, and of
-every command."""
+"""Names for ``takes``: of a command that may change GPUs of pods, of one that changes GPUs, of one
+that finds GPUs, and of every command on GPUs."""
 _SELECTED_CONFIG = options.Option(
     name="selected-config",
     help="name of the layout",
@@ -42,7 +42,7 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
             _SELECTED_CONFIG,
         )
     )
-    """None: the document's only one."""
+    """Empty: the document's only one."""
     config_file: str | None = options.text(
         "config document, '-' for standard input",
         short="f",

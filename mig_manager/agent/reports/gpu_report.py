@@ -1,4 +1,4 @@
-"""Publish GPUs and layouts of a node without a request, and admit workloads."""
+"""Publish the GPUs of a node at rest, with their use and the layouts that fit them."""
 
 import dataclasses
 
@@ -9,21 +9,8 @@ from mig_manager.agent import jobs, publish, served_layouts
 from mig_manager.agent.reports import capacity, faults
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import readiness, requests
 
 _log = structlog.get_logger()
-
-
-def admit_workloads(shared: jobs.Shared, view: node_object.NodeView) -> None:
-    """Remove start-up taints: without a request, workloads need not wait for a layout.
-
-    Raises:
-        ClusterError: The API refused or does not answer.
-    """
-    shared.deps.node.set_condition(readiness.NO_LAYOUT_REQUESTED)
-    taints = shared.limits.policy.startup_taints & view.taint_keys
-    if taints:
-        shared.publisher.update(lambda _view: node_object.NodePatch(removed_taints=taints))
 
 
 def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.ObservedGpus, bool]:
@@ -39,18 +26,6 @@ def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.Obse
         report.publish_failure(error.reason, error.message)
         is_locked = isinstance(error, errors.LockedError)
         return (model.NO_GPUS if is_locked else model.ObservedGpus()), error.reason.is_transient
-
-
-def without_request(
-    shared: jobs.Shared,
-    record: requests.RequestRecord,
-    gpus: model.ObservedGpus,
-    view: node_object.NodeView,
-) -> node_object.NodePatch:
-    """Return the patch with the record, and without the label of a layout that is gone."""
-    is_outdated = record.is_label_outdated(gpus, shared.deps.boot_id)
-    keys = {well_known.APPLIED_LABEL} & view.labels.keys() if is_outdated else ()
-    return node_object.NodePatch(labels=dict.fromkeys(keys), annotations=publish.of_record(record))
 
 
 def is_published(shared: jobs.Shared, gpus: model.ObservedGpus) -> bool:
@@ -76,7 +51,7 @@ def publish_gpus(
     change = change or node_object.NodePatch()
     fitting = layouts.fitting(gpus)
     annotations = {**change.annotations, **publish.of_gpus(gpus), **layouts.annotations(fitting)}
-    annotations |= report.annotations(
+    annotations |= report.observe_annotations(
         gpus, shared.publisher.written(well_known.CAPACITY_ANNOTATION)
     )
     shared.publisher.patch(dataclasses.replace(change, annotations=annotations))
