@@ -179,15 +179,19 @@ class AgentService:
         self._inbox.put_cluster_change()
 
 
-def run(settings: agent_settings.AgentSettings, *, boot_id: str) -> int:
+def connect(settings: agent_settings.AgentSettings) -> api.KubeApi:
+    """Find the cluster, without a request; UsageError if there are no credentials."""
+    return api.KubeApi.connect(
+        kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None
+    )
+
+
+def run(settings: agent_settings.AgentSettings, kube: api.KubeApi, *, boot_id: str) -> int:
     """Run the agent until a signal ends it.
 
     Raises:
-        MigManagerError: It cannot start, for example without credentials for the API.
+        MigManagerError: It cannot start, for example because its port is in use.
     """
-    kube = api.KubeApi.connect(
-        kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None
-    )
     with contextlib.closing(kube):
         service = AgentService(settings, kube, boot_id=boot_id)
         host.end_on_signals(service.stop)

@@ -193,6 +193,15 @@ def test_a_state_file_of_something_else_is_refused_and_kept(
     assert path.read_bytes() == content
 
 
+def test_an_agent_without_a_cluster_writes_no_log(shell: Shell, tmp_path: pathlib.Path) -> None:
+    missing = str(tmp_path / "missing")
+
+    answer = shell("agent", *SPEC, "--node-name", "n", "--kubeconfig", missing, MIG_MANAGER_X="1")
+
+    assert answer.status == 2
+    assert answer.err.startswith("mig-manager: no credentials for a Kubernetes API")
+
+
 def test_plan_and_validate_say_where_a_layout_comes_from(shell: Shell, layouts: str) -> None:
     line = pathlib.Path(layouts).read_text().splitlines().index("  one:") + 1
 

@@ -32,6 +32,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
     is_json = settings.log_format is node_settings.LogFormat.JSON
     terminal.configure_log(settings.log_level, is_debug=settings.is_debug, is_json=is_json)
     logger = structlog.get_logger()
+    # First: without a cluster, the error is not mixed with a log.
+    kube = main.connect(settings)
     if settings.not_needed:
         logger.info("options_not_needed", options=settings.not_needed)
     unknown = registry.PROGRAM.unknown_variables(terminal.environ, "agent")
@@ -46,4 +48,4 @@ def run(settings: Settings, terminal: console.Console) -> int:
             settings.gpus, lambda _: logger.warning("gpus_simulated", state=state)
         )
         boot_id = gpu_access.boot_id(settings.gpus)
-    return main.run(settings, boot_id=boot_id)
+    return main.run(settings, kube, boot_id=boot_id)
