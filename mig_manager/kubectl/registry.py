@@ -32,7 +32,10 @@ PROGRAM = program.CommandLine(
     title="kubectl-mig",
     rows=_ROWS,
     folder=str(__package__),
-    elsewhere={"rollout": "; run 'mig-manager rollout', which mig-manager's Python package has"},
+    elsewhere={
+        "rollout": "; run 'mig-manager rollout', which mig-manager's Python package has",
+        **dict.fromkeys(("-n", "--namespace"), "; nodes have no namespace"),
+    },
     anywhere=plugin_settings.KUBECTL_OPTIONS,
     refuses_empty=False,
     statuses={

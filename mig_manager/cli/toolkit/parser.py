@@ -75,6 +75,8 @@ def _refuse_early(of: program.CommandLine, before: Sequence[str]) -> None:
     """Raise UsageError for an option of a command that stands before the command."""
     leading = {flag for each in of.options_of() for flag in each.flags}
     for flag in (word.partition("=")[0] for word in before):
+        if flag in of.elsewhere:
+            raise errors.UsageError(f"unknown option {flag}{of.elsewhere[flag]}")
         if flag not in leading and any(
             flag in each.flags for row in of.rows for each in of.options_of(row.name)
         ):
@@ -123,7 +125,9 @@ class Parser(argparse.ArgumentParser):
         """Raise UsageError with argparse's message."""
         # The flag may have a value behind it or after it: --sort=x, --sort x.
         flag = message.removeprefix(_UNRECOGNIZED).split()[0].partition("=")[0]
-        if message.startswith(_UNRECOGNIZED) and flag.startswith("--"):
+        if flag in self._program.elsewhere:
+            message += self._program.elsewhere[flag]
+        elif message.startswith(_UNRECOGNIZED) and flag.startswith("--"):
             names = [each[2:] for each in self._option_string_actions if each.startswith("--")]
             # Compare without dashes: they would make any two short flags similar.
             for hint in messages.similar(flag[2:], names, limit=1):

@@ -117,7 +117,7 @@ class CommandLine:
     anywhere: tuple[options.Option, ...] = ()  # options of commands, also allowed before it
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of commands
     elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Hints, such as '; run ...', by the name of another program's command."""
+    """Hints, such as '; run ...', by another program's command or flag."""
     statuses: Mapping[str, str]
     other_statuses: str = ""
     environment: str = ""  # a paragraph about variables; empty without any

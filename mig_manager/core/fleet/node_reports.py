@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import enum
+import re
 from collections.abc import Iterator
 
 from mig_manager.core import model, timestamps
@@ -52,6 +53,11 @@ def of(node: nodes.FleetNode, now: dt.datetime) -> NodeReport:
     """Compare a node's request with its status, and note unusual or missing facts."""
     state = _state(node, now)
     notes = [f"the status cannot be read: {node.status_error}"] if node.status_error else []
+    notes += [
+        f"label {label} has no effect; write {well_known.CONFIG_LABEL}"
+        for label in node.view.labels
+        if label != well_known.CONFIG_LABEL == re.sub("[-_]", ".", label)
+    ]
     gpus, why = nodes.published_gpus(node)
     if why and (node.gpus or node.has_gpus):
         notes.append(why)
