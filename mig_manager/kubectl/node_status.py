@@ -100,8 +100,8 @@ def pictures(status: ClusterStatus, *, style: bar.Style) -> str:
     blocks = []
     for report in status.reports:
         lines = [headline(report, status.now, style)]
-        if report.node.status and report.node.status.message:
-            lines.append(style.wrap(report.node.status.message, indent="  "))
+        if report.run and report.run.message:
+            lines.append(style.wrap(report.run.message, indent="  "))
         lines += [style.wrap(note, indent="  ! ") for note in report.notes]
         if report.gpus is not None:
             drawn = picture.draw_gpus(report.gpus, style=style) or gpu_report.NO_GPU
@@ -158,7 +158,7 @@ def usage(kind: resources.DeviceKind) -> str:
 
 def line(report: node_reports.NodeReport) -> str:
     """Return the state of a node for a log."""
-    node, run = report.node, report.node.status
+    node, run = report.node, report.run
     words = [node.name, report.state.value, (run.reason or run.phase) if run else ""]
     words.append(f"requested {node.requested or 'nothing'}")
     words.append(f"applied {node.applied_text or 'nothing'}")
@@ -168,7 +168,7 @@ def line(report: node_reports.NodeReport) -> str:
 
 def headline(report: node_reports.NodeReport, now: dt.datetime, style: bar.Style) -> str:
     """Return a node's state in one line."""
-    node, run = report.node, report.node.status
+    node, run = report.node, report.run
     rest = [f"requested {node.requested or 'nothing'}"]
     if node.applied_text not in ("", node.requested):
         rest.append(f"applied {node.applied_text}")

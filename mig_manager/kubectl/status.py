@@ -62,7 +62,7 @@ def table(status: node_status.ClusterStatus, *, style: bar.Style) -> str:
     """Return a line for every node, and explanations of problems below."""
     rows, notes = [], []
     for report in status.reports:
-        run = report.node.status
+        run = report.run
         state = report.state.value + ("" if report.node.is_ready else ",not-ready")
         rows.append(
             (

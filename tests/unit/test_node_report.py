@@ -103,6 +103,17 @@ def test_a_node_without_a_request_is_good(label: str | None) -> None:
     assert "no longer requested" in found.notes[0]
 
 
+def test_a_failure_is_over_once_its_layout_is_not_requested() -> None:
+    failed = status(state="failed", reason="DoesNotFit", retryAt=at(hours=1))
+
+    found = report(failed, requested_layout=None)
+
+    assert found.run is None
+    assert found.notes == ("layout wide failed (DoesNotFit), and is no longer requested",)
+    assert report(failed).run
+    assert report(status(), requested_layout=None).run
+
+
 def test_a_malformed_status_is_reported_even_without_a_request() -> None:
     assert report("{", requested_layout=None).state is NodeState.UNREADABLE
 

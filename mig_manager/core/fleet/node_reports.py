@@ -48,6 +48,16 @@ class NodeReport:
     gpus: model.ObservedGpus | None  # as ``nodes.published_gpus``
     notes: tuple[str, ...]  # sentences about unusual or missing facts
 
+    @property
+    def run(self) -> run_status.PublishedStatus | None:
+        """The status of the node, unless it is a failure of a layout no longer requested."""
+        return None if _is_obsolete(self.node) else self.node.status
+
+
+def _is_obsolete(node: nodes.FleetNode) -> bool:
+    published = node.status
+    return bool(not node.requested and published and published.state is model.State.FAILED)
+
 
 def of(node: nodes.FleetNode, now: dt.datetime) -> NodeReport:
     """Compare a node's request with its status, and note unusual or missing facts."""
@@ -98,6 +108,10 @@ def _notes(node: nodes.FleetNode, state: NodeState, now: dt.datetime) -> Iterato
     if published is None:
         if node.state and state is NodeState.NO_AGENT:
             yield f"another MIG manager runs here: {well_known.STATE_LABEL} is {node.state}"
+        return
+    if _is_obsolete(node):
+        why = f" ({published.reason})" if published.reason else ""
+        yield f"layout {published.config} failed{why}, and is no longer requested"
         return
     match state:
         case NodeState.NO_REQUEST:
