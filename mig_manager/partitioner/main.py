@@ -32,7 +32,7 @@ class Replica:
         watch_times: watch.WatchTimes | None = None,
     ) -> None:
         """Assemble the service; ``identity`` must be unique among replicas."""
-        self._settings = settings
+        self.settings = settings
         self.signal = demand_signal.DemandSignal(
             quiet_s=settings.quiet_s, max_s=settings.longest_wait_s, clock=clock
         )
@@ -75,17 +75,17 @@ class Replica:
             contact_age_s=lambda: self.cluster.last_contact_s,
         )
         with contextlib.ExitStack() as stack:
-            if self._settings.health_port:
+            if self.settings.health_port:
                 pages = web_server.served(
                     health,
                     self.metrics.exposition,
-                    address=self._settings.health_address,
-                    port=self._settings.health_port,
+                    address=self.settings.health_address,
+                    port=self.settings.health_port,
                 )
                 stack.enter_context(pages)
             self.cluster.start()
             stack.callback(self.cluster.close)
-            _log.info("partitioner_started", mode=self._settings.mode.value)
+            _log.info("partitioner_started", mode=self.settings.mode.value)
             self.loop.run()
         _log.info("partitioner_stopped")
 

@@ -66,7 +66,7 @@ class Stage:
         self._node_options = node_options
         self.server = server or api_server.ApiServer()
         self._exits = contextlib.ExitStack()
-        self._changed = threading.Event()
+        self.changed = threading.Event()
         self._failure: Exception | None = None
         self.gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
 
@@ -112,10 +112,10 @@ class Stage:
             simulated.create(self._spec, machine.state_file, options=driver)
         simulated.install(self.state_file)
         exits.callback(simulated.load, None)
-        server = self._connect(exits, folder)
+        server = self.connect(exits, folder)
         exits.callback(self.api.close)
         self.cluster = exits.enter_context(cluster_view.ClusterView(server))
-        exits.callback(self.cluster.listen(lambda *_: self._changed.set()))
+        exits.callback(self.cluster.listen(lambda *_: self.changed.set()))
         self.sandboxes = [machine.start(exits, self.cluster) for machine in self.machines]
         self.sandbox = self.sandboxes[0]
 
@@ -128,27 +128,24 @@ class Stage:
         self.start_agent()
         for machine in self.machines[1:]:
             exits.callback(machine.stop_agent)
-            machine.start_agent(self._arguments(machine), self.group)
+            machine.start_agent(self.arguments(machine), self.group)
 
-    def _connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
+    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
         """Start the API server; return it for the simulated components."""
         exits.enter_context(api_server.serve(self.server))
         self.kubeconfig = self.server.kubeconfig(folder / "kubeconfig")
         self.api = api.KubeApi.at(self.server.url)
         return self.server.url
 
-    def agent_arguments(self) -> list[str]:
-        """Return the command line of the first node's agent, from its first option on."""
-        return self._arguments(self.machine)
-
-    def _arguments(self, machine: machines.Machine) -> list[str]:
+    def arguments(self, machine: machines.Machine) -> list[str]:
+        """Return the command line of a node's agent, from its first option on."""
         own = self._own_options.get(machine.name, ())
         further = "--poll-interval-s", "0.2", *self._agent_options, *own
         return machine.arguments(self.config_file, self.kubeconfig, further)
 
     def start_agent(self) -> None:
         """Start the agent, which must not be running."""
-        self.machine.start_agent(self.agent_arguments(), self.group)
+        self.machine.start_agent(self.arguments(self.machine), self.group)
 
     def stop_agent(self, signal_number: int = signal.SIGTERM) -> int:
         """End the agent and return its exit status; SIGKILL follows if it lingers."""
@@ -165,7 +162,7 @@ class Stage:
         deadline = now() + timeout_s
         while True:
             # Before the check: a change during the check causes another one.
-            self._changed.clear()
+            self.changed.clear()
             if self._failure is not None:
                 raise self._failure
             if holds():
@@ -182,12 +179,12 @@ class Stage:
                 raise errors.NotReadyError(
                     f"no {what} {when}; {logged}", reason=errors.Reason.INTERNAL
                 )
-            self._changed.wait(min(_POLL_S, deadline - now()))
+            self.changed.wait(min(_POLL_S, deadline - now()))
 
     def fail(self, error: Exception) -> None:
         """Make ``wait`` raise an error of another thread, now or at its next call."""
         self._failure = self._failure or error
-        self._changed.set()
+        self.changed.set()
 
     # -- state ---------------------------------------------------------------------------
 

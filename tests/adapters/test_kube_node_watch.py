@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
+import operator
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -96,7 +98,7 @@ def test_after_an_orderly_end_the_watch_goes_on_at_the_last_bookmark(
     for number in range(20):
         server.create(a_node("x", f"other{number}"))
     # An earlier bookmark may still be on the way; only one after all of them will do.
-    waiting.until(lambda: follower.watch._version == str(server.store.version))
+    waiting.until(lambda: follower.watch.version == str(server.store.version))
     server.compact()
     server.break_watches(apiserver.Break.CLOSE)
     label(server, "two")
@@ -205,11 +207,10 @@ def test_pauses_grow_until_a_steady_watch_and_are_half_random(
         return stream
 
     monkeypatch.setattr(FaultyApi, "watch", end_at_once)
-    monkeypatch.setattr(watch, "_chance", lambda: 0.5)
     if fault is not None:
         server.inject(fault)
     backoff = timing.Backoff(first_s=1, max_s=30, factor=2.0)
-    times = watch.WatchTimes(steady_s=steady_s, pauses=backoff)
+    times = watch.WatchTimes(steady_s=steady_s, pauses=backoff, chance=lambda: 0.5)
     stop = Pauses(len(longest_s))
     node_watch = watch.NodeWatch(kube, name="n1", on_node=lambda _: None, stop=stop, times=times)
     node_watch.start()
@@ -251,8 +252,8 @@ def test_contact_is_renewed_by_bookmarks_and_ages_without_a_server(
 ) -> None:
     unused = watch.NodeWatch(kube, name="n1", on_node=lambda _: None)
     assert unused.last_contact_s == math.inf
-    before = follower.watch._contact_s
-    waiting.until(lambda: follower.watch._contact_s > before)
+    ages = itertools.pairwise(iter(lambda: follower.watch.last_contact_s, math.inf))
+    waiting.until(lambda: operator.gt(*next(ages)), "a bookmark")
     assert follower.watch.last_contact_s < SOON_S
     server.stop()
     waiting.until(lambda: follower.watch.last_contact_s > 0.3)
@@ -272,9 +273,11 @@ def test_watch_ends_soon_during(
     if fault:
         server.inject(fault)
     times = watch.WatchTimes(pauses=timing.Backoff(first_s=600, max_s=600))
-    with following(server, times=times, request_timeout_s=600) as follower:
+    threads = {*threading.enumerate()}
+    with following(server, times=times, request_timeout_s=600):
         waiting.until(lambda: server.log.count("list", "nodes") == 1)
         if not fault:
             wait_for_watch(server)
     # No thread is left that could deliver anything, but in a request without an answer.
-    assert (fault and fault.stall) or not follower.watch._thread.is_alive()
+    threads = {*threading.enumerate()} - threads
+    assert (fault and fault.stall) or "node-watch" not in {each.name for each in threads}

@@ -62,7 +62,7 @@ class Nodes(stages.Stage):
         self._logs = shape.folder
         self._real = real
 
-    def _connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
+    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
         logs = self._logs or folder
         self.partitioner_log = logs / "partitioner.log"
         for machine in self.machines:
@@ -73,7 +73,7 @@ class Nodes(stages.Stage):
         self.api = api.KubeApi.connect(kubeconfig=people)
         return api.KubeApi.connect(kubeconfig=people)
 
-    def _arguments(self, machine: machines.Machine) -> list[str]:
+    def arguments(self, machine: machines.Machine) -> list[str]:
         path = self.config_file.with_name(f"{machine.name}.kubeconfig")
         config = self._real.kubeconfig(path, clusters.OURS, node=machine.name)
         return machine.arguments(self.config_file, config, self._agent_options)

@@ -6,6 +6,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.layout import config
+from mig_manager.sandbox import machines
 from tests import operator_pod
 from tests.stage import agent_stage, clusters
 
@@ -17,7 +18,7 @@ LAYOUTS = f"{clusters.NODE}-mig-config"
 class OperatorsStage(agent_stage.AgentStage):
     """A stage whose agent learns of node and config by the operator's variables alone."""
 
-    def agent_arguments(self) -> list[str]:
+    def arguments(self, machine: machines.Machine) -> list[str]:
         # What a container has by itself, and the backoff that tests need.
         return [
             *("--kubeconfig", str(self.kubeconfig)),

@@ -86,7 +86,7 @@ class CrashStage(agent_stage.AgentStage):
         self._start_with = start
         self._agents = 0
 
-    def _connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
+    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
         """Bring the GPUs to the start before anything on the node sees them."""
         self.state = nvml_faults.SharedState(self.state_file)
         if (start := self._start_with) is not None:
@@ -97,7 +97,7 @@ class CrashStage(agent_stage.AgentStage):
             )
             for fault in self.scenario.faults:
                 self.state.add_fault(fault)
-        return super()._connect(exits, folder)
+        return super().connect(exits, folder)
 
     def start_agent(self) -> None:
         """Populate the node; agents come with ``spawn``."""
@@ -262,8 +262,8 @@ class CrashStage(agent_stage.AgentStage):
         while not holds():
             if time.monotonic() >= deadline:
                 return False
-            self._changed.wait(_POLL_S)
-            self._changed.clear()
+            self.changed.wait(_POLL_S)
+            self.changed.clear()
         return True
 
 

@@ -87,7 +87,7 @@ class InProcessStage(agent_stage.AgentStage):
         self._pods = 0
         self._api_timeout_s = api_timeout_s
         self._kubelet_timeout_s = kubelet_timeout_s
-        self._pulse = in_process.Pulse(self._changed.set)
+        self._pulse = in_process.Pulse(self.changed.set)
 
     def start_agent(self) -> None:
         options = {

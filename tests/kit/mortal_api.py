@@ -23,15 +23,15 @@ class MortalApi(api.KubeApi):
         self.patches: list[Mapping[str, Any]] = []
         """The bodies of the patches that were sent."""
 
-    def _answer(self, request: api._Request) -> dict[str, object]:
+    def answer(self, request: api.Request) -> dict[str, object]:
         if threading.current_thread().name.endswith("-watch"):
-            return super()._answer(request)
+            return super().answer(request)
         self.count += 1
         if request.method == "PATCH":
             assert request.body is not None
             self.patches.append(request.body)
         if self.kill_at is not None and self.count >= self.kill_at:
             if self.is_sent and self.count == self.kill_at:
-                super()._answer(request)
+                super().answer(request)
             raise scenes.Killed
-        return super()._answer(request)
+        return super().answer(request)

@@ -233,13 +233,13 @@ class PartitionerRig:
 
     def _is_up_to_date(self, replica: Replica) -> bool:
         seen = replica.service.cluster
-        versions = {node.name: node.version for node in seen._nodes.items()}
+        versions = {node.name: node.version for node in seen.reported.items()}
         there = {
             each["metadata"]["name"]: each["metadata"]["resourceVersion"]
             for each in self.server.objects(kinds.NODES)
         }
         pods = set(filter(None, map(demand.parse, self.server.objects(kinds.PODS))))
-        return seen.is_current and versions == there and set(seen._pods.items()) == pods
+        return seen.is_current and versions == there and set(seen.pods.items()) == pods
 
     def pass_time(self, seconds: float, *replicas: Replica) -> None:
         """Let time pass in steps, in which these replicas see the cluster and step."""

@@ -73,7 +73,7 @@ def test_pod_that_ends_no_longer_counts_and_is_not_watched(rig: PartitionerRig) 
     rig.pass_time(SOON_S, own)
 
     assert requests.of("n1") == ()
-    assert not [*own.service.cluster._pods.items()]
+    assert not [*own.service.cluster.pods.items()]
     watches = rig.server.log.requests(verb="watch", resource="pods")
     assert {each.query["fieldSelector"] for each in watches} == {
         "status.phase!=Succeeded,status.phase!=Failed"

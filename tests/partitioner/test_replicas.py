@@ -137,9 +137,8 @@ def test_whatever_request_a_leader_is_killed_at_nothing_is_asked_twice(*, is_sen
 
 def test_the_end_of_a_process_releases_the_lease_at_once(rig: PartitionerRig) -> None:
     replica = rig.replica("a")
-    service = main.Replica(
-        replica.service._settings, replica.kube, identity="a", clock=host.SystemClock()
-    )
+    settings = replica.service.settings
+    service = main.Replica(settings, replica.kube, identity="a", clock=host.SystemClock())
     thread = threading.Thread(target=service.serve, daemon=True)
     thread.start()
     waiting.until(lambda: service.leader.may_write, "leadership")

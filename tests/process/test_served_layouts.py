@@ -11,6 +11,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import served
 from mig_manager.core.node import well_known
+from mig_manager.sandbox import machines
 from mig_manager.sandbox.node import objects
 from tests.kit import library
 from tests.stage import agent_stage
@@ -50,8 +51,8 @@ def tripled() -> hardware.Product:
 class UnknownStage(agent_stage.AgentStage):
     """A stage whose agent has no layout file."""
 
-    def agent_arguments(self) -> list[str]:
-        arguments = super().agent_arguments()
+    def arguments(self, machine: machines.Machine) -> list[str]:
+        arguments = super().arguments(machine)
         at = arguments.index("--config-file")
         return arguments[:at] + arguments[at + 2 :]
 

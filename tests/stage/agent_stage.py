@@ -14,7 +14,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import node_object, well_known
-from mig_manager.sandbox import demo_layouts, stages
+from mig_manager.sandbox import demo_layouts, machines, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
@@ -80,9 +80,9 @@ class AgentStage(stages.Stage):
         self._stderr = stderr
         self._driver = contextlib.ExitStack()
 
-    def _connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
+    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
         if self._credentials is None:
-            return super()._connect(exits, folder)
+            return super().connect(exits, folder)
         self.kubeconfig = self._credentials.agent
         people = str(self._credentials.people)
         self.api = api.KubeApi.connect(kubeconfig=people)
@@ -101,8 +101,8 @@ class AgentStage(stages.Stage):
             self.machine.log = pathlib.Path(f"/proc/self/fd/{self._stderr}")
         super().start_agent()
 
-    def agent_arguments(self) -> list[str]:
-        arguments = super().agent_arguments()
+    def arguments(self, machine: machines.Machine) -> list[str]:
+        arguments = super().arguments(machine)
         if self._has_library:
             at = arguments.index("--simulate-state")
             arguments[at : at + 2] = ["--library-path", str(self.library)]

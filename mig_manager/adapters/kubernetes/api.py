@@ -53,7 +53,7 @@ _backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
     """A request to the API server."""
 
     method: str
@@ -149,35 +149,35 @@ class KubeApi:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""
-        return self._object(_Request("GET", path, query=query, retried=_RETRY_READS))
+        return self._object(Request("GET", path, query=query, retried=_RETRY_READS))
 
     def text(self, path: str, query: Mapping[str, str]) -> str:
         """Get a text, such as a container's log; never sent twice."""
-        return self._body(_Request("GET", path, query=query)).decode(errors="replace")
+        return self._body(Request("GET", path, query=query)).decode(errors="replace")
 
     def post(
         self, path: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Create an object; never sent twice."""
-        return self._object(_Request("POST", path, body, query=query))
+        return self._object(Request("POST", path, body, query=query))
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object; never sent twice."""
-        return self._object(_Request("PUT", path, body))
+        return self._object(Request("PUT", path, body))
 
     def delete(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Delete an object; a retry after a broken connection may find it gone (404)."""
-        return self._object(_Request("DELETE", path, body, retried=_RETRY_WRITES))
+        return self._object(Request("DELETE", path, body, retried=_RETRY_WRITES))
 
     def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Merge a change into an object (RFC 7386); its absolute values make a retry safe."""
         content = "merge-patch+json"
-        return self._object(_Request("PATCH", path, body, content=content, retried=_RETRY_WRITES))
+        return self._object(Request("PATCH", path, body, content=content, retried=_RETRY_WRITES))
 
     def patch_lists(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Merge as ``patch``, and merge lists by the keys that the API declares for them."""
         content = "strategic-merge-patch+json"
-        return self._object(_Request("PATCH", path, body, content=content, retried=_RETRY_WRITES))
+        return self._object(Request("PATCH", path, body, content=content, retried=_RETRY_WRITES))
 
     def watch(
         self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
@@ -193,7 +193,7 @@ class KubeApi:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(round(timeout_s)),
         }
-        response = self._open(_Request("GET", path, query=options))
+        response = self._open(Request("GET", path, query=options))
         # The head of the response came under the short deadline; silence within it may be longer.
         socket = getattr(response.connection, "sock", None)
         if socket is not None:
@@ -229,7 +229,7 @@ class KubeApi:
         self._closed.set()
         self._client.close()
 
-    def _object(self, request: _Request) -> dict[str, Any]:
+    def _object(self, request: Request) -> dict[str, Any]:
         """Send a request, with retries where they may help, and parse the answer."""
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception(request.can_be_retried),
@@ -241,13 +241,13 @@ class KubeApi:
             wait=_pause_s,
             sleep=self._sleep,
             reraise=True,
-        )(self._answer, request)
+        )(self.answer, request)
 
-    def _answer(self, request: _Request) -> dict[str, Any]:
+    def answer(self, request: Request) -> dict[str, Any]:
         """Send a request once, and parse the answer."""
         return responses.parse(str(request), self._body(request))
 
-    def _body(self, request: _Request) -> bytes:
+    def _body(self, request: Request) -> bytes:
         """Send a request once, and return the body of the answer."""
         response = self._open(request)
         text = self._read(response, request)
@@ -260,7 +260,7 @@ class KubeApi:
             )
         return text
 
-    def _open(self, request: _Request) -> urllib3.BaseHTTPResponse:
+    def _open(self, request: Request) -> urllib3.BaseHTTPResponse:
         """Send a request and return the response, unread, if its status is 2xx."""
         response = self._send(request)
         if response.status == http.HTTPStatus.UNAUTHORIZED and self._reload is not None:
@@ -284,7 +284,7 @@ class KubeApi:
         self._silent_s = -math.inf
         return response
 
-    def _send(self, request: _Request) -> urllib3.BaseHTTPResponse:
+    def _send(self, request: Request) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", "User-Agent": "mig-manager"}
         if request.body is not None:
             headers["Content-Type"] = f"application/{request.content}"
@@ -319,14 +319,14 @@ class KubeApi:
             raise self._no_answer(request, str(error)) from error
         return response
 
-    def _no_answer(self, request: _Request, detail: str) -> responses.ApiError:
+    def _no_answer(self, request: Request, detail: str) -> responses.ApiError:
         self._silent_s = time.monotonic()
         return responses.no_answer(str(request), detail)
 
     def _read(
         self,
         response: urllib3.BaseHTTPResponse,
-        request: _Request,
+        request: Request,
         *,
         limit: int = _MAX_BODY_BYTES,
     ) -> bytes:

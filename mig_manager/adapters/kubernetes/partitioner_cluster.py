@@ -41,19 +41,19 @@ class PartitionerCluster:
         self._reporter = reporter
         self._on_demand = on_demand
         self._on_node = on_node
-        self._nodes: collection.Collection[partitioned.PartitionedNode] = collection.Collection(
+        self.reported: collection.Collection[partitioned.PartitionedNode] = collection.Collection(
             kube, "/api/v1/nodes", partitioned.parse, self._node_changed, times=times
         )
-        self._pods: collection.Collection[demand.Pending | demand.BoundPod] = (
-            collection.Collection(
-                kube,
-                "/api/v1/pods",
-                demand.parse,
-                self._pod_changed,
-                selector={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
-                times=times,
-            )
+        """The nodes as last reported."""
+        self.pods: collection.Collection[demand.Pending | demand.BoundPod] = collection.Collection(
+            kube,
+            "/api/v1/pods",
+            demand.parse,
+            self._pod_changed,
+            selector={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
+            times=times,
         )
+        """The pods that have not ended and that a decision needs."""
         self.requests = partitioned.Requests(lock=threading.Lock())
         """Of the pods that have a node."""
         self.arrivals = arrivals.Arrivals(lock=threading.Lock())
@@ -64,30 +64,30 @@ class PartitionerCluster:
 
     def start(self) -> None:
         """List and watch from now on."""
-        self._nodes.start()
-        self._pods.start()
+        self.reported.start()
+        self.pods.start()
         self._claims.start()
 
     def close(self) -> None:
         """Stop watching."""
-        self._nodes.end(timeout_s=0.0)
-        self._pods.end(timeout_s=0.0)
+        self.reported.end(timeout_s=0.0)
+        self.pods.end(timeout_s=0.0)
         self._claims.close()
 
     @property
     def is_current(self) -> bool:
         """Whether changes of nodes and pods arrive."""
-        return self._nodes.is_current and self._pods.is_current and self._claims.is_current
+        return self.reported.is_current and self.pods.is_current and self._claims.is_current
 
     @property
     def last_contact_s(self) -> float:
         """How long ago the API server last sent data about nodes or pods."""
-        parts = self._nodes, self._pods, self._claims
+        parts = self.reported, self.pods, self._claims
         return max(each.last_contact_s for each in parts)
 
     def nodes(self) -> tuple[partitioned.PartitionedNode, ...]:
         """Return the nodes as last reported, or as changed by our own write."""
-        nodes = {each.name: each for each in self._nodes.items()}
+        nodes = {each.name: each for each in self.reported.items()}
         # A write requires the reported version, so the next reported version includes it.
         self._written = {
             name: (before, after)
@@ -99,13 +99,13 @@ class PartitionerCluster:
 
     def pending(self) -> tuple[demand.Pending, ...]:
         """Return the pods that wait for MIG devices."""
-        return tuple(pod for pod in self._pods.items() if isinstance(pod, demand.Pending))
+        return tuple(pod for pod in self.pods.items() if isinstance(pod, demand.Pending))
 
     def bound(self, uids: Collection[str]) -> set[str]:
         """Return which pods, by UID, have a node."""
         if not uids:
             return set()
-        pods = (pod for pod in self._pods.items() if isinstance(pod, demand.BoundPod))
+        pods = (pod for pod in self.pods.items() if isinstance(pod, demand.BoundPod))
         return {pod.uid for pod in pods if pod.uid in uids and not pod.is_nominated}
 
     def request(self, change: decisions.NodeChange) -> bool:
@@ -163,7 +163,7 @@ class PartitionerCluster:
             before if isinstance(before, demand.BoundPod) else None,
             now if isinstance(now, demand.BoundPod) else None,
         )
-        if before is None and now is not None and now.needs and self._pods.is_current:
+        if before is None and now is not None and now.needs and self.pods.is_current:
             self.arrivals.add(now.needs, self._clock.monotonic())
         # A pod that was bound, or has ended, is no new demand.
         if isinstance(now, demand.Pending):

@@ -24,7 +24,6 @@ _SPREAD = 0.2
 """Random part of the watch's length, so that not all nodes of a cluster renew together."""
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
 _PAUSES = timing.Backoff(first_s=0.5, max_s=30.0, factor=2.0)
-_chance = random.random
 
 _log = structlog.get_logger()
 
@@ -42,6 +41,8 @@ class WatchTimes:
     """A watch that ends earlier counts as a failure, or it would be renewed without a pause."""
     pauses: timing.Backoff = _PAUSES
     """After consecutive failures; the second half of each is random."""
+    chance: Callable[[], float] = random.random
+    """Returns the random part, from 0 to 1."""
 
     @property
     def silence_s(self) -> float:
@@ -79,7 +80,7 @@ class Watch(abc.ABC):
         self._selector = selector
         self._stop = stop or threading.Event()
         self._times = times or WatchTimes()
-        self._version = ""
+        self.version = ""  # as last listed or reported; empty: list again
         self._listed_version = ""
         self._contact_s = -math.inf
         self._opened_s = math.inf
@@ -117,7 +118,7 @@ class Watch(abc.ABC):
         """
         self.on_list(self._items())
         # Only now: the list is repeated if the listener failed.
-        self._version = self._listed_version
+        self.version = self._listed_version
 
     def start(self) -> None:
         self._thread.start()
@@ -149,26 +150,27 @@ class Watch(abc.ABC):
                         pass
                     case _:
                         # 410, or a malformed answer: our version may be the cause.
-                        self._version = ""
+                        self.version = ""
                 if not self._stop.is_set():
                     with contextlib.suppress(Exception):
                         self.lost(error)
             if time.monotonic() - self._contact_s >= self._times.silence_s:
                 # After a restore of etcd our version may be of the future: no change is sent until
                 # the cluster reaches it (kubernetes/kubernetes#107457).
-                self._version = ""
+                self.version = ""
             was_steady = time.monotonic() - self._opened_s >= self._times.steady_s
             failures = 1 if was_steady else failures + 1
-            self._stop.wait(self._times.pauses.delay_s(failures - 1) * (1 + _chance()) / 2)
+            pause_s = self._times.pauses.delay_s(failures - 1)
+            self._stop.wait(pause_s * (1 + self._times.chance()) / 2)
 
     def _list_and_watch(self) -> None:
-        if not self._version:
+        if not self.version:
             self.list()
-        version = {"resourceVersion": self._version} if self._version else {}
+        version = {"resourceVersion": self.version} if self.version else {}
         stream = self._kube.watch(
             self._path,
             query={**self._selector, **version},
-            timeout_s=self._times.watch_s * (1 + _SPREAD * _chance()),
+            timeout_s=self._times.watch_s * (1 + _SPREAD * self._times.chance()),
             idle_timeout_s=self._times.stall_s,
         )
         self._contact_s = self._opened_s = time.monotonic()
@@ -183,7 +185,7 @@ class Watch(abc.ABC):
                 if kind in _CHANGES and not self._stop.is_set():
                     self.on_change(kind, item)
                 with api_values.as_cluster_error(f"an event of the {self._plural}"):
-                    self._version = str(item["metadata"]["resourceVersion"])
+                    self.version = str(item["metadata"]["resourceVersion"])
 
     def _items(self) -> Iterator[Mapping[str, Any]]:
         what = f"the list of {self._plural}"
