@@ -70,23 +70,20 @@ class Evictions:
     """The evictions of one drain."""
 
     job: jobs.Job
-    progress: int = 0
-    """How many of the evicted pods were on the node at the start."""
     forced: tuple[str, ...] = ()
     """Names of the pods that were deleted by force."""
-    _may_evict: bool = False
-    """Whether every affected pod was evictable at some time."""
-    _is_force_announced: bool = False
+    _has_begun: bool = False
+    """Whether all affected pods were evictable at some time, or force was announced."""
     _may_list_budgets: bool = True
     _attempts: dict[str, _Attempt] = dataclasses.field(default_factory=dict)
     """By the pod's UID."""
-    _evicted: set[str] = dataclasses.field(default_factory=set)
-    """UIDs of the pods that were evicted or deleted."""
+    _evicted: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
+    """The pods that were evicted or deleted, by UID."""
     _round: _Round = dataclasses.field(default_factory=_Round)
 
     def begin(self) -> None:
         """Forget earlier attempts, for a new deadline, and maybe for other pods."""
-        self._may_evict = self._is_force_announced = False
+        self._has_begun = False
         self._attempts.clear()
         self._round = dataclasses.replace(self._round, next_s=0.0)
 
@@ -94,6 +91,11 @@ class Evictions:
     def evicted(self) -> int:
         """How many pods were evicted or deleted, also if the answer was lost."""
         return len(self._evicted)
+
+    @property
+    def progress(self) -> int:
+        """How many of the evicted pods were on the node at the start."""
+        return sum(not self.job.memory.returning.is_new(pod) for pod in self._evicted.values())
 
     @property
     def is_rolling(self) -> bool:
@@ -155,8 +157,8 @@ class Evictions:
         if not_evictable := _not_evictable(remaining):
             return not_evictable
         pending = [pod for pod in remaining if self._is_pending(pod)]
-        if pending and not self._is_force_announced:
-            self._is_force_announced = True
+        if pending and not self._has_begun:
+            self._has_begun = True
             message = f"deleting by force {_names(pending)}"
             self._enter(message)
             text = f"{self.job.status.title}: {message}"
@@ -196,7 +198,7 @@ class Evictions:
         remaining: Sequence[pod_object.Pod],
     ) -> dict[str, str]:
         """Evict as the budgets grant; return why other pods are not evicted yet."""
-        if not self._may_evict:
+        if not self._has_begun:
             is_possible = not _not_evictable(remaining)
             is_whole = self.job.limits.policy.strategy is policies.DrainStrategy.WHOLE
             blocked = dict(counted.refused if is_whole else counted.exhausted)
@@ -204,7 +206,7 @@ class Evictions:
                 blocked = self._try_each(pending, self.job.deps.workloads.can_evict)
             if blocked or not is_possible:
                 return blocked
-            self._may_evict = True
+            self._has_begun = True
         if not are_evictable_or_ending(remaining):
             # It became so since the first eviction, and others would be evicted in vain.
             return dict(counted.refused)
@@ -366,8 +368,7 @@ class Evictions:
         if is_forced and pod.key not in self.forced:
             self.forced += (pod.key,)
         if pod.uid not in self._evicted:
-            self._evicted.add(pod.uid)
-            self.progress += not self.job.memory.returning.is_new(pod)
+            self._evicted[pod.uid] = pod
             self.job.deps.telemetry.pod_evicted()
 
 
