@@ -14,7 +14,7 @@ from mig_manager.agent.pods import advertising, device_plugin, survey
 from mig_manager.agent.steps import resolving
 from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, node_object, schedulable
-from mig_manager.core.records import readiness, requests
+from mig_manager.core.records import readiness
 
 _MAX_FAILED_CHECKS = 3
 """So often in a row the GPUs may be unknown before that is published."""
@@ -84,23 +84,22 @@ def observe(job: jobs.Job) -> Observation:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
         gpus, record = job.status.gpus, job.journal.record
         verified, then = record.verified, record.verified_gpus
-        failed = Observation(
+        is_file_unusable = verified is not None and resolving.is_about_file(job, error)
+        if verified:
+            job.journal.note_status(
+                config_hash=verified.config_hash,
+                is_from_owner=verified.is_from_owner,
+                config_problem=error.message if is_file_unusable else "",
+            )
+        return Observation(
             gpus=gpus,
             plan=None,
             error=error.reason,
             message=error.message,
             is_unchanged=not then.differs(gpus) if gpus and then else None,
+            is_file_unusable=is_file_unusable,
             missing=record.absent_gpus(gpus, job.deps.boot_id),
         )
-        if verified is None:
-            return failed
-        job.journal.note_status(
-            config_hash=verified.config_hash, is_from_owner=verified.is_from_owner
-        )
-        if not resolving.is_about_file(job, error):
-            return failed
-        job.journal.note_status(config_problem=error.message)
-        return dataclasses.replace(failed, is_file_unusable=True)
     return Observation(
         gpus=gpus,
         plan=plan,
@@ -158,6 +157,8 @@ class _Verdict(enum.Enum):
     UNKNOWN = "it is unknown whether the layout is active, or the run has failed"
     RELOADED = "the driver was reloaded, and the layout is restored as after a reboot"
     DRIFTED = "the layout is not active"
+    STALE = "the layout is active, and the plugin or driver has other devices"
+    ACTIVE_AGAIN = "the layout is active, which this agent did not restore"
     ACTIVE = "the layout is active"
 
 
@@ -189,14 +190,14 @@ def act(
         drifted_devices=devices,
     )
     is_success, action = outcome.state is model.State.SUCCESS, Action.REST
-    match _judge(before, outcome, observation):
+    match _judge(job, before, outcome, observation, node):
         case _Verdict.CHANGED:
             _log.info("hardware_changed", config=job.request.config)
             # A GPU that is back must not cause evictions on another GPU.
             action, now = (Action.HEAL if is_success else Action.RUN), before
         case _Verdict.UNKNOWN:
             now = _count_failure(job, before, observation, is_success=is_success)
-        case _Verdict.RELOADED:
+        case _Verdict.RELOADED | _Verdict.STALE:
             action = Action.HEAL
         case _Verdict.DRIFTED:
             description = _handle_drift(job, observation, before, outcome)
@@ -204,23 +205,25 @@ def act(
                 _restart_stale(job, observation, is_new=devices != before.drifted_devices)
             now = dataclasses.replace(now, description=description)
             action = Action.REST if description else Action.HEAL
-        case _Verdict.ACTIVE if _is_suspect(
-            job.journal.record.applied, before, outcome, observation, node
-        ) and advertising.find_stale(job, job.deps.workloads.present(), gpus):
-            # The plugin or driver has other devices, and a run restarts it.
-            action = Action.HEAL
-        case _Verdict.ACTIVE if before.is_drifted or before.is_unknown:
-            # This agent did not apply it.
+        case _Verdict.ACTIVE_AGAIN:
             job.deps.telemetry.drift_found(is_drifted=False)
             _finish_active_again(job)
             now = dataclasses.replace(now, has_phantoms=False)
         case _Verdict.ACTIVE:
-            has_phantoms = is_success and _withdraw_phantoms(job, now, observation, node)
-            now = dataclasses.replace(now, has_phantoms=has_phantoms)
+            now = dataclasses.replace(
+                now, has_phantoms=is_success and _withdraw_phantoms(job, now, observation, node)
+            )
     return action, now
 
 
-def _judge(memory: DriftMemory, outcome: outcomes.Outcome, observation: Observation) -> _Verdict:
+def _judge(
+    job: jobs.Job,
+    memory: DriftMemory,
+    outcome: outcomes.Outcome,
+    observation: Observation,
+    node: node_object.NodeView,
+) -> _Verdict:
+    """Compare a check with the run and the checks before; ask kubelet if devices are suspect."""
     gpus, is_success = observation.gpus, outcome.state is model.State.SUCCESS
     is_drifted = outcome.reason is errors.Reason.DRIFTED
     if is_success:
@@ -235,7 +238,11 @@ def _judge(memory: DriftMemory, outcome: outcomes.Outcome, observation: Observat
     if observation.is_active is None or not (is_success or is_drifted):
         return _Verdict.UNKNOWN
     if observation.is_active:
-        return _Verdict.ACTIVE
+        is_suspect = _is_suspect(job, memory, outcome, observation, node)
+        if is_suspect and advertising.find_stale(job, job.deps.workloads.present(), gpus):
+            return _Verdict.STALE
+        was_unsure = memory.is_drifted or memory.is_unknown
+        return _Verdict.ACTIVE_AGAIN if was_unsure else _Verdict.ACTIVE
     # All GPUs lack instances and can get the layout.
     is_empty = observation.plan is not None and not (
         observation.missing or any(gpu.gpu_instances for gpu in gpus)
@@ -245,14 +252,14 @@ def _judge(memory: DriftMemory, outcome: outcomes.Outcome, observation: Observat
 
 
 def _is_suspect(
-    applied: requests.Applied | None,
+    job: jobs.Job,
     memory: DriftMemory,
     outcome: outcomes.Outcome,
     observation: Observation,
     node: node_object.NodeView,
 ) -> bool:
     """Check whether the plugin may advertise other devices than the active layout has."""
-    gpus = observation.gpus
+    gpus, applied = observation.gpus, job.journal.record.applied
     # The same instances may have another place.
     differs = applied is None or not applied.has_same(gpus)
     # Without a plan, a run can verify only what the last one did.
