@@ -15,6 +15,11 @@ def rows(matrix: str) -> list[dict[str, Any]]:
     return found
 
 
-def least(matrix: str, **row: str) -> float:
-    """Return how many cases a row must still have; 0 if it was never counted."""
-    return _KEPT * sum(int(each["tried"]) for each in rows(matrix) if row.items() <= each.items())
+def least(matrix: str, *, of: str = "tried", **row: str) -> float:
+    """Return how many cases, or others of its numbers, a row must still have.
+
+    Raises:
+        KeyError: They were never counted.
+    """
+    numbers = {tuple(each[key] for key in row): int(each[of]) for each in rows(matrix)}
+    return _KEPT * numbers[tuple(row.values())]

@@ -59,9 +59,9 @@ def double_table(_body: str) -> str:
     found = entries("double strikes")
     if not found:
         return _NOTHING
-    keys = ("kills", "writes", "struck", "judged", "converged", "CPU seconds")
+    keys = ("kills", "writes", "struck", "judged", "converged")
     rows = ((entry["change"], *(str(entry[key]) for key in keys)) for entry in found)
-    head = ("Change", "Kills", "Writes", "Struck", "Judged", "Converged", "CPU seconds")
+    head = ("Change", "Kills", "Writes", "Struck", "Judged", "Converged")
     return f"{blocks.table(head, rows)}\n\n{_stamp('double strikes')}"
 
 

@@ -19,6 +19,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
+from tests import published
 from tests.faults import api_node
 from tests.faults.api_node import GOOD, Request
 from tests.kit import lost_stderr
@@ -140,7 +141,8 @@ def play(
     ends: collections.Counter[str] = collections.Counter()
     plays, missed = 0, []
     with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s, listen=listen) as stage:
-        tried = requests(stage)[start::every]
+        cases = requests(stage)
+        tried = cases[start::every]
         for request in tried:
             for _ in range(_MAX_PLAYS):
                 plays += 1
@@ -179,6 +181,7 @@ def play(
     )
     assert missed == []
     assert ends.total() == len(tried) > 0
+    assert len(cases) >= published.least("API-faults", failure=name, node=style.value)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 
 from mig_manager.core import ports
 from mig_manager.core.node import pod_object
+from tests import published
 from tests.faults import api_node
 from tests.kit import kubelet_rig
 
@@ -212,4 +213,4 @@ def test_kubelet_question_may_fail_once_and_the_layout_is_applied(
             "played again": plays - len(tried),
         },
     )
-    assert struck == len(tried)
+    assert struck == len(tried) >= published.least("kubelet-faults", failure=name)

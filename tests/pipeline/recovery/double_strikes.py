@@ -240,12 +240,12 @@ def play_all(change: Change, *, step: int = 1) -> Result:
     start = PlayedChange.of(change)
     once = explorer.killed([start])
     twice = explorer.killed(once)
-    for play in (start, *once, *twice):
-        explorer.rest(play.fork(), (change.end,))
+    moments, *_ = [explorer.rest(play.fork(), (change.end,)) for play in (start, *once, *twice)]
     for play in (start, *once):
         for name, write in WRITES.items():
             explorer.disturb(play, name, write, itertools.count(step // 2, step))
-    return explorer.result({"nodes after a kill": len(once), "nodes after two kills": len(twice)})
+    nodes = {"nodes after a kill": len(once), "nodes after two kills": len(twice)}
+    return explorer.result({"moments": moments} | nodes)
 
 
 def play_sample(change: Change, *, step: int, every: int) -> Result:
@@ -341,9 +341,10 @@ class _Explorer:
         play.is_dead = key in self._seen
         self._seen.add(key)
 
-    def rest(self, play: PlayedChange, allowed: Sequence[End]) -> None:
-        """Let an agent serve in peace, and judge how that ends."""
+    def rest(self, play: PlayedChange, allowed: Sequence[End]) -> int:
+        """Let an agent serve in peace, and judge how that ends; return how many moments it had."""
         self._judge(play, play.serve(_nothing_happens), allowed)
+        return play.moment
 
     def _judge(
         self, play: PlayedChange, outcome: outcomes.Outcome | None, allowed: Sequence[End]
