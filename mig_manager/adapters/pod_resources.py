@@ -25,13 +25,15 @@ from mig_manager.core.node import pod_object, resources, well_known
 
 _MAX_ANSWER_BYTES = 16 << 20
 """Bytes; gRPC's default of 4 MiB is too small for a node full of pods with many devices."""
+_TIMEOUT_S = 10.0
 _ATTEMPTS = 5
 _PAUSE_S = 0.2
 """Between attempts after a refusal by kubelet's rate limit (100 a second, bursts of 10)."""
 _LINGER_S = 15.0
 """Longer than the pauses between two requests of one run."""
-_START_S = 30.0
-"""How long a worker's start may take on a busy machine."""
+_WORKER_TIMEOUT_S = 30.0 + 2 * _TIMEOUT_S
+"""For its start on a busy machine, and for a request, which takes up to twice as long with
+retries."""
 _END_S = 2.0
 
 
@@ -46,7 +48,7 @@ class PodResources:
         self,
         socket_path: str,
         *,
-        timeout_s: float = 10.0,
+        timeout_s: float = _TIMEOUT_S,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._path = pathlib.Path(socket_path)
@@ -185,12 +187,10 @@ def _pod_devices(pod: Any) -> pod_object.PodDevices:
     )
 
 
-def worker_command(
-    socket_path: str, *, timeout_s: float = 10.0, linger_s: float = _LINGER_S
-) -> tuple[str, ...]:
+def worker_command(socket_path: str, *, linger_s: float = _LINGER_S) -> tuple[str, ...]:
     """Return the command line of the worker, which ends ``linger_s`` after the last request."""
     module = "mig_manager.adapters.pod_resources"
-    return subprocesses.python(module, socket_path, str(timeout_s), str(linger_s))
+    return subprocesses.python(module, socket_path, str(linger_s))
 
 
 class WorkerPodResources(standbys.Standby):
@@ -199,13 +199,9 @@ class WorkerPodResources(standbys.Standby):
     As a standby it starts the worker ahead, which imports what it needs and waits.
     """
 
-    def __init__(
-        self, socket_path: str, *, timeout_s: float = 10.0, command: Sequence[str] | None = None
-    ) -> None:
-        self._socket = PodResources(socket_path, timeout_s=timeout_s)
-        self._command = command or worker_command(socket_path, timeout_s=timeout_s)
-        # A request with retries takes up to twice as long.
-        self._timeout_s = _START_S + 2 * timeout_s
+    def __init__(self, socket_path: str, *, command: Sequence[str] | None = None) -> None:
+        self._socket = PodResources(socket_path)
+        self._command = command or worker_command(socket_path)
         self._worker: _Worker | None = None
 
     def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
@@ -248,7 +244,7 @@ class WorkerPodResources(standbys.Standby):
 
     def _ask(self, worker: "_Worker", method: str) -> Any:
         try:
-            message = worker.ask(method, self._timeout_s)
+            message = worker.ask(method)
         except BaseException:
             worker.end()
             raise
@@ -274,13 +270,13 @@ class _Worker:
             self._child.end()
             raise
 
-    def ask(self, method: str, timeout_s: float) -> Any:
+    def ask(self, method: str) -> Any:
         """Return the response to a request; raise as ``Child.ask``, EOFError with stderr."""
         with self._lock:
             if self.is_over:
                 raise EOFError("has ended")
             try:
-                return self._child.ask(method, timeout_s=timeout_s)
+                return self._child.ask(method, timeout_s=_WORKER_TIMEOUT_S)
             except EOFError as error:
                 stderr = self._child.stderr.text().strip()
                 raise EOFError(f"ended: {stderr or 'without a message'}") from error
@@ -299,8 +295,8 @@ class _Worker:
 
 def main() -> None:
     """Serve the requests of ``WorkerPodResources``, and end after a while without one."""
-    path, timeout_s, linger_s = sys.argv[1:]
-    kubelet = PodResources(path, timeout_s=float(timeout_s))
+    path, linger_s = sys.argv[1:]
+    kubelet = PodResources(path)
     parent = subprocesses.Parent()
     # A worker is started ahead of its first request: load and set up everything now.
     kubelet.open_channel().close()

@@ -46,7 +46,7 @@ class ResetMachine:
         return self.rig.gpus.observe()
 
     def reset(self, gpus: Gpus, *, timeout_s: float = 60.0, is_repair: bool = False) -> None:
-        found = programs.Programs(folders=[str(self.tool.parent)])
+        found = programs.Programs((), search_path=str(self.tool.parent))
         smi = gpu_reset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root)
         smi.reset(gpus, self._note, is_repair=is_repair)
 

@@ -163,8 +163,6 @@ class Programs:
     roots: Sequence[Root] = (Root(),)
     """The roots to search, best first."""
     _: dataclasses.KW_ONLY
-    folders: Sequence[str] = _PROGRAM_FOLDERS
-    """The folders of a root to search, best first."""
     search_path: str = ""
     """Folders of this machine to search last, as in ``PATH``."""
     loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -173,7 +171,7 @@ class Programs:
     def find(self, name: str) -> Program | None:
         """Return the first program with this file name, or None."""
         for root in self.roots:
-            for folder in self.folders:
+            for folder in _PROGRAM_FOLDERS:
                 path = pathlib.PurePosixPath("/", folder, name)
                 local_path = inside(root.driver_here, path)
                 if local_path is not None and _is_program(local_path):

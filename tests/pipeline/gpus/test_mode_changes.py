@@ -60,7 +60,7 @@ class ModeNode:
         self._layouts = LAYOUTS.replace("HALF", "3g.40gb" if "h100" in spec else "3g.20gb")
         self._gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=self.cluster.clock)
         self._reset = gpu_reset.SmiReset(
-            programs.Programs(folders=[str(folder / "bin")]),
+            programs.Programs((), search_path=str(folder / "bin")),
             proc=proc_tree.ProcTree(folder / "proc").root,
         )
 
