@@ -9,7 +9,7 @@ import pytest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.sandbox import stories
+from mig_manager.sandbox import stages, stories
 from mig_manager.sandbox.node import cluster_view, objects
 from tests.node import gpu_values
 from tests.stage import agent_stage, clusters
@@ -51,21 +51,6 @@ def test_every_story_of_the_demo_comes_out_as_it_must(
         stage.assert_restored()
 
 
-@pytest.mark.slow
-def test_a_corrected_file_is_served_without_touching_the_label(tmp_path: pathlib.Path) -> None:
-    with clusters.stage(clusters.Embedded(), tmp_path) as stage:
-        good = stage.config_file.read_text()
-        stage.config_file.write_text("version: v1\nmig-configs:\n  all-1g.5gb: 7\n")
-        status = stage.failure("all-1g.5gb")
-        assert status["reason"] == "InvalidConfig"
-        assert "config.yaml:3:" in status["message"]
-
-        stage.config_file.write_text(good)
-
-        stage.wait(lambda: stage.status().get("state") == "success", "success")
-        assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
-
-
 STARTUP = "example.com/mig-not-ready"
 
 
@@ -99,22 +84,9 @@ def test_a_new_node_is_not_ready_and_tainted_until_its_layout_is_verified(
 def request_guarded(where: clusters.Cluster, stage: agent_stage.AgentStage) -> None:
     """Request a layout that must evict a pod which a budget keeps."""
     stage.run_pods(clusters.TRAIN)
-    spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "train"}}}
-    stage.api.post(clusters.BUDGETS, {"metadata": {"name": "guard"}, "spec": spec})
-    where.count_disruptions(stage.api, "guard")
+    stage.guard({"matchLabels": {"app": "train"}})
+    where.count_disruptions(stage.api, stages.BUDGET)
     stage.label("all-1g.5gb")
-
-
-def test_a_drain_that_a_budget_blocks_ends_with_the_budgets_name(tmp_path: pathlib.Path) -> None:
-    where = clusters.Embedded()
-    with clusters.stage(where, tmp_path, "--drain-timeout-s", "1", *agent_stage.PATIENT) as stage:
-        request_guarded(where, stage)
-
-        assert stage.wait_for_end("all-1g.5gb") is model.State.FAILED
-        assert stage.status()["reason"] == "DrainTimeout"
-        assert "PodDisruptionBudget guard needs" in stage.status()["message"]
-        assert "train" in stage.workloads()
-        stage.assert_restored()
 
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped agent", "newer label"])
@@ -169,26 +141,13 @@ def test_agent_after_one_killed_in_a_change_takes_its_slot_again(
         stage.wait(lambda: bool(stage.node()["spec"].get("taints")), "the taint")
         stage.stop_agent(signal.SIGKILL)
         assert clusters.slot_owners(stage.api) == [clusters.NODE]
-        stage.api.delete(f"{clusters.BUDGETS}/guard")
+        stage.unguard()
 
         stage.start_agent()
 
         assert stage.wait_for_end("all-1g.5gb") is model.State.SUCCESS
         assert stage.stop_agent() == 0
         assert clusters.slot_owners(stage.api) == [""]
-
-
-@pytest.mark.slow
-def test_a_removed_label_leaves_the_layout_active(tmp_path: pathlib.Path) -> None:
-    with clusters.stage(clusters.Embedded(), tmp_path) as stage:
-        stage.assert_ends("all-1g.5gb")
-
-        stage.label(None)
-        # The agent's answer to a later request shows that it has seen the removal before.
-        stage.failure("all-9g.1gb")
-
-        assert objects.labels(stage.node())[well_known.APPLIED_LABEL] == "all-1g.5gb"
-        assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
 
 
 def test_a_label_that_changes_after_the_watch_was_lost_for_good_is_served(

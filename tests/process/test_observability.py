@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core import model
+from tests.kit import lost_stderr
+from tests.node.applying_rig import LAYOUTS_TEXT
 from tests.stage import agent_stage
 
 LAYOUT = "all-1g.5gb"
@@ -73,3 +75,18 @@ def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another(
         for line in lines
         if "attempt_id" in line and line["event"].startswith(("agent_", "node_watch"))
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way", ["stalled-reader", pytest.param("full-disk", marks=pytest.mark.slow)]
+)
+def test_agent_whose_log_lines_are_lost_serves_its_node(way: str) -> None:
+    with (
+        lost_stderr.WAYS[way]() as stderr,
+        agent_stage.AgentStage(
+            "1xA100-SXM4-40GB", "--log-level", "debug", text=LAYOUTS_TEXT, stderr=stderr
+        ) as rig,
+    ):
+        rig.assert_ends("wanted")
+        assert rig.stop_agent() == 0

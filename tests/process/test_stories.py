@@ -2,11 +2,14 @@
 
 import dataclasses
 import pathlib
+import sys
 
 import pytest
 
 from mig_manager.sandbox import stories
 from mig_manager.sandbox.node import device_plugin
+from testkit import nvml_faults
+from tests import programs
 from tests.node import gpu_values
 from tests.stage import agent_stage
 
@@ -62,3 +65,19 @@ def test_malformed_hooks_file_is_served_once_it_is_corrected(tmp_path: pathlib.P
         stage.wait(lambda: stage.status()["state"] == "success", "success")
         assert log.read_text() == "".join(f"{each} all-1g.5gb\n" for each in points)
         stage.assert_restored()
+
+
+@pytest.mark.slow
+def test_boot_restores_what_an_agent_verified() -> None:
+    with agent_stage.AgentStage("1xH100-SXM5-80GB+1xA30") as stage:
+        stage.assert_ends("all-balanced")
+        stage.stop_agent()
+        before = stage.gpus.observe()
+        nvml_faults.SharedState(stage.state_file).reboot()
+
+        options = ("--simulate-state", stage.state_file)
+        booted = programs.run(sys.executable, "-m", "mig_manager", "boot", *options)
+
+        assert booted.returncode == 0, booted.stderr
+        assert booted.stdout == "Layout all-balanced is restored.\n"
+        assert [gpu.snapshot for gpu in stage.gpus.observe()] == [gpu.snapshot for gpu in before]

@@ -3,15 +3,13 @@
 import json
 import pathlib
 import signal
-import sys
 
 import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import programs, waiting
+from tests import waiting
 from tests.kit.shell_node import ShellNode
-from tests.stage import agent_stage
 
 LAYOUTS = """
 version: v1
@@ -164,23 +162,6 @@ def test_the_wait_for_the_driver_can_be_ended_at_once(node: ShellNode) -> None:
         waiting.until(lambda: node.is_hung)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == -signal.SIGTERM
-
-
-@pytest.mark.slow
-def test_boot_restores_what_an_agent_verified() -> None:
-    # The plugin offers whole GPU instances alone.
-    text = LAYOUTS.replace("mixed:", "other:").replace("1c.2g", "2g")
-    with agent_stage.AgentStage("1xH100-SXM5-80GB+1xA30", text=text) as stage:
-        stage.assert_ends("other")
-        stage.stop_agent()
-        before = stage.gpus.observe()
-        nvml_faults.SharedState(stage.state_file).reboot()
-
-        options = ("--simulate-state", stage.state_file)
-        back = programs.run(sys.executable, "-m", "mig_manager", "boot", *options)
-
-        assert (back.returncode, back.stdout) == (0, "Layout other is restored.\n"), back.stderr
-        assert [gpu.snapshot for gpu in stage.gpus.observe()] == [gpu.snapshot for gpu in before]
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import datetime as dt
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report, plan_table
 from mig_manager.core import model
@@ -201,8 +200,3 @@ def test_a_node_without_history_or_gpu() -> None:
     assert history.page(past, style=PLAIN).endswith("No history is known.")
     assert "This node has no NVIDIA GPU." in node_status.pictures(shown, style=PLAIN)
     assert gpu_report.slices(()) == "none"
-
-
-def test_a_malformed_node_is_a_cluster_error() -> None:
-    with pytest.raises(errors.ClusterError):
-        nodes.parse({"metadata": {"name": "n1"}, "status": {"conditions": [7]}})

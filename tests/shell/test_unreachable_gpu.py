@@ -1,17 +1,13 @@
-"""A node of eight GPUs loses one: before a change, during it, or during the rollback."""
+"""A node of eight GPUs loses one: before a change at a shell, during it, or in the rollback."""
 
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
 
 import pytest
 
-from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import objects
 from testkit import nvml_faults
 from tests.kit import shell_node
-from tests.stage import agent_stage
 
 SPEC = "8xA100-SXM4-40GB"
 LOST = 3
@@ -39,9 +35,6 @@ REFUSE_ELSEWHERE = nvml_faults.Fault(
 """Has the change fail, and all GPUs be rolled back; once, so that the rollback succeeds."""
 LOSE_AT_ROLLBACK = nvml_faults.Fault(function=CREATE, gpu=LOST, first=8, loses_gpu=True)
 """After the seven creations of the change."""
-
-
-# -- at the command line --------------------------------------------------------------------------
 
 
 def shapes(state: nvml_faults.SharedState) -> list[tuple[bool, int]]:
@@ -204,57 +197,3 @@ def test_boot_restores_the_former_instances_of_a_lost_gpu(node: shell_node.Shell
     assert answer.status == 0, answer.err
     assert shapes(node.state)[LOST] == (True, 2)
     assert of_others(node.state) == {(True, 7)}
-
-
-# -- through the agent, against the sandbox's API server ------------------------------------------
-
-
-@pytest.fixture
-def stage() -> Iterator[agent_stage.ObservedStage]:
-    with agent_stage.ObservedStage(SPEC, text=LAYOUTS) as stage:
-        yield stage
-
-
-def event_reasons(stage: agent_stage.AgentStage) -> Mapping[str, str]:
-    """Return the last message of the node's Events by reason."""
-    return {
-        str(each["reason"]): str(each["message"])
-        for each in stage.api.get("/api/v1/namespaces/default/events")["items"]
-    }
-
-
-@pytest.mark.slow
-def test_agent_serves_the_others_and_a_returned_gpu(stage: agent_stage.ObservedStage) -> None:
-    state = nvml_faults.SharedState(stage.state_file)
-    stage.assert_ends("halves")
-
-    # Lost at rest: the agent observes again, and then serves another layout without it.
-    state.lose_gpu(LOST)
-    stage.assert_ends("sevenths")
-    uuid = state.boards[LOST].uuid
-    assert of_others(state) == {(True, 7)}
-    assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
-    assert f"GPU {LOST} ({uuid}" in stage.status()["message"]
-    assert [gpu["uuid"] for gpu in stage.status()["unreachableGpus"]] == [uuid]
-    inventory = json.loads(objects.annotations(stage.node())[well_known.GPUS_ANNOTATION])
-    assert [gpu["index"] for gpu in inventory["unreachable"]] == [LOST]
-    stage.wait(
-        lambda: stage.series("unreachable_gpu") == {f"{LOST},GpuLost,{uuid}": 1.0},
-        "the metric",
-    )
-    stage.wait(lambda: "GpuUnreachable" in event_reasons(stage), "the Event")
-    assert uuid in event_reasons(stage)["GpuUnreachable"]
-
-    # A layout that names it fails, before anything is touched.
-    assert stage.failure("names-it")["reason"] == "GpuUnreachable"
-    assert of_others(state) == {(True, 7)}
-
-    stage.assert_ends("sevenths")
-
-    # Back from the shop, without MIG mode: the layout is applied to it.
-    state.return_gpu(LOST, keeps_mode=False)
-    stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-1g.5gb": 56}, "the GPU's devices")
-    stage.wait(lambda: "unreachableGpus" not in stage.status(), "a status without it")
-    stage.wait(lambda: stage.series("unreachable_gpu") == {}, "no metric")
-    stage.wait(lambda: stage.status()["state"] == "success", "the end")
-    assert shapes(state)[LOST] == (True, 7)

@@ -1,7 +1,6 @@
 """GPUs with a fault: what the agent reports, while the layout's outcome stays as it is."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from mig_manager.agent import outcomes, settings
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
-from testkit import nvml_faults
 from tests.node import fakes, gpu_values, scenes
 from tests.pipeline.gpus import repairs
-from tests.stage import agent_stage
 
 LAYOUT = "all-balanced"
 RESET = model.RecoveryAction.GPU_RESET
@@ -224,37 +221,3 @@ def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
     assert rig.events == ["GpuRecoveryNeeded"]
     published = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert published[0].recovery_action is RESET
-
-
-# -- the real agent process ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def stage() -> Iterator[agent_stage.ObservedStage]:
-    with agent_stage.ObservedStage("2xA30", "--watch-gpu-events") as stage:
-        yield stage
-
-
-@pytest.mark.slow
-def test_an_xid_starts_a_check_that_finds_the_recovery_action(
-    stage: agent_stage.ObservedStage,
-) -> None:
-    state = nvml_faults.SharedState(stage.state_file)
-    uuid = state.boards[1].uuid
-    stage.assert_ends("all-1g.6gb")
-
-    def conditions() -> dict[str, str]:
-        return {each["type"]: each["status"] for each in stage.node()["status"]["conditions"]}
-
-    stage.wait_for_listener()
-    state.fail_gpu(1, action=1, xid=79)
-    stage.wait(lambda: conditions().get("GpuRecoveryNeeded") == "True", "the condition")
-
-    assert conditions()["MigReady"] == "True"
-    assert stage.series("xids_total") == {f"{uuid},79": 1}
-    assert stage.series("gpu_recovery_action") == {f"gpu-reset,1,{uuid}": 1}
-
-    # Xid 154: the recovery action has changed.
-    state.fail_gpu(1, xid=154)
-    stage.wait(lambda: conditions()["GpuRecoveryNeeded"] == "False", "the recovery")
-    assert stage.series("gpu_recovery_action") == {}

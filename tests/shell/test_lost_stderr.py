@@ -14,8 +14,6 @@ from testkit import nvml_faults
 from tests import waiting
 from tests.kit import lost_stderr
 from tests.kit.shell_node import ShellNode
-from tests.node.applying_rig import LAYOUTS_TEXT
-from tests.stage import agent_stage
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 
@@ -66,21 +64,6 @@ def test_a_change_succeeds_without_anybody_who_hears_its_remarks(
 
     assert (done.returncode, done.stdout) == (0, "MIG configuration applied successfully\n")
     assert node.run("assert", "wanted").status == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "way", ["stalled-reader", pytest.param("full-disk", marks=pytest.mark.slow)]
-)
-def test_agent_whose_log_lines_are_lost_serves_its_node(way: str) -> None:
-    with (
-        lost_stderr.WAYS[way]() as stderr,
-        agent_stage.AgentStage(
-            "1xA100-SXM4-40GB", "--log-level", "debug", text=LAYOUTS_TEXT, stderr=stderr
-        ) as rig,
-    ):
-        rig.assert_ends("wanted")
-        assert rig.stop_agent() == 0
 
 
 def test_a_usage_error_keeps_its_status_where_it_cannot_be_explained(node: ShellNode) -> None:
