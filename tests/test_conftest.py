@@ -1,26 +1,24 @@
 """What ``conftest.py`` does for every test."""
 
+import pathlib
+import sys
+
 import pytest
 
-from tests import conftest
+from tests import programs
 
 
-def test_a_skipped_test_has_failed_in_ci_and_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("environ", "outcome"), [({}, "1 skipped"), ({"CI": "true"}, "1 failed")], ids=["", "CI"]
+)
+def test_a_skipped_test_fails_in_ci_and_says_what_is_missing(
+    tmp_path: pathlib.Path, environ: dict[str, str], outcome: str
 ) -> None:
-    skipped = pytest.TestReport(
-        nodeid="test",
-        location=("test.py", 1, "test"),
-        keywords={},
-        outcome="skipped",
-        longrepr="kubectl is not installed",
-        when="setup",
-    )
-    monkeypatch.delenv("CI", raising=False)
-    assert conftest._failed_where_skipped(skipped).skipped
+    file = tmp_path / "test_one.py"
+    file.write_text("import pytest\n\ndef test_one():\n    pytest.skip('no kubectl')\n")
 
-    monkeypatch.setenv("CI", "true")
-    report = conftest._failed_where_skipped(skipped)
+    command = (sys.executable, "-m", "pytest", "-p", "tests.conftest", "-rsf", file)
+    done = programs.run(*command, cwd=pathlib.Path(__file__).parents[1], **environ)
 
-    assert report.failed
-    assert "kubectl is not installed" in str(report.longrepr)
+    assert outcome in done.stdout, done.stdout + done.stderr
+    assert "no kubectl" in done.stdout

@@ -14,9 +14,9 @@ from mig_manager.catalogue import hardware
 from mig_manager.core.node import claims, device_classes, well_known
 from mig_manager.sandbox.driver import state_file
 from mig_manager.sandbox.node import cluster_view, device_plugin, objects
-from tests import dra_driver, waiting
+from tests import waiting
 from tests.cluster import sandbox_nodes
-from tests.kit import audit
+from tests.kit import audit, dra_driver
 from tests.stage import clusters
 
 pytestmark = pytest.mark.cluster

@@ -14,7 +14,8 @@ import pytest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import claims, device_ids, well_known
 from mig_manager.sandbox.node import cluster_view, objects
-from tests import api_objects, dra_driver, waiting
+from tests import api_objects, waiting
+from tests.kit import dra_driver
 from tests.stage import agent_stage, clusters
 
 CLAIMS, SLICES = dra_driver.CLAIMS, dra_driver.SLICES

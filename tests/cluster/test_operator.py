@@ -7,7 +7,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.sandbox import machines
-from tests import operator_pod
+from tests.kit import operator_pod
 from tests.stage import agent_stage, clusters
 
 LAYOUT = "all-1g.5gb"

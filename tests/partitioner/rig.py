@@ -17,8 +17,8 @@ from mig_manager.partitioner import main, settings
 from mig_manager.sandbox.apiserver import resources as kinds
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import api_objects, dra_driver, waiting
-from tests.kit import commandline, mortal_api, watch_rig
+from tests import api_objects, waiting
+from tests.kit import commandline, dra_driver, mortal_api, watch_rig
 from tests.node import fakes, gpu_values, samples
 
 TERM_S = 70.0

@@ -7,7 +7,8 @@ import pytest
 from mig_manager.core.node import device_classes
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
-from tests import api_objects, dra_driver, waiting
+from tests import api_objects, waiting
+from tests.kit import dra_driver
 from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
 

@@ -1,6 +1,6 @@
 """Operands as NVIDIA's GPU operator deploys them, and its MIG manager's account."""
 
-from tests import operator_pod
+from tests.kit import operator_pod
 from tests.realnode import manifests
 from tests.stage import clusters
 

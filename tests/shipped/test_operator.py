@@ -19,7 +19,8 @@ import mig_manager
 from mig_manager.core.layout import config
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import operator_pod, programs, waiting
+from tests import programs, waiting
+from tests.kit import operator_pod
 from tests.kit.overlays import AGENTS, OVERLAYS, ROOT, Object, kustomize, overlay
 from tests.kit.unit_files import agent_settings
 from tests.stage import clusters, plain_node

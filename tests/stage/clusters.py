@@ -15,8 +15,8 @@ from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import operator_pod, waiting
-from tests.kit import envtest
+from tests import waiting
+from tests.kit import envtest, operator_pod
 from tests.stage import agent_stage
 
 ROOT = pathlib.Path(__file__).parents[2]
