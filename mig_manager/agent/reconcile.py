@@ -217,8 +217,7 @@ class Reconciler:
         """Publish the faults of GPUs, and the GPUs unless ``view`` is None."""
         self.capacity.note_gpus(gpus)
         if view is not None:
-            record, boot_id = self._attempts.record, self._deps.boot_id
-            change = publish.of_no_request(record, gpus, boot_id, view)
+            change = publish.of_no_request(self._attempts.record, gpus, self._deps.boot_id, view)
             gpu_report.publish_gpus(self._shared, gpus, self._layouts, self.capacity, change)
         self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
 
