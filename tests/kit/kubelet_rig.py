@@ -19,12 +19,12 @@ def devices(resource: str, *ids: str) -> Any:
     return messages.ContainerDevices(resource_name=resource, device_ids=ids)
 
 
-def pod(name: str, *containers: Any) -> Any:
+def pod(name: str, *containers: Any, namespace: str = "ns") -> Any:
     resources = [
         messages.ContainerResources(name=f"c{number}", devices=[entry])
         for number, entry in enumerate(containers)
     ]
-    return messages.PodResources(name=name, namespace="ns", containers=resources)
+    return messages.PodResources(name=name, namespace=namespace, containers=resources)
 
 
 class GrpcKubelet:

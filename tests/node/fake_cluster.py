@@ -6,21 +6,34 @@ import json
 from collections.abc import Callable, Collection, Mapping
 
 from mig_manager import errors
+from mig_manager.core.fleet import slots
 from mig_manager.core.node import (
     claims,
     evictions,
     node_object,
     pod_object,
+    resources,
     well_known,
 )
 from mig_manager.core.records import readiness
 from tests import contract
 from tests.node import fakes
 
+_CONFLICTS = 20
+"""After so many an update ends."""
+
 
 class Port:
     def __init__(self, rig: "fakes.NodeRig") -> None:
         self._rig = rig
+
+    def _succeeds(self, call: str) -> bool:
+        """Log a call whose refusal its port does not raise; return whether it is carried out."""
+        try:
+            self._rig.called(call)
+        except errors.ClusterError:
+            return False
+        return True
 
 
 class FakeNode(Port):
@@ -38,24 +51,25 @@ class FakeNode(Port):
             name: 0 if rig.schedulable is rig.kubelet.withdrawn else len(ids)
             for name, ids in rig.schedulable.items()
         }
+        capacity = {
+            name: len(ids | rig.plugin.unhealthy.get(name, frozenset()))
+            for name, ids in rig.schedulable.items()
+        }
         if rig.clock.monotonic() < rig.kubelet.reports_from_s:
             shown = rig.kubelet.reported
+            capacity |= {name: count for name, count in shown.items() if count}
+        closing = rig.taints | ({well_known.HOLD_TAINT} if rig.has_hold_taint else set())
         return node_object.NodeView(
             name="node-a",
             uid=rig.node_uid,
             labels=dict(rig.labels),
             annotations=dict(rig.annotations),
             is_unschedulable=rig.is_unschedulable,
-            taint_keys=frozenset({well_known.HOLD_TAINT} if rig.has_hold_taint else ())
-            | rig.taints,
-            closing_taints=frozenset(rig.taints),
+            taint_keys=frozenset(closing),
+            closing_taints=frozenset(closing),
             # Kubelet copies the capacity of a resource that it has forgotten into allocatable.
             allocatable=rig.kubelet.phantoms | shown,
-            capacity=rig.kubelet.phantoms
-            | {
-                name: len(ids | rig.plugin.unhealthy.get(name, frozenset()))
-                for name, ids in rig.schedulable.items()
-            },
+            capacity=rig.kubelet.phantoms | capacity,
         )
 
     def patch(self, change: node_object.NodePatch) -> node_object.NodeView:
@@ -70,13 +84,12 @@ class FakeNode(Port):
             self.patch(change)
 
     def withdraw_devices(self) -> None:
-        self._rig.called("node.withdraw")
-        self._rig.kubelet.withdrawn = self._rig.schedulable
-        self._rig.kubelet.reported.clear()
+        if self._succeeds("node.withdraw"):
+            self._rig.kubelet.withdrawn = self._rig.schedulable
+            self._rig.kubelet.reported = dict.fromkeys(self._rig.schedulable, 0)
 
     def report_devices(self, counts: Mapping[str, int]) -> None:
-        self._rig.called("node.report")
-        if self._rig.kubelet.may_be_reported:
+        if self._succeeds("node.report") and self._rig.kubelet.may_be_reported:
             self._rig.kubelet.reported |= counts
 
     def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
@@ -89,13 +102,14 @@ class FakeNode(Port):
         self, decide: Callable[[node_object.NodeView], node_object.NodePatch]
     ) -> node_object.NodeView:
         view = self._view()
-        while True:
+        for _ in range(_CONFLICTS):
             change = decide(view)
             self._rig.called("node.patch")
             if self._view() == view:
                 return self._write(change)
             self._rig.called("node.read")
             view = self._view()
+        raise errors.ClusterError("conflicts", reason=errors.Reason.API_UNAVAILABLE)
 
     def _write(self, change: node_object.NodePatch) -> node_object.NodeView:
         rig = self._rig
@@ -167,11 +181,9 @@ class FakeWorkloads(Port):
 
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         self._rig.called("workloads.evict")
-        if pod.uid not in self._rig.pods:
-            return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
         verdict = self._verdict(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
-            self._end(pod)
+            self._rig.terminate(pod.uid)
         return verdict
 
     def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
@@ -185,16 +197,22 @@ class FakeWorkloads(Port):
 
     def covered_by(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
         self._rig.called("workloads.covered_by")
-        (guard,) = (one for one in self._rig.disruptions.budgets if one.name == budget.name)
-        return tuple(pod for pod in self._rig.pods_everywhere if guard.covers(pod))
+        return tuple(filter(budget.covers, self._rig.pods_everywhere))
 
-    def _verdict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+    def _verdict(self, listed: pod_object.Pod) -> evictions.EvictionResponse:
+        pod = self._rig.pods.get(listed.uid)
+        if pod is None:
+            return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
         why = self._rig.disruptions.refusals.get(pod.name, "")
-        guards = [one for one in self._rig.disruptions.budgets if one.covers(pod)]
+        # The API server ignores budgets for a pod that does not run.
+        runs = not (pod.phase == "Pending" or pod.is_finished or pod.is_terminating)
+        everywhere = self._rig.pods_everywhere
+        known = (one.observed(everywhere) for one in self._rig.disruptions.budgets)
+        guards = [budget for budget in known if runs and budget.covers(pod)]
         if len(guards) > 1:
             why = "more than one budget"
-        elif guards and not guards[0].observed(self._rig.pods_everywhere).allowed:
-            why = f"budget {guards[0].name} is used up"
+        elif guards and guards[0].is_used_by(pod) and not guards[0].allowed:
+            why = guards[0].refusal
         if not why:
             return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
         return evictions.EvictionResponse(
@@ -205,11 +223,8 @@ class FakeWorkloads(Port):
 
     def delete(self, pod: pod_object.Pod) -> None:
         self._rig.called("workloads.delete")
-        self._end(pod)
-
-    def _end(self, pod: pod_object.Pod) -> None:
         if pod.uid in self._rig.pods:
-            self._rig.pods[pod.uid] = dataclasses.replace(pod, is_terminating=True)
+            self._rig.terminate(pod.uid)
 
 
 class UnansweredWorkloads(FakeWorkloads):
@@ -233,23 +248,30 @@ class UnansweredWorkloads(FakeWorkloads):
 class FakeAllocations(Port):
     def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
         self._answer("allocations.assigned_devices")
-        rig, now_s = self._rig, self._rig.clock.now_s
-        if now_s < rig.kubelet.lists_from_s:
+        rig, kubelet, now_s = self._rig, self._rig.kubelet, self._rig.clock.now_s
+        if now_s < kubelet.lists_from_s:
             return ()
-        drivers = {well_known.GPU_CLAIM_DRIVER}
-        hidden = {uid for uid, listed_s in rig.kubelet.listed_from_s.items() if now_s < listed_s}
+        # It lists a pod without its devices before it has allocated them.
+        known = {uid for uid in rig.pods if now_s >= kubelet.listed_from_s.get(uid, 0.0)}
+        drivers = frozenset({well_known.GPU_CLAIM_DRIVER})
         return tuple(
             pod_object.PodDevices(
-                namespace="default",
-                name=rig.pods[uid].name,
-                device_ids=rig.kubelet.assigned.get(uid, frozenset()),
-                claim_drivers=frozenset(drivers if uid in rig.kubelet.claims else ()),
+                namespace=pod.namespace,
+                name=pod.name,
+                device_ids=resources.without_replicas(ids),
+                claim_drivers=drivers if uid in known & kubelet.claims else frozenset(),
+                gpu_resources=frozenset(pod.gpu_resources if ids else ()),
             )
-            for uid in rig.pods
-            if uid in (rig.kubelet.assigned.keys() | rig.kubelet.claims) - hidden
+            for uid, pod in rig.pods.items()
+            for ids in [kubelet.assigned.get(uid, frozenset()) if uid in known else frozenset()]
         ) + tuple(
-            pod_object.PodDevices(namespace="default", name=name, device_ids=ids)
-            for name, ids in rig.kubelet.unlisted.items()
+            pod_object.PodDevices(
+                namespace="default",
+                name=name,
+                device_ids=ids,
+                gpu_resources=frozenset({resources.GPU}),
+            )
+            for name, ids in kubelet.unlisted.items()
         )
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
@@ -268,6 +290,40 @@ class FakeSlices(Port):
         return self._rig.dra_driver.slices
 
     def withdraw(self) -> tuple[claims.Slice, ...]:
-        self._rig.called("slices.withdraw")
-        slices, self._rig.dra_driver.slices = self._rig.dra_driver.slices or (), ()
+        slices = self._rig.dra_driver.slices
+        if not self._succeeds("slices.withdraw") or slices is None:
+            return ()
+        self._rig.dra_driver.slices = ()
         return slices
+
+
+@dataclasses.dataclass
+class FakeSlots:
+    """Implements ``ports.Slots``; notes what it is asked in the rig's own log."""
+
+    rig: "fakes.NodeRig"
+    denials: list[slots.Denial] = dataclasses.field(default_factory=list)
+    failing: list[errors.ClusterError] = dataclasses.field(default_factory=list)
+    is_taken: bool = False
+    is_stale: bool = False
+
+    def take(self) -> slots.Denial | None:
+        self.rig.log.append("slots.take")
+        if self.failing:
+            raise self.failing.pop(0)
+        if self.denials:
+            return self.denials.pop(0)
+        is_first = not self.is_taken
+        assert not (is_first and self.rig.has_hold_taint), "a slot comes before the disruption"
+        self.is_taken = True
+        return None
+
+    def check(self) -> None:
+        self.rig.log.append("slots.check")
+        if self.is_stale or not self.is_taken:
+            raise errors.NotReadyError("stale", reason=errors.Reason.SLOTS_TAKEN)
+
+    def release(self) -> None:
+        assert not self.rig.has_hold_taint, "a slot may go when its node is whole again"
+        self.rig.log.append("slots.release")
+        self.is_taken = False

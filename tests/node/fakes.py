@@ -217,7 +217,7 @@ class NodeRig:
         if not self.is_controller_away:
             for uid, pod in list(self.pods.items()):
                 if any(self.labels.get(key) != value for key, value in pod.node_selector.items()):
-                    self.pods[uid] = dataclasses.replace(pod, is_terminating=True)
+                    self.terminate(uid)
 
     def _start_daemons(self) -> None:
         # No daemon starts on a node with a taint that it does not tolerate.
@@ -325,6 +325,15 @@ class NodeRig:
     def uid_of(self, name: str) -> str:
         (uid,) = (uid for uid, pod in self.pods.items() if pod.name == name)
         return uid
+
+    def terminate(self, uid: str) -> None:
+        """Begin the grace period of a pod; one that has finished is gone at once."""
+        pod = self.pods[uid]
+        if pod.is_finished:
+            self.remove_pod(uid)
+        elif not pod.is_terminating:
+            ends_by_s = self.clock.unix_s() + pod.grace_s
+            self.pods[uid] = dataclasses.replace(pod, is_terminating=True, ends_by_s=ends_by_s)
 
     def remove_pod(self, uid: str) -> None:
         """Remove a pod that has ended, and free its devices."""

@@ -1,7 +1,6 @@
 """A budget for the cluster in one run: a slot before the taint, released at every exit."""
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterator
 
@@ -11,54 +10,24 @@ from mig_manager import errors
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
+from tests.node import fake_cluster, fakes, scenes
 
 USED_BY_B = slots.Denial(limit=1, changing=("b",))
 
 
-@dataclasses.dataclass
-class FakeSlots:
-    """Implements ``ports.Slots``; notes what it is asked in the rig's own log."""
-
-    rig: fakes.NodeRig
-    denials: list[slots.Denial] = dataclasses.field(default_factory=list)
-    failing: list[errors.ClusterError] = dataclasses.field(default_factory=list)
-    is_taken: bool = False
-    is_stale: bool = False
-
-    def take(self) -> slots.Denial | None:
-        self.rig.log.append("slots.take")
-        if self.failing:
-            raise self.failing.pop(0)
-        if self.denials:
-            return self.denials.pop(0)
-        is_first = not self.is_taken
-        assert not (is_first and self.rig.has_hold_taint), "a slot comes before the disruption"
-        self.is_taken = True
-        return None
-
-    def check(self) -> None:
-        self.rig.log.append("slots.check")
-        if self.is_stale or not self.is_taken:
-            raise errors.NotReadyError("stale", reason=Reason.SLOTS_TAKEN)
-
-    def release(self) -> None:
-        assert not self.rig.has_hold_taint, "a slot may go when its node is whole again"
-        self.rig.log.append("slots.release")
-        self.is_taken = False
-
-
-def slotted() -> FakeSlots:
+def slotted() -> fake_cluster.FakeSlots:
     """Return the slots that a busy node asks."""
     rig = scenes.busy_node()
-    rig.slots = FakeSlots(rig)
+    rig.slots = fake_cluster.FakeSlots(rig)
     return rig.slots
 
 
 fake = pytest.fixture(slotted, name="fake")
 
 
-def test_slot_is_taken_before_the_taint_and_released_after_the_restore(fake: FakeSlots) -> None:
+def test_slot_is_taken_before_the_taint_and_released_after_the_restore(
+    fake: fake_cluster.FakeSlots,
+) -> None:
     # A first attempt also publishes before the slot that it will change the GPUs.
     scenes.assert_ends(fake.rig, Reason.APPLIED, attempt=2)
 
@@ -70,7 +39,7 @@ def test_slot_is_taken_before_the_taint_and_released_after_the_restore(fake: Fak
     ]
 
 
-def test_layouts_are_written_after_the_slot_is_released(fake: FakeSlots) -> None:
+def test_layouts_are_written_after_the_slot_is_released(fake: fake_cluster.FakeSlots) -> None:
     log = fake.rig.log
 
     def write(_document: str) -> bool:
@@ -89,7 +58,7 @@ def test_layouts_are_written_after_the_slot_is_released(fake: FakeSlots) -> None
     [("all-balanced", Reason.ALREADY_APPLIED), ("too-much", Reason.DOES_NOT_FIT)],
 )
 def test_a_layout_that_is_active_or_cannot_be_needs_no_slot(
-    fake: FakeSlots, layout: str, reason: Reason
+    fake: fake_cluster.FakeSlots, layout: str, reason: Reason
 ) -> None:
     scenes.assert_ends(fake.rig, reason, layout=layout)
 
@@ -97,7 +66,9 @@ def test_a_layout_that_is_active_or_cannot_be_needs_no_slot(
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
-def test_a_slot_is_taken_for_gpus_observed_under_the_lock(fake: FakeSlots, refusals: int) -> None:
+def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
+    fake: fake_cluster.FakeSlots, refusals: int
+) -> None:
     rig, lock = fake.rig, fakes.FakeLock(refusals=refusals)
     is_locked: list[bool] = []
     rig.on_call = lambda: (
@@ -110,7 +81,7 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(fake: FakeSlots, refus
     assert all(is_locked)
 
 
-def test_a_node_that_is_locked_waits_once_and_takes_no_slot(fake: FakeSlots) -> None:
+def test_a_node_that_is_locked_waits_once_and_takes_no_slot(fake: fake_cluster.FakeSlots) -> None:
     lock = fakes.FakeLock(refusals=1000)
 
     scenes.assert_ends(fake.rig, Reason.LOCKED, by=scenes.reconciler(fake.rig, lock=lock))
@@ -120,7 +91,7 @@ def test_a_node_that_is_locked_waits_once_and_takes_no_slot(fake: FakeSlots) -> 
 
 
 def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
-    fake: FakeSlots,
+    fake: fake_cluster.FakeSlots,
 ) -> None:
     rig = fake.rig
     fake.denials = [USED_BY_B] * 3
@@ -140,7 +111,9 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
     assert rig.statuses.count(str(USED_BY_B)) == 1
 
 
-def test_a_waiting_node_publishes_the_slot_owners_now_and_then(fake: FakeSlots) -> None:
+def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
+    fake: fake_cluster.FakeSlots,
+) -> None:
     fake.denials = [slots.Denial(limit=1, changing=(f"node-{number}",)) for number in range(60)]
 
     scenes.assert_ends(fake.rig, Reason.APPLIED)
@@ -149,14 +122,16 @@ def test_a_waiting_node_publishes_the_slot_owners_now_and_then(fake: FakeSlots) 
     assert 2 <= len(reports) < 12
 
 
-def test_an_api_that_does_not_answer_only_makes_the_wait_longer(fake: FakeSlots) -> None:
+def test_an_api_that_does_not_answer_only_makes_the_wait_longer(
+    fake: fake_cluster.FakeSlots,
+) -> None:
     fake.failing = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2
 
     scenes.assert_ends(fake.rig, Reason.APPLIED)
 
 
 @pytest.mark.parametrize("why", ["newer request", "no right", "stale slot"])
-def test_without_a_slot_the_node_is_not_touched(fake: FakeSlots, why: str) -> None:
+def test_without_a_slot_the_node_is_not_touched(fake: fake_cluster.FakeSlots, why: str) -> None:
     scenes.hooked(fake.rig)
     if why == "newer request":
         fake.denials = [USED_BY_B] * 10
@@ -172,7 +147,9 @@ def test_without_a_slot_the_node_is_not_touched(fake: FakeSlots, why: str) -> No
     assert not {"gpus.execute", "hooks.run"} & {*fake.rig.log}
 
 
-def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(fake: FakeSlots) -> None:
+def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
+    fake: fake_cluster.FakeSlots,
+) -> None:
     scenes.run(fake.rig)
     for index, call in enumerate(fake.rig.log):
         if call.startswith("slots."):
@@ -215,7 +192,7 @@ def disrupting_calls() -> list[int]:
 def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait() -> None:
     for index in disrupting_calls()[::3]:
         rig, _ = scenes.killed(scenes.busy_node, index)
-        rig.slots = FakeSlots(rig, denials=[USED_BY_B])
+        rig.slots = fake_cluster.FakeSlots(rig, denials=[USED_BY_B])
 
         assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.APPLIED
 
@@ -223,7 +200,9 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait() -> None:
         scenes.assert_restored(rig)
 
 
-def test_a_change_that_another_agent_left_takes_its_slot_again(fake: FakeSlots) -> None:
+def test_a_change_that_another_agent_left_takes_its_slot_again(
+    fake: fake_cluster.FakeSlots,
+) -> None:
     rig = fake.rig
 
     class Lock(fakes.FakeLock):
@@ -246,7 +225,7 @@ def test_a_change_that_another_agent_left_takes_its_slot_again(fake: FakeSlots) 
 
 def test_a_change_undone_for_another_request_releases_the_slot() -> None:
     rig, _ = scenes.killed(scenes.busy_node, disrupting_calls()[0])
-    rig.slots = fake = FakeSlots(rig, is_taken=True)
+    rig.slots = fake = fake_cluster.FakeSlots(rig, is_taken=True)
 
     scenes.reconciler(rig).recover("all-balanced")
 
@@ -254,7 +233,7 @@ def test_a_change_undone_for_another_request_releases_the_slot() -> None:
     assert not fake.is_taken
 
 
-def test_a_node_without_a_request_holds_no_slot(fake: FakeSlots) -> None:
+def test_a_node_without_a_request_holds_no_slot(fake: fake_cluster.FakeSlots) -> None:
     fake.is_taken = True
 
     scenes.reconciler(fake.rig).rest()
@@ -262,7 +241,9 @@ def test_a_node_without_a_request_holds_no_slot(fake: FakeSlots) -> None:
     assert not fake.is_taken
 
 
-def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(fake: FakeSlots) -> None:
+def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
+    fake: fake_cluster.FakeSlots,
+) -> None:
     fake.denials = [USED_BY_B] * 5
     agent = scenes.reconciler(fake.rig)
     with pytest.raises(errors.Superseded):
@@ -278,7 +259,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(fake: FakeS
     assert fake.rig.labels[well_known.STATE_LABEL] == "failed"
 
 
-def test_a_machine_that_reboots_for_us_keeps_its_slot(fake: FakeSlots) -> None:
+def test_a_machine_that_reboots_for_us_keeps_its_slot(fake: fake_cluster.FakeSlots) -> None:
     rig = fake.rig
     rig.driver.mode_waits = rig.host.may_reboot = True
     request = fakes.FakeRequest(rig.clock)
