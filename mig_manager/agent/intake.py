@@ -113,6 +113,11 @@ class Inbox:
                 return None
             return self._latest
 
+    def is_over(self, generation: int, *, at_rest: bool = False) -> bool:
+        """Return whether ``generation`` is superseded, or at rest, a drift check is needed."""
+        has_ended = self.is_stopping or self._latest.generation != generation
+        return has_ended or (at_rest and self._needs_check)
+
     def wait_until_superseded(
         self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
     ) -> bool:
@@ -122,10 +127,10 @@ class Inbox:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_over(generation, at_rest=at_rest) or self._has_use_changed,
+                lambda: self.is_over(generation, at_rest=at_rest) or self._has_use_changed,
                 timeout=timeout_s,
             )
-            return self._is_over(generation, at_rest=at_rest)
+            return self.is_over(generation, at_rest=at_rest)
 
     def check(self, generation: int) -> None:
         """Raise ``Superseded`` if ``generation`` is superseded."""
@@ -146,7 +151,7 @@ class Inbox:
     def wait(self, generation: int, seconds: float) -> None:
         """Sleep until ``generation`` is superseded, at most for ``seconds``."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over(generation), timeout=seconds)
+            self._changed.wait_for(lambda: self.is_over(generation), timeout=seconds)
 
     def pause(self, generation: int, seconds: float) -> None:
         """Sleep as ``wait``, but only until the cluster changes.
@@ -158,7 +163,7 @@ class Inbox:
         self.wait(generation, first_s)
         with self._changed:
             self._changed.wait_for(
-                lambda: self._has_cluster_changed or self._is_over(generation),
+                lambda: self._has_cluster_changed or self.is_over(generation),
                 timeout=seconds - first_s,
             )
             self._has_cluster_changed = False
@@ -166,10 +171,6 @@ class Inbox:
     def _renew(self) -> None:
         self._latest = dataclasses.replace(self._latest, generation=self._latest.generation + 1)
         self._changed.notify_all()
-
-    def _is_over(self, generation: int, *, at_rest: bool = False) -> bool:
-        has_ended = self.is_stopping or self._latest.generation != generation
-        return has_ended or (at_rest and self._needs_check)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from mig_manager.sandbox.driver import resets
 from tests.crash import points
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
-from tests.node import fakes, scenes
+from tests.node import fakes, inboxes, scenes
 from tests.stage import in_process
 
 _MAX_TRIES = 12
@@ -153,16 +153,14 @@ class Process:
         return True
 
 
-class _Mailbox(intake.Inbox, ports.Telemetry):
-    """Passes time by the node's clock, and ends a step where the agent has nothing to do.
+class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
+    """Ends a step where the agent has nothing to do.
 
-    The label arrives as a watch brings it: at the next question whether the request still stands.
     How the runs of a step ended is remembered until the next one.
     """
 
     def __init__(self, rig: soak_cluster.SoakCluster) -> None:
-        super().__init__()
-        self._rig = rig
+        super().__init__(rig, lambda _pause: self._end_step(is_resting=True))
         self.names: list[str] = []
         self.succeeded: list[str] = []
         self.ended: tuple[model.State, errors.Reason] | None = None
@@ -199,15 +197,10 @@ class _Mailbox(intake.Inbox, ports.Telemetry):
         self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
     ) -> bool:
         """End the step before the next try and where nothing is newer, and wait no longer."""
-        if not at_rest:
+        if at_rest:
+            super().wait_until_superseded(generation, at_rest=True)
+        else:
             self._end_step()
-            return True
-        self._deliver()
-        if not self._is_over(generation, at_rest=True):
-            self.is_resting = True
-            self._end_step()
-            self.is_resting = False
-            self._deliver()
         return True
 
     def next(self, generation: int) -> intake.ReceivedRequest | None:
@@ -216,25 +209,13 @@ class _Mailbox(intake.Inbox, ports.Telemetry):
             self.served = received.request.config or None
         return received
 
-    def check(self, generation: int) -> None:
-        """Raise ``Superseded`` if the request has ended, after the newest label has arrived."""
-        self._deliver()
-        super().check(generation)
-
-    def wait(self, generation: int, seconds: float) -> None:
-        self._rig.clock.wait(seconds)
-
-    def pause(self, generation: int, seconds: float) -> None:
-        self._rig.clock.wait(seconds)
-
-    def _deliver(self) -> None:
-        self.put_label(self._rig.labels.get(well_known.CONFIG_LABEL))
-
-    def _end_step(self) -> None:
+    def _end_step(self, *, is_resting: bool = False) -> None:
+        self.is_resting = is_resting
         self.is_step_over.release()
         assert self.may_go.acquire(timeout=10 * _DEADLINE_S)
         if self.is_abandoned:
             raise scenes.Killed
+        self.is_resting = False
 
 
 def state_of(rig: soak_cluster.SoakCluster) -> model.State | None:
