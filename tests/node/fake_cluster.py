@@ -308,7 +308,7 @@ class FakeSlots:
     is_stale: bool = False
 
     def take(self) -> slots.Denial | None:
-        self.rig.log.append("slots.take")
+        self.rig.called("slots.take")
         if self.failing:
             raise self.failing.pop(0)
         if self.denials:

@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import intake
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
+from tests.node import fakes, inboxes, scenes
 from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import (
     CONFIG,
@@ -31,23 +30,19 @@ def test_only_another_request_reopens_the_node_in_mid_drain(news: str, granted: 
     serving.budget.max_unavailable = granted
     # If all are evicted at once, the others take longer to end.
     rig.kubelet.ends_from_s = dict.fromkeys(list(serving.here)[2:], rig.clock.now_s + 10)
-    agent, inbox = scenes.reconciler(rig, CONFIG), intake.Inbox()
-    inbox.put_label(LAYOUT)
+    agent = scenes.reconciler(rig, CONFIG)
 
-    def follow_news() -> bool:
+    def report() -> None:
         if serving.killed == 2 and news == "file":
             inbox.put_file_change()
         elif serving.killed == 2 and news == "label":
             inbox.put_label("all-1g.5gb")
         elif serving.killed == 2:
             rig.refusing["workloads.list"] = drains.FORBIDDEN
-        inbox.check(1)
-        return False
 
-    request = fakes.FakeRequest(rig.clock)
-    request.ends_when = follow_news
+    inbox = inboxes.Inbox(rig.clock, report=report)
     with contextlib.suppress(errors.Superseded):
-        assert agent.run(LAYOUT, request).reason is Reason.FORBIDDEN
+        assert agent.run(LAYOUT, inbox.request(LAYOUT)).reason is Reason.FORBIDDEN
 
     rig.clock.wait(1)
     assert rig.has_hold_taint is (news != "label")
@@ -62,20 +57,16 @@ def test_only_another_request_reopens_the_node_in_mid_drain(news: str, granted: 
 
 def test_file_change_after_the_drain_evicts_no_successor() -> None:
     rig, serving = node_with(room_elsewhere=0, replicas=1)
-    agent, inbox = scenes.reconciler(rig, CONFIG), intake.Inbox()
-    inbox.put_label(LAYOUT)
+    agent = scenes.reconciler(rig, CONFIG)
 
-    def follow_news() -> bool:
+    def report() -> None:
         text = rig.annotations.get(well_known.STATUS_ANNOTATION, "{}")
         if serving.killed and json.loads(text)["phase"] == model.Phase.PAUSE.value:
             inbox.put_file_change()
-        inbox.check(1)
-        return False
 
-    request = fakes.FakeRequest(rig.clock)
-    request.ends_when = follow_news
+    inbox = inboxes.Inbox(rig.clock, report=report)
     with pytest.raises(errors.Superseded):
-        agent.run(LAYOUT, request)
+        agent.run(LAYOUT, inbox.request(LAYOUT))
 
     rig.clock.wait(1)
     assert agent.run(LAYOUT, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
@@ -99,19 +90,11 @@ def test_a_drain_that_always_crashes_reopens_the_node() -> None:
 def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
     rig = scenes.busy_node()
     rig.refusing["workloads.evict"] = drains.FORBIDDEN
-    inbox = intake.Inbox()
-    inbox.put_label(scenes.LAYOUT)
+    inbox = inboxes.Inbox(rig.clock)
     drains.at(rig, 3, inbox.put_file_change)
 
-    def follow_news() -> bool:
-        inbox.check(1)
-        return False
-
-    request = fakes.FakeRequest(rig.clock)
-    request.ends_when = follow_news
-
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, request=request)
+        scenes.reconciler(rig).run(scenes.LAYOUT, inbox.request(scenes.LAYOUT))
 
     scenes.assert_restored(rig)
 

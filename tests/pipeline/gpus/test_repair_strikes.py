@@ -7,12 +7,14 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift, settings
-from mig_manager.core import model, ports, profile_name
+from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
-from tests.node import fakes, gpu_values, scenes
+from tests.node import fake_cluster, fakes, gpu_values, scenes
 from tests.pipeline.gpus import repairs
 from tests.pipeline.requests import custom_requests
+
+USED_BY_B = slots.Denial(limit=1, changing=("node-b",))
 
 
 def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
@@ -79,50 +81,36 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> No
 
 def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     rig = repairs.faulty_node()
-    calls: list[str] = []
-
-    class Slots(ports.Slots):
-        def take(self) -> slots.Denial | None:
-            calls.append("take")
-            return None if len(calls) > 2 else slots.Denial(limit=1, changing=("node-b",))
-
-        def check(self) -> None: ...
-
-        def release(self) -> None:
-            calls.append("release")
-
-    rig.slots = Slots()
+    rig.slots = fake = fake_cluster.FakeSlots(rig)
     agent = repairs.begun(rig)
-    calls.clear()
+    rig.log.clear()
+    fake.denials = [USED_BY_B] * 2
+
     scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert calls == ["take", "take", "take", "release", "release"]
+
+    calls = [call for call in rig.log if call in ("slots.take", "slots.release")]
+    assert calls == ["slots.take"] * 3 + ["slots.release"] * 2
     assert repairs.resets(rig) == 1
 
 
 def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
     rig = repairs.faulty_node()
-    lock, denials, is_released = fakes.FakeLock(), list[slots.Denial](), list[bool]()
-
-    class Slots(ports.Slots):
-        def take(self) -> slots.Denial | None:
-            # Another manager begins meanwhile.
-            lock.refusals = 1000 if denials else lock.refusals
-            return denials.pop() if denials else None
-
-        def check(self) -> None: ...
-
-        def release(self) -> None:
-            is_released.append(True)
-
-    rig.slots = Slots()
+    lock = fakes.FakeLock()
+    rig.slots = fake = fake_cluster.FakeSlots(rig)
     agent = repairs.begun(rig, lock=lock)
-    is_released.clear()
-    denials.append(slots.Denial(limit=1, changing=("node-b",)))
+    rig.log.clear()
+    fake.denials = [USED_BY_B]
+
+    def lock_meanwhile() -> None:
+        if rig.log[-1] == "slots.take" and fake.denials:
+            lock.refusals = 1000
+
+    rig.on_call = lock_meanwhile
 
     assert scenes.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
-    assert is_released
+    assert "slots.release" in rig.log
 
 
 @pytest.mark.parametrize("ends_at", [4, 6])
