@@ -1,15 +1,14 @@
 """The agent's loop over a pipeline that answers from a script."""
 
-import contextlib
 import math
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
-from mig_manager.agent import drift, intake, jobs, loop, outcomes, reconcile, settings
+from mig_manager.agent import drift, jobs, loop, outcomes, reconcile, settings
 from mig_manager.agent.reports import capacity
 from mig_manager.core import model, ports
 from mig_manager.errors import Reason
-from tests.node import fake_cluster
+from tests.node import fake_cluster, fakes, inboxes
 
 
 class Capacity(capacity.CapacityReport):
@@ -19,7 +18,7 @@ class Capacity(capacity.CapacityReport):
         self.is_followed = False
         self.changes = 0
         self.is_pending = False
-        self.has_observed = threading.Event()
+        self.observations = 0
 
     def follow(self, *, is_on_demand: bool, has_changed: bool) -> None:
         self.is_followed = is_on_demand
@@ -32,7 +31,7 @@ class Capacity(capacity.CapacityReport):
 
     def refresh(self) -> None:
         self.is_pending = False
-        self.has_observed.set()
+        self.observations += 1
 
 
 class Condition(fake_cluster.FakeNode):
@@ -41,7 +40,6 @@ class Condition(fake_cluster.FakeNode):
     def __init__(self) -> None:
         self.refusals = 0
         """How many attempts to write the condition still fail."""
-        self.is_written = threading.Event()
 
     @property
     def has_unwritten_condition(self) -> bool:
@@ -49,21 +47,26 @@ class Condition(fake_cluster.FakeNode):
 
     def retry_condition(self) -> None:
         self.refusals -= 1
-        if not self.refusals:
-            self.is_written.set()
 
 
 class Pipeline(reconcile.Reconciler):
-    """Answers each run from a script; stops the agent after the last answer."""
+    """Answers each run from a script; stops the agent after the last answer.
+
+    Also stops it in a pause that nothing would end.
+    """
 
     def __init__(self, label: str | None, *script: Reason | Exception, node_uid: str = "") -> None:
-        self.box = intake.Inbox()
+        self.clock = fakes.FakeClock()
+        self.box = inboxes.Inbox(self.clock, self.pause)
         self.box.put_label(label, node_uid=node_uid)
+        self.pauses_s: list[float] = []
+        self.news: list[Callable[[], object]] = []
+        """What happens at the beginning of the next pauses, one each."""
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
         self.delays_s: list[float] = []
         self.evicting: list[bool] = []
-        self.news: list[bool] = []
+        self.are_new: list[bool] = []
         self.looks = 0
         self.is_driver_away = False
         self.next_action = drift.Action.REST
@@ -71,13 +74,22 @@ class Pipeline(reconcile.Reconciler):
         self.recoveries: list[Exception] = []
         """What ``recover`` raises, call by call; afterwards it succeeds."""
         self.stopped = 0
-        self.has_rested = threading.Event()
+        self.rests = 0
         self.restless = 0
         """How many times ``rest`` asks to be called again."""
         self.forgotten = 0
         self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
         self.capacity = self.reported = Capacity()
         self.node = self.condition = Condition()
+
+    def pause(self, pause: inboxes.Pause) -> None:
+        self.pauses_s.append(pause.seconds)
+        if self.news:
+            self.news.pop(0)()
+        elif math.isfinite(pause.seconds):
+            self.clock.wait(pause.seconds)
+        else:
+            pause.stop()
 
     def recover(self, request: jobs.Request) -> None:
         self.recovered.append(request.config)
@@ -89,8 +101,7 @@ class Pipeline(reconcile.Reconciler):
 
     def rest(self) -> bool:
         self.restless -= 1
-        if self.restless < 0:
-            self.has_rested.set()
+        self.rests += self.restless < 0
         return self.restless >= 0
 
     @property
@@ -116,7 +127,7 @@ class Pipeline(reconcile.Reconciler):
         self.runs.append((request.config, request.attempt))
         self.delays_s.append(request.retry_after_s)
         self.evicting.append(request.may_evict)
-        self.news.append(request.is_new)
+        self.are_new.append(request.is_new)
         self.on_run(cancel)
         answer = self._script.pop(0)
         if not self._script:
@@ -136,17 +147,16 @@ def pauses(retry_s: float = 0.01, drift_check_s: float = 0.0) -> settings.Limits
     )
 
 
-@contextlib.contextmanager
-def serving(pipeline: Pipeline, limits: settings.Limits | None = None) -> Iterator[None]:
-    """Run the loop beside the body, until it ends by itself."""
-    served = loop.Agent(pipeline, pipeline.box, limits or pauses())
-    thread = threading.Thread(target=served.serve, daemon=True)
-    thread.start()
-    yield
-    thread.join(timeout=20)
-    assert not thread.is_alive()
+def agent(pipeline: Pipeline, limits: settings.Limits | None = None, **options: Any) -> loop.Agent:
+    return loop.Agent(
+        pipeline,
+        pipeline.box,
+        limits or pauses(),
+        monotonic=pipeline.clock.monotonic,
+        **options,
+    )
 
 
-def serve(pipeline: Pipeline, limits: settings.Limits | None = None) -> None:
-    with serving(pipeline, limits):
-        pass
+def serve(pipeline: Pipeline, limits: settings.Limits | None = None, **options: Any) -> None:
+    """Run the loop until it has nothing more to do."""
+    agent(pipeline, limits, **options).serve()

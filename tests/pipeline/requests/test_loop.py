@@ -2,18 +2,18 @@
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import intake, loop
+from mig_manager.agent import intake
 from mig_manager.core import liveness, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.errors import Reason
-from tests.node import fakes
-from tests.pipeline.requests.scripted_loop import Pipeline, pauses, serve, serving
+from tests.node import fakes, inboxes
+from tests.pipeline.requests import scripted_loop
+from tests.pipeline.requests.scripted_loop import Pipeline, pauses, serve
 
 LOST = errors.ClusterError("down", reason=Reason.API_UNAVAILABLE)
 
@@ -49,8 +49,7 @@ def test_a_driver_that_is_loading_is_not_waited_for_with_long_pauses() -> None:
     telemetry = fakes.FakeTelemetry()
 
     for reason in (Reason.DRIVER_NOT_LOADED, Reason.IN_USE):
-        pipeline = Pipeline("a", reason)
-        loop.Agent(pipeline, pipeline.box, pauses(600), telemetry=telemetry).serve()
+        serve(Pipeline("a", reason), pauses(600), telemetry=telemetry)
 
     (first_s,), (second_s,) = telemetry.events["retry_scheduled"]
     assert first_s == 15
@@ -67,13 +66,16 @@ def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
 
 def test_early_change_of_the_config_file_is_no_removed_label() -> None:
     pipeline = Pipeline("a", Reason.APPLIED)
-    pipeline.box = intake.Inbox()
+    pipeline.box = inboxes.Inbox(pipeline.clock, pipeline.pause)
     pipeline.box.put_file_change()
+    pipeline.news = [
+        lambda: pipeline.clock.wait(10),
+        lambda: pipeline.box.put_label("a"),
+    ]
 
-    with serving(pipeline, pauses(drift_check_s=0.01)):
-        assert not pipeline.has_rested.wait(0.1)
-        pipeline.box.put_label("a")
+    serve(pipeline, pauses(drift_check_s=1))
 
+    assert pipeline.rests == 0
     assert pipeline.recovered == ["a"]
     assert pipeline.runs == [("a", 1)]
 
@@ -83,7 +85,7 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
     silences_s: list[float] = []
     pulse = liveness.Pulse(lambda: now_s)
     pipeline = Pipeline("a", Reason.IN_USE, Reason.APPLIED)
-    pipeline.box = intake.Inbox(pulse.beat)
+    pipeline.box = inboxes.Inbox(pipeline.clock, pipeline.pause, report=pulse.beat)
     pipeline.box.put_label("a")
 
     def work(request: ports.Cancellation) -> None:
@@ -97,7 +99,7 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
         now_s += 5
 
     pipeline.on_run = work
-    agent = loop.Agent(pipeline, pipeline.box, pauses(), pulse=pulse)
+    agent = scripted_loop.agent(pipeline, pulse=pulse)
     assert not agent.is_recovered
 
     agent.serve()
@@ -106,20 +108,15 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
     assert pulse.silence_s == 0
 
 
-@pytest.mark.parametrize(
-    ("reason", "delay_s"),
-    [(Reason.DOES_NOT_FIT, 0.0), (Reason.IN_USE, 0.05)],
-    ids=["final", "retry"],
-)
-def test_newer_request_ends_the_pause_after_a_failure(reason: Reason, delay_s: float) -> None:
+@pytest.mark.parametrize("reason", [Reason.DOES_NOT_FIT, Reason.IN_USE], ids=["final", "retry"])
+def test_newer_request_ends_the_pause_after_a_failure(reason: Reason) -> None:
     pipeline = Pipeline("a", reason, Reason.APPLIED)
-    pipeline.on_run = lambda _request: threading.Timer(
-        delay_s, pipeline.box.put_label, ["b"]
-    ).start()
+    pipeline.news = [lambda: pipeline.box.put_label("b")]
 
     serve(pipeline, pauses(600))
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
+    assert len(pipeline.pauses_s) == 1
 
 
 def on_node(node_uid: str, name: str = "a") -> Callable[[intake.Inbox], None]:
@@ -159,7 +156,7 @@ def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
     serve(pipeline)
 
     assert len(pipeline.runs) == len(ended) + 1
-    assert (pipeline.forgotten, pipeline.news[-1]) == (forgotten, is_new)
+    assert (pipeline.forgotten, pipeline.are_new[-1]) == (forgotten, is_new)
     assert len(pipeline.recovered) == 1 + forgotten
 
 
@@ -176,7 +173,7 @@ def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:
 
     serve(pipeline, pauses(600))
 
-    assert pipeline.news == [False, False, False]
+    assert pipeline.are_new == [False, False, False]
     assert pipeline.forgotten == 2
 
 
@@ -191,7 +188,7 @@ def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
         yield
         calls.append("not alone")
 
-    loop.Agent(pipeline, pipeline.box, pauses(), suspend_gpu_events=alone).serve()
+    serve(pipeline, suspend_gpu_events=alone)
 
     assert calls == ["alone", "run", "not alone"] * 2
 

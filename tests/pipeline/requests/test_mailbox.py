@@ -1,7 +1,7 @@
 """The one slot between watchers and worker."""
 
 import threading
-import time
+from collections.abc import Callable
 
 import pytest
 
@@ -111,7 +111,7 @@ def test_a_waiting_run_wakes_at_once_when_its_request_ends(box: intake.Inbox, ch
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
-def test_news_before_or_during_a_pause_end_it_once_and_no_other_sleep(
+def test_news_before_or_during_a_pause_end_it_and_not_the_next(
     box: intake.Inbox, delay_s: float
 ) -> None:
     current = latest(box)
@@ -119,11 +119,18 @@ def test_news_before_or_during_a_pause_end_it_once_and_no_other_sleep(
 
     current.pause(60)
 
-    began = time.monotonic()
-    current.pause(0.1)
+    threading.Timer(0.1, box.stop).start()
+    with pytest.raises(errors.Superseded):
+        current.pause(60)
+
+
+def test_news_of_the_cluster_end_no_other_sleep(box: intake.Inbox) -> None:
+    current = latest(box)
     box.put_cluster_change()
-    current.wait(0.1)
-    assert time.monotonic() - began >= 0.2
+    threading.Timer(0.1, box.stop).start()
+
+    with pytest.raises(errors.Superseded):
+        current.wait(60)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
@@ -133,6 +140,30 @@ def test_a_pause_ends_with_its_request(box: intake.Inbox, delay_s: float) -> Non
 
     with pytest.raises(errors.Superseded):
         current.pause(60)
+
+
+@pytest.mark.parametrize(
+    ("act", "is_over"),
+    [
+        (lambda box: box.put_label("b"), True),
+        (intake.Inbox.stop, True),
+        (intake.Inbox.put_gpu_change, True),
+        (intake.Inbox.put_use_change, False),
+    ],
+    ids=["label", "stop", "GPU", "use"],
+)
+def test_news_end_a_rest_that_has_no_time_limit(
+    box: intake.Inbox, act: Callable[[intake.Inbox], None], *, is_over: bool
+) -> None:
+    threading.Timer(0.05, act, [box]).start()
+
+    assert box.wait_until_superseded(latest(box).generation, at_rest=True) is is_over
+
+
+def test_a_changed_gpu_does_not_end_the_pause_before_a_retry(box: intake.Inbox) -> None:
+    box.put_gpu_change()
+
+    assert not box.wait_until_superseded(latest(box).generation, timeout_s=0.01)
 
 
 def test_a_stop_ends_the_queue_for_good(box: intake.Inbox) -> None:

@@ -1,16 +1,10 @@
 """The condition MigReady and the owner's startup taints, from the agent's start to its end."""
 
-import threading
-
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, node
-from mig_manager.agent import drift, intake, loop, settings
+from mig_manager.agent import drift
 from mig_manager.core.node import policies
-from mig_manager.sandbox.apiserver import resources
-from testkit import apiserver
-from tests import waiting
 from tests.node import fakes, scenes
 from tests.pipeline.rest import drifts
 
@@ -130,26 +124,3 @@ def test_startup_taint_goes_with_each_success_and_is_never_added() -> None:
     scenes.run(rig, LAYOUT)
 
     assert rig.taints == {OTHER}
-
-
-def test_lost_write_of_the_condition_is_repeated_at_rest() -> None:
-    rig, box = new_node(), intake.Inbox()
-    box.put_label(None)
-    times = settings.Limits(retry_initial_s=0.01, retry_max_s=0.02)
-    with apiserver.serve() as server:
-        server.store.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
-        server.inject(apiserver.Fault(method="PATCH", path="/status", status=500, times=2))
-        kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
-        own = node.KubeNode(kube, name="n1", clock=rig.clock)
-        agent = loop.Agent(scenes.reconciler(rig, node=own), box, times)
-        thread = threading.Thread(target=agent.serve, daemon=True)
-        thread.start()
-
-        waiting.until(lambda: "conditions" in server.get(resources.NODES, "n1").get("status", {}))
-
-        box.stop()
-        thread.join()
-        kube.close()
-        (condition,) = server.get(resources.NODES, "n1")["status"]["conditions"]
-    assert (condition["status"], condition["reason"]) == ("True", "NoLayoutRequested")
-    assert rig.log.count("gpus.observe") == 1
