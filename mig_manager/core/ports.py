@@ -85,7 +85,8 @@ class Node(Protocol):
     ) -> node_object.NodeView:
         """Write labels, annotations and taints in one patch; return the patched node.
 
-        ``decide`` computes the patch, and computes it again with the newer node after a conflict.
+        ``decide`` computes the patch. After a conflict it computes it again with the newer node,
+        unless that node has the patch already: the answer to our own write may have been lost.
         ClusterError also if every attempt conflicts.
         """
 

@@ -41,6 +41,18 @@ def test_update_decides_again_on_the_node_that_another_wrote(rig: Rig) -> None:
     assert updated.labels["seen"] == updated.labels["site"] == "a"
 
 
+def test_update_does_not_decide_again_on_a_node_that_has_the_patch(rig: Rig) -> None:
+    decisions: list[node_object.NodeView] = []
+
+    def decide(view: node_object.NodeView) -> node_object.NodePatch:
+        decisions.append(view)
+        rig.label("site", "a")
+        return node_object.NodePatch(labels={"site": "a"})
+
+    assert rig.node.update(decide).labels["site"] == "a"
+    assert len(decisions) == 1
+
+
 def test_update_of_a_node_that_always_changes_fails_in_the_end(rig: Rig) -> None:
     written: list[str] = []
 

@@ -109,6 +109,8 @@ class FakeNode(Port):
                 return self._write(change)
             self._rig.called("node.read")
             view = self._view()
+            if change.is_in(view):
+                return view
         raise errors.ClusterError("conflicts", reason=errors.Reason.API_UNAVAILABLE)
 
     def _write(self, change: node_object.NodePatch) -> node_object.NodeView:
