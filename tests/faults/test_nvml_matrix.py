@@ -21,111 +21,12 @@ from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
 from tests import published
-from tests.faults import nvml_node
+from tests.faults import nvml_answers, nvml_node
 from tests.kit import lost_stderr, nvml_codes
-from tests.kit.nvml_codes import (
-    IN_USE,
-    INVALID_ARGUMENT,
-    NO_PERMISSION,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-)
 
 Reason = errors.Reason
 Note = Callable[[str, object], None]
 Cases = Sequence[tuple[nvml_node.Site, int]]
-
-BELIEVED: dict[tuple[str, int], Sequence[Reason]] = {}
-"""Answers that are taken for what they say, with the reasons that a run may fail with when it is
-not so; each of them may also be borne."""
-
-
-def believe(functions: str, codes: Sequence[int] = (), *reasons: Reason) -> None:
-    """Take some codes, or all, of functions for what they say."""
-    for function in functions.split():
-        for code in codes or nvml_codes.codes_of(function):
-            BELIEVED[function, code] = reasons
-
-
-# A look for processes that cannot be made keeps no change off: the driver itself refuses to
-# destroy what is in use.
-believe(
-    "nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetGraphicsRunningProcesses_v3 "
-    "nvmlDeviceGetHandleByIndex_v2 nvmlDeviceGetMinorNumber nvmlDeviceGetUUID "
-    "nvmlSystemGetProcessName"
-)
-# What was done in a session stays done if the session cannot be closed.
-believe("nvmlShutdown")
-# The GPU has no MIG; another one of the node may have.
-believe("nvmlDeviceGetMigMode", [NOT_SUPPORTED], Reason.NOT_MIG_CAPABLE, Reason.NOT_ALLOCATABLE)
-# The generation of the GPU shows as well whether it must be reset.
-believe("nvmlDeviceGetFieldValues", [INVALID_ARGUMENT])
-# The GPU has no memory of its own to name profiles by.
-believe("nvmlDeviceGetMemoryInfo", [NOT_SUPPORTED], Reason.NOT_SUPPORTED)
-# There is no such profile.
-believe(
-    "nvmlDeviceGetGpuInstanceProfileInfo",
-    [NOT_SUPPORTED, INVALID_ARGUMENT],
-    *(Reason.UNKNOWN_PROFILE, Reason.VERIFY_FAILED, Reason.IN_USE),
-)
-believe(
-    "nvmlGpuInstanceGetComputeInstanceProfileInfo",
-    [NOT_SUPPORTED, INVALID_ARGUMENT],
-    *(Reason.NOT_SUPPORTED, Reason.VERIFY_FAILED),
-)
-# The driver reports no profiles while MIG is off, or not to every caller.
-believe(
-    "nvmlDeviceGetGpuInstanceProfileInfo nvmlDeviceGetGpuInstancePossiblePlacements_v2",
-    [NO_PERMISSION],
-    Reason.UNKNOWN_PROFILE,
-)
-believe("nvmlDeviceGetGpuInstancePossiblePlacements_v2", [NOT_SUPPORTED])
-# There is none of this profile, or it has gone already.
-believe(
-    "nvmlDeviceGetGpuInstances nvmlGpuInstanceGetComputeInstances nvmlDeviceGetGpuInstanceById "
-    "nvmlGpuInstanceGetComputeInstanceById",
-    [NOT_FOUND],
-    *(Reason.IN_USE, Reason.INSUFFICIENT_RESOURCES, Reason.VERIFY_FAILED),
-)
-# The driver does not report it: the rules of the open kernel modules count.
-believe("nvmlGpuInstanceGetComputeInstancePossiblePlacements", [NOT_SUPPORTED, INVALID_ARGUMENT])
-# There is no MIG device at this index.
-believe(
-    "nvmlDeviceGetMigDeviceHandleByIndex", [NOT_FOUND, INVALID_ARGUMENT], Reason.NOT_ALLOCATABLE
-)
-# This driver can only choose the place itself, and then may choose the right one.
-believe(
-    " ".join(each for each in nvml_codes.CHANGES if each.endswith("WithPlacement")),
-    [NOT_SUPPORTED],
-    Reason.NOT_SUPPORTED,
-)
-# It is in use; the process may end.
-believe(" ".join(nvml_codes.CHANGES), [IN_USE])
-
-AGAIN = {
-    (function, code)
-    for function in (
-        *("nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetComputeInstanceId"),
-        *("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetGpuInstancePossiblePlacements_v2"),
-        *("nvmlDeviceGetGpuInstances", "nvmlDeviceGetMigDeviceHandleByIndex"),
-        *("nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlGpuInstanceGetComputeInstances"),
-        "nvmlGpuInstanceGetInfo",
-    )
-    for code in (NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED)
-}
-"""Answers as of an instance that another program has just removed: the GPU is observed again."""
-
-NO_MIG = ("nvmlDeviceGetMigMode", NOT_SUPPORTED)
-"""With ``devices: all`` a GPU that says so is left out, and the others have the layout."""
-
-UNSEEN = (
-    ("nvmlDeviceGetGpuInstanceProfileInfo", NOT_SUPPORTED),
-    ("nvmlDeviceGetGpuInstanceProfileInfo", INVALID_ARGUMENT),
-    ("nvmlDeviceGetGpuInstances", NOT_FOUND),
-    ("nvmlGpuInstanceGetComputeInstances", NOT_FOUND),
-)
-"""Answers that hide an instance. What the first read missed blocks the MIG mode change, and
-no rollback restores it."""
 
 HUNG_TIMEOUT_S = 8.0
 """Also what a healthy worker may take on a machine that is busy with other tests."""
@@ -143,10 +44,10 @@ def node(scenario: str, tmp_path: pathlib.Path) -> Iterator[nvml_node.StruckNode
 
 def check_reason(site: nvml_node.Site, code: int, ended: nvml_node.Ended) -> None:
     reason, message = ended.outcome.reason, ended.outcome.message
-    believed = BELIEVED.get((site.function, code))
-    if believed is not None and (ended.is_good or reason in believed):
+    plausible = nvml_answers.PLAUSIBLE.get((site.function, code))
+    if plausible is not None and (ended.is_good or reason in plausible):
         return
-    if ended.is_good and (site.function, code) in AGAIN:
+    if ended.is_good and (site.function, code) in nvml_answers.AGAIN:
         return
     assert not ended.is_good, "nothing says that this may be borne"
     assert reason is library.from_code(code, operation="").reason
@@ -158,12 +59,12 @@ def check_reason(site: nvml_node.Site, code: int, ended: nvml_node.Ended) -> Non
 def check_gpus(node: nvml_node.StruckNode, what: tuple[str, int], ended: nvml_node.Ended) -> None:
     reason = ended.outcome.reason
     if ended.is_good:
-        assert what == NO_MIG or ended.shape == node.after
+        assert what == nvml_answers.NO_MIG or ended.shape == node.after
     elif reason is Reason.NOT_ALLOCATABLE:
         # The change was verified on the GPUs, or there was none.
         assert ended.shape in (node.before, node.after)
     else:
-        is_unseen = reason is Reason.IN_USE and what in UNSEEN
+        is_unseen = reason is Reason.IN_USE and what in nvml_answers.UNSEEN
         assert is_unseen or ended.shape == node.before
 
 
@@ -181,7 +82,7 @@ def play(
     assert ended == unheard, "it ends differently where no line of the log is lost"
     what = site.function, code
     # What the change did not see at first is kept, and with it the journal until all is right.
-    assert ended.remaining in ([], ["journal"] if what in UNSEEN else [])
+    assert ended.remaining in ([], ["journal"] if what in nvml_answers.UNSEEN else [])
     # A call that fails beside other GPUs is made once more without them.
     is_alone = node.scenario.are_changes_all and site.function == "nvmlDeviceSetMigMode"
     if not (ended.is_good and is_alone):
