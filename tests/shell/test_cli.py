@@ -325,7 +325,10 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
 @pytest.mark.parametrize(
     ("argv", "remedy"),
     [
-        (("apply", "--frob"), "See 'mig-manager apply --help'."),
+        (
+            ("apply", "--frob"),
+            "See 'mig-manager apply --help' (example: mig-manager apply all-1g.5gb).",
+        ),
         (("frobnicate", "status"), "See 'mig-manager --help'."),
         (("validate", "-f", "/no/file"), "Check the file's path and rights, or"),
         (("apply", "x", "-f", "/"), "or name another file"),

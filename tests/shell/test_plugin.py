@@ -47,6 +47,7 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("status", "gpu-1", "-l", "a=b"), 2, "not both"),
         (("status", "-o", "table"), 2, "not one of text, wide, json, yaml"),
         (("plan",), 2, "LAYOUT"),
+        (("plan",), 2, "' (example: kubectl mig plan all-1g.5gb node-7)."),
         (("status", "-w", "-o", "json"), 2, "--watch shows text"),
         (("apply", "gpu-1"), 2, "-f FILE"),
         (("apply", "gpu-1", "all-x"), 2, "comes first: kubectl mig apply all-x gpu-1"),

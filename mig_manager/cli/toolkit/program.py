@@ -187,12 +187,16 @@ class CommandLine:
         return not command or any(each not in shared for each in self.flag_options_of(command))
 
     def usage_remedy(self, error: errors.MigManagerError, argv: Sequence[str]) -> str:
-        """Return a pointer to the help after wrong usage; empty for other errors."""
+        """Return where the help is after wrong usage, and an example; empty for other errors."""
         if error.reason is not errors.Reason.USAGE:
             return ""
         is_known = not isinstance(error, errors.UnknownCommandError)
         command = next((word for word in argv if is_known and word in self.commands), "")
-        return f"See '{' '.join(filter(None, (self.name, command, '--help')))}'."
+        see = f"See '{' '.join(filter(None, (self.name, command, '--help')))}'"
+        examples = (*self.text(command).examples, *self.text().examples) if command else ()
+        full = (line for line, _ in examples if line.startswith(f"{self.name} {command} "))
+        example = next(full, "")
+        return f"{see} (example: {example})." if example else f"{see}."
 
     def unknown_variables(self, environ: Mapping[str, str], command: str) -> Mapping[str, str]:
         """Return variables with our prefix that no option has, with the most similar known one.
