@@ -196,7 +196,7 @@ def test_a_state_file_of_something_else_is_refused_and_kept(
 def test_an_agent_without_a_cluster_writes_no_log(shell: Shell, tmp_path: pathlib.Path) -> None:
     missing = str(tmp_path / "missing")
 
-    answer = shell("agent", *SPEC, "--node-name", "n", "--kubeconfig", missing, MIG_MANAGER_X="1")
+    answer = shell("agent", *SPEC, "--node-name", "n", "--kubeconfig", missing)
 
     assert answer.status == 2
     assert answer.err.startswith("mig-manager: no credentials for a Kubernetes API")

@@ -32,13 +32,13 @@ def run(settings: Settings, terminal: console.Console) -> int:
     is_json = settings.log_format is node_settings.LogFormat.JSON
     terminal.configure_log(settings.log_level, is_debug=settings.is_debug, is_json=is_json)
     logger = structlog.get_logger()
-    # First: without a cluster, the error is not mixed with a log.
-    kube = main.connect(settings)
     if settings.not_needed:
         logger.info("options_not_needed", options=settings.not_needed)
     unknown = registry.PROGRAM.unknown_variables(terminal.environ, "agent")
     for name, closest in unknown.items():
         logger.warning("variable_unknown", name=name, did_you_mean=closest or None)
+    # Before the simulation: without a cluster, its log line would stand beside the error.
+    kube = main.connect(settings)
     boot_id = procfs.boot_id()
     if settings.gpus.is_simulated:
         from mig_manager.cli.commands import gpu_access
