@@ -225,7 +225,7 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
         elif is_new:
             raise errors.UsageError(f"{path} does not exist; create it with --simulate")
         names = collections.Counter(state.products)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise errors.UsageError(
             f"{path} has no simulated GPUs; name another file, or remove this one"
         ) from error

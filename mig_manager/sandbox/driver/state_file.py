@@ -19,6 +19,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import model
+from mig_manager.core.files import json_text
 from mig_manager.sandbox.driver import states, transitions
 
 _FIRST_PID = 4001
@@ -55,11 +56,15 @@ class SharedState:
                 )
 
     def read(self) -> states.MachineState:
-        """Return the present state; FileNotFoundError: the file is missing."""
+        """Return the present state.
+
+        Raises:
+            FileNotFoundError: The file is missing; ValueError: it holds no simulated node.
+        """
         # Another thread may replace what is cached at any time, by an older state too.
         cached = self._cached
         if cached is None or cached[0] != version_of(self.path.stat()):
-            with self.path.open(encoding="utf-8") as file:
+            with json_text.decoding("a simulated node"), self.path.open(encoding="utf-8") as file:
                 version = version_of(os.fstat(file.fileno()))
                 self._cached = cached = version, _decode(json.load(file))
         return _living(cached[1])
