@@ -63,7 +63,7 @@ class AttemptMemory:
     """Names of the programs with outdated devices that attempts at this request restarted."""
     stopped_services: frozenset[str] = frozenset()
     """Names of the host services that this process stopped, and has not started since."""
-    _removal_refused_s: float = -math.inf
+    _removal_refused_s: float = dataclasses.field(default=-math.inf, init=False)
 
     def forget_restarts(self) -> None:
         """Forget what attempts at an earlier request restarted, or what had other devices."""
@@ -105,7 +105,7 @@ class Shared:
     deps: ports.Dependencies
     limits: settings.Limits
     publisher: publish.Publisher
-    memory: "AttemptMemory"
+    memory: AttemptMemory
 
     @property
     def saved_layout(self) -> boot_layouts.BootLayout:
