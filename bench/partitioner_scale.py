@@ -37,6 +37,8 @@ from mig_manager.core.partitioning import (
     decisions,
     demand,
     node_index,
+    node_requests,
+    own_clock,
     partitioned,
     past_decisions,
 )
@@ -196,7 +198,7 @@ class Watched:
         self.bytes = 0
         self.nodes: dict[str, partitioned.PartitionedNode] = {}
         self.bound: dict[str, list[demand.BoundPod]] = {}
-        self.requests = partitioned.Requests()
+        self.requests = node_requests.Requests()
         self.pending: list[demand.Pending] = []
         self.arrivals = arrivals.Arrivals()
         for number in range(nodes):
@@ -239,7 +241,7 @@ class Decider:
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._history = past_decisions.History()
-        self._own_clock = partitioned.OwnClock()
+        self._own_clock = own_clock.OwnClock()
         self._cache = node_index.NodeCache()
         self.changes = 0
 

@@ -16,6 +16,7 @@ from mig_manager.core.partitioning import (
     decisions,
     demand,
     node_index,
+    node_requests,
     partitioned,
     past_decisions,
 )
@@ -112,7 +113,7 @@ def simulate(
     parsed = [demand.parse(pod) for pod in pods]
     bound = [pod for pod in parsed if isinstance(pod, demand.BoundPod)]
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
-    nodes = partitioned.with_pods(nodes, partitioned.Requests(bound))
+    nodes = node_requests.with_pods(nodes, node_requests.Requests(bound))
     decision = decider.decide(
         node_index.NodeIndex(nodes),
         pending,

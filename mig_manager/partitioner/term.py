@@ -20,6 +20,7 @@ from mig_manager.core.partitioning import (
     decisions,
     demand,
     node_index,
+    own_clock,
     partitioned,
     past_decisions,
 )
@@ -75,7 +76,7 @@ class Term:
         self._began_s = self._checked_s = clock.monotonic()
         self._history = past_decisions.History()
         self._cache = node_index.NodeCache()
-        self._own_clock = partitioned.OwnClock()
+        self._own_clock = own_clock.OwnClock()
         self._outcomes = request_outcomes.RequestOutcomes(
             self._announcer, telemetry, clock, max_failures=settings.max_failures
         )

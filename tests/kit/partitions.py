@@ -19,6 +19,7 @@ from mig_manager.core.partitioning import (
     decisions,
     demand,
     node_index,
+    node_requests,
     partitioned,
     past_decisions,
     waiting,
@@ -172,7 +173,7 @@ def seen(
         if gi.placement in node.in_use.get(gpu.uuid, ()) and ci.profile.spans
     ]
     pending = tuple(each for each in parsed if isinstance(each, demand.Pending))
-    return partitioned.with_pods(known, partitioned.Requests(bound)), pending
+    return node_requests.with_pods(known, node_requests.Requests(bound)), pending
 
 
 def only(decision: decisions.PartitioningDecision) -> decisions.NodeChange:

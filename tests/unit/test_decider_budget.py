@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import changes, demand, partitioned
+from mig_manager.core.partitioning import changes, demand, node_requests, own_clock, partitioned
 from tests import api_objects
 from tests.kit.partitions import EMPTY, NOW, decided, lines, node, pod, seen
 
@@ -102,12 +102,12 @@ def test_decision(nodes: list[Object], options: Object, expected: list[str]) -> 
 def test_a_node_that_is_lost_in_a_run_does_not_use_up_the_budget(
     state: str, ready_after_s: tuple[int, ...], expected: list[bool]
 ) -> None:
-    own_clock = partitioned.OwnClock()
+    clock = own_clock.OwnClock()
 
     def counts(after_s: int) -> bool:
         (changing,), _ = seen([working(state, is_ready=after_s in ready_after_s)], ())
         now = NOW + dt.timedelta(seconds=after_s)
-        (dated,) = own_clock.with_own_times([changing], partitioned.Requests(), now=now)
+        (dated,) = clock.with_own_times([changing], node_requests.Requests(), now=now)
         return changes.is_under_change(dated, now=now)
 
     at_s = (0, *ready_after_s, 290, 310, 3700)
@@ -124,17 +124,15 @@ def test_an_agent_that_is_lost_in_a_run_does_not_use_up_the_budget(
     """Its node is ready; ``is_ready_again``: of the agent's pod that follows, if one does."""
     changing = partitioned.parse(working())
     assert changing
-    requests, own_clock = (
-        partitioned.Requests([agent("first", is_ready=True)]),
-        partitioned.OwnClock(),
-    )
+    clock = own_clock.OwnClock()
+    requests = node_requests.Requests([agent("first", is_ready=True)])
     requests.replace(agent("first", is_ready=True), None)
     if is_ready_again is not None:
         requests.replace(None, agent("second", is_ready=is_ready_again))
 
     def counts(after_s: int) -> bool:
         now = NOW + dt.timedelta(seconds=after_s)
-        (dated,) = own_clock.with_own_times([changing], requests, now=now)
+        (dated,) = clock.with_own_times([changing], requests, now=now)
         return changes.is_under_change(dated, now=now)
 
     counts(0)

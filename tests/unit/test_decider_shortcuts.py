@@ -14,9 +14,9 @@ from mig_manager.core.partitioning import (
     demand,
     exclusions,
     node_index,
+    node_requests,
     node_sets,
     offers,
-    partitioned,
     past_decisions,
 )
 from tests.kit import partitions
@@ -170,7 +170,7 @@ def test_amounts_find_the_nodes_with_less() -> None:
 def test_requests_of_pods_are_counted_as_they_come_and_go(
     changes: list[tuple[int, tuple[str, int] | None]],
 ) -> None:
-    requests, pods = partitioned.Requests(), dict[int, demand.BoundPod]()
+    requests, pods = node_requests.Requests(), dict[int, demand.BoundPod]()
     for number, change in changes:
         now = change and demand.BoundPod(
             uid=f"{number}",
@@ -180,5 +180,5 @@ def test_requests_of_pods_are_counted_as_they_come_and_go(
         requests.replace(pods.pop(number, None), now)
         if now:
             pods[number] = now
-        fresh = partitioned.Requests(pods.values())
+        fresh = node_requests.Requests(pods.values())
         assert all(requests.of(name) == fresh.of(name) for name in "ab")

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, collection, device_claims, events, node, watch
 from mig_manager.core import timing
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import arrivals, decisions, demand, partitioned
+from mig_manager.core.partitioning import arrivals, decisions, demand, node_requests, partitioned
 
 _NAME_DIGITS = 24
 
@@ -54,7 +54,7 @@ class PartitionerCluster:
             times=times,
         )
         """The pods that have not ended and that a decision needs."""
-        self.requests = partitioned.Requests(lock=threading.Lock())
+        self.requests = node_requests.Requests(lock=threading.Lock())
         """Of the pods that have a node."""
         self.arrivals = arrivals.Arrivals(lock=threading.Lock())
         """Of pods with MIG devices, since the first list."""

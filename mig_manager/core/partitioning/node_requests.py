@@ -1,0 +1,99 @@
+"""What the pods of nodes show: requests, lost agents and nominations."""
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from mig_manager.core.node import resources
+from mig_manager.core.partitioning import demand, partitioned
+
+
+class Requests:
+    """Counts the requests of the pods bound to each node, and its agents, as pods come and go.
+
+    Threads that share it give it a lock.
+    """
+
+    def __init__(
+        self,
+        bound: Iterable[demand.BoundPod] = (),
+        *,
+        lock: contextlib.AbstractContextManager[object] | None = None,
+    ) -> None:
+        self._lock = lock or contextlib.nullcontext()
+        self._counts: dict[str, collections.Counter[str]] = {}
+        self._amounts: dict[str, demand.Amounts] = {}
+        self._ready_agents: dict[str, set[str]] = {}
+        """UIDs by node; a node without an agent's pod since the first list is missing."""
+        self._nominated: collections.Counter[str] = collections.Counter()
+        """By node: for how many pods that do not count the scheduler preempts pods on it."""
+        for pod in bound:
+            self.replace(None, pod)
+
+    def replace(self, before: demand.BoundPod | None, now: demand.BoundPod | None) -> None:
+        """Count a pod as it is now, no longer as it was before; None: it is not bound."""
+        with self._lock:
+            for pod, sign in ((before, -1), (now, 1)):
+                if pod is None:
+                    continue
+                if pod.is_nominated:
+                    self._nominated[pod.node_name] += sign
+                counts = self._counts.setdefault(pod.node_name, collections.Counter())
+                for name, amount in pod.amounts:
+                    counts[name] += sign * amount
+                    if not counts[name]:
+                        del counts[name]
+                if not counts:
+                    del self._counts[pod.node_name]
+                self._amounts.pop(pod.node_name, None)
+                if pod.is_ready_agent is not None:
+                    ready = self._ready_agents.setdefault(pod.node_name, set())
+                    ready.discard(pod.uid)
+                    if sign > 0 and pod.is_ready_agent:
+                        ready.add(pod.uid)
+
+    def of(self, node_name: str) -> demand.Amounts:
+        """Return the requests of the pods bound to a node."""
+        with self._lock:
+            if node_name not in self._amounts:
+                amounts = demand.to_amounts(self._counts.get(node_name, {}))
+                self._amounts[node_name] = amounts
+            return self._amounts[node_name]
+
+    def has_lost_agent(self, node_name: str) -> bool:
+        """Return whether a node had an agent's pod, and none is ready now."""
+        with self._lock:
+            return self._ready_agents.get(node_name) == set()
+
+    def is_nominated(self, node_name: str) -> bool:
+        """Return whether the scheduler preempts pods on a node for one that does not count."""
+        with self._lock:
+            return self._nominated[node_name] > 0
+
+
+def with_pods(
+    nodes: Iterable[partitioned.PartitionedNode], requests: Requests
+) -> tuple[partitioned.PartitionedNode, ...]:
+    """Return the nodes with what their pods show: requests, lost agents and nominations."""
+    return tuple(dataclasses.replace(node, **shown_by_pods(node, requests)) for node in nodes)
+
+
+def shown_by_pods(node: partitioned.PartitionedNode, requests: Requests) -> dict[str, Any]:
+    """Return the fields of a node that its pods show."""
+    return {
+        "allocated": _allocated_devices(node, requests.of(node.name)),
+        "has_lost_agent": requests.has_lost_agent(node.name),
+        "is_nominated": requests.is_nominated(node.name),
+    }
+
+
+def _allocated_devices(
+    node: partitioned.PartitionedNode, requests: demand.Amounts
+) -> demand.Amounts:
+    """Return what the node's pods have; claims also show devices that no limit names."""
+    if node.claimable is None:
+        return requests
+    others = {name: count for name, count in requests if not resources.is_mig(name)}
+    return demand.to_amounts({**others, **dict(node.claimed)})
