@@ -115,7 +115,7 @@ class Changes:
             for step in plan.of(steps.DestroyGpuInstance)
         )
         if document.content_hash == node.failed_hash:
-            finished_at = node.finished_at if node.is_repeatable else None
+            finished_at = node.times.finished_at if node.is_repeatable else None
             if finished_at is None or decisions.is_recent(finished_at, now=self._now):
                 self._too_early.add(node.name)
                 return False
@@ -145,10 +145,10 @@ def is_under_change(node: partitioned.PartitionedNode, *, now: dt.datetime) -> b
     that is not ready is given up when Kubernetes evicts its pods (``DefaultTolerationSeconds``,
     300 s), but a reboot by its agent may take longer. A ready node whose agent is not is alike.
     """
-    since, longest_s = node.requested_at, _SILENCE_S
+    since, longest_s = node.times.requested_at, _SILENCE_S
     if since is None and not node.is_rebooting:
-        since = node.unready_at
+        since = node.times.unready_at
     if since is None:
-        since, longest_s = node.started_at, _MAX_RUN_S
+        since, longest_s = node.times.started_at, _MAX_RUN_S
     is_silent = since and (now - since).total_seconds() > longest_s
     return node.is_changing and not is_silent

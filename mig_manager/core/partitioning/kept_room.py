@@ -36,7 +36,7 @@ class KeptRoom:
         self.nominated = {
             node.name
             for node in batch.nodes
-            if node.is_nominated
+            if node.pods.is_nominated
             and decisions.is_recent(history.nominated_at.get(node.name, now), now=now)
         }
         """Nodes on which the scheduler preempts pods."""

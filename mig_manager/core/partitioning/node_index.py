@@ -23,9 +23,12 @@ class NodeFacts:
 
     def is_of(self, node: partitioned.PartitionedNode) -> bool:
         """Return whether the facts are also those of this state of the node."""
-        return all(
-            getattr(self.node, name) == getattr(node, name)
-            for name in ("gpus", "in_use", "allocatable", "allocated")
+        mine = self.node
+        return (
+            mine.gpus == node.gpus
+            and mine.in_use == node.in_use
+            and mine.allocatable == node.allocatable
+            and mine.pods.allocated == node.pods.allocated
         )
 
 
@@ -56,7 +59,7 @@ class NodeCache:
         # A pod that has not started yet has an idle instance of these profiles.
         allocated = frozenset(
             profile
-            for name, count in node.allocated
+            for name, count in node.pods.allocated
             if resources.is_mig(name)
             and (profile := resources.profile_of(name))
             and count > used[profile]

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 from mig_manager.core.node import resources
 from mig_manager.core.partitioning import demand, partitioned
@@ -76,24 +75,18 @@ class Requests:
 def with_pods(
     nodes: Iterable[partitioned.PartitionedNode], requests: Requests
 ) -> tuple[partitioned.PartitionedNode, ...]:
-    """Return the nodes with what their pods show: requests, lost agents and nominations."""
-    return tuple(dataclasses.replace(node, **shown_by_pods(node, requests)) for node in nodes)
+    """Return the nodes with what their pods show."""
+    return tuple(dataclasses.replace(node, pods=shown_by_pods(node, requests)) for node in nodes)
 
 
-def shown_by_pods(node: partitioned.PartitionedNode, requests: Requests) -> dict[str, Any]:
-    """Return the fields of a node that its pods show."""
-    return {
-        "allocated": _allocated_devices(node, requests.of(node.name)),
-        "has_lost_agent": requests.has_lost_agent(node.name),
-        "is_nominated": requests.is_nominated(node.name),
-    }
-
-
-def _allocated_devices(
-    node: partitioned.PartitionedNode, requests: demand.Amounts
-) -> demand.Amounts:
-    """Return what the node's pods have; claims also show devices that no limit names."""
-    if node.claimable is None:
-        return requests
-    others = {name: count for name, count in requests if not resources.is_mig(name)}
-    return demand.to_amounts({**others, **dict(node.claimed)})
+def shown_by_pods(node: partitioned.PartitionedNode, requests: Requests) -> partitioned.PodFacts:
+    """Return what a node's pods show; claims also show devices that no limit names."""
+    allocated = requests.of(node.name)
+    if node.claimable is not None:
+        others = {name: count for name, count in allocated if not resources.is_mig(name)}
+        allocated = demand.to_amounts({**others, **dict(node.claimed)})
+    return partitioned.PodFacts(
+        allocated=allocated,
+        has_lost_agent=requests.has_lost_agent(node.name),
+        is_nominated=requests.is_nominated(node.name),
+    )

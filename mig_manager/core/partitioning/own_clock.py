@@ -2,8 +2,7 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from mig_manager.core.partitioning import node_requests, partitioned
 
@@ -50,41 +49,48 @@ class OwnClock:
                 reported,
                 dataclasses.replace(
                     dated,
-                    requested_at=dated.requested_at and dated.requested_at + lost,
-                    started_at=dated.started_at and dated.started_at + lost,
-                    unready_at=dated.unready_at and dated.unready_at + lost,
+                    times=dataclasses.replace(
+                        dated.times,
+                        requested_at=dated.times.requested_at and dated.times.requested_at + lost,
+                        started_at=dated.times.started_at and dated.times.started_at + lost,
+                        unready_at=dated.times.unready_at and dated.times.unready_at + lost,
+                    ),
                 ),
             )
             for name, (reported, dated) in self._before.items()
         }
 
     def _with_own_times(
-        self, node: partitioned.PartitionedNode, shown: Mapping[str, Any], now: dt.datetime
+        self, node: partitioned.PartitionedNode, pods: partitioned.PodFacts, now: dt.datetime
     ) -> partitioned.PartitionedNode:
-        reported, dated = self._before.get(node.name, (None, None))
-        if dated and reported is node and all(getattr(dated, k) == v for k, v in shown.items()):
+        reported, dated = self._before.get(node.name, (node, None))
+        if dated and reported is node and dated.pods == pods:
             return dated
+        kept = dated.times if dated else partitioned.Times()
+        before = reported.times if dated else partitioned.Times()
         requested_at = started_at = finished_at = unready_at = None
-        if shown["has_lost_agent"] or not node.is_ready:
-            unready_at = (dated and dated.unready_at) or now
-        if node.requested_at:
+        if pods.has_lost_agent or not node.is_ready:
+            unready_at = kept.unready_at or now
+        if node.times.requested_at:
             # Another request does not restart a silent agent's time.
-            requested_at = (dated and dated.requested_at) or now
-        if node.started_at:
-            is_known = reported and reported.started_at == node.started_at
-            started_at = dated.started_at if dated and is_known else now
-        if node.finished_at and reported and dated:
-            is_known = reported.finished_at == node.finished_at
-            finished_at = dated.finished_at if is_known else now
-        elif node.finished_at:
+            requested_at = kept.requested_at or now
+        if node.times.started_at:
+            is_known = before.started_at == node.times.started_at
+            started_at = kept.started_at if is_known else now
+        if node.times.finished_at and dated:
+            is_known = before.finished_at == node.times.finished_at
+            finished_at = kept.finished_at if is_known else now
+        elif node.times.finished_at:
             # The run ended before this process knew the node, so only the agent's clock shows
             # when. At worst a cooldown is too short or starts now.
-            finished_at = min(node.finished_at, now)
+            finished_at = min(node.times.finished_at, now)
         return dataclasses.replace(
             node,
-            **shown,
-            requested_at=requested_at,
-            started_at=started_at,
-            finished_at=finished_at,
-            unready_at=unready_at,
+            pods=pods,
+            times=partitioned.Times(
+                requested_at=requested_at,
+                started_at=started_at,
+                finished_at=finished_at,
+                unready_at=unready_at,
+            ),
         )

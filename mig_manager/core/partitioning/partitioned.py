@@ -21,6 +21,28 @@ _REPEATABLE = (errors.Reason.IN_USE.value, errors.Reason.DRIFTED.value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts:
+    """What a node's pods show, counted by ``node_requests``."""
+
+    allocated: demand.Amounts = ()  # requests of the pods bound to it
+    has_lost_agent: bool = False  # whether its agent's pod is gone or not ready
+    is_nominated: bool = False
+    """Whether the scheduler preempts pods on it for one that does not count."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Times of a node: as reported, or of ``own_clock``."""
+
+    requested_at: dt.datetime | None = None
+    """Time of a request that its agent has not responded to; None: none, or time unknown."""
+    started_at: dt.datetime | None = None  # start of its agent's last run
+    finished_at: dt.datetime | None = None  # end of that run
+    unready_at: dt.datetime | None = None
+    """Since when it, or its agent, is not ready; only ``own_clock`` knows it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionedNode:
     """A node that has MIG devices or is opted in.
 
@@ -34,7 +56,7 @@ class PartitionedNode:
     taints: tuple[demand.Taint, ...]  # as ``demand.parse_taints``
     is_ready: bool = True
     allocatable: demand.Amounts
-    allocated: demand.Amounts = ()  # requests of the pods bound to it; of ``with_pods``
+    pods: PodFacts = dataclasses.field(default_factory=PodFacts)
     claimable: frozenset[str] | None = None
     """MIG resources that a DRA driver serves, of ``claimed_nodes``; None: a device plugin serves
     any."""
@@ -49,21 +71,12 @@ class PartitionedNode:
     avoided: str = ""  # why this process leaves it alone for a while
     is_closed: bool = False  # whether it is changing, and its agent keeps pods off it
     is_rebooting: bool = False  # whether its agent has rebooted it for a change
-    has_lost_agent: bool = False
-    """Whether its agent's pod is gone or not ready; of ``with_pods``."""
-    is_nominated: bool = False
-    """Whether the scheduler preempts pods on it for one that does not count; of ``with_pods``."""
-    unready_at: dt.datetime | None = None
-    """Since when it, or its agent, is not ready; of ``OwnClock``."""
-    requested_at: dt.datetime | None = None
-    """Time of a request that its agent has not responded to; None: none, or time unknown."""
-    started_at: dt.datetime | None = None  # start of its agent's last run
+    times: Times = dataclasses.field(default_factory=Times)
     is_published: bool = True  # whether its GPUs are known
     gpus: tuple[model.Gpu, ...] = ()  # with MIG enabled and no pending mode
     in_use: Mapping[str, frozenset[model.Placement]] = dataclasses.field(default_factory=dict)
     """By UUID; a GPU whose use is unknown, or that needs recovery from a fault, is missing."""
-    finished_at: dt.datetime | None = None  # end of its agent's last run
-    took_s: float = 0.0  # that run, by the agent's clock
+    took_s: float = 0.0  # its agent's last run, by the agent's clock
     served: str = ""  # content hash of that run's layout
     failed_hash: str = ""  # content hash of the custom layout, if its agent's last run failed
     is_own_failure: bool = False  # whether a partitioner requested it
@@ -86,14 +99,14 @@ class PartitionedNode:
     @property
     def unusable(self) -> str:
         """Why it cannot be repartitioned now; empty if it can."""
-        lost = "its agent's pod is not ready" if self.has_lost_agent else ""
+        lost = "its agent's pod is not ready" if self.pods.has_lost_agent else ""
         return self.changing or self.blocked or self.mismatch or lost or self.avoided
 
     @property
     def available(self) -> "collections.Counter[str]":
         """Allocatable resources that no bound pod requests."""
         available = collections.Counter(dict(self.allocatable))
-        available.subtract(dict(self.allocated))
+        available.subtract(dict(self.pods.allocated))
         return available
 
 
@@ -145,12 +158,14 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         devices=demand.to_amounts(devices),
         is_closed=_is_at_work(node) or slots.is_disrupted(node.view),
         is_rebooting=node.state == model.State.REBOOTING.value,
-        requested_at=None if node.has_responded else node.requested_at,
-        started_at=published.started_at if published else None,
+        times=Times(
+            requested_at=None if node.has_responded else node.requested_at,
+            started_at=published.started_at if published else None,
+            finished_at=published.finished_at if published else None,
+        ),
         is_published=bool(gpus),
         gpus=tuple(gpu for gpu in gpus if _is_divisible(gpu)),
         in_use=in_use or {},
-        finished_at=published.finished_at if published else None,
         took_s=_took_s(published),
         served=published.config_hash if published else "",
         failed_hash=failed_hash,

@@ -57,7 +57,7 @@ def remember(
     with_demand = {name for since in room_since.values() for name in since}
     with_demand |= {name for hold in decision.gpu_holds.values() for name, _ in hold.gpus}
     allocated = {
-        node.name: tuple(item for item in node.allocated if resources.is_mig(item[0]))
+        node.name: tuple(item for item in node.pods.allocated if resources.is_mig(item[0]))
         for node in nodes
     }
     changed = {change.node: now for change in decision.changes}
@@ -88,7 +88,7 @@ def remember(
         nominated_at={
             node.name: history.nominated_at.get(node.name, now)
             for node in nodes
-            if node.is_nominated
+            if node.pods.is_nominated
         },
         ignored={uid: rooms for uid, rooms in decision.ignored.items() if uid in uids},
         gpu_holds={uid: record for uid, record in decision.gpu_holds.items() if uid in uids},
@@ -144,6 +144,6 @@ def cooldown_left_s(
     cooldown_s = limits.cooldown_s
     if cooldown_s is None:
         cooldown_s = min(_MAX_REST_S, max(_MIN_REST_S, node.took_s))
-    changed_at = (node.finished_at, history.changed_at.get(node.name))
+    changed_at = (node.times.finished_at, history.changed_at.get(node.name))
     ages_s = [max(0.0, (now - each).total_seconds()) for each in changed_at if each]
     return max(0.0, cooldown_s - min(ages_s, default=cooldown_s))

@@ -91,12 +91,14 @@ class SimulatedNode:
             labels={**self._node.labels, well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
             changing="its agent works on layout custom",
             is_closed=True,
-            requested_at=now,
+            times=dataclasses.replace(self._node.times, requested_at=now),
         )
 
     def begin(self, change: decisions.NodeChange, *, now: dt.datetime) -> bool:
         """Taint the node for a change; return False if it would destroy an instance in use."""
-        self._publish(requested_at=None, started_at=now)
+        self._publish(
+            times=dataclasses.replace(self._node.times, requested_at=None, started_at=now)
+        )
         _, gone = apply_goals(self._node.gpus, change.goals)
         self._is_tainted = gone.isdisjoint(self._in_use())
         if not self._is_tainted:
@@ -123,17 +125,17 @@ class SimulatedNode:
             self._published = dataclasses.replace(
                 self._node,
                 allocatable=demand.to_amounts(self._others | self._total),
-                allocated=demand.to_amounts(self._requested),
+                pods=partitioned.PodFacts(allocated=demand.to_amounts(self._requested)),
                 in_use={uuid: frozenset(placements) for uuid, placements in in_use.items()},
             )
         return self._published
 
     def _finish(self, now: dt.datetime, *, failed_hash: str = "", **facts: object) -> None:
-        started_at = self._node.started_at or now
+        started_at = self._node.times.started_at or now
         self._publish(
             changing="",
             is_closed=False,
-            finished_at=now,
+            times=dataclasses.replace(self._node.times, finished_at=now),
             took_s=(now - started_at).total_seconds(),
             failed_hash=failed_hash,
             is_repeatable=bool(failed_hash),
