@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
 from mig_manager import errors
-from mig_manager.core import messages, ports
-from mig_manager.core.node import device_ids, pod_object, resources, well_known
+from mig_manager.core import ports
+from mig_manager.core.node import gpu_use, pod_object, well_known
 
 _OVERRIDE = "--ignore-pods destroys their devices all the same."
 _REMEDY = (
@@ -53,11 +53,9 @@ class PodUse:
             raise errors.GpuInUseError(
                 error.message, reason=error.reason, remedy=_REMEDY_WITHOUT_ANSWER
             ) from error
-        users = sorted(
-            f"{pod.key} ({use})" for pod in assigned if (use := _describe(pod, affected))
-        )
-        if users:
-            names = messages.list_names(users)
+        usage = gpu_use.Usage(pods=(), assigned=assigned)
+        if users := usage.users(affected):
+            names = usage.describe_users(sorted(users, key=lambda pod: pod.key))
             raise errors.GpuInUseError(
                 f"pods have devices that the change destroys or resets: {names}",
                 remedy=_REMEDY,
@@ -83,13 +81,3 @@ class PodUse:
             )
         self._answer = kubelet.assigned_devices()
         return self._answer
-
-
-def _describe(pod: pod_object.PodDevices, affected: Collection[str]) -> str:
-    """Describe the devices of a pod that are affected, or may be; empty without any."""
-    is_named = any(map(device_ids.DEVICE_UUID.fullmatch, pod.device_ids))
-    has_other_ids = not is_named and any(map(resources.is_device_or_shared, pod.gpu_resources))
-    used = sorted(pod.device_ids if has_other_ids else pod.device_ids.intersection(affected))
-    if well_known.GPU_CLAIM_DRIVER in pod.claim_drivers:
-        used.append("ResourceClaim: kubelet does not list its GPU")
-    return messages.list_names(used)

@@ -360,7 +360,7 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
     played.add_pod("train", devices=frozenset(played.gpus[0].mig_uuids))
     deps = dataclasses.replace(played.deps, idle_timeout_s=idle_timeout_s)
 
-    with pytest.raises(errors.GpuInUseError, match=r"default/train .*; nothing was changed"):
+    with pytest.raises(errors.GpuInUseError, match=r"default/train.*; nothing was changed"):
         apply.apply(deps, lambda: played.layouts.layout("wanted"))
 
     assert played.happened[:1] == happened

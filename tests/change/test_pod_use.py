@@ -37,11 +37,11 @@ class PodsOfKubelet:
 @pytest.mark.parametrize(
     ("device", "resource", "claim", "named"),
     [
-        (DEVICE, "nvidia.com/mig-2g.10gb", "", f"ns/train ({DEVICE})"),
+        (DEVICE, "nvidia.com/mig-2g.10gb", "", "ns/train"),
         (OTHER, "nvidia.com/mig-2g.10gb", "", ""),
-        (PLACE, "nvidia.com/gpu", "", f"ns/train ({PLACE})"),
+        (PLACE, "nvidia.com/gpu", "", "ns/train (its device ids are not UUIDs)"),
         (PLACE, "", "", ""),
-        ("", "", "gpu.nvidia.com", "ns/train (ResourceClaim: kubelet does not list its GPU)"),
+        ("", "", "gpu.nvidia.com", "ns/train (its ResourceClaim may stand for any GPU)"),
         ("", "", "vendor.com", ""),
     ],
     ids=["its device", "another", "by another id", "not of a GPU", "a claim", "another claim"],

@@ -1,7 +1,7 @@
 """Find the pods and processes that use a node's GPUs: from kubelet, ResourceClaims and NVML.
 
 ``Usage`` is the only definition of "in use": published capacity, planner, drain, custom layouts on
-demand and rollback all use it.
+demand, rollback and commands at a shell all use it.
 
 A device that may be in use counts as in use: kubelet does not show the devices of a pod that
 starts, nor all of a running init container, so such a pod may have any that its resource stands
