@@ -6,7 +6,7 @@ it, in the goal, and in where they keep the journal: in a file or on the Node.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import structlog
@@ -57,7 +57,6 @@ class _Round:
     """``before`` without this plan: the rollback until it has begun. The instances that a stale
     plan would create belong to another program."""
     executed: tuple[Executed, ...] = ()
-    has_begun: bool = False  # whether a step of the plan may have been executed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,34 +110,28 @@ class Transaction:
         points = points or hook_points.HookPoints()
         stage = points.first_stage(first)
         now = dataclasses.replace(self._begin(first, observed, interrupted), plan=stage)
+        has_begun = False
         try:
             while not now.plan.is_empty:
                 points.before(now.plan)
-                now = dataclasses.replace(now, has_begun=True)
+                has_begun = True
                 now = self._execute(now, first, goal)
+                has_begun = False
         except errors.Superseded as end:
             _log.info("change_superseded", why=end.why)
-            self._give_up(dataclasses.replace(now, has_begun=False))
+            self._give_up(now, has_begun=False)
             raise
         except errors.MigManagerError as error:
             # After the rollback, the error itself is reported.
             _log.info("change_failed", reason=error.reason.value, error=error.message)
-            if isinstance(error, execution.REFUSALS):
-                now = dataclasses.replace(now, has_begun=False)
+            has_begun = has_begun and not isinstance(error, execution.REFUSALS)
             # A reboot activates a pending mode; cancelling the mode would waste the reboot.
-            keep_pending = error.reason.is_mode_pending
             result = (
                 self._give_up_instances(now.before, first, observed)
-                if keep_pending
-                else self._give_up(now)
+                if error.reason.is_mode_pending
+                else self._give_up(now, has_begun=has_begun)
             )
-            error.add(result.message)
-            for warning in vgpus.host_warnings(observed, first):
-                error.add(warning)
-            if result.foreign and not keep_pending:
-                raise errors.HardwareError(
-                    error.message, reason=errors.Reason.VERIFY_FAILED
-                ) from error
+            _require_no_foreign(error, result, vgpus.host_warnings(observed, first))
             raise
         snapshot = (*self.kept_snapshots, *goal.unrestored_snapshots(now.gpus, now.before))
         is_stale = bool(now.executed) or self.journal.entries.stale_files
@@ -181,8 +174,9 @@ class Transaction:
         executed = (*now.executed, Executed(plan=now.plan, gpus=now.gpus))
         return self._begin(rest, after, now.before, executed)
 
-    def _give_up(self, now: _Round) -> rollback.RollbackOutcome:
-        if now.has_begun:
+    def _give_up(self, now: _Round, *, has_begun: bool) -> rollback.RollbackOutcome:
+        """Roll back; ``has_begun`` is whether a step of the plan may have been executed."""
+        if has_begun:
             return self.roll_back(now.before)
         nothing = rollback.RollbackOutcome(is_complete=True, message="nothing was changed")
         snapshot = (*self.kept_snapshots, *now.earlier)
@@ -278,6 +272,20 @@ def _require_progress(
             + ", ".join(str(gpu) for gpu in after if gpu.uuid in rest.gpu_uuids),
             reason=errors.Reason.VERIFY_FAILED,
         )
+
+
+def _require_no_foreign(
+    error: errors.MigManagerError, result: rollback.RollbackOutcome, warnings: Iterable[str]
+) -> None:
+    """Add a rollback to the error of a change.
+
+    Raises:
+        HardwareError: VERIFY_FAILED: another program has created instances.
+    """
+    for text in (result.message, *warnings):
+        error.add(text)
+    if result.foreign and not error.reason.is_mode_pending:
+        raise errors.HardwareError(error.message, reason=errors.Reason.VERIFY_FAILED) from error
 
 
 def _with_failure(
