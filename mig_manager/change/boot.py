@@ -164,30 +164,47 @@ class _LockedBoot:
     journal: local.LocalJournal
     target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
     interrupted: dict[str, model.GpuSnapshot]  # GPUs before a killed run: a rollback restores that
-    pending: frozenset[str]
-    """UUIDs of GPUs that stay in the journal while others are changed: GPUs still to change, and
-    unreachable ones. An interrupted change of any other GPU needs no rollback now."""
+    unreachable: model.Snapshots  # in the journal
+    faulty: tuple[model.Gpu, ...]  # to reset first
+    uuids: tuple[str, ...]  # of the GPUs to change
     check: Callable[[], object]
     idle_by_s: float  # the deadline of the one wait for processes that use the GPUs
 
-    def repair(self, gpus: Sequence[model.Gpu]) -> _RestoreOutcome:
+    def run(self) -> _RestoreOutcome:
+        """Repair and change the GPUs, and refresh the device files."""
+        outcome = self._repair()
+        if self.uuids:
+            # A GPU whose repair failed has its layout as far as the driver allows.
+            outcome = outcome.join(self._change_all())
+        else:
+            self.journal.note(snapshot=self.unreachable)
+        if outcome.failures:
+            # Failed changes may have executed some of their steps.
+            self.journal.note(stale_files=True)
+        try:
+            self.journal.refresh_files()
+        except errors.HostError as error:
+            outcome = outcome.join(_RestoreOutcome(failures=(error,)))
+        return outcome
+
+    def _repair(self) -> _RestoreOutcome:
         """Reset and restore GPUs with a fault, one after the other: one may be in use."""
         outcome = _RestoreOutcome()
-        for gpu in gpus:
+        for gpu in self.faulty:
             self.deps.notify(f"{gpu_recovery.fault(gpu)}: resetting it")
             outcome = outcome.join(self._change((gpu.uuid,), is_repair=True))
         return outcome
 
-    def change_all(self, uuids: tuple[str, ...]) -> _RestoreOutcome:
+    def _change_all(self) -> _RestoreOutcome:
         """Restore all GPUs in one change; if it fails, one GPU after the other."""
-        outcome = self._change(uuids)
+        outcome = self._change(self.uuids)
         # A hung driver would cost a whole deadline for each GPU.
         is_hung = any(error.reason is errors.Reason.NVML_TIMEOUT for error in outcome.failures)
-        if not outcome.failures or is_hung or len(uuids) == 1:
+        if not outcome.failures or is_hung or len(self.uuids) == 1:
             return outcome
         self.deps.notify(f"{outcome.failures[0].message}; trying one GPU after the other")
         outcome = dataclasses.replace(outcome, failures=())
-        for uuid in uuids:
+        for uuid in self.uuids:
             outcome = outcome.join(self._change((uuid,)))
         return outcome
 
@@ -195,7 +212,9 @@ class _LockedBoot:
         """Restore GPUs in one change, or roll them back."""
         before = {gpu.uuid: gpu for gpu in self.journal.entries.snapshot}
         interrupted = self.interrupted | before
-        others = tuple(gpu for uuid, gpu in before.items() if uuid in self.pending - {*uuids})
+        # An interrupted change of a GPU that has its layout needs no rollback now.
+        pending = {*self.uuids, *(gpu.uuid for gpu in self.unreachable)}
+        others = tuple(gpu for uuid, gpu in before.items() if uuid in pending - {*uuids})
         saved = tuple(self.target[uuid] for uuid in uuids if uuid in self.target)
         goal = _Saved(saved, is_repair=is_repair)
         observed = after = model.NO_GPUS
@@ -230,7 +249,6 @@ def _restore(
     observed = local.observe(deps)
     journal = local.open_journal(deps, observed, config=saved.config)
     interrupted = {gpu.uuid: gpu for gpu in journal.entries.snapshot}
-    unreachable = observed.unreachable_snapshots(journal.entries.snapshot)
     # A GPU that the saved layout does not list may have been part of the killed run. Outside its
     # layout it may list GPUs as that run left them.
     target = interrupted | {
@@ -238,46 +256,25 @@ def _restore(
         for gpu in saved.snapshot
         if saved.covered is None or gpu.uuid in saved.covered or gpu.uuid not in interrupted
     }
-    problems = [*_other_gpus(observed, target)]
     faulty = tuple(
         gpu for gpu in observed if repairs and gpu.uuid in target and gpu_repair.is_possible(gpu)
     )
-    uuids = []
-    for gpu in observed:
-        try:
-            if gpu in faulty or not planner.restore([gpu], [*target.values()]).is_empty:
-                uuids.append(gpu.uuid)
-        except errors.LayoutError as error:
-            problems.append(Problem(message=error.message, remedy=_APPLY_ONE))
+    uuids, misfits = _differing(observed, target, faulty)
     with deps.uninterrupted() as check:
-        run = _LockedBoot(
+        outcome = _LockedBoot(
             deps=deps,
             journal=journal,
             target=target,
             interrupted=interrupted,
-            pending=frozenset((*(gpu.uuid for gpu in unreachable), *uuids)),
+            unreachable=observed.unreachable_snapshots(journal.entries.snapshot),
+            faulty=faulty,
+            uuids=uuids,
             check=check,
             idle_by_s=deps.clock.monotonic() + deps.idle_timeout_s,
-        )
-        outcome = run.repair(faulty)
-        if uuids:
-            # A GPU whose repair failed has its layout as far as the driver allows.
-            outcome = outcome.join(run.change_all(tuple(uuids)))
-        else:
-            journal.note(snapshot=unreachable)
-        if outcome.failures:
-            # Failed changes may have executed some of their steps.
-            journal.note(stale_files=True)
-        try:
-            journal.refresh_files()
-        except errors.HostError as error:
-            outcome = outcome.join(_RestoreOutcome(failures=(error,)))
+        ).run()
     for sentence in _earlier_states(observed, saved):
         deps.notify(sentence)
-    lost = {_key(gpu): gpu for gpu in outcome.unreachable}
-    reported = {_key(gpu) for gpu in observed.unreachable}
-    problems += [_unreachable(gpu) for key, gpu in lost.items() if key not in reported]
-    problems += map(_problem_of, outcome.failures)
+    problems = [*_other_gpus(observed, target), *misfits, *_problems(outcome, observed)]
     rounds = tuple(
         plans.Planned(layout=saved.config, gpus=each.gpus, desired={}, plan=each.plan, users={})
         for each in outcome.executed
@@ -295,6 +292,22 @@ def _restore(
         may_be_partial=any(gpu.uuid in uuids for gpu in journal.entries.snapshot),
         faults=tuple(gpu_recovery.faults(after)),
     )
+
+
+def _differing(
+    observed: model.ObservedGpus,
+    target: Mapping[str, model.GpuSnapshot],
+    faulty: Sequence[model.Gpu],
+) -> tuple[tuple[str, ...], list[Problem]]:
+    """Return the UUIDs of the GPUs to change, and the GPUs that cannot have their layout."""
+    uuids, problems = list[str](), list[Problem]()
+    for gpu in observed:
+        try:
+            if gpu in faulty or not planner.restore([gpu], [*target.values()]).is_empty:
+                uuids.append(gpu.uuid)
+        except errors.LayoutError as error:
+            problems.append(Problem(message=error.message, remedy=_APPLY_ONE))
+    return tuple(uuids), problems
 
 
 def _earlier_states(observed: model.ObservedGpus, saved: journals.VerifiedLayout) -> Iterator[str]:
@@ -327,6 +340,14 @@ def _other_gpus(
                 "for it, and it was not changed",
                 remedy=_APPLY_ONE,
             )
+
+
+def _problems(outcome: _RestoreOutcome, observed: model.ObservedGpus) -> Iterator[Problem]:
+    """Yield the GPUs that were lost during the changes, and the failures."""
+    lost = {_key(gpu): gpu for gpu in outcome.unreachable}
+    reported = {_key(gpu) for gpu in observed.unreachable}
+    yield from (_unreachable(gpu) for key, gpu in lost.items() if key not in reported)
+    yield from map(_problem_of, outcome.failures)
 
 
 def _problem_of(error: errors.MigManagerError) -> Problem:
