@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, publish, run_journal
-from mig_manager.agent.steps import failures, host, recovery
+from mig_manager.agent.phases import failures, host, recovery
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts

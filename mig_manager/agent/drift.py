@@ -10,8 +10,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes
+from mig_manager.agent.phases import resolving
 from mig_manager.agent.pods import advertising, device_plugin, survey
-from mig_manager.agent.steps import resolving
 from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, node_object, schedulable
 from mig_manager.core.records import readiness

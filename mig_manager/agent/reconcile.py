@@ -20,8 +20,8 @@ from mig_manager.agent import (
     served_layouts,
     settings,
 )
+from mig_manager.agent.phases import recovery
 from mig_manager.agent.reports import capacity, faults, gpu_report
-from mig_manager.agent.steps import recovery
 from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import readiness, requests

@@ -16,8 +16,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes
-from mig_manager.agent.pods import drain
-from mig_manager.agent.steps import (
+from mig_manager.agent.phases import (
     draining,
     execution,
     failures,
@@ -28,6 +27,7 @@ from mig_manager.agent.steps import (
     slots,
     verification,
 )
+from mig_manager.agent.pods import drain
 from mig_manager.core import messages, model
 from mig_manager.core.planner import vgpus
 

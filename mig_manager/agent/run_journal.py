@@ -83,24 +83,24 @@ class RunJournal:
             self.entries = self._read()
             self._is_taken_over = True
 
-    def note(self, **entries: Unpack[journals.Changes]) -> None:
+    def note(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries; the next patch writes them."""
         self.entries = dataclasses.replace(self.entries, **entries)
 
-    def announce(self, **entries: Unpack[journals.Changes]) -> None:
+    def announce(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and publish them without waiting for the API."""
         self.note(**entries)
         self._publisher.announce(node_object.NodePatch(annotations=self._annotation(self.entries)))
         self._save_on_host()
 
-    def publish(self, **entries: Unpack[journals.Changes]) -> None:
+    def publish(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and publish them."""
         after = dataclasses.replace(self.entries, **entries)
         self._publisher.patch(node_object.NodePatch(annotations=self._annotation(after)))
         self.entries = after
         self._save_on_host()
 
-    def note_status(self, **fields: Unpack[status.Changes]) -> None:
+    def note_status(self, **fields: Unpack[status.Fields]) -> None:
         """Change fields of the status; the next patch publishes them."""
         self.status = dataclasses.replace(self.status, **fields)
 
@@ -149,7 +149,7 @@ class RunJournal:
         self._confirm()
         return view
 
-    def enter(self, phase: model.Phase, message: str, **entries: Unpack[journals.Changes]) -> None:
+    def enter(self, phase: model.Phase, message: str, **entries: Unpack[journals.Entries]) -> None:
         """Publish a new phase, with new entries if there are any."""
         if entries:
             after = dataclasses.replace(self.entries, **entries)

@@ -29,14 +29,14 @@ class ChangeJournal(Protocol):
     def note_gpus(self, gpus: model.ObservedGpus) -> object:
         """Note the GPUs after a rollback."""
 
-    def note(self, **entries: Unpack[journals.Changes]) -> object:
+    def note(self, **entries: Unpack[journals.Entries]) -> object:
         """Change entries; a file is written at once, and the Node with its next patch.
 
         Raises:
             MigManagerError: A snapshot that must be kept cannot be written.
         """
 
-    def announce(self, **entries: Unpack[journals.Changes]) -> object:
+    def announce(self, **entries: Unpack[journals.Entries]) -> object:
         """Change entries and write them now; must not raise ``MigManagerError``."""
 
 

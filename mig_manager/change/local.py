@@ -151,7 +151,7 @@ class LocalJournal:
     def note_gpus(self, gpus: model.ObservedGpus) -> None:
         """Note nothing: the file has no GPUs as observed."""
 
-    def note(self, **entries: Unpack[journals.Changes]) -> None:
+    def note(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and write the file or remove it.
 
         Raises:
@@ -174,7 +174,7 @@ class LocalJournal:
         except errors.ConfigError as error:
             self.deps.notify(f"{error.message}; remove it, because it is outdated")
 
-    def announce(self, **entries: Unpack[journals.Changes]) -> None:
+    def announce(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries and write the file; a failure is only reported."""
         try:
             self.note(**entries)

@@ -36,7 +36,7 @@ class Refuse:
     """Returns the message, from the names of the affected pods."""
 
 
-Rights = Evict | WaitOnly | Refuse
+DrainRights = Evict | WaitOnly | Refuse
 """What a change may do with the pods that it affects."""
 
 
@@ -46,7 +46,7 @@ class Order:
 
     affected: frozenset[str] | None
     """Ids of the devices to be destroyed; None: of every GPU."""
-    rights: Rights
+    rights: DrainRights
     has_begun: bool = False
     """Whether an earlier attempt at this drain evicted pods."""
 

@@ -233,7 +233,7 @@ class Journal:
         )
 
 
-class Changes(TypedDict, total=False):
+class Entries(TypedDict, total=False):
     """New values of a journal's entries; entries that it lacks stay."""
 
     config: str

@@ -104,7 +104,7 @@ class RunStatus:
         return json.dumps({key: value for key, value in data.items() if value not in (None, "")})
 
 
-class Changes(TypedDict, total=False):
+class Fields(TypedDict, total=False):
     """New values of a status; fields that it lacks stay."""
 
     config_hash: str

@@ -10,8 +10,8 @@ import dataclasses
 
 from mig_manager import errors
 from mig_manager.agent import jobs, run_journal
+from mig_manager.agent.phases import preparing, slots
 from mig_manager.agent.pods import advertising, drain, orders, pausing, survey
-from mig_manager.agent.steps import preparing, slots
 from mig_manager.core import messages, model
 from mig_manager.core.node import gpu_use, node_object, pod_object, resources, well_known
 

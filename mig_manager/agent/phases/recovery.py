@@ -13,8 +13,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs
+from mig_manager.agent.phases import host
 from mig_manager.agent.pods import pausing, resuming, survey
-from mig_manager.agent.steps import host
 from mig_manager.change import change_journal, rollback
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import gpu_use, node_object, well_known

@@ -4,8 +4,8 @@ import contextlib
 
 from mig_manager import errors
 from mig_manager.agent import jobs
+from mig_manager.agent.phases import draining, host, preparing, rebooting, recovery
 from mig_manager.agent.pods import advertising, resuming
-from mig_manager.agent.steps import draining, host, preparing, rebooting, recovery
 from mig_manager.core import model
 
 

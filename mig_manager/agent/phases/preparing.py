@@ -8,8 +8,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, settings
+from mig_manager.agent.phases import host, recovery, resolving
 from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
-from mig_manager.agent.steps import host, recovery, resolving
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.node import (
     clients,
@@ -211,7 +211,7 @@ def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan)
         )
 
 
-def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
+def _rights(job: jobs.Job, plan: steps.Plan) -> orders.DrainRights:
     """Return whether the change may evict."""
     if not job.may_evict:
         title = job.status.title
@@ -236,7 +236,7 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
 
 
 def _order(
-    job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan, rights: orders.Rights
+    job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan, rights: orders.DrainRights
 ) -> orders.Order:
     """Return the drain for a plan."""
     may_evict = isinstance(rights, orders.Evict)

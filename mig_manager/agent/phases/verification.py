@@ -7,8 +7,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes
+from mig_manager.agent.phases import host
 from mig_manager.agent.pods import advertising, resuming
-from mig_manager.agent.steps import host
 from mig_manager.core import messages, model
 from mig_manager.core.node import well_known
 

@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs
-from mig_manager.agent.steps import resolving
+from mig_manager.agent.phases import resolving
 from mig_manager.core import model, timing
 from mig_manager.core.node import policies
 

@@ -6,7 +6,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes
-from mig_manager.agent.steps import host, recovery, resolving, verification
+from mig_manager.agent.phases import host, recovery, resolving, verification
 from mig_manager.core import messages, model
 from mig_manager.core.records import requests
 

@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs
-from mig_manager.agent.steps import resolving
+from mig_manager.agent.phases import resolving
 from mig_manager.core import model, ports, timing
 
 _BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)

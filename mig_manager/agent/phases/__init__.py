@@ -1,0 +1,1 @@
+"""The phases of one run, as ``agent/run.py`` calls them."""

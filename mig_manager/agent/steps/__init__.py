@@ -1,1 +1,0 @@
-"""The steps of one run, as ``agent/run.py`` calls them."""
