@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-def until(holds: Callable[[], bool], what: str = "it", *, within_s: float = 180.0) -> None:
+def until(holds: Callable[[], bool], what: str, *, within_s: float = 180.0) -> None:
     """Wait until a condition holds, without keeping the processor from what it waits for."""
     deadline = time.monotonic() + within_s
     pause = threading.Event()

@@ -214,7 +214,7 @@ class Node:
     def _await(self, read: Callable[[], _T], within_s: float) -> _T:
         """Wait for a value that is not empty; return the last value."""
         with contextlib.suppress(AssertionError):
-            waiting.until(lambda: bool(read()), within_s=within_s)
+            waiting.until(lambda: bool(read()), "an answer", within_s=within_s)
         return read()
 
     def _seconds(self, first: int, versions: Sequence[_Version]) -> float | None:

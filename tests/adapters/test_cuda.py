@@ -34,7 +34,7 @@ def test_a_context_keeps_its_gpu_in_use_until_the_body_ends(
         (client,) = node.state.read().clients
 
     assert (problem, client.gpu_uuid) == ("", uuid)
-    waiting.until(lambda: node.state.read().clients == ())
+    waiting.until(lambda: node.state.read().clients == (), "the end of the client")
 
 
 def test_without_its_library_there_is_no_context(nvml: pathlib.Path) -> None:

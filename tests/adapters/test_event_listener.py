@@ -62,10 +62,10 @@ class ListenerRig:
         return [entry for entry in list(self.logs) if entry["event"] == event]
 
     def until_listening(self, times: int = 1) -> None:
-        waiting.until(lambda: len(self.logged("gpu_events_watched")) >= times)
+        waiting.until(lambda: len(self.logged("gpu_events_watched")) >= times, "the listener")
 
     def until_called(self, times: int) -> None:
-        waiting.until(lambda: self.calls >= times)
+        waiting.until(lambda: self.calls >= times, "the calls")
 
 
 @contextlib.contextmanager
@@ -164,13 +164,13 @@ def test_changes_by_another_process_are_reported_once_unless_suspended(node: Lis
 def test_a_driver_without_the_event_is_reported_once_and_left_alone(node: ListenedNode) -> None:
     nvml_faults.SharedState(node.path).log_calls()
     with watching(node.command, restarts=AT_ONCE) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")))
-        waiting.until(lambda: not rig.children())
+        waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")), "the refusal in the log")
+        waiting.until(lambda: not rig.children(), "the end of the listener")
         with rig.events.suspended():
             pass
         log = node.path.with_name("state.calls")
-        waiting.until(lambda: log.read_text().count('"nvmlShutdown"') == 2)
-        waiting.until(lambda: not rig.children())
+        waiting.until(lambda: log.read_text().count('"nvmlShutdown"') == 2, "the shutdown of NVML")
+        waiting.until(lambda: not rig.children(), "the end of the listener")
     assert [entry["event"] for entry in rig.logs] == ["gpu_events_unsupported"]
     assert "nvmlDeviceRegisterEvents" in rig.logs[0]["error"]
     assert rig.calls == 0
@@ -181,7 +181,7 @@ def test_a_driver_without_the_event_is_reported_once_and_left_alone(node: Listen
 @pytest.mark.parametrize("mig_events", [states.MigEvents.WHILE_ON])
 def test_an_old_driver_reports_once_mig_is_on(node: ListenedNode) -> None:
     with watching(node.command) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")))
+        waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")), "the refusal in the log")
         with rig.events.suspended():
             node.change(ENABLE)
         rig.until_listening()
@@ -219,7 +219,9 @@ def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: Listen
 def test_a_driver_that_is_loaded_later_is_listened_to_then(tmp_path: pathlib.Path) -> None:
     node = ListenedNode(tmp_path / "state")
     with watching(node.command, restarts=AT_ONCE) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
+        waiting.until(
+            lambda: bool(rig.logged("gpu_listener_ended")), "the end of the listener in the log"
+        )
         simulated.create("a30", node.path)
         rig.until_listening()
         rig.until_called(1)
@@ -257,7 +259,7 @@ signal.pause()
         assert b"gpu_events_watched" in started.stdout.readline()
         node.change(ENABLE)
         assert started.wait(SOON_S) == -signal.SIGKILL
-    waiting.until(lambda: processes.is_dead(int(pid_file.read_text())))
+    waiting.until(lambda: processes.is_dead(int(pid_file.read_text())), "the end of the child")
 
 
 # Scripted listeners.
@@ -270,7 +272,7 @@ os.write(parent._out, 50 * subprocesses._encode(changed))
 until_the_end()
 """)
     with watching(command, quiet_s=2.0) as rig:
-        waiting.until(lambda: len(rig.logged("gpu_change_heard")) == 50)
+        waiting.until(lambda: len(rig.logged("gpu_change_heard")) == 50, "the changes in the log")
         rig.until_called(1)
         with rig.events.suspended():
             assert rig.calls == 1
@@ -289,7 +291,7 @@ if not os.path.exists({str(once)!r}):
 until_the_end()
 """)
     with watching(command, quiet_s=60.0) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_change_heard")))
+        waiting.until(lambda: bool(rig.logged("gpu_change_heard")), "the changes in the log")
         with rig.events.suspended():
             before = rig.calls
         rig.until_listening(2)
@@ -312,8 +314,10 @@ def test_a_listener_that_is_no_good_is_replaced_after_a_pause(
     command: list[str], error: str
 ) -> None:
     with watching(command, start_timeout_s=0.3 if "0.3" in error else 60.0) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
-        waiting.until(lambda: not rig.children())
+        waiting.until(
+            lambda: bool(rig.logged("gpu_listener_ended")), "the end of the listener in the log"
+        )
+        waiting.until(lambda: not rig.children(), "the end of the listener")
     (ended,) = rig.logged("gpu_listener_ended")
     assert error in ended["error"]
     assert ended["delay_s"] == 3600.0
@@ -332,7 +336,10 @@ with open({str(starts)!r}, "a") as file:
 sys.exit(3)
 """)
     with watching(command, restarts=timing.Backoff(first_s=0.05, max_s=0.4, factor=2.0)) as rig:
-        waiting.until(lambda: starts.exists() and starts.read_text().count("\n") >= 5)
+        waiting.until(
+            lambda: starts.exists() and starts.read_text().count("\n") >= 5,
+            "the starts of the listener",
+        )
     times = list(map(float, starts.read_text().split()[:5]))
     pauses = [after - before for before, after in itertools.pairwise(times)]
     least = (0.05, 0.1, 0.2, 0.4)
@@ -355,10 +362,12 @@ def test_suspensions_nest_and_interrupt_a_pause(tmp_path: pathlib.Path) -> None:
     starts = tmp_path / "starts"
     command = scripted(f"open({str(starts)!r}, 'a').write('x'); sys.exit(3)")
     with watching(command) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
+        waiting.until(
+            lambda: bool(rig.logged("gpu_listener_ended")), "the end of the listener in the log"
+        )
         with rig.events.suspended(), rig.events.suspended():
             pass
-        waiting.until(lambda: starts.read_text() == "xx")
+        waiting.until(lambda: starts.read_text() == "xx", "the starts of the listener")
 
 
 def test_without_a_start_there_is_nothing_to_suspend_or_to_stop() -> None:

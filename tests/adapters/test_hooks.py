@@ -181,7 +181,7 @@ def test_a_hook_that_times_out_is_killed_with_its_children(rig: HooksRig) -> Non
 
     assert message.endswith("the pre-apply-mode hook /bin/sh was killed after 3 s: waiting")
     assert line["stdout"] == "waiting"
-    waiting.until(lambda: processes.is_dead(child_of(rig)))
+    waiting.until(lambda: processes.is_dead(child_of(rig)), "the end of the child")
 
 
 def test_an_error_of_the_check_kills_the_hook_with_its_children(rig: HooksRig) -> None:
@@ -194,7 +194,7 @@ def test_an_error_of_the_check_kills_the_hook_with_its_children(rig: HooksRig) -
     with pytest.raises(Over):
         rig.run(rig.sh(script, workdir=str(rig.folder)), check=check)
 
-    waiting.until(lambda: processes.is_dead(child_of(rig)))
+    waiting.until(lambda: processes.is_dead(child_of(rig)), "the end of the child")
 
 
 def test_the_current_hooks_file_is_parsed(rig: HooksRig) -> None:

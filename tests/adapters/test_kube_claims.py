@@ -271,7 +271,7 @@ def test_refusal_by_a_starting_server_is_not_a_missing_right() -> None:
         server.script = [refuse(403)] * 99
         with contextlib.closing(device_claims.DeviceClaims(server.kube, lambda: None)) as watched:
             watched.start()
-            waiting.until(lambda: len(server.script) < 99 - 4)
+            waiting.until(lambda: len(server.script) < 99 - 4, "the attempts")
             assert not watched.is_current
 
 

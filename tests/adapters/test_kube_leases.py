@@ -67,7 +67,7 @@ class LeasesRig:
 
     def wait_for_renewal(self) -> None:
         before = self.updates()
-        waiting.until(lambda: self.updates() > before + 1)
+        waiting.until(lambda: self.updates() > before + 1, "the renewals")
 
     def updates(self) -> int:
         return self.server.log.count("update", "leases")
@@ -194,14 +194,14 @@ def test_a_renewed_slot_never_expires_and_its_lease_is_made_again(rig: LeasesRig
         assert "under change now: a" in str(other.take())
 
     rig.server.delete(resources.LEASES, LEASE, NAMESPACE)
-    waiting.until(lambda: rig.holders() == {LEASE: "a"})
+    waiting.until(lambda: rig.holders() == {LEASE: "a"}, "the Lease")
 
 
 def test_an_unexpected_error_is_logged_and_does_not_end_the_renewal(rig: LeasesRig) -> None:
     rig.with_slot("a", renew_s=0.01)
     with structlog.testing.capture_logs() as logs:
         rig.clock.has_bug = True
-        waiting.until(lambda: not rig.clock.has_bug)
+        waiting.until(lambda: not rig.clock.has_bug, "the bug")
         rig.wait_for_renewal()
 
     assert [entry["event"] for entry in logs] == ["slot_renewal_error"]
@@ -228,7 +228,7 @@ def test_a_failed_renewal_does_not_lose_the_slot(rig: LeasesRig, name: str) -> N
     rig.server.inject(
         dataclasses.replace(apiserver.FAULTS[name], verb="update", resource="leases")
     )
-    waiting.until(lambda: rig.server.faults_waiting() == 0)
+    waiting.until(lambda: rig.server.faults_waiting() == 0, "the fault")
     rig.wait_for_renewal()
 
     own.check()

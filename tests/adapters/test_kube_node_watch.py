@@ -98,7 +98,7 @@ def test_after_an_orderly_end_the_watch_goes_on_at_the_last_bookmark(
     for number in range(20):
         server.create(a_node("x", f"other{number}"))
     # An earlier bookmark may still be on the way; only one after all of them will do.
-    waiting.until(lambda: follower.watch.version == str(server.store.version))
+    waiting.until(lambda: follower.watch.version == str(server.store.version), "the last bookmark")
     server.compact()
     server.break_watches(apiserver.Break.CLOSE)
     label(server, "two")
@@ -113,7 +113,7 @@ def test_an_expired_version_leads_to_a_new_list(server: apiserver.ApiServer) -> 
         # No watch, old or new, may see the change before the history with it is gone.
         server.inject(apiserver.Fault(verb="watch", reset=True, times=10_000))
         server.break_watches(apiserver.Break.RESET)
-        waiting.until(lambda: server.watch_count == 0)
+        waiting.until(lambda: server.watch_count == 0, "the end of the watches")
         label(server, "two")
         server.compact()
         server.clear_faults()
@@ -133,7 +133,7 @@ def test_a_silent_watch_leads_to_a_new_list(
         later = f"resourceVersion={server.store.version}(&|$)"
         server.inject(apiserver.Fault(verb="watch", path=later, stall=True, times=None))
         server.break_watches(apiserver.Break.RESET)
-        waiting.until(lambda: server.log.count("watch", "nodes") == 2)
+        waiting.until(lambda: server.log.count("watch", "nodes") == 2, "the second watch")
         label(server, "two")
         follower.wait_for_layout("two")
 
@@ -214,7 +214,7 @@ def test_pauses_grow_until_a_steady_watch_and_are_half_random(
     stop = Pauses(len(longest_s))
     node_watch = watch.NodeWatch(kube, name="n1", on_node=lambda _: None, stop=stop, times=times)
     node_watch.start()
-    waiting.until(stop.is_set)
+    waiting.until(stop.is_set, "the pauses")
     node_watch.end()
 
     assert stop.seconds == [0.75 * each for each in longest_s]
@@ -256,7 +256,7 @@ def test_contact_is_renewed_by_bookmarks_and_ages_without_a_server(
     waiting.until(lambda: operator.gt(*next(ages)), "a bookmark")
     assert follower.watch.last_contact_s < SOON_S
     server.stop()
-    waiting.until(lambda: follower.watch.last_contact_s > 0.3)
+    waiting.until(lambda: follower.watch.last_contact_s > 0.3, "a contact of some age")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_watch_ends_soon_during(
     times = watch.WatchTimes(pauses=timing.Backoff(first_s=600, max_s=600))
     threads = {*threading.enumerate()}
     with following(server, times=times, request_timeout_s=600):
-        waiting.until(lambda: server.log.count("list", "nodes") == 1)
+        waiting.until(lambda: server.log.count("list", "nodes") == 1, "the list")
         if not fault:
             wait_for_watch(server)
     # No thread is left that could deliver anything, but in a request without an answer.

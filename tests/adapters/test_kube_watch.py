@@ -92,11 +92,12 @@ def test_a_fleet_reports_trouble_after_an_unexpected_error(
     kube.faults = 1000
     nodes.start()
     with contextlib.closing(nodes), structlog.testing.capture_logs():
-        waiting.until(lambda: nodes.trouble == "internal error: LookupError: a bug")
+        waiting.until(lambda: nodes.trouble == "internal error: LookupError: a bug", "the bug")
         label(server, "two")
         kube.faults = 0
         waiting.until(
-            lambda: [node.requested for node in nodes.nodes()] == ["two"] and not nodes.trouble
+            lambda: [node.requested for node in nodes.nodes()] == ["two"] and not nodes.trouble,
+            "the changed node",
         )
 
 
@@ -128,7 +129,7 @@ def of_pods(kube: FaultyApi) -> Iterator[PodFollower]:
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=heard.release)
     yield PodFollower(pod_watch, heard)
     pod_watch.dismiss()
-    waiting.until(lambda: not pod_watches())
+    waiting.until(lambda: not pod_watches(), "the end of the watch of pods")
 
 
 def test_changes_of_the_nodes_pods_are_reported_during_a_run_only(
@@ -148,7 +149,7 @@ def test_changes_of_the_nodes_pods_are_reported_during_a_run_only(
 
     of_pods.watch.dismiss()
     of_pods.watch.dismiss()
-    waiting.until(lambda: server.watch_count == 0)
+    waiting.until(lambda: server.watch_count == 0, "the end of the watches")
     of_pods.watch.expect_change()
     assert of_pods.watch.first_list() is not None
     assert of_pods.hears()
@@ -161,7 +162,7 @@ def test_a_forbidden_pod_watch_is_logged_once_and_opened_again(
     with structlog.testing.capture_logs() as logs:
         of_pods.watch.expect_change()
         of_pods.watch.first_list()
-        waiting.until(lambda: of_pods.names() == set())
+        waiting.until(lambda: of_pods.names() == set(), "the pods")
     assert [entry["event"] for entry in logs] == ["collection_watch_lost"]
 
 
@@ -174,17 +175,17 @@ def test_pods_are_returned_only_while_the_watch_is_up_to_date(
     assert of_pods.names() is None
     of_pods.watch.expect_change()
     assert [pod.name for pod in of_pods.watch.first_list() or ()] == ["old"]
-    waiting.until(lambda: of_pods.names() == {"old"})
+    waiting.until(lambda: of_pods.names() == {"old"}, "the pods")
     server.create(api_objects.a_pod("new"))
     server.delete(resources.PODS, "old", "default")
-    waiting.until(lambda: of_pods.names() == {"new"})
+    waiting.until(lambda: of_pods.names() == {"new"}, "the pods")
 
     server.inject(apiserver.Fault(verb="watch", resource="pods", status=500, times=None))
     server.break_watches(how)
-    waiting.until(lambda: of_pods.names() is None)
+    waiting.until(lambda: of_pods.names() is None, "pods that are unknown")
     server.delete(resources.PODS, "new", "default")
     server.clear_faults()
-    waiting.until(lambda: of_pods.names() == set())
+    waiting.until(lambda: of_pods.names() == set(), "the pods")
     of_pods.watch.dismiss()
     assert of_pods.names() is None
 
@@ -197,11 +198,11 @@ def test_kept_watch_outlives_a_run_until_it_is_released(
     wait_for_watch(server)
     of_pods.watch.dismiss()
     server.create(api_objects.a_pod("here"))
-    waiting.until(lambda: of_pods.names() == {"here"})
+    waiting.until(lambda: of_pods.names() == {"here"}, "the pods")
     assert server.watch_count == 1
 
     of_pods.watch.release()
-    waiting.until(lambda: server.watch_count == 0)
+    waiting.until(lambda: server.watch_count == 0, "the end of the watches")
     assert of_pods.names() is None
 
 
@@ -215,18 +216,18 @@ def test_change_of_use_is_reported_only_for_pods_that_may_use_a_gpu(
 
     pod_watch.keep()
     server.create(api_objects.a_pod("plain"))
-    waiting.until(lambda: follower.names() == {"plain"})
+    waiting.until(lambda: follower.names() == {"plain"}, "the pods")
     assert not used.acquire(blocking=False)
     server.create(with_gpu)
     assert follower.hears()
     server.delete(resources.PODS, "plain", "default")
-    waiting.until(lambda: follower.names() == {"a"})
+    waiting.until(lambda: follower.names() == {"a"}, "the pods")
     assert not used.acquire(blocking=False)
     server.delete(resources.PODS, "a", "default")
     assert follower.hears()
 
     pod_watch.release()
-    waiting.until(lambda: not pod_watches())
+    waiting.until(lambda: not pod_watches(), "the end of the watch of pods")
 
 
 def test_the_present_pods_cost_no_request_while_they_are_watched(
@@ -240,13 +241,13 @@ def test_the_present_pods_cost_no_request_while_they_are_watched(
     assert [pod.name for pod in workloads.present()] == ["here"]
     assert server.log.count("list", "pods") == 1
     of_pods.watch.keep()
-    waiting.until(lambda: of_pods.names() == {"here"})
+    waiting.until(lambda: of_pods.names() == {"here"}, "the pods")
     lists = server.log.count("list", "pods")
     assert [pod.name for pod in workloads.present()] == ["here"]
     assert server.log.count("list", "pods") == lists
     # Which devices a claim stands for is not in the pod.
     server.create(api_objects.a_pod("claiming", spec={"resourceClaims": [{"name": "gpu"}]}))
-    waiting.until(lambda: of_pods.names() == {"here", "claiming"})
+    waiting.until(lambda: of_pods.names() == {"here", "claiming"}, "the pods")
     assert {pod.name for pod in workloads.present()} == {"here", "claiming"}
     assert server.log.count("list", "pods") == lists + 1
     of_pods.watch.release()
@@ -276,7 +277,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     destroyed = frozenset({driver_rules.mig_uuid("destroyed")})
     # Where every device goes, no answer of kubelet is needed.
     usage = gpu_use.Usage(pods=workloads.list(), assigned=None, known_ids=destroyed)
-    waiting.until(lambda: workloads.from_watch() is not None)
+    waiting.until(lambda: workloads.from_watch() is not None, "the watch of pods")
 
     job = scenes.job(
         rig, settings.Limits(drain_timeout_s=30), fakes.FakeRequest(clock), workloads=workloads
@@ -291,7 +292,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
 
     pod_watch.dismiss()
     server.clear_faults()
-    waiting.until(lambda: not pod_watches())
+    waiting.until(lambda: not pod_watches(), "the end of the watch of pods")
 
 
 def test_one_list_serves_the_caller_and_the_watch(
@@ -304,7 +305,7 @@ def test_one_list_serves_the_caller_and_the_watch(
     of_pods.watch.expect_change()
 
     assert [pod.name for pod in workloads.list()] == ["here"]
-    waiting.until(lambda: of_pods.names() == {"here"})
+    waiting.until(lambda: of_pods.names() == {"here"}, "the pods")
     assert server.log.count("list", "pods") == 1
     workloads.list()
     assert server.log.count("list", "pods") == 2
@@ -321,4 +322,4 @@ def test_a_first_list_that_fails_is_reported_and_the_watch_goes_on(
 
     with pytest.raises(errors.ClusterError):
         workloads.list()
-    waiting.until(lambda: of_pods.names() == set())
+    waiting.until(lambda: of_pods.names() == set(), "the pods")

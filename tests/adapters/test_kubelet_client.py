@@ -49,7 +49,9 @@ def test_nothing_is_left_of_a_process_without_further_questions(kubelet: GrpcKub
     client = a_client(kubelet, *command)
     before, files = children(), descriptors()
     client.allocatable()
-    waiting.until(lambda: children() <= before and descriptors() <= files)
+    waiting.until(
+        lambda: children() <= before and descriptors() <= files, "the end of the client's process"
+    )
     assert client.allocatable() == {}
     client.dismiss()
 
@@ -65,7 +67,9 @@ def test_dismissal_signals_no_process_that_is_reaped(
     kubelet.start()
     client, before, files = a_client(kubelet), children(), descriptors()
     client.prepare()
-    waiting.until(lambda: children() <= before and descriptors() <= files)
+    waiting.until(
+        lambda: children() <= before and descriptors() <= files, "the end of the client's process"
+    )
     monkeypatch.setattr(os, "killpg", killpg)
     client.dismiss()
     assert signalled == []

@@ -152,7 +152,7 @@ def test_worker_started_ahead_is_used_dismissed_or_replaced(tmp_path: pathlib.Pa
 
     def started() -> int:
         gpus.prepare()
-        waiting.until(lambda: file.exists() and bool(file.read_text()))
+        waiting.until(lambda: file.exists() and bool(file.read_text()), "the file")
         return int(file.read_text())
 
     gpus = child(f"""
@@ -283,7 +283,7 @@ answer(model.NO_GPUS)
             rf"the GPU worker gave no answer within 6 s and was killed{stuck}",
             caught.value.message,
         ), caught.value.message
-        waiting.until(lambda: processes.is_dead(int(pid_file.read_text())))
+        waiting.until(lambda: processes.is_dead(int(pid_file.read_text())), "the end of the child")
         assert gpus.observe() == ()
     assert [(each["event"], each["pid"], each["doing"]) for each in logs] == [
         ("gpu_worker_unkillable", int(pid), "nvmlFake on GPU 3 (GPU-3)"),

@@ -122,7 +122,7 @@ def test_orphan_of_a_program_is_killed_and_not_awaited(tmp_path: pathlib.Path) -
     done = run(tmp_path, "sleep 1000 & echo $!", timeout_s=100.0)
 
     assert done.status == 0
-    waiting.until(lambda: is_dead(int(done.stdout)))
+    waiting.until(lambda: is_dead(int(done.stdout)), "the end of the child")
 
 
 def test_a_program_that_closes_its_output_is_still_waited_for(tmp_path: pathlib.Path) -> None:

@@ -40,9 +40,9 @@ def leaving_nothing_behind() -> Iterator[None]:
     # Servers of earlier tests may still be closing theirs, so only new ones count.
     files, others, threads = descriptors(), children(), set(threading.enumerate())
     yield
-    waiting.until(lambda: descriptors() <= files)
-    waiting.until(lambda: children() <= others)
-    waiting.until(lambda: set(threading.enumerate()) <= threads)
+    waiting.until(lambda: descriptors() <= files, "closed files")
+    waiting.until(lambda: children() <= others, "the end of the children")
+    waiting.until(lambda: set(threading.enumerate()) <= threads, "the end of the threads")
 
 
 def scripted(script: str) -> list[str]:

@@ -118,6 +118,6 @@ class ShellNode:
         """Run a command, and kill it in the middle of a call."""
         self.hang_in(function, first=first)
         with self.started(*argv) as process:
-            waiting.until(lambda: self.is_hung)
+            waiting.until(lambda: self.is_hung, "the hanging call")
             process.kill()
         self.state.clear_faults()

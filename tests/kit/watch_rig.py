@@ -58,7 +58,7 @@ def server() -> Iterator[apiserver.ApiServer]:
 
 
 def wait_for_watch(server: apiserver.ApiServer) -> None:
-    waiting.until(lambda: server.watch_count == 1)
+    waiting.until(lambda: server.watch_count == 1, "the watch")
 
 
 @contextlib.contextmanager

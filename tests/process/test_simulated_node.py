@@ -33,7 +33,7 @@ def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
 
 @pytest.mark.slow
 def test_node_without_gpus_offers_simulated_devices(rig: plain_node.PlainNode) -> None:
-    waiting.until(lambda: rig.schedulable() == {"nvidia.com/gpu": "8"})
+    waiting.until(lambda: rig.schedulable() == {"nvidia.com/gpu": "8"}, "the devices")
 
     rig.label("all-1g.5gb")
 
@@ -54,14 +54,14 @@ def test_node_without_gpus_offers_simulated_devices(rig: plain_node.PlainNode) -
 def test_node_registered_again_is_published_again(rig: plain_node.PlainNode) -> None:
     rig.label("all-1g.5gb")
     assert rig.wait_for_end("all-1g.5gb") == "success"
-    waiting.until(lambda: condition(rig) == "LayoutVerified")
+    waiting.until(lambda: condition(rig) == "LayoutVerified", "the condition")
     before, devices = rig.node()["metadata"], rig.schedulable()
 
     taint = {"key": STARTUP, "effect": "NoSchedule"}
     rig.register(taint, **{well_known.CONFIG_LABEL: "all-1g.5gb"})
 
     assert rig.wait_for_end("all-1g.5gb") == "success"
-    waiting.until(lambda: condition(rig) == "LayoutVerified")
+    waiting.until(lambda: condition(rig) == "LayoutVerified", "the condition")
     after = rig.node()
     assert rig.schedulable() == {name: n for name, n in devices.items() if n != "0"}
     assert not after["spec"].get("taints")

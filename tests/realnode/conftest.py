@@ -100,7 +100,9 @@ def clusters(
         every.end()
     # Other programs of the machine may mount or write something for a moment.
     with contextlib.suppress(AssertionError):
-        waiting.until(lambda: namespaces.of_the_machine() == before, within_s=20)
+        waiting.until(
+            lambda: namespaces.of_the_machine() == before, "the end of the namespaces", within_s=20
+        )
     assert namespaces.of_the_machine() ^ before == set()
 
 

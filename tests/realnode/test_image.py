@@ -60,7 +60,7 @@ def test_what_the_image_adds_to_its_base_stays_small(built: images.Images) -> No
 def test_images_command_serves_a_layout_is_healthy_and_ends_cleanly(
     agent: container.Container, node: plain_node.PlainNode, tmp_path: pathlib.Path
 ) -> None:
-    waiting.until(lambda: node.schedulable() == {"nvidia.com/gpu": "8"})
+    waiting.until(lambda: node.schedulable() == {"nvidia.com/gpu": "8"}, "the devices")
 
     node.label("all-1g.5gb")
 

@@ -178,7 +178,7 @@ def test_hundred_watchers_need_no_thread_and_are_forgotten(
     assert [each.names(1) for each in watches] == [[f"ADDED n{i}"] for i in range(100)]
     for each in watches:
         each.close()
-    waiting.until(lambda: server.watch_count == 0)
+    waiting.until(lambda: server.watch_count == 0, "the end of the watches")
     assert len(server.store._listeners) == listeners_before
 
 
@@ -189,7 +189,7 @@ def test_stopping_the_server_ends_watches_and_stalled_requests(
     open_watch = watch()
     stuck = http.client.HTTPConnection(*server.address, timeout=DEADLINE_S)
     stuck.request("GET", f"{apirig.NODES}/n9")
-    waiting.until(lambda: server.log.count("get", "nodes") == 1)
+    waiting.until(lambda: server.log.count("get", "nodes") == 1, "the read")
 
     server.stop()
 

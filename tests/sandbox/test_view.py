@@ -32,13 +32,13 @@ def test_changes_by_others_are_seen_and_reported(
     reported: list[str] = []
     forget = cluster.listen(lambda _kind, obj: reported.append(objects.name(obj)))
     others.post(_PATH, _POD)
-    waiting.until(lambda: names(cluster) == {"p1"})
+    waiting.until(lambda: names(cluster) == {"p1"}, "the pods")
     others.delete(f"{_PATH}/p1")
-    waiting.until(lambda: not names(cluster))
+    waiting.until(lambda: not names(cluster), "the pods")
     forget()
     heard = len(reported)
     others.post(_PATH, _POD)
-    waiting.until(lambda: names(cluster) == {"p1"})
+    waiting.until(lambda: names(cluster) == {"p1"}, "the pods")
 
     assert set(reported) == {"p1"}
     assert len(reported) == heard
@@ -61,7 +61,7 @@ def test_late_answer_does_not_restore_a_deleted_object(
     cluster.create(cluster_view.WatchedKind.POD, _POD)
     late = others.patch(f"{_PATH}/p1", {"metadata": {"labels": {"a": "b"}}})
     others.delete(f"{_PATH}/p1")
-    waiting.until(lambda: not names(cluster))
+    waiting.until(lambda: not names(cluster), "the pods")
 
     cluster._put(cluster_view.WatchedKind.POD, late)
 

@@ -94,7 +94,7 @@ def test_an_interrupt_ends_a_command_that_waits_for_a_hung_driver(
 ) -> None:
     fresh.hang_in("nvmlInit*")
     with fresh.started(*argv) as process:
-        waiting.until(lambda: fresh.is_hung)
+        waiting.until(lambda: fresh.is_hung, "the hanging call")
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 130
 

@@ -80,7 +80,7 @@ def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
     assert commandline.run(("checkpoint", "-f", checkpoint, *state), {}).status == 0
     line = ("acceptance", "--change-gpu", node.state.boards[0].uuid, "--yes")
     node.kill(*line, function=function, first=first)
-    waiting.until(lambda: node.state.read().clients == ())
+    waiting.until(lambda: node.state.read().clients == (), "the end of the client")
 
     answer = commandline.run(("restore", "-f", checkpoint, *state), {})
 

@@ -71,7 +71,8 @@ def cluster_rig(patient: Patient) -> Iterator[DoctorCluster]:
         )
         with contextlib.closing(api.KubeApi.at(found.server.url)) as kube:
             waiting.until(
-                lambda: any(sandbox.devices.allocatable().values()) and is_published(kube)
+                lambda: any(sandbox.devices.allocatable().values()) and is_published(kube),
+                "the devices",
             )
         yield found
 
@@ -102,7 +103,10 @@ def test_phantom_devices_are_named_with_the_command_that_removes_them(
         path = f"/api/v1/nodes/{NODE_NAME}"
         kube.patch(f"{path}/status", {"status": {"capacity": stale}})
         # Kubelet copies it.
-        waiting.until(lambda: stale.items() <= kube.get(path)["status"]["allocatable"].items())
+        waiting.until(
+            lambda: stale.items() <= kube.get(path)["status"]["allocatable"].items(),
+            "the stale devices",
+        )
 
     result = cluster_rig.examine()
 

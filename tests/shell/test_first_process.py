@@ -59,7 +59,7 @@ def test_sigterm_ends_an_agent_that_is_still_importing(
     (tmp_path / f"{module}.py").write_text(STAND_IN.format(reached=str(reached)))
 
     with first_process("agent", "--node-name", "n1", path=tmp_path) as outside:
-        waiting.until(reached.exists)
+        waiting.until(reached.exists, "the point of the change")
         os.kill(child_of(outside), signal.SIGTERM)
         status = outside.wait(timeout=120)
 

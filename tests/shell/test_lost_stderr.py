@@ -93,7 +93,7 @@ def at_a_terminal(node: ShellNode, *argv: str) -> Iterator[tuple[int, int]]:
 def test_lost_ssh_session_does_not_interrupt_a_change(node: ShellNode) -> None:
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=1, hang_s=1.0))
     with at_a_terminal(node, "apply", "wanted") as (pid, master):
-        waiting.until(lambda: node.is_hung)
+        waiting.until(lambda: node.is_hung, "the hanging call")
         os.close(master)
         _, status = os.waitpid(pid, 0)
 

@@ -123,7 +123,7 @@ def test_the_agent_restarts_after_a_signal_and_dpkg_waits_for_an_apply(
 ) -> None:
     machine.run("dpkg", "-i", PACKAGE)
     machine.run("systemctl", "start", AGENT)
-    waiting.until(lambda: machine.state_of(AGENT) == "failed")
+    waiting.until(lambda: machine.state_of(AGENT) == "failed", "the failure of the unit")
     restarts, status = (machine.state_of(AGENT, name) for name in ("NRestarts", "ExecMainStatus"))
     assert (restarts, status) == ("0", "2"), "it has no kubeconfig"
 
@@ -131,11 +131,11 @@ def test_the_agent_restarts_after_a_signal_and_dpkg_waits_for_an_apply(
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "start", AGENT)
     machine.run("systemctl", "kill", "--signal=HUP", AGENT)
-    waiting.until(lambda: machine.state_of(AGENT, "NRestarts") == "1")
-    waiting.until(lambda: machine.state_of(AGENT) == "active")
+    waiting.until(lambda: machine.state_of(AGENT, "NRestarts") == "1", "the restart of the unit")
+    waiting.until(lambda: machine.state_of(AGENT) == "active", "the unit")
 
     machine.run("systemd-run", "--unit=apply", "flock", LOCK, "sleep", "infinity")
-    waiting.until(lambda: "FLOCK" in machine.run("cat", "/proc/locks"))
+    waiting.until(lambda: "FLOCK" in machine.run("cat", "/proc/locks"), "the lock")
     for action in (("-i", PACKAGE), ("--remove", "mig-manager")):
         machine.run("env", "LOCK_WAIT_S=1", "dpkg", *action, status=1)
     machine.run("mig-manager", "version")

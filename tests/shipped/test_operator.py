@@ -226,7 +226,8 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
             assert node.wait_for_end("all-1g.6gb") == "success"
             status = node.status()
             waiting.until(
-                lambda: bool(server.objects(resources.CONFIG_MAPS, operator_pod.NAMESPACE))
+                lambda: bool(server.objects(resources.CONFIG_MAPS, operator_pod.NAMESPACE)),
+                "the ConfigMap",
             )
     is_default = variable == "DEFAULT_CONFIG_FILE"
     assert (status["origin"] == "generated for NVIDIA A30") is is_default
