@@ -57,6 +57,7 @@ class StandIns:
         self._runs: dict[str, int] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
+        self._random = random.Random(0)  # noqa: S311 - no secret
         self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stand-ins", daemon=True)
         self._unsubscribe = server.store.subscribe(self._notice)
@@ -169,7 +170,7 @@ class StandIns:
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         self._serial += 1
-        at_s = time.monotonic() + seconds * random.uniform(0.5, 1.5)  # noqa: S311 - a spread
+        at_s = time.monotonic() + seconds * self._random.uniform(0.5, 1.5)
         heapq.heappush(self._queue, (at_s, self._serial, act))
 
     def _node(self, name: str) -> store.Object:

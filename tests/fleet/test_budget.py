@@ -56,6 +56,7 @@ class Contender:
         )
 
     def run(self) -> None:
+        spread = random.Random(self._name)  # noqa: S311 - no secret
         for attempt in itertools.count():
             with contextlib.suppress(errors.ClusterError):
                 denial = self._slots.take()
@@ -63,7 +64,7 @@ class Contender:
                     break
                 assert "slots for nodes under change" in str(denial)
             wait_s = timing.Backoff(first_s=1.0, max_s=5.0).delay_s(attempt)
-            self._clock.wait(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - a spread
+            self._clock.wait(wait_s * spread.uniform(0.5, 1.0))
         self._slots.check()
         self._mark(is_cordoned=True)
         self._clock.wait(0.05)

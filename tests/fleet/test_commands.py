@@ -531,7 +531,7 @@ def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rollou
     assert [node["verdict"] for node in own] == ["does-not-fit", *["unknown"] * 4]
 
 
-def test_a_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod_on_demand(
+def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
     rig: RolloutRig,
 ) -> None:
     rig.serve_config(text=scenes.CONFIG.replace(LAYOUT, well_known.CUSTOM_LAYOUT))

@@ -48,15 +48,7 @@ class Overlay:
 
     @property
     def environ(self) -> Asked:
-        fields = {"spec.nodeName": "node-1", "metadata.uid": "uid-1"}
-        return Asked(
-            {
-                each["name"]: each["value"]
-                if "value" in each
-                else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
-                for each in self.container["env"]
-            }
-        )
+        return environment(self.container)
 
     @property
     def settings(self) -> settings.AgentSettings:
@@ -70,6 +62,24 @@ class Overlay:
         )
         (volume,) = (each for each in self.pod["volumes"] if each["name"] == mount["name"])
         return mount, volume
+
+
+def environment(container: Object) -> Asked:
+    """Return the variables of a container, in a pod with certain fields."""
+    fields = {
+        "metadata.name": "pod-1",
+        "metadata.namespace": "mig-manager",
+        "metadata.uid": "uid-1",
+        "spec.nodeName": "node-1",
+    }
+    return Asked(
+        {
+            each["name"]: each["value"]
+            if "value" in each
+            else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+            for each in container["env"]
+        }
+    )
 
 
 @functools.cache

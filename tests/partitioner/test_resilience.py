@@ -152,7 +152,7 @@ def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: PartitionerRig)
     assert len(own.kube.patches) == 1
 
 
-def test_lost_watches_do_not_prolong_how_long_the_budget_counts_a_silent_node(
+def test_lost_watches_do_not_keep_a_silent_node_in_the_budget(
     rig: PartitionerRig,
 ) -> None:
     own = ask_one_of_two(rig)

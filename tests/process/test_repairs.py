@@ -133,7 +133,7 @@ def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sy
 
 
 @pytest.mark.slow
-def test_an_agent_of_the_host_stops_and_starts_the_services_that_use_the_gpu(
+def test_agent_of_the_host_restarts_the_services_that_use_the_gpu(
     host: systemd_rig.StandIn, stage: RepairStage
 ) -> None:
     state = nvml_faults.SharedState(stage.state_file)

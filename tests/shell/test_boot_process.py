@@ -91,7 +91,7 @@ GPU_RESET, NODE_REBOOT = 1, 2
         (NODE_REBOOT, "reset", NODE_REBOOT, "needs a reboot of the node"),
     ],
 )
-def test_boot_restores_a_gpu_with_a_fault_and_resets_it_if_its_owner_lets_it(
+def test_boot_restores_a_gpu_with_a_fault_and_resets_it_if_allowed(
     node: ShellNode,
     monkeypatch: pytest.MonkeyPatch,
     action: int,

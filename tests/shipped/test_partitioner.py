@@ -10,7 +10,7 @@ from mig_manager.adapters.kubernetes import leader
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.partitioner import settings
-from tests.kit.overlays import kustomize, overlay
+from tests.kit import overlays
 from tests.kit.unit_files import Asked
 
 NAME = "mig-manager-partitioner"
@@ -20,7 +20,7 @@ Object = dict[str, Any]
 @pytest.fixture(scope="module")
 def objects() -> dict[str, Object]:
     """The objects of ``deploy/partitioner`` by kind."""
-    found = list(yaml.safe_load_all(kustomize("deploy/partitioner")))
+    found = list(yaml.safe_load_all(overlays.kustomize("deploy/partitioner")))
     assert {each["metadata"]["name"] for each in found} == {NAME}
     return {each["kind"]: each for each in found}
 
@@ -34,15 +34,7 @@ def pod(objects: dict[str, Object]) -> Object:
 def read(pod: Object) -> tuple[settings.PartitionerSettings, Asked]:
     """Return the settings that the container has, and its environment."""
     (container,) = pod["containers"]
-    fields = {"metadata.name": "pod-1", "metadata.namespace": "mig-manager"}
-    environ = Asked(
-        {
-            each["name"]: each["value"]
-            if "value" in each
-            else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
-            for each in container["env"]
-        }
-    )
+    environ = overlays.environment(container)
     parsed = parser.parse(registry.PROGRAM, container["args"])
     assert parsed["command"] == "partitioner"
     return settings.PartitionerSettings.read(parsed, environ), environ
@@ -99,8 +91,8 @@ def test_its_rights_are_those_of_its_work(objects: dict[str, Object]) -> None:
 
 
 def test_the_overlay_adds_it_to_agents_that_take_custom_layouts() -> None:
-    plain, made = overlay("unprivileged"), overlay("partitioner")
-    own = list(yaml.safe_load_all(kustomize("deploy/partitioner")))
+    plain, made = overlays.overlay("unprivileged"), overlays.overlay("partitioner")
+    own = list(yaml.safe_load_all(overlays.kustomize("deploy/partitioner")))
 
     assert {"name": "MIG_MANAGER_CUSTOM_LAYOUTS", "value": "true"} in made.container["env"]
     for thing in (*own, *(each for each in plain.objects if each["kind"] != "DaemonSet")):

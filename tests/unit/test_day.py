@@ -41,7 +41,7 @@ def test_the_pods_of_a_day_keep_the_share_of_the_gpus_that_is_asked_for() -> Non
     assert kept / (32 * DAY_S) == pytest.approx(0.7, abs=0.01)
 
 
-def test_endless_pods_request_their_share_of_the_gpus_and_come_at_equal_gaps() -> None:
+def test_endless_pods_request_their_share_and_come_at_equal_gaps() -> None:
     jobs = day.endless(["7g", "2x3g"] * 9, day_s=24, gpus=4, load=1, product=day.PRODUCT)
 
     assert [(each.profile, each.count) for each in jobs[:2]] == [("7g.40gb", 1), ("3g.20gb", 2)]

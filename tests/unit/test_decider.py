@@ -513,7 +513,7 @@ DECISIONS: dict[
 @pytest.mark.parametrize(
     ("nodes", "pods", "limits", "expected"), DECISIONS.values(), ids=DECISIONS
 )
-def test_decision(
+def test_decision_names_changes_and_why_other_pods_wait(
     nodes: list[dict[str, Any]],
     pods: list[dict[str, Any]],
     limits: dict[str, Any],

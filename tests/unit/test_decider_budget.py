@@ -86,7 +86,9 @@ DECISIONS: dict[str, tuple[list[Object], Object, list[str]]] = {
 
 
 @pytest.mark.parametrize(("nodes", "options", "expected"), DECISIONS.values(), ids=DECISIONS)
-def test_decision(nodes: list[Object], options: Object, expected: list[str]) -> None:
+def test_nodes_under_change_count_against_the_budget(
+    nodes: list[Object], options: Object, expected: list[str]
+) -> None:
     usual: Object = {"pods": PODS[:1], "max_unavailable": "1"}
     assert lines(decided(nodes, **usual | options)) == expected
 
