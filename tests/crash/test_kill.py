@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from mig_manager.core import model
-from tests import published
 from tests.crash import matrix, scenarios
+from tests.kit import published
 
 Note = Callable[[str, object], None]
 Strike = Callable[..., None]

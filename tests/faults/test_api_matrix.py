@@ -19,10 +19,9 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import published
 from tests.faults import api_node
 from tests.faults.api_node import GOOD, Request
-from tests.kit import lost_stderr
+from tests.kit import lost_stderr, published
 
 Note = Callable[[str, object], None]
 Fault = apiserver.Fault

@@ -20,9 +20,8 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
-from tests import published
 from tests.faults import nvml_answers, nvml_node
-from tests.kit import lost_stderr, nvml_codes
+from tests.kit import lost_stderr, nvml_codes, published
 
 Reason = errors.Reason
 Note = Callable[[str, object], None]

@@ -15,9 +15,8 @@ import pytest
 
 from mig_manager.core import ports
 from mig_manager.core.node import pod_object
-from tests import published
 from tests.faults import api_node
-from tests.kit import kubelet_rig
+from tests.kit import kubelet_rig, published
 
 GOOD = api_node.GOOD
 Note = Callable[[str, object], None]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import structlog
 
-from tests import published
+from tests.kit import published
 from tests.pipeline.recovery import double_strikes
 from tests.pipeline.swept_changes import STRUCK_TWICE, Change
 

@@ -4,7 +4,7 @@ import json
 import pathlib
 from typing import Any
 
-_FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "results"
+_FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "results"
 _KEPT = 0.8
 """The share of its cases that a matrix may not fall below, or it shrank unnoticed."""
 
