@@ -187,10 +187,10 @@ def _agent(runs: int, reconfigurations: int, idle_s: float) -> None:
 def _started(stage: stages.Stage) -> tuple[float, Weight]:
     """Restart the agent; return milliseconds of CPU until it was ready, and its resources."""
     stage.stop_agent()
-    starts_before = stage.agent_log.read_text().count("health_served")
+    starts_before = stage.machine.log.read_text().count("health_served")
     stage.start_agent()
     stage.wait(
-        lambda: stage.agent_log.read_text().count("health_served") > starts_before, "the agent"
+        lambda: stage.machine.log.read_text().count("health_served") > starts_before, "the agent"
     )
     cpu_s = weigh(_pid(stage)).cpu_s
     return cpu_s * 1e3, _rested(stage)

@@ -104,20 +104,17 @@ class Stage:
             for index, name in enumerate(self._names)
         ]
         self.machine = self.machines[0]
-        self.state_file, self.agent_log = self.machine.state_file, self.machine.log
-        self.socket = self.machine.socket
         for index, machine in enumerate(self.machines):
             seed = machine.name if index else ""
             driver = states.Options(latency=self._latency, seed=seed)
             simulated.create(self._spec, machine.state_file, options=driver)
-        simulated.install(self.state_file)
+        simulated.install(self.machine.state_file)
         exits.callback(simulated.load, None)
         server = self.connect(exits, folder)
         exits.callback(self.api.close)
         self.cluster = exits.enter_context(cluster_view.ClusterView(server))
         exits.callback(self.cluster.listen(lambda *_: self.changed.set()))
         self.sandboxes = [machine.start(exits, self.cluster) for machine in self.machines]
-        self.sandbox = self.sandboxes[0]
 
         def have_devices() -> bool:
             views = (self.cluster.node(name) or {} for name in self._names)

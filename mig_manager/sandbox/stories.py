@@ -145,8 +145,10 @@ def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) ->
     before = stage.devices_by_pod()
     gpus = stage.gpus.observe()
     faulty = {device for gpu in gpus[:1] for device in gpu.mig_uuids}
-    say(f"mig-manager status --simulate-state {stage.state_file} --simulate-event {_FAULT}")
-    events.play(_FAULT, stage.state_file)
+    say(
+        f"mig-manager status --simulate-state {stage.machine.state_file} --simulate-event {_FAULT}"
+    )
+    events.play(_FAULT, stage.machine.state_file)
 
     def is_repaired() -> bool:
         is_at_rest = stage.status()["state"] == model.State.SUCCESS.value

@@ -22,8 +22,8 @@ class OperatorsStage(agent_stage.AgentStage):
         # What a container has by itself, and the backoff that tests need.
         return [
             *("--kubeconfig", str(self.kubeconfig)),
-            *("--pod-resources-socket", str(self.socket)),
-            *("--simulate-state", str(self.state_file)),
+            *("--pod-resources-socket", str(self.machine.socket)),
+            *("--simulate-state", str(self.machine.state_file)),
             *("--poll-interval-s", "0.2"),
             *self._agent_options,
             *agent_stage.PATIENT,
@@ -64,7 +64,7 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
         stage.api.delete(f"{config_maps}/{LAYOUTS}")
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
         assert clusters.event_reasons(stage) == set()
-        assert stage.agent_log.read_text().count('"events_forbidden"') == 1
+        assert stage.machine.log.read_text().count('"events_forbidden"') == 1
         stage.assert_restored()
 
 
@@ -98,7 +98,7 @@ def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
     ) as stage:
         stage.run_pods(clusters.TRAIN)
         stage.label(LAYOUT)
-        stage.wait(lambda: '"pod_not_moved"' in stage.agent_log.read_text(), "the refusal")
+        stage.wait(lambda: '"pod_not_moved"' in stage.machine.log.read_text(), "the refusal")
 
         stage.api.delete("/api/v1/namespaces/default/pods/train", {})
 

@@ -78,14 +78,14 @@ def keeps_its_slot(stage: agent_stage.AgentStage, right: clusters.Right) -> None
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert stage.stop_agent() == 0
     assert clusters.slot_owners(stage.api) == [clusters.NODE]
-    assert "lease_not_released" in stage.agent_log.read_text()
+    assert "lease_not_released" in stage.machine.log.read_text()
     assert complains(stage, right)
 
 
 def complains(stage: agent_stage.AgentStage, right: clusters.Right) -> bool:
     refusal = f'cannot {right[2]} resource \\"{right[1]}\\"'
     return any(
-        "403" in line and refusal in line for line in stage.agent_log.read_text().splitlines()
+        "403" in line and refusal in line for line in stage.machine.log.read_text().splitlines()
     )
 
 

@@ -196,7 +196,8 @@ def _problems(rig: stage.CrashStage, aftermath: Aftermath) -> Iterable[str]:
     if end not in _ends(rig.scenario, aftermath):
         yield f"the end {end}, status {dict(rig.status())}"
     if not rig.is_offering():
-        yield f"allocatable: {rig.sandbox.devices.allocatable()}, not {sorted(devices(rig.state))}"
+        allocatable = rig.sandboxes[0].devices.allocatable()
+        yield f"allocatable: {allocatable}, not {sorted(devices(rig.state))}"
     if aftermath is not Aftermath.REBOOT:
         yield from _hurt(rig, aftermath)
 

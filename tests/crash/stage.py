@@ -88,7 +88,7 @@ class CrashStage(agent_stage.AgentStage):
 
     def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
         """Bring the GPUs to the start before anything on the node sees them."""
-        self.state = nvml_faults.SharedState(self.state_file)
+        self.state = nvml_faults.SharedState(self.machine.state_file)
         if (start := self._start_with) is not None:
             self.state.update(
                 lambda now: dataclasses.replace(
@@ -123,7 +123,7 @@ class CrashStage(agent_stage.AgentStage):
 
     def _run_workloads(self) -> None:
         pods = []
-        for resource, ids in self.sandbox.devices.allocatable().items():
+        for resource, ids in self.sandboxes[0].devices.allocatable().items():
             is_gpu = resource == resources.GPU
             short = resource.partition("/")[2]
             for number in range(self.scenario.whole_gpu_pods if is_gpu else len(ids)):
@@ -155,7 +155,7 @@ class CrashStage(agent_stage.AgentStage):
 
     def owes_hooks(self) -> bool:
         """Return whether hooks of the start ran that no hook of the end has followed."""
-        log = self.state_file.with_name("hooked")
+        log = self.machine.state_file.with_name("hooked")
         ran = log.read_text(encoding="utf-8").split() if log.exists() else []
         return bool(ran) and ran[-1] != hook_files.Point.APPLY_EXIT.value
 
@@ -169,11 +169,11 @@ class CrashStage(agent_stage.AgentStage):
 
     def devices_by_pod(self) -> dict[str, frozenset[str]]:
         """Return which pod holds which devices, by name, as kubelet has it."""
-        return {pod.name: pod.device_ids for pod in self.sandbox.devices.assigned()}
+        return {pod.name: pod.device_ids for pod in self.sandboxes[0].devices.assigned()}
 
     def is_offering(self) -> bool:
         """Return whether kubelet and the node offer all that exists, and nothing else."""
-        schedulable = self.sandbox.devices.allocatable()
+        schedulable = self.sandboxes[0].devices.allocatable()
         ids = [id_ for each in schedulable.values() for id_ in each]
         counts = {name: len(each) for name, each in schedulable.items() if each}
         existing = sorted(simulated_rig.devices(self.state))
@@ -191,7 +191,7 @@ class CrashStage(agent_stage.AgentStage):
     def reboot(self) -> None:
         """Reboot the machine, which cures whatever was wrong with its GPUs."""
         self.state.clear_faults()
-        self.sandbox.reboot()
+        self.sandboxes[0].reboot()
 
     def spoil_journal(self) -> None:
         """Cut the journal short, if there is one."""
@@ -213,8 +213,8 @@ class CrashStage(agent_stage.AgentStage):
             "node_name": stages.NODE_NAME,
             "config_file": str(self.config_file),
             "kubeconfig": str(self.kubeconfig),
-            "pod_resources_socket": str(self.socket),
-            "simulate_state": str(self.state_file),
+            "pod_resources_socket": str(self.machine.socket),
+            "simulate_state": str(self.machine.state_file),
             "retry_initial_s": "0.1",
             "retry_max_s": "0.2",
             "poll_interval_s": "0.05",
@@ -226,7 +226,9 @@ class CrashStage(agent_stage.AgentStage):
         }
         if self.scenario.has_hooks:
             # A program at each point notes that it ran.
-            log, file = (self.state_file.with_name(name) for name in ("hooked", "hooks.yaml"))
+            log, file = (
+                self.machine.state_file.with_name(name) for name in ("hooked", "hooks.yaml")
+            )
             lines = [
                 f"  {point.value}: [{{command: /bin/sh, args: [-c, echo {point.value} >> {log}]}}]"
                 for point in hook_files.Point
@@ -236,7 +238,7 @@ class CrashStage(agent_stage.AgentStage):
         agent = AgentProcess(
             agent_process.Order(
                 options=options,
-                points=str(self.state_file.with_name(f"points-{self._agents}")),
+                points=str(self.machine.state_file.with_name(f"points-{self._agents}")),
                 log=str(self._log_of(self._agents)),
                 strike_at=strike_at,
                 strike_with=int(strike_with),
@@ -247,7 +249,7 @@ class CrashStage(agent_stage.AgentStage):
         return agent
 
     def _log_of(self, number: int) -> pathlib.Path:
-        return self.state_file.with_name(f"agent-{number}.log")
+        return self.machine.state_file.with_name(f"agent-{number}.log")
 
     def last_words(self) -> str:
         logs = (self._log_of(number + 1) for number in range(self._agents))

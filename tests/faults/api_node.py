@@ -93,8 +93,8 @@ class InProcessStage(agent_stage.AgentStage):
         options = {
             "node_name": stages.NODE_NAME,
             "config_file": str(self.config_file),
-            "pod_resources_socket": str(self.socket),
-            "simulate_state": str(self.state_file),
+            "pod_resources_socket": str(self.machine.socket),
+            "simulate_state": str(self.machine.state_file),
             "retry_initial_s": "0.02",
             "retry_max_s": "0.1",
             "drain_timeout_s": str(DRAIN_TIMEOUT_S),
@@ -103,14 +103,16 @@ class InProcessStage(agent_stage.AgentStage):
             "drift_check_interval_s": "0",
         }
         kubelet = pod_resources.PodResources(
-            str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=lambda _seconds: None
+            str(self.machine.socket),
+            timeout_s=self._kubelet_timeout_s,
+            sleep=lambda _seconds: None,
         )
         agent = in_process.Hosted(
             self.server,
             TOKEN,
             dataclasses.replace(settings.AgentSettings.read(options, {}), backoff=_BACKOFF),
             request_timeout_s=self._api_timeout_s,
-            allocations=self._wrap(kubelet, self.socket),
+            allocations=self._wrap(kubelet, self.machine.socket),
             overrides=main.Overrides(
                 telemetry=self.telemetry, pulse=self._pulse, watch_times=_WATCH
             ),

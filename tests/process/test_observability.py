@@ -51,13 +51,13 @@ def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another(
     stage: agent_stage.ObservedStage,
 ) -> None:
     # Whatever fails is tried again: what looks like NVML's state file no longer is one.
-    good = stage.state_file.read_bytes()
-    stage.state_file.write_bytes(b"{}")
+    good = stage.machine.state_file.read_bytes()
+    stage.machine.state_file.write_bytes(b"{}")
     stage.label(LAYOUT)
     # Not what is tried again: the look at a node without a label may be as well.
     failed = "Internal,failed"
     stage.wait(lambda: stage.series("runs_total").get(failed, 0) >= 2, "two failures")
-    stage.state_file.write_bytes(good)
+    stage.machine.state_file.write_bytes(good)
     assert stage.wait_for_end(LAYOUT) is not model.State.PENDING
     stage.wait(lambda: stage.status().get("state") == "success", "success")
 

@@ -31,7 +31,7 @@ class RepairStage(agent_stage.AgentStage):
         self.wait(lambda: not self.remaining(), "an open node")
 
     def start_agent(self) -> None:
-        nvidia_smi.install(self._folder, self.state_file)
+        nvidia_smi.install(self._folder, self.machine.state_file)
         super().start_agent()
 
 
@@ -46,7 +46,7 @@ def stage(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
 
 @pytest.mark.slow
 def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> None:
-    state = nvml_faults.SharedState(stage.state_file)
+    state = nvml_faults.SharedState(stage.machine.state_file)
     stage.assert_ends("all-1g.6gb")
     allocatable = stage.allocatable()
 
@@ -65,7 +65,7 @@ def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> 
 
 @pytest.mark.slow
 def test_a_gpu_that_answers_nothing_is_repaired_by_a_restarted_agent(stage: RepairStage) -> None:
-    state = nvml_faults.SharedState(stage.state_file)
+    state = nvml_faults.SharedState(stage.machine.state_file)
     stage.assert_ends("all-1g.6gb")
     stage.run_pods([(f"pod-{n}", "nvidia.com/mig-1g.6gb", {}) for n in range(8)])
     gpus, before = stage.gpus.observe(), stage.devices_by_pod()
@@ -98,7 +98,7 @@ def observed() -> Iterator[agent_stage.ObservedStage]:
 def test_an_xid_starts_a_check_that_finds_the_recovery_action(
     observed: agent_stage.ObservedStage,
 ) -> None:
-    state = nvml_faults.SharedState(observed.state_file)
+    state = nvml_faults.SharedState(observed.machine.state_file)
     uuid = state.boards[1].uuid
     observed.assert_ends("all-1g.6gb")
 
@@ -136,7 +136,7 @@ def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sy
 def test_agent_of_the_host_restarts_the_services_that_use_the_gpu(
     host: systemd_rig.StandIn, stage: RepairStage
 ) -> None:
-    state = nvml_faults.SharedState(stage.state_file)
+    state = nvml_faults.SharedState(stage.machine.state_file)
     stage.assert_ends("all-1g.6gb")
     stage.run_pods([(f"pod-{n}", "nvidia.com/mig-1g.6gb", {}) for n in range(8)])
     gpus, before = stage.gpus.observe(), stage.devices_by_pod()

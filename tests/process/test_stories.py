@@ -73,9 +73,9 @@ def test_boot_restores_what_an_agent_verified() -> None:
         stage.assert_ends("all-balanced")
         stage.stop_agent()
         before = stage.gpus.observe()
-        nvml_faults.SharedState(stage.state_file).reboot()
+        nvml_faults.SharedState(stage.machine.state_file).reboot()
 
-        options = ("--simulate-state", stage.state_file)
+        options = ("--simulate-state", stage.machine.state_file)
         booted = programs.run(sys.executable, "-m", "mig_manager", "boot", *options)
 
         assert booted.returncode == 0, booted.stderr

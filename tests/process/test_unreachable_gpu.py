@@ -43,7 +43,7 @@ def event_reasons(stage: agent_stage.AgentStage) -> Mapping[str, str]:
 
 @pytest.mark.slow
 def test_agent_serves_the_others_and_a_returned_gpu(stage: agent_stage.ObservedStage) -> None:
-    state = nvml_faults.SharedState(stage.state_file)
+    state = nvml_faults.SharedState(stage.machine.state_file)
     stage.assert_ends("halves")
 
     # Lost at rest: the agent observes again, and then serves another layout without it.

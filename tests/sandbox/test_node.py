@@ -55,7 +55,7 @@ class SandboxStage(agent_stage.AgentStage):
 
     def clients(self, name: str) -> list[str]:
         """Return how processes of this name use the GPUs, one word for each GPU."""
-        clients = nvml_faults.SharedState(self.state_file).read().clients
+        clients = nvml_faults.SharedState(self.machine.state_file).read().clients
         return [client.kind.value for client in clients if name in client.name]
 
     def uuids(self) -> frozenset[str]:
@@ -100,7 +100,7 @@ def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(
     stage.restart_plugin()
 
     stage.offers(2)
-    asked = pod_resources.PodResources(str(stage.socket))
+    asked = pod_resources.PodResources(str(stage.machine.socket))
     assert asked.allocatable()[_SMALL] == stage.uuids()
 
 
@@ -150,7 +150,7 @@ def test_reboot_destroys_instances_and_brings_the_plugin_back(stage: SandboxStag
     stage.run_pods([("p1", _SMALL, {})])
     old = stage.plugin()
 
-    stage.sandbox.reboot()
+    stage.sandboxes[0].reboot()
 
     assert "p1" not in stage.workloads()
     assert not any(stage.devices_by_pod().values())
@@ -160,4 +160,4 @@ def test_reboot_destroys_instances_and_brings_the_plugin_back(stage: SandboxStag
     assert new
     assert objects.uid(new) == objects.uid(old)
     assert objects.restart_count(new) == 1
-    assert nvml_faults.SharedState(stage.state_file).read().boots == 1
+    assert nvml_faults.SharedState(stage.machine.state_file).read().boots == 1

@@ -91,11 +91,11 @@ class AgentStage(stages.Stage):
     @property
     def library(self) -> pathlib.Path:
         """The file of the driver's library."""
-        return self.state_file.parent / "driver" / library.NAME
+        return self.machine.state_file.parent / "driver" / library.NAME
 
     def start_agent(self) -> None:
         if self._has_library:
-            served = library.served(self.library.parent, self.state_file)
+            served = library.served(self.library.parent, self.machine.state_file)
             self._driver.enter_context(served)
         if self._stderr is not None:
             self.machine.log = pathlib.Path(f"/proc/self/fd/{self._stderr}")
@@ -119,7 +119,7 @@ class AgentStage(stages.Stage):
 
     def lines(self) -> list[dict[str, Any]]:
         """Return what the agent has logged, without a line that it is still writing."""
-        text = self.agent_log.read_text(encoding="utf-8")
+        text = self.machine.log.read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
     def wait_for_listener(self) -> None:
