@@ -61,7 +61,7 @@ class GpuEvents:
     # Of our thread alone: the present listener, and earlier ones that ended by themselves.
     _listening_since_s: float | None = dataclasses.field(default=None, init=False)
     _failures: int = dataclasses.field(default=0, init=False)
-    _missed_changes: bool = dataclasses.field(default=False, init=False)
+    """Listeners that failed one after the other; after one, changes may have been missed."""
     _logged_failure: str | None = dataclasses.field(default=None, init=False)
     _has_logged_unsupported: bool = dataclasses.field(default=False, init=False)
     _left_behind: list[subprocesses.Child] = dataclasses.field(default_factory=list, init=False)
@@ -119,7 +119,6 @@ class GpuEvents:
             if self._is_interrupted(generation):
                 # The caller then observes the GPUs.
                 self._failures = 0
-                self._missed_changes = False
                 delay_s: float | None = 0.0
             else:
                 delay_s = self._delay_s(failure)
@@ -193,7 +192,7 @@ class GpuEvents:
             case ("watching", int(gpus), int(of)):
                 _log.info("gpu_events_watched", gpus=gpus, of=of)
                 self._listening_since_s = now_s
-                if self._missed_changes:
+                if self._failures:
                     burst.add(now_s)
             case ("events", tuple(changed), tuple(xids)):
                 if changed:
@@ -221,7 +220,6 @@ class GpuEvents:
             self._failures = 0
         delay_s = self.restarts.delay_s(self._failures)
         self._failures += 1
-        self._missed_changes = True
         # Log a driver that is away for hours once, and the end of a working listener each time.
         if lasted_s > 0 or failure.message != self._logged_failure:
             _log.warning(
