@@ -1,10 +1,9 @@
 """Strike an agent at every point of a scenario, and judge what its successor makes of it."""
 
-import collections
 import dataclasses
 import itertools
 import signal
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from mig_manager.core import model
@@ -16,7 +15,6 @@ from tests.crash import scenarios, stage
 from tests.node.simulated_rig import devices
 
 _RECORDINGS = 3
-_MAX_PLAYS = 8
 _GRACE_S = 60.0
 _CONVERGE_S = 60.0
 _TERMINAL = (model.State.SUCCESS, model.State.FAILED)
@@ -41,18 +39,9 @@ class Recording(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    point: str
-    is_struck: bool
-    """Whether our signal met the agent at that point, and nothing else ended it."""
-    phase: str = ""
-    """What the node said then."""
+    phase: str
+    """What the node said when our signal met the agent at its point."""
     problems: tuple[str, ...] = ()
-    plays: int = 1
-    """How often it was played until the agent came to its point."""
-    log: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.point}: {'; '.join(self.problems)}\n{self.log}"
 
 
 def record(scenario: scenarios.Scenario) -> Recording:
@@ -98,54 +87,52 @@ def _start_of(scenario: scenarios.Scenario) -> stage.Start:
         )
 
 
-def play(play: scenarios.PlayedScenario, recording: Recording, *, point: str) -> Verdict:
+def play(play: scenarios.PlayedScenario, recording: Recording, point: str) -> Verdict | None:
     """Strike an agent at a point, and let another one begin where it ended.
 
-    A case is played again if its agent did not come to the point: a wait may have been over before
-    its first poll.
+    Returns:
+        None if the agent did not come to the point.
     """
     strike = _kill if play.strike_with is signal.SIGKILL else _stop
-    for plays in itertools.count(1):
-        with stage.CrashStage(play.scenario, recording.start) as rig:
-            rig.label(play.scenario.layout)
-            verdict = strike(rig, point)._replace(plays=plays)
-            if verdict.is_struck and not verdict.problems:
-                _let_pass(play.aftermath, rig)
-                verdict = verdict._replace(problems=_converged(rig, rig.spawn(), play.aftermath))
-            if verdict.problems:
-                return verdict._replace(log=rig.last_words())
-        if verdict.is_struck or plays == _MAX_PLAYS:
-            return verdict
-    raise AssertionError
+    with stage.CrashStage(play.scenario, recording.start) as rig:
+        rig.label(play.scenario.layout)
+        verdict = strike(rig, point)
+        if verdict and not verdict.problems:
+            _let_pass(play.aftermath, rig)
+            verdict = verdict._replace(problems=_converged(rig, rig.spawn(), play.aftermath))
+        if verdict and verdict.problems:
+            verdict = verdict._replace(problems=(*verdict.problems, rig.last_words()))
+        return verdict
 
 
-def _kill(rig: stage.CrashStage, point: str) -> Verdict:
+def _kill(rig: stage.CrashStage, point: str) -> Verdict | None:
     agent = rig.spawn(strike_at=point)
     rig.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {point}")
     if not agent.is_gone():
         agent.kill()
-        return Verdict(point, is_struck=False)
+        return None
     ended = agent.status, agent.points()[-1:]
-    if ended != (-signal.SIGKILL, [point]):
-        return Verdict(point, is_struck=False, problems=(f"not our kill ended it, but {ended}",))
-    return Verdict(point, is_struck=True, phase=rig.phase())
+    is_ours = ended == (-signal.SIGKILL, [point])
+    return Verdict(rig.phase(), () if is_ours else (f"not our kill ended it, but {ended}",))
 
 
-def _stop(rig: stage.CrashStage, point: str) -> Verdict:
+def _stop(rig: stage.CrashStage, point: str) -> Verdict | None:
     agent = rig.spawn(strike_at=point, strike_with=signal.SIGTERM)
     rig.wait(lambda: point in agent.points() or agent.has_served, f"the way to {point}")
+    if point not in agent.points():
+        agent.kill()
+        return None
     phase, problems = rig.phase(), []
-    is_struck = point in agent.points()
-    if is_struck and not agent.is_gone(_GRACE_S):
-        problems = [f"it still runs {_GRACE_S:g} s after SIGTERM"]
-    elif is_struck:
+    if agent.is_gone(_GRACE_S):
         if status := agent.status:
             problems.append(f"exit status {status}")
         problems += _taken(rig, is_stopped=True)
         if objects.labels(rig.node()).get(well_known.STATE_LABEL) == model.State.PENDING.value:
             problems.append("the node says pending")
+    else:
+        problems = [f"it still runs {_GRACE_S:g} s after SIGTERM"]
     agent.kill()
-    return Verdict(point, is_struck=is_struck, phase=phase, problems=tuple(problems))
+    return Verdict(phase, tuple(problems))
 
 
 def goes_on(rig: stage.CrashStage) -> tuple[str, ...]:
@@ -250,20 +237,3 @@ def _hurt(rig: stage.CrashStage, aftermath: Aftermath) -> Iterable[str]:
             yield f"{pod.name} has {in_use.get(pod.name)}, not {pod.device_ids}"
         elif any(now.get(id_) != rig.serials_before[id_] for id_ in pod.device_ids):
             yield f"the instance of {pod.name} was destroyed and made again"
-
-
-def summary(verdicts: Sequence[Verdict]) -> dict[str, object]:
-    """Count what became of the cases, in all and by the phase of each strike."""
-    phases: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for verdict in verdicts:
-        if verdict.is_struck:
-            phases[verdict.phase]["struck"] += 1
-            phases[verdict.phase]["converged"] += not verdict.problems
-    total = sum(phases.values(), collections.Counter[str]())
-    return {
-        "tried": len(verdicts),
-        "struck": total["struck"],
-        "converged": total["converged"],
-        "played again": sum(verdict.plays - 1 for verdict in verdicts),
-        "phases": {name: dict(counts) for name, counts in phases.items()},
-    }

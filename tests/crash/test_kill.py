@@ -9,20 +9,21 @@ A case counts only if the matrix's own signal ended the agent at the point of th
 must be struck, and every phase that a scenario lists.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import collections
+import functools
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
 
 from mig_manager.core import model
 from tests.crash import matrix, scenarios
-from tests.kit import published
+from tests.kit import matrices
 
-Note = Callable[[str, object], None]
 Strike = Callable[..., None]
 KNOWN = {"none", *(phase.value for phase in model.Phase)}
-STRUCK = matrix.Verdict("after a #1", is_struck=True, phase="Drain")
-MISSED = matrix.Verdict("after b #1", is_struck=False)
+STRUCK = [matrix.Verdict("Drain")] * 80
 _MATRIX = "kill matrix"
 _MAX_STEP = 4
 """How many points the phases of every scenario have at least, but one."""
@@ -30,47 +31,46 @@ _SHORTEST = "Resume"
 """The phase that may have three points or fewer."""
 
 
-def judge(
-    note: Note,
+def play_all(
+    note: matrices.Note,
     play: scenarios.PlayedScenario,
-    verdicts: Sequence[matrix.Verdict],
+    points: Sequence[str],
+    strike: Callable[[str], matrix.Verdict | None],
     *,
-    section: str,
     phases: Collection[str],
+    step: int = 1,
 ) -> None:
-    counts = matrix.summary(verdicts)
-    note(section, {"scenario": play.scenario.name, "what": play.what} | counts)
-    assert not [str(verdict) for verdict in verdicts if verdict.problems]
-    assert [verdict.point for verdict in verdicts if not verdict.is_struck] == []
-    assert_adds_up(counts, phases)
+    """Play a scenario once for each of its points, or for a sample of them, and judge all."""
+    row = matrices.Row(_MATRIX, scenario=play.scenario.name, what=play.what)
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for point in matrices.sample(points, step):
+        if verdict := row.play(point, functools.partial(strike, point)):
+            counts[verdict.phase]["struck"] += 1
+            counts[verdict.phase]["converged"] += not verdict.problems
+            row.problems += (f"{point}: {problem}" for problem in verdict.problems)
+    numbers = {
+        "converged": sum(each["converged"] for each in counts.values()),
+        "played again": row.played_again,
+        "phases": {name: dict(each) for name, each in counts.items()},
+    }
+    row.judge(note, numbers, of=len(points))
+    assert_phases(counts, phases)
 
 
-def assert_adds_up(counts: Mapping[str, Any], phases: Collection[str]) -> None:
-    """Check that all was struck that was tried, and each of the phases at least once."""
-    by_phase = counts["phases"]
-    for what in ("struck", "converged"):
-        assert counts[what] == counts["tried"] == sum(each[what] for each in by_phase.values())
-    assert set(phases) - by_phase.keys() == set()
-    assert by_phase.keys() - KNOWN == set()
+def assert_phases(counts: Collection[str], phases: Collection[str]) -> None:
+    """Check that each of some phases was struck at least once."""
+    assert set(phases) - set(counts) == set()
+    assert set(counts) - KNOWN == set()
 
 
 @pytest.fixture
-def strike(recorded: matrix.Recorder, record_property: Note) -> Strike:
-    """Play a scenario once for each of its points, or for a sample of them, and judge all."""
+def strike(recorded: matrix.Recorder, record_property: matrices.Note) -> Strike:
+    """Play a scenario on nodes of its own."""
 
-    def strike(
-        play: scenarios.PlayedScenario,
-        *,
-        phases: Collection[str],
-        step: int = 1,
-        section: str = _MATRIX,
-    ) -> None:
+    def strike(play: scenarios.PlayedScenario, **how: Any) -> None:
         recording = recorded(play.scenario)
-        row = {"scenario": play.scenario.name, "what": play.what}
-        chosen = recording.points[step // 2 :: step]
-        verdicts = [matrix.play(play, recording, point=point) for point in chosen]
-        judge(record_property, play, verdicts, section=section, phases=phases)
-        assert len(recording.points) >= published.least("kill-matrix", **row)
+        struck = functools.partial(matrix.play, play, recording)
+        play_all(record_property, play, recording.points, struck, **how)
 
     return strike
 
@@ -86,26 +86,42 @@ def test_an_agent_struck_after_any_port_call_has_a_successor_that_copes(
 
 
 def test_a_sample_of_the_matrix_converges(strike: Strike) -> None:
-    strike(
-        scenarios.PlayedScenario(scenarios.FAILING),
-        step=14,
-        phases={"Drain", "Execute", "RollBack"},
-        section=f"{_MATRIX}, a sample",
-    )
+    failing = scenarios.PlayedScenario(scenarios.FAILING)
+    strike(failing, step=14, phases={"Drain", "Execute", "RollBack"})
 
 
 def test_the_published_results_are_those_of_the_present_matrix() -> None:
-    rows = {(each["scenario"], each["what"]): each for each in published.rows("kill-matrix")}
+    rows = {(each["scenario"], each["what"]): each for each in matrices.published(_MATRIX)}
     plays = {(play.scenario.name, play.what): play for play in scenarios.PLAYS}
 
     assert rows.keys() == plays.keys()
-    for key, counts in rows.items():
-        assert_adds_up(counts, plays[key].scenario.phases)
+    for key, row in rows.items():
+        counts = row["phases"]
+        assert_phases(counts, plays[key].scenario.phases)
+        for what in ("struck", "converged"):
+            assert row[what] == row["tried"] == sum(each[what] for each in counts.values())
 
 
-@pytest.mark.parametrize("verdicts", [[], [MISSED], [STRUCK] * 50 + [MISSED], [STRUCK]], ids=len)
-def test_a_matrix_that_missed_a_case_or_a_phase_fails(verdicts: list[matrix.Verdict]) -> None:
-    play = scenarios.PlayedScenario(scenarios.ONE_SLICE)
-    judge(lambda *_: None, play, [STRUCK], section="", phases={"Drain"})
+@pytest.mark.parametrize(
+    ("verdicts", "phase"),
+    [
+        ([], "Drain"),
+        (STRUCK[:1], "Drain"),
+        ([*STRUCK, None], "Drain"),
+        ([*STRUCK, matrix.Verdict("Drain", ("a pod was disturbed",))], "Drain"),
+        ([*STRUCK, matrix.Verdict("unknown")], "Drain"),
+        (STRUCK, "Execute"),
+    ],
+    ids=["no-case", "fewer", "missed", "problem", "unknown-phase", "missed-phase"],
+)
+def test_a_matrix_that_missed_a_case_or_a_phase_fails(
+    verdicts: Sequence[matrix.Verdict | None], phase: str
+) -> None:
+    def play_all_of(verdicts: Sequence[matrix.Verdict | None], phase: str) -> None:
+        play = scenarios.PlayedScenario(scenarios.ONE_SLICE)
+        strike = dict(zip(map(str, itertools.count()), verdicts, strict=False))
+        play_all(lambda *_: None, play, [*strike], strike.__getitem__, phases={phase})
+
+    play_all_of(STRUCK, "Drain")
     with pytest.raises(AssertionError):
-        judge(lambda *_: None, play, verdicts, section="", phases={"Drain", "Execute"})
+        play_all_of(verdicts, phase)

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import http
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -21,9 +20,8 @@ from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests.faults import api_node
 from tests.faults.api_node import GOOD, Request
-from tests.kit import lost_stderr, published
+from tests.kit import lost_stderr, matrices
 
-Note = Callable[[str, object], None]
 Fault = apiserver.Fault
 OPERATOR, PLAIN = objects.DeployStyle.GPU_OPERATOR, objects.DeployStyle.PLAIN
 _ALWAYS = {
@@ -40,8 +38,6 @@ _ALWAYS = {
 _FURTHER = 2
 """How many more there may be of what is written: each is a matter of milliseconds."""
 _EVENT = Request("create", "events", _ALWAYS["create", "events"])
-_MAX_PLAYS = 5
-"""A wait may be over before its n-th poll."""
 
 
 class Failure(NamedTuple):
@@ -127,8 +123,27 @@ def outcome(stage: api_node.InProcessStage, passing: set[errors.Reason]) -> str:
     return "outcome unknown, then tried again" if lost else "failed, then tried again"
 
 
+def strike(stage: api_node.InProcessStage, failure: Failure, request: Request) -> str | None:
+    """Let a request fail; return how that ended, or None if the request was not made."""
+    stage.occupy()
+    stage.server.inject(failure.at(request))
+    try:
+        stage.reconfigure()
+        word = outcome(stage, failure.reasons(request))
+    except (AssertionError, errors.NotReadyError) as error:
+        raise AssertionError(f"{request}: {error}") from error
+    if request.resource == "events":
+        # Published in the background, and some only in some runs.
+        with contextlib.suppress(errors.NotReadyError):
+            stage.wait(lambda: not stage.server.faults_waiting(), "it", timeout_s=5)
+    if stage.server.faults_waiting() == 0:
+        return word
+    stage.server.clear_faults()
+    return None
+
+
 def play(
-    note: Note,
+    note: matrices.Note,
     name: str,
     style: objects.DeployStyle,
     *,
@@ -138,55 +153,25 @@ def play(
 ) -> None:
     failure = FAILURES[name]
     ends: collections.Counter[str] = collections.Counter()
-    plays, missed = 0, []
+    row = matrices.Row("API faults", failure=name, node=style.value)
     with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s, listen=listen) as stage:
         cases = requests(stage)
-        tried = cases[start::every]
-        for request in tried:
-            for _ in range(_MAX_PLAYS):
-                plays += 1
-                stage.occupy()
-                stage.server.inject(failure.at(request))
-                try:
-                    stage.reconfigure()
-                    word = outcome(stage, failure.reasons(request))
-                except (AssertionError, errors.NotReadyError) as error:
-                    raise AssertionError(f"{request}: {error}") from error
-                if request.resource == "events":
-                    # Published in the background, and some only in some runs.
-                    with contextlib.suppress(errors.NotReadyError):
-                        stage.wait(lambda: not stage.server.faults_waiting(), "it", timeout_s=5)
-                if stage.server.faults_waiting() == 0:
-                    ends[word] += 1
-                    break
-                stage.server.clear_faults()
-            else:
-                missed.append(request)
+        for request in matrices.sample(cases, every, start=start):
+            if word := row.play(request, functools.partial(strike, stage, failure, request)):
+                ends[word] += 1
             is_quiet = request.resource in ("events", "nodes/status")
             if is_quiet and failure.reason is errors.Reason.FORBIDDEN:
                 # An agent that may not write one of these is quiet for minutes: take a new one.
                 stage.stop_agent()
                 stage.start_agent()
-    note(
-        "API faults" if every == 1 else "API faults, a sample",
-        {
-            "failure": name,
-            "node": style.value,
-            "tried": len(tried),
-            "struck": ends.total(),
-            "played again": plays - len(tried),
-            "ends": dict(sorted(ends.items())),
-        },
-    )
-    assert missed == []
-    assert ends.total() == len(tried) > 0
-    assert len(cases) >= published.least("API-faults", failure=name, node=style.value)
+    counts = {"played again": row.played_again, "ends": dict(sorted(ends.items()))}
+    row.judge(note, counts, of=len(cases))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_api_request_may_fail_once_in_any_way_and_the_layout_is_applied(
-    name: str, record_property: Note, pytestconfig: pytest.Config
+    name: str, record_property: matrices.Note, pytestconfig: pytest.Config
 ) -> None:
     # Each way to fail meets other requests, and all of them together meet all.
     every = pytestconfig.getoption("every")
@@ -202,7 +187,7 @@ def test_api_request_may_fail_once_in_any_way_and_the_layout_is_applied(
     ],
 )
 def test_api_request_may_fail_once_with_a_hold_taint_or_a_lost_log(
-    name: str, way: str, record_property: Note
+    name: str, way: str, record_property: matrices.Note
 ) -> None:
     lost: collections.Counter[str] = collections.Counter()
     listen = functools.partial(lost_stderr.logging_lost, way, lost)

@@ -11,7 +11,7 @@ import collections
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,11 +21,9 @@ from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
 from tests.faults import nvml_answers, nvml_node
-from tests.kit import lost_stderr, nvml_codes, published
+from tests.kit import lost_stderr, matrices, nvml_codes
 
 Reason = errors.Reason
-Note = Callable[[str, object], None]
-Cases = Sequence[tuple[nvml_node.Site, int]]
 
 HUNG_TIMEOUT_S = 8.0
 """Also what a healthy worker may take on a machine that is busy with other tests."""
@@ -91,39 +89,39 @@ def play(
     return ended
 
 
-def play_all(note: Note, node: nvml_node.StruckNode, name: str, cases: Cases) -> None:
-    ends: collections.Counter[str] = collections.Counter()
-    lost: collections.Counter[str] = collections.Counter()
-    failures, unheard = [], 0
-    for (site, code), way in zip(cases, itertools.cycle(WAYS), strict=False):
-        before = lost.total()
-        try:
-            ended = play(node, site, code, functools.partial(lost_stderr.logging_lost, way, lost))
-        except AssertionError as error:
-            failures.append(f"{site}, {nvml_codes.name_of(code)}, {way}: {error}")
-        else:
-            ends["Recovered" if ended.is_good else ended.outcome.reason.value] += 1
-        unheard += lost.total() > before
-    of = {"scenario": name, "tried": len(cases)}
-    note("NVML faults", of | {"struck": ends.total(), "ends": dict(sorted(ends.items()))})
-    note("Lost logs", of | {"struck": unheard, "lines lost": dict(sorted(lost.items()))})
-    assert failures == []
-    assert ends.total() == unheard == len(cases) > 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", nvml_node.SCENARIOS)
 def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
-    node: nvml_node.StruckNode, scenario: str, record_property: Note, pytestconfig: pytest.Config
+    node: nvml_node.StruckNode,
+    scenario: str,
+    record_property: matrices.Note,
+    pytestconfig: pytest.Config,
 ) -> None:
-    every = pytestconfig.getoption("every")
+    faults = matrices.Row("NVML faults", scenario=scenario)
+    logs = matrices.Row("Lost logs", scenario=scenario)
+    ends: collections.Counter[str] = collections.Counter()
+    lost: collections.Counter[str] = collections.Counter()
+
+    def strike(site: nvml_node.Site, code: int, way: str) -> bool:
+        listen = functools.partial(lost_stderr.logging_lost, way, lost)
+        ended = play(node, site, code, listen)
+        ends["Recovered" if ended.is_good else ended.outcome.reason.value] += 1
+        return True
+
     cases = [(site, code) for site in node.record() for code in nvml_codes.codes_of(site.function)]
     # A call that changes a GPU fails in every way, also where the others are sampled.
     changes = [case for case in cases if case[0].function in nvml_codes.CHANGES]
-    chosen = dict.fromkeys((*changes, *cases[every // 2 :: every]))
-    play_all(record_property, node, scenario, tuple(chosen))
-    for matrix in ("NVML-faults", "Lost-logs"):
-        assert len(cases) >= published.least(matrix, scenario=scenario)
+    chosen = dict.fromkeys((*changes, *matrices.sample(cases, pytestconfig.getoption("every"))))
+    for (site, code), way in zip(chosen, itertools.cycle(WAYS), strict=False):
+        name, before = f"{site}, {nvml_codes.name_of(code)}, {way}", lost.total()
+        try:
+            faults.play(name, functools.partial(strike, site, code, way))
+        except AssertionError as error:
+            faults.problems.append(f"{name}: {error}")
+        logs.tried += 1
+        logs.struck += lost.total() > before
+    faults.judge(record_property, {"ends": dict(sorted(ends.items()))}, of=len(cases))
+    logs.judge(record_property, {"lines lost": dict(sorted(lost.items()))}, of=len(cases))
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ A case counts only if the question was asked while the socket was another one; e
 """
 
 import contextlib
+import functools
 import pathlib
 import socket
 import sys
@@ -16,10 +17,9 @@ import pytest
 from mig_manager.core import ports
 from mig_manager.core.node import pod_object
 from tests.faults import api_node
-from tests.kit import kubelet_rig, published
+from tests.kit import kubelet_rig, matrices
 
 GOOD = api_node.GOOD
-Note = Callable[[str, object], None]
 
 
 @contextlib.contextmanager
@@ -140,7 +140,6 @@ SILENT = frozenset({"hanging", "garbage", "refusing", "resetting", "trickling"})
 """Those where the adapter may wait until its deadline."""
 _MIN_CALLS, _MAX_CALLS = 8, 12
 """How many questions a reconfiguration asks; how often a wait asks is a matter of time."""
-_MAX_PLAYS = 5
 
 
 class Flaky:
@@ -175,10 +174,10 @@ class Flaky:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_kubelet_question_may_fail_once_and_the_layout_is_applied(
-    name: str, record_property: Note
+    name: str, record_property: matrices.Note
 ) -> None:
     flaky = Flaky(name)
-    plays = struck = 0
+    row = matrices.Row("kubelet faults", failure=name)
     timeout_s = api_node.SILENCE_TIMEOUT_S if name in SILENT else api_node.REQUEST_TIMEOUT_S
     with api_node.staged(wrap=flaky.wrap, kubelet_timeout_s=timeout_s) as stage:
 
@@ -189,27 +188,15 @@ def test_kubelet_question_may_fail_once_and_the_layout_is_applied(
             stage.reconfigure()
             return flaky.asked
 
+        def play(nth: int) -> bool | None:
+            is_struck = questions(nth) >= nth
+            ends, lost = stage.ends()
+            # The question comes again, so one without an answer makes no run fail.
+            assert (set(ends) <= GOOD, lost, stage.remaining()) == (True, [], []), nth
+            return is_struck or None
+
         least = min(questions(0) for _ in range(3))
         assert _MIN_CALLS <= least <= _MAX_CALLS
-        tried = range(1, least + 1)
-        for nth in tried:
-            for _ in range(_MAX_PLAYS):
-                plays += 1
-                is_struck = questions(nth) >= nth
-                ends, lost = stage.ends()
-                # The question comes again, so one without an answer makes no run fail.
-                end = (set(ends) <= GOOD, lost, stage.remaining())
-                assert end == (True, [], []), f"question {nth}"
-                struck += is_struck
-                if is_struck:
-                    break
-    record_property(
-        "kubelet faults",
-        {
-            "failure": name,
-            "tried": len(tried),
-            "struck": struck,
-            "played again": plays - len(tried),
-        },
-    )
-    assert struck == len(tried) >= published.least("kubelet-faults", failure=name)
+        for nth in range(1, least + 1):
+            row.play(f"question {nth}", functools.partial(play, nth))
+    row.judge(record_property, {"played again": row.played_again}, of=least)

@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping
 import pytest
 import structlog
 
-from tests.kit import published
+from tests.kit import matrices
 from tests.pipeline.recovery import double_strikes
 from tests.pipeline.swept_changes import STRUCK_TWICE, Change
 
-Note = Callable[[str, object], None]
-_SECTION = "double strikes"
+_MATRIX = "double strikes"
 
 
 def play(
-    note: Note, name: str, section: str, of: Callable[[Change], double_strikes.Result]
+    note: matrices.Note, name: str, section: str, of: Callable[[Change], double_strikes.Result]
 ) -> Mapping[str, int]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     counts, problems = of(STRUCK_TWICE[name])
@@ -33,14 +32,14 @@ def play(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRUCK_TWICE)
 def test_every_pair_of_strikes_has_an_end_that_is_true(
-    name: str, record_property: Note, pytestconfig: pytest.Config
+    name: str, record_property: matrices.Note, pytestconfig: pytest.Config
 ) -> None:
     step = pytestconfig.getoption("every")
     play_all = functools.partial(double_strikes.play_all, step=step)
-    counts = play(record_property, name, _SECTION, play_all)
+    counts = play(record_property, name, _MATRIX, play_all)
     # A new change is published by the next count of all.
     with contextlib.suppress(KeyError):
-        least = published.least("double-strikes", of="moments", change=name)
+        least = matrices.least(_MATRIX, of="moments", change=name)
         assert counts["moments"] >= least
 
 
@@ -51,13 +50,15 @@ def test_every_pair_of_strikes_has_an_end_that_is_true(
         *("rollback", "on demand", "monitors"),
     ],
 )
-def test_a_strike_at_any_moment_has_an_end_that_is_true(name: str, record_property: Note) -> None:
+def test_a_strike_at_any_moment_has_an_end_that_is_true(
+    name: str, record_property: matrices.Note
+) -> None:
     sample = functools.partial(double_strikes.play_sample, step=4, every=23)
-    play(record_property, name, f"{_SECTION}, a sample", sample)
+    play(record_property, name, f"{_MATRIX}, a sample", sample)
 
 
 def test_the_published_counts_are_of_present_changes() -> None:
-    rows = {each["change"]: each for each in published.rows("double-strikes")}
+    rows = {each["change"]: each for each in matrices.published(_MATRIX)}
     assert rows
     assert rows.keys() <= STRUCK_TWICE.keys()
     for counts in rows.values():

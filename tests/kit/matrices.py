@@ -1,0 +1,93 @@
+"""Matrices play every fault at every moment of a change; ``docs/results`` has what they counted.
+
+moment: Where a fault can strike: a call of a port, of NVML, of the API server or of kubelet.
+fault: What strikes there: a kill, an error, silence, or a write of another program.
+case: One fault at one moment. It counts as struck only if the fault came into effect there.
+end: How the node is once the change, or what recovers it, has ended.
+row: All cases of one change or of one fault, with their counts.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+_FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "results"
+_KEPT = 0.8
+"""The share of its cases that a row may not fall below, or it shrank unnoticed."""
+_MAX_PLAYS = 8
+
+Note = Callable[[str, object], None]
+"""Pytest's ``record_property``: the first argument is the name of the matrix."""
+
+_Case = TypeVar("_Case")
+_End = TypeVar("_End")
+
+
+def sample(cases: Sequence[_Case], every: int, *, start: int | None = None) -> Sequence[_Case]:
+    """Return every n-th case, the same ones in every run."""
+    return cases[every // 2 if start is None else start :: every]
+
+
+class Row:
+    """Plays the cases of a row and counts them.
+
+    Args:
+        matrix: The name of the matrix, such as ``kill matrix``.
+        key: The values that identify the row in its matrix.
+    """
+
+    def __init__(self, matrix: str, **key: str) -> None:
+        self._matrix = matrix
+        self._key = key
+        self.tried = self.struck = self.played_again = 0
+        self.problems: list[str] = []
+
+    def play(self, case: object, play: Callable[[], _End | None]) -> _End | None:
+        """Play a case until its fault strikes: a wait may be over before its n-th poll.
+
+        Args:
+            case: Its name.
+            play: Plays it once and returns its end; None if the fault did not strike.
+        """
+        self.tried += 1
+        for number in range(_MAX_PLAYS):
+            self.played_again += number > 0
+            end = play()
+            if end is not None:
+                self.struck += 1
+                return end
+        self.problems.append(f"{case}: the fault never struck")
+        return None
+
+    def judge(self, note: Note, counts: Mapping[str, object], *, of: int) -> None:
+        """Note the row; every case must have been struck, and there may not be fewer than before.
+
+        Args:
+            note: Takes the row.
+            counts: What else it has.
+            of: The number of cases; where only some were played, the row is a sample.
+        """
+        numbers = {"tried": self.tried, "struck": self.struck}
+        section = self._matrix if self.tried == of else f"{self._matrix}, a sample"
+        note(section, {**self._key, **numbers, **counts})
+        assert self.problems == []
+        assert self.struck == self.tried > 0
+        assert of >= least(self._matrix, **self._key)
+
+
+def published(matrix: str) -> list[dict[str, Any]]:
+    """Return the rows of a matrix as they were last counted whole."""
+    path = _FOLDER / f"{matrix.replace(' ', '-')}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
+    return rows
+
+
+def least(matrix: str, *, of: str = "tried", **key: str) -> float:
+    """Return how many cases, or others of its numbers, a row must still have.
+
+    Raises:
+        KeyError: They were never counted.
+    """
+    numbers = {tuple(each[name] for name in key): int(each[of]) for each in published(matrix)}
+    return _KEPT * numbers[tuple(key.values())]
