@@ -30,7 +30,7 @@ _POLL_INTERVAL_S = 0.02
 _EXIT_TIMEOUT_S = 1.0
 _REAP_TIMEOUT_S = 2.0
 _PR_SET_PDEATHSIG = 1
-"""Of ``prctl(2)``."""
+"""An option of ``prctl(2)``: the signal that ends a child when its parent has ended."""
 
 
 class Keep(NamedTuple):

@@ -30,7 +30,8 @@ from mig_manager.core.node import api_values, rights
 Configuration = kubernetes.client.configuration.Configuration
 
 LABELS = {"app.kubernetes.io/name": "mig-manager"}
-"""Of the objects that we create; policies know our evictions by it (``deploy/evictions``)."""
+"""Labels of the objects that we create; policies know our evictions by it
+(``deploy/evictions``)."""
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
 _MAX_BODY_BYTES = 64 << 20

@@ -19,7 +19,7 @@ from mig_manager.core import timing
 from mig_manager.core.node import api_values, claims, pod_object, well_known
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
-"""Of resource.k8s.io, newest first: Kubernetes 1.34, 1.33 and 1.32."""
+"""Versions of resource.k8s.io, newest first: of Kubernetes 1.34, 1.33 and 1.32."""
 _FORBIDDEN_S = 300.0
 """How long a refusal to read claims stands: the right may be granted meanwhile."""
 

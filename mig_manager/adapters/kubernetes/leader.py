@@ -41,7 +41,7 @@ class Leader:
         """Prepare, without a request; no other replica may have the same identity."""
         self._leases = leases.Leases(kube, namespace, clock)
         self.namespace = namespace
-        self.name = name  # of the Lease
+        self.name = name  # the Lease's name
         self._identity = identity
         self._duration_s = duration_s
         self._clock = clock

@@ -213,7 +213,7 @@ class KubeNode:
             self.set_condition(condition)
 
     def _is_forbidden(self, error: errors.ClusterError) -> bool:
-        """Check whether the status may not be written; if so, log that once, and pause."""
+        """Return whether the status may not be written; if so, log that once, and pause."""
         if error.reason is not errors.Reason.FORBIDDEN:
             return False
         # The stock GPU operator does not grant the right.

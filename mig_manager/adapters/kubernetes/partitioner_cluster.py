@@ -55,9 +55,9 @@ class PartitionerCluster:
         )
         """The pods that have not ended and that a decision needs."""
         self.requests = node_requests.Requests(lock=threading.Lock())
-        """Of the pods that have a node."""
+        """Requests of the pods that have a node."""
         self.arrivals = arrivals.Arrivals(lock=threading.Lock())
-        """Of pods with MIG devices, since the first list."""
+        """Arrivals of pods with MIG devices, since the first list."""
         self._claims = device_claims.DeviceClaims(kube, on_demand, times=times)
         self._written: dict[str, tuple[str, partitioned.PartitionedNode]] = {}
         """By name: the version that a node had before our last write, and the node after it."""

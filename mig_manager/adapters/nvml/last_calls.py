@@ -28,8 +28,8 @@ class _Slot(ctypes.Structure):
 
     _fields_ = (
         ("state", ctypes.c_ubyte),  # one of the two above; 0: unused
-        ("index", ctypes.c_int),  # of NVML, and the device's minor number: -1 if unknown
-        ("minor", ctypes.c_int),
+        ("index", ctypes.c_int),  # NVML's index; -1 if unknown
+        ("minor", ctypes.c_int),  # the device's minor number; -1 if unknown
         ("uuid", ctypes.c_char * _UUID_BYTES),
         ("since_ns", ctypes.c_uint64),
         ("function", ctypes.c_char * _NAME_BYTES),
