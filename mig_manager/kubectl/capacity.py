@@ -89,7 +89,7 @@ class NodeCapacity:
     """The capacity of one or more nodes."""
 
     name: str
-    at: dt.datetime | None  # of the observation; None: unknown
+    at: dt.datetime | None  # when it was observed; None: unknown
     gpus: tuple[GpuCapacity, ...]
     is_on_demand: bool = False
     notes: tuple[str, ...] = ()

@@ -34,11 +34,11 @@ from mig_manager.core.layout import plans
 from mig_manager.core.settings import host_settings, options
 
 MANIFEST = "manifest.json"
-_MAX_BYTES = 4 << 20  # of a file; a longer one keeps its end
+_MAX_BYTES = 4 << 20  # a longer file keeps its end
 _MARGIN_S = 5.0
 """Extra time for doctor to end a check that hangs: its checks have the same time-out."""
 _PLAIN = bar.Style()
-_VARIABLES = pathlib.Path("/etc/mig-manager/mig-manager.env")  # of our units
+_VARIABLES = pathlib.Path("/etc/mig-manager/mig-manager.env")  # variables of our units
 
 _Read = Callable[[], str]
 

@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Iterable
 
 REMOVED = "[removed]"
-_FOLDERS = ("PWD", "OLDPWD")  # of a shell
+_FOLDERS = ("PWD", "OLDPWD")  # a shell sets them
 
 _WORD = (
     r"(?:token(?<!max[_-]token)(?<!automountserviceaccounttoken)(?!iz)"
@@ -28,11 +28,11 @@ _REST = rf"[\w.-]{{0,60}}{''.join(f'(?<!{each})' for each in _ABOUT)}"
 _NAME = rf"[\w.-]{{0,60}}{_WORD}{_REST}"
 _MARK = r"""\\{0,9}["']?"""  # around a text of JSON, which may be within another
 _NEXT = r"""(?:\\*["']\s*,\s*|[^\S\n]+(?:\\\n\s*)?)"""  # between arguments, also of a list
-_KEY = r"[^\n]*:(?:\s|\Z)"  # of a mapping in YAML
+_KEY = r"[^\n]*:(?:\s|\Z)"  # a key of a mapping in YAML
 _FOLDED = r"\\?\n(?=[ \t\n])"  # a text goes on in a line of YAML that is indented or empty
 _QUOTED = r"""
       "(?:[^"\\\n]|\\[^\n])*+" | '(?:[^'"\\\n]|\\[^"\n]|'')*+' | '[^'\n]*'
-      | \\+".*?\\{1,9}"  # of JSON within a text of JSON
+      | \\+".*?\\{1,9}"  # JSON within a text of JSON
       | ["'](?=\w)[^"'\n]*(?=\n|\Z)  # cut off
 """
 _LINE = re.compile(
@@ -80,7 +80,7 @@ _ARGUMENT = re.compile(
       # User and password of curl; but not numbers of a user and a group.
       (?<![^\s"'])(?:--(?:proxy-)?user(?:=|{_NEXT})|-u{_NEXT}?)
         (?=\\*["']?(?!\d+:\d+(?![^\s"'\\]))[^\s:"'\\]{{1,200}}:)
-      | (?<![^\s"'])-U{_NEXT}(?=\\*["']?[^\s:"'\\%]{{1,200}}%)  # of Samba
+      | (?<![^\s"'])-U{_NEXT}(?=\\*["']?[^\s:"'\\%]{{1,200}}%)  # an option of Samba
       | \bsshpass{_NEXT}\\*["']?-p{_NEXT}?
       | \b(?:mysql|mysqladmin|mysqldump|mariadb)\b[^\n|;&]{{0,200}}?(?<=[\s"'])-p(?=[^\s"'\\-])
       | \blogin\b[^\n|;&]{{0,200}}?(?<=[\s"'])-p{_NEXT}

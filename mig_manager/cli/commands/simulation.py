@@ -12,7 +12,7 @@ from mig_manager.core.partitioning import past_pods
 from mig_manager.partitioner import replay, replay_report, simulation
 from mig_manager.partitioner import settings as partitioner_settings
 
-_MAX_BYTES = 1 << 30  # of a file with the objects of a cluster
+_MAX_BYTES = 1 << 30  # a file with the objects of a cluster
 _DAY_S = 86400.0
 _REPORT_EVERY_S = 10.0
 

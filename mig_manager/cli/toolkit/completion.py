@@ -26,7 +26,7 @@ class Line:
 
     command: str  # empty: none yet
     operands: tuple[str, ...]
-    values: Mapping[str, object]  # of options, by their names
+    values: Mapping[str, object]  # the values of options, by their names
     option: options.Option | None  # whose value the last word is
     by_flag: Mapping[str, options.Option]
 

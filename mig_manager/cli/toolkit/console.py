@@ -25,7 +25,7 @@ from mig_manager.core.settings import node_settings
 if TYPE_CHECKING:
     from mig_manager.core.layout import layouts
 
-API_VERSION = "mig-manager.io/v1"  # of answers; docs/labels.md promises its stability
+API_VERSION = "mig-manager.io/v1"  # answers have it; docs/labels.md promises its stability
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
 INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
@@ -39,8 +39,8 @@ _INPUT_REASONS = frozenset(
     }
 )
 STANDARD_OUTPUT = pathlib.Path("-")  # instead of a file to write
-_MAX_DIGITS = 5  # of COLUMNS
-_MAX_ERRORS = 20  # of a document, before the rest is counted
+_MAX_DIGITS = 5  # in COLUMNS
+_MAX_ERRORS = 20  # shown for a document; the rest is counted
 _COERCED = "C.UTF-8"
 _DRAWN_WITH = "┌─┬│·→✓░"
 

@@ -19,7 +19,7 @@ from mig_manager.core.display import bar
 from mig_manager.core.settings import node_settings
 
 _INTERVAL_S = 2.0
-_ROWS = 24  # of a terminal without a known size
+_ROWS = 24  # if the size of the terminal is unknown
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 """Enter and leave the alternate screen, without a cursor (xterm's control sequences).
 

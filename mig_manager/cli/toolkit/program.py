@@ -115,7 +115,7 @@ class CommandLine:
     folder: str  # the package of the rows' modules
     leading: tuple[options.Option, ...] = (VERSION,)  # allowed only before the command
     anywhere: tuple[options.Option, ...] = ()  # options of commands, also allowed before it
-    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of commands
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # names of commands
     elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Hints, such as '; run ...', by another program's command or flag."""
     statuses: Mapping[str, str]
