@@ -425,7 +425,7 @@ class ClusterError(MigManagerError):
         remedy: str = "",
     ) -> None:
         super().__init__(message, reason=reason, remedy=remedy)
-        self.status = status  # of HTTP; None: no answer
+        self.status = status  # the HTTP status; None: no answer
         self.retry_after_s = retry_after_s  # how long the server asks to wait
 
     @property

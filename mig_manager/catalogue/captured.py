@@ -16,7 +16,7 @@ _GRIDS = {
     4: hardware.Grid.FOUR_SLICE,
     12: hardware.Grid.TWELVE_SLICE,
 }
-_GENERATION = "ada"  # of an unknown GPU: one for which MIG has no rules of its own
+_GENERATION = "ada"  # for an unknown GPU: MIG has no rules of its own for it
 _NO_PROFILES = "its driver lists no profiles while MIG is off; capture it with MIG enabled"
 
 

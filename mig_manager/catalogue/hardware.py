@@ -19,7 +19,7 @@ from mig_manager import errors
 from mig_manager.core import messages, model, profile_name
 from mig_manager.core.layout import gpu_selectors
 
-_COUNT_DIGITS = 5  # of a number of GPUs: long numbers take long
+_COUNT_DIGITS = 5  # in a number of GPUs: long numbers take long
 MAX_GPUS = 16  # GPUs of one simulated node; no machine in the field has more
 
 

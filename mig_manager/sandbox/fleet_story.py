@@ -24,7 +24,7 @@ _POOL = "kubernetes.io/os=linux"
 _GUARDED = "gpu-2"
 _ON_DEMAND = "gpu-5"
 _GUARDED_OPTIONS = ("--drain-timeout-s", "2", "--retry-initial-s", "300")
-"""Of the node that evicts no pod. Others have the time that they need, on any machine."""
+"""Options of the node that evicts no pod. Others have the time that they need, on any machine."""
 _DRAW_S = 0.2
 _EVENTS = 6  # below the nodes in the live view
 

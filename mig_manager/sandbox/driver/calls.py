@@ -183,7 +183,7 @@ class HandleTarget:
     instance: int = 0
     compute: int = 0
     attachment: int = 0
-    """Of a whole GPU on a node where a handle does not outlive a reset."""
+    """The attachment of a whole GPU, on a node where a handle does not outlive a reset."""
 
 
 def whole(node: states.MachineState, gpu: int) -> HandleTarget:

@@ -53,7 +53,7 @@ class DeviceManager:
         self._lock = threading.Lock()
         self._clock = clock
         self._devices: dict[str, tuple[str, ...]] = {}
-        """Of known resources, those of a recently ended plugin included."""
+        """Device ids by resource, also while kubelet remembers a plugin that ended."""
         self._ended_at: dict[str, float] = {}
         """When the plugin of a resource ended."""
         self._forgotten: set[str] = set()
