@@ -34,7 +34,7 @@ class Process(TypedDict):
     name: str  # its command line, as far as known
     gpu_instances: list[int]  # ids of the GPU instances that it uses; empty: the GPU itself
     pod_uid: str | None
-    unit: str | None  # of systemd
+    unit: str | None  # systemd unit
 
 
 class UnreachableGpu(TypedDict):
@@ -44,7 +44,7 @@ class UnreachableGpu(TypedDict):
     uuid: str | None
     pci_address: str | None
     reason: Reason
-    code: int | None  # of NVML
+    code: int | None  # NVML code
     message: str
 
 
@@ -55,7 +55,7 @@ class _PublishedComputeInstance(TypedDict):
 
 class _ComputeInstance(_PublishedComputeInstance):
     id: int
-    uuid: str | None  # of the MIG device
+    uuid: str | None  # UUID of the MIG device
 
 
 class _InstanceFacts(TypedDict):
@@ -197,7 +197,7 @@ class Boot(TypedDict):
     is_changed: bool
     plans: list[Plan]  # executed plans
     problems: list[str]
-    faults: NotRequired[list[str]]  # of GPUs that need recovery, with what to do
+    faults: NotRequired[list[str]]  # GPUs that need recovery, with what to do
 
 
 # -- validate, doctor ----------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class _LayoutVerdict(TypedDict):
     product: str
     fit: Fit
     why: str
-    place: str | None  # of the rule that does not fit
+    place: str | None  # place of the rule that does not fit
     unserved_mig_strategies: dict[Strategy, str]  # why the device plugin would exit
 
 
@@ -358,7 +358,7 @@ class Acceptance(TypedDict):
     """Answer of 'mig-manager acceptance'."""
 
     kind: Literal["Acceptance"]
-    version: str  # of mig-manager
+    version: str  # version of mig-manager
     driver_version: str
     nvml_version: str
     is_simulated: bool
@@ -435,7 +435,7 @@ class ClusterPlan(TypedDict):
     """Answer of 'kubectl mig plan', 'kubectl mig apply' and 'mig-manager rollout --dry-run'."""
 
     kind: Literal["ClusterPlan"]
-    is_requested: NotRequired[bool]  # of 'apply'
+    is_requested: NotRequired[bool]  # only in an answer of 'apply'
     layout: str | None  # null: an undo
     is_good: bool
     pods_not_known: str | None  # why
@@ -489,7 +489,7 @@ class ReplayRow(TypedDict):
     waits: ReplayedWaits
     by_profile: dict[str, ReplayedWaits]  # by the devices of a pod, such as "2x 1g.5gb"
     by_namespace: dict[str, ReplayedWaits]
-    changes: int  # of nodes
+    changes: int  # changes of nodes
     refused: int  # changes that an agent refused, because an instance was in use
     destroyed: int  # idle instances
     tainted_seconds: int  # that nodes were tainted for changes, by all nodes together
@@ -529,7 +529,7 @@ class _LastRun(TypedDict):
     started_at: str | None
     finished_at: str | None
     retry_at: str | None
-    origin: str | None  # of the layout
+    origin: str | None  # origin of the layout
 
 
 class NodeStatus(TypedDict):
@@ -624,7 +624,7 @@ class GpuCapacity(_Room):
     uuid: str
     name: str
     in_use: list[str]  # memory slices of the GPU instances in use, first and number, such as 4:2
-    idle: list[str]  # the same of the other GPU instances
+    idle: list[str]  # memory slices of the other GPU instances
     fragmentation: float  # share of the free slices outside the largest possible instance, 0 to 1
 
 

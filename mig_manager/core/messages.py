@@ -16,7 +16,7 @@ def word(value: object, limit: int = 80) -> str:
     return printable(str(value)[:limit])
 
 
-MAX_BYTES = 4096  # of a message in the status annotation
+MAX_BYTES = 4096  # limit of a message in the status annotation
 MAX_EVENT_BYTES = 1024
 """Limit of the ``note`` of events.k8s.io/v1, in bytes (kubernetes/kubernetes, ``NoteLengthLimit``
 in ``pkg/apis/core/validation/events.go``); v1 has no limit."""

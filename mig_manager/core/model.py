@@ -49,7 +49,7 @@ class RecoveryAction(enum.Enum):
     RECOVER_IMEX_DOMAIN = "recover-imex-domain"
     BUS_RESET = "bus-reset"
     SYSTEM_REBOOT = "system-reboot"
-    OTHER = "other"  # of a newer driver than this program knows
+    OTHER = "other"  # a newer driver may have others
 
 
 class Placement(NamedTuple):
@@ -216,8 +216,8 @@ class Creation:
     profile: Profile
     gpu_instance: Placement  # placement of the GPU instance, in memory slices
     span: Placement | None = None
-    """Of a compute instance, in compute slices; None: the GPU instance itself. A compute instance
-    that spans its GPU instance has span ``0:SLICES``, whatever the driver reports."""
+    """Span of a compute instance, in compute slices; None: the GPU instance itself. A compute
+    instance that spans its GPU instance has span ``0:SLICES``, whatever the driver reports."""
 
     @staticmethod
     def inside(profile: Profile, gpu_instance: Placement, span: Placement | None) -> "Creation":

@@ -47,7 +47,7 @@ TONE_OF_SIZE = {
     3: Tone.MAGENTA,
     4: Tone.LIGHT_MAGENTA,
 }
-"""Of GPU instances by their compute slices."""
+"""Tones of GPU instances, by their compute slices."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Style:
 
     colour: bool = False  # whether to use ANSI colours, which only repeat the text
     unicode: bool = True  # whether box-drawing characters can be encoded
-    columns: int | None = None  # of the terminal; None: lines have no limit, as in a file
+    columns: int | None = None  # width of the terminal; None: lines have no limit, as in a file
 
     @property
     def width(self) -> int:

@@ -33,7 +33,7 @@ class Instance:
 
     enum_index: int  # ``NVML_GPU_INSTANCE_PROFILE_*``
     placement: model.Placement
-    compute_slices: tuple[int, ...]  # of each of its compute instances
+    compute_slices: tuple[int, ...]  # compute slices of each compute instance
     location: errors.Location
 
 

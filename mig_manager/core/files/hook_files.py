@@ -29,7 +29,7 @@ class Hook:
     envs: Mapping[str, str]  # its environment, without the variables about the change
     workdir: str  # empty: where we are
     timeout_s: float | None  # None: the default for all hooks
-    location: errors.Location  # of its command
+    location: errors.Location  # where its command is
 
 
 Table = Mapping[Point, tuple[Hook, ...]]  # only points that have hooks

@@ -76,7 +76,7 @@ def _position(location: errors.Location | None) -> tuple[int, int]:
     return (location.line, location.column) if location else (0, 0)
 
 
-MAX_CHARACTERS = 2**20  # of a ConfigMap
+MAX_CHARACTERS = 2**20  # what a ConfigMap can hold
 MAX_DEPTH = 32
 MAX_NODES = 100_000  # counted with aliases expanded: a few lines can stand for billions of nodes
 

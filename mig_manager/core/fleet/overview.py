@@ -23,7 +23,7 @@ TONES: Mapping[node_reports.NodeState, bar.Tone] = {
     node_reports.NodeState.WAITING: bar.Tone.WARN,
     node_reports.NodeState.NO_REQUEST: bar.Tone.FAINT,
 }
-"""Of a node's state; the other states are bad."""
+"""Tones by the state of a node; the other states are bad."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mig_manager.core import answers
 
 _NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
-"""Of a plan: UUIDs are not published, and ``NodePlan`` has the evicted pods."""
+"""Keys of a plan to leave out: UUIDs are not published, and ``NodePlan`` has the evicted pods."""
 _NO_EVICTION = (
     "an on-demand layout evicts no pod: it fails at once if a pod uses what it would destroy"
 )
@@ -61,7 +61,7 @@ class NodePlan:
     feasibility: NodeFit
     reason: str = ""  # why it does not fit, or is unknown
     message: str = ""
-    content_hash: str = ""  # of the layout; empty if unknown
+    content_hash: str = ""  # hash of the layout; empty if unknown
     planned: plans.Planned | None = None  # None: it does not fit, or the GPUs are unknown
     losses: tuple[resources.Loss, ...] | None = None
     """Destroyed devices that pods request; None: no plan, or unknown pods."""

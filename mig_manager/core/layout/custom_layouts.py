@@ -16,8 +16,8 @@ from mig_manager.core.records import requests
 _MARK = f"{well_known.ON_DEMAND} "
 """Prefix of the names of layouts that evict no pod, regardless of later labels."""
 MAX_BYTES = 32 << 10
-"""Of the annotation. The API server allows a node 256 KiB of annotations, and the agent's own
-must have room."""
+"""Limit of the annotation. The API server allows a node 256 KiB of annotations, and the agent's
+own must have room."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Custom:
     """The content of a request for ``custom``; a different member means another request."""
 
     node_name: str
-    text: str | None  # of the annotation; None: it is missing or empty
+    text: str | None  # text of the annotation; None: it is missing or empty
     is_on_demand: bool = False
     """Whether programs repartition the node: then no pod is evicted or awaited."""
 
@@ -68,7 +68,7 @@ class Written:
     """A document for the annotation."""
 
     text: str
-    content_hash: str  # of its layout, as in the agent's status
+    content_hash: str  # hash of its layout, as in the agent's status
 
 
 def written(desired: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Written:

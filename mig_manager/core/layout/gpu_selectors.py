@@ -49,7 +49,7 @@ class GpuKind:
     """PCI ids, device and vendor packed as NVML does; one product can have several."""
     subsystem_id: int | None = None
     """Where GPUs of one PCI id offer different profiles; None: any."""
-    name: str = ""  # of the product
+    name: str = ""  # name of the product
     profiles: tuple[model.GpuInstanceProfile, ...]
 
     @property

@@ -11,7 +11,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import gpu_selectors
 
-VERSION = "v1"  # of the document
+VERSION = "v1"  # version of the document
 _NAME_ANOTHER_FILE = "Name another file, or add layouts to it."
 
 

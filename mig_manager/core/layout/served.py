@@ -16,9 +16,9 @@ from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
 
 _VERSION = 1
-_MAX_BYTES = 64 << 10  # of the annotation
+_MAX_BYTES = 64 << 10  # limit of the annotation
 _MAX_LAYOUTS = 1000  # layouts in it
-_MAX_LETTERS = 200  # of a name or an origin
+_MAX_LETTERS = 200  # limit of a name or an origin
 
 
 def generate(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:

@@ -49,8 +49,8 @@ class ProductFit:
     brief: str = ""
     """The cause in a few words; empty when it fits, or selects other GPUs."""
     location: errors.Location | None = None
-    """Of the rule that does not fit."""
-    origin: str = ""  # of the layout
+    """Where the rule is that does not fit."""
+    origin: str = ""  # origin of the layout
     unserved: Mapping[strategies.Strategy, str] = dataclasses.field(default_factory=dict)
     """MIG strategies with which the device plugin would exit although it fits, and why."""
 

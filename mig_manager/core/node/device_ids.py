@@ -24,7 +24,7 @@ def of_gpus(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
 
 
 def is_unknown(device_id: str, known_ids: frozenset[str] | None) -> bool:
-    """Check whether no GPU has this device of NVIDIA's; ``known_ids`` as from ``of_gpus``."""
+    """Return whether no GPU has this device of NVIDIA's; ``known_ids`` as from ``of_gpus``."""
     is_missing = known_ids is not None and device_id not in known_ids
     return is_missing and DEVICE_UUID.fullmatch(device_id) is not None
 

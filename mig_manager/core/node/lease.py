@@ -29,7 +29,7 @@ class Lease:
         return bool(self.holder) and self.duration_s > timing.MAX_LEASE_S
 
     def is_silent(self, min_duration_s: float = 0.0) -> bool:
-        """Check whether the holder has not renewed it for its duration, and at least this long."""
+        """Return whether the holder has not renewed it for its duration and at least this long."""
         duration_s = max(min_duration_s, min(self.duration_s, timing.MAX_LEASE_S))
         return self.read_s - self.since_s >= duration_s
 

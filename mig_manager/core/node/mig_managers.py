@@ -44,8 +44,8 @@ class _VgpuPlugin:
     """A device plugin that shares GPUs in one of several modes, and publishes the mode."""
 
     kind: str
-    label: tuple[str, str]  # of its pods
-    register_annotation: str  # of the node
+    label: tuple[str, str]  # label of its pods
+    register_annotation: str  # annotation of the node
 
 
 _VGPU_PLUGINS = (

@@ -18,11 +18,11 @@ class NodeView:
     is_unschedulable: bool = False
     taint_keys: frozenset[str] = frozenset()
     closing_taints: frozenset[str] = frozenset()
-    """Those of ``taint_keys`` with the effect NoSchedule or NoExecute."""
+    """Keys of the taints with the effect NoSchedule or NoExecute."""
     allocatable: Mapping[str, int]
     """Healthy ``nvidia.com/*`` extended resources; a shared device counts once per replica."""
     capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The same with unhealthy devices, which are not allocatable; empty: unknown."""
+    """All such resources, also unhealthy devices, which are not allocatable; empty: unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class Pod:
     """The value of a container's option ``--mig-strategy`` or variable ``MIG_STRATEGY``."""
     feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """The feature gates in its containers' ``FEATURE_GATES`` or ``--feature-gates``."""
-    waiting: ContainerWaiting | None = None  # of its first container that cannot start
+    waiting: ContainerWaiting | None = None  # its first container that cannot start
     tolerated: frozenset[str] = frozenset()  # keys of the taints that it names and tolerates
     is_unlisted: bool = False
     """Whether kubelet lists it and the API does not, so that it cannot be evicted."""

@@ -21,7 +21,7 @@ Counts = tuple[int, ...]
 """Numbers of compute instances of 1, 2, ... slices, up to the slices of the GPU instance."""
 
 Spans = tuple[model.Placement, ...]
-"""Of compute instances in one GPU instance, in compute slices; or of GPU instances."""
+"""Spans of compute instances in one GPU instance, in compute slices; or of GPU instances."""
 
 _Item = TypeVar("_Item")
 

@@ -23,7 +23,7 @@ _MAX_LISTED = 64  # GPUs, and instances of each
 class NodeUse:
     """The instances in use on a node."""
 
-    at: dt.datetime  # of the observation
+    at: dt.datetime  # when they were observed
     in_use: Mapping[str, frozenset[model.Placement]]
     """GPU instances with a compute instance that a pod or a process uses, by UUID of the GPU; no
     entry if the use is unknown. A span that matches no instance, such as all slices of a GPU

@@ -17,13 +17,13 @@ from mig_manager.core.files import json_text
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
-VERSION = 1  # of the inventory
+VERSION = 1  # version of the inventory
 _MAX_LISTED = 64  # GPUs, models, profiles and instances
 _MAX_SLICE = 1_000  # more than any GPU has: a journal must be readable on GPUs of the future
 _MAX_SLICES = 16  # in the inventory, which is untrusted: the largest GPU has twelve memory slices
 _MAX_MEMORY_GB = 10_000
 _MAX_LETTERS = 80
-_MAX_LETTERS_OF_MESSAGE = 400  # of the driver's answer about an unreachable GPU
+_MAX_LETTERS_OF_MESSAGE = 400  # the driver's answer about an unreachable GPU
 _MAX_NUMBER = 2**32 - 1
 
 

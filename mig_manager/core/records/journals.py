@@ -23,7 +23,7 @@ _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
 must not change the meaning of existing ones."""
 
 _MAX_GPUS = 64
-_MAX_SERVICES = 256  # of the host: a full list, and services that systemd stops with them
+_MAX_SERVICES = 256  # services of the host: a full list, and services that systemd stops with them
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Journal:
     has_plugin: bool = False
     """Whether a device plugin served the node before the pause: one must run again, and the
     journal stays until its devices are verified."""
-    has_dra_driver: bool = False  # the same for NVIDIA's DRA driver
+    has_dra_driver: bool = False  # whether NVIDIA's DRA driver did so
     applied: str = ""
     """The layout before the change, whose label an undo restores."""
     boot_id: str = ""  # the boot in which it was written; empty in version 1
@@ -139,7 +139,7 @@ class Journal:
 
     @property
     def remaining_with_taint(self) -> "Journal":
-        """The same, if the node also stays tainted for the next attempt of a drain."""
+        """The remaining journal, if the node stays tainted for the next attempt of a drain."""
         proof = self.remaining_with_proof
         return dataclasses.replace(proof, hold_taint=self.hold_taint, draining=True)
 

@@ -20,7 +20,7 @@ VERSION = 1
 _HASH_DIGITS = 12
 _MAX_FAILED_CHANGES = 3
 MAX_PROBLEM = 600
-"""Of a failed change and of each GPU's repair, in bytes: the record is an annotation."""
+"""Limit of a failed change and of each GPU's repair, in bytes: the record is an annotation."""
 
 
 class Origin(enum.Enum):
@@ -38,7 +38,7 @@ class Origin(enum.Enum):
 class Verified:
     """The layout that was verified for a request."""
 
-    config_hash: str  # of the layout; empty: unknown, and any content counts as the same
+    config_hash: str  # hash of the layout; empty: unknown, and any content counts as the same
     is_from_owner: bool = False  # whether the owner is known to have written the layout
     is_as_applied: bool = False
     """Whether GPUs as in ``RequestRecord.applied`` have it; not if its content has changed without
@@ -86,14 +86,14 @@ class Applied:
 class FailedChanges:
     """The changes to a layout that failed after they had evicted pods."""
 
-    config_hash: str  # of the layout
+    config_hash: str  # hash of the layout
     boot_id: str
-    reason: errors.Reason  # of the last failure
+    reason: errors.Reason  # reason of the last failure
     problem: str  # the last failure, as part of a sentence
     count: int = 1
 
     def may_evict(self, config_hash: str, boot_id: str) -> bool:
-        """Check whether to evict pods once more; other content or a reboot may be the remedy."""
+        """Return whether to evict pods once more; other content or a reboot may be the remedy."""
         is_same = (self.config_hash, self.boot_id) == (config_hash, boot_id)
         return not is_same or self.count < _MAX_FAILED_CHANGES
 
@@ -103,7 +103,7 @@ class RequestRecord:
     """A request, and its progress."""
 
     config: str
-    annotation_hash: str = ""  # of the annotation with the layout; empty for other layouts
+    annotation_hash: str = ""  # hash of the annotation with the layout; empty for other layouts
     origin: Origin = Origin.LABEL
     may_evict: bool = True
     verified: Verified | None = None  # None: no layout was verified since this was requested

@@ -25,7 +25,9 @@ class RunStatus:
 
     config: str
     config_hash: str  # hash of the layout's meaning; empty until the layout is resolved
-    origin: str = ""  # of the layout: its place in a file, or for which GPUs it was generated
+    origin: str = (
+        ""  # origin of the layout: its place in a file, or for which GPUs it was generated
+    )
     is_from_owner: bool = False  # whether the owner wrote the layout; not published
     state: model.State
     phase: model.Phase
@@ -132,8 +134,8 @@ class PublishedStatus:
     is_retried: bool  # whether the agent retries without a change
     is_rebooted: bool
     unreachable: tuple[str, ...]  # unreachable GPUs, in words
-    origin: str = ""  # of the layout
-    annotation_hash: str = ""  # of the annotation with the layout; empty for other layouts
+    origin: str = ""  # origin of the layout
+    annotation_hash: str = ""  # hash of the annotation with the layout; empty for other layouts
 
     @property
     def at(self) -> dt.datetime | None:

@@ -19,7 +19,7 @@ JOURNAL_SUFFIX = _JOURNAL_FILE.stem
 LAYOUT_SUFFIX = _LAYOUT_FILE.stem
 """Suffixes of the files that a simulated node has beside its state."""
 _SIMULATE_VARIABLES = "MIG_MANAGER_SIMULATE", "MIG_MANAGER_SIMULATE_STATE"
-_LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")  # of ld.so(8)
+_LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")  # variables of ld.so(8)
 _GPUS, _FILES = "GPUs", "files"
 DEBUG = options.Option(
     name="debug",

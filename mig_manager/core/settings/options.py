@@ -16,7 +16,7 @@ from typing import Any
 from mig_manager import errors
 
 PREFIX = "MIG_MANAGER_"
-"""Of our variables of the environment, before the option's name in capitals."""
+"""Prefix of our variables of the environment, before the option's name in capitals."""
 OPTIONS = "options"  # the heading in help of options without a group
 
 FILE = "FILE"
