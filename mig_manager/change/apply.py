@@ -219,7 +219,7 @@ class _LockedChange:
     """One change, under the lock."""
 
     deps: local.LocalDependencies
-    name: str  # of the target, in lock and journal
+    name: str  # name of the target, in lock and journal
     target: _Target
     points: hook_points.HookPoints
     journal: local.LocalJournal
@@ -284,7 +284,7 @@ class _LockedChange:
         gpus: model.ObservedGpus,
         processes: Callable[[], plans.Processes],
     ) -> bool:
-        """Check whether pods or processes prevent the rollback of a GPU."""
+        """Return whether pods or processes prevent the rollback of a GPU."""
         try:
             self.deps.pods.require_unused(
                 clients.affected_ids(steps.Plan(gpus=(plan,)), gpus.only({plan.gpu_uuid}))

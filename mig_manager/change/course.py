@@ -17,10 +17,10 @@ from mig_manager.core.acceptance import stages
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_recovery
 
-NAME = "acceptance"  # of the layout in the journal
+NAME = "acceptance"  # name of the layout in the journal
 _KILLED_AFTER = 2  # steps
 _CANNOT_RESET = {errors.Reason.NOT_SUPPORTED, errors.Reason.REBOOT_REQUIRED}
-"""Of virtual machines."""
+"""Reasons why a virtual machine cannot reset its GPUs."""
 _NO_MIG = "MIG mode could not be enabled"
 
 

@@ -28,7 +28,7 @@ class LocalDependencies:
 
     gpus: ports.Gpus
     lock: ports.NodeLock
-    journal: ports.KeptFile  # of a change under way
+    journal: ports.KeptFile  # journal of a change under way
     boot_layout: ports.KeptFile
     clock: timing.Clock
     boot_id: str  # differs after each reboot; empty: unknown

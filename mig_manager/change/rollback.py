@@ -125,7 +125,7 @@ class Rollback:
 
 
 def _is_retried(error: errors.MigManagerError) -> bool:
-    """Check whether to restore again after an error.
+    """Return whether to restore again after an error.
 
     The run itself waits for processes that use instances to be removed. A hung driver costs a
     whole deadline for each attempt, so a later run retries.
