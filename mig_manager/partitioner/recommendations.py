@@ -26,7 +26,7 @@ class Recommendations:
     waited_s: float = 0.0  # by all pods, since the last report
     last: str = ""  # the last recommendation, in words
     reported_s: float = -math.inf
-    began_s: float = 0.0  # of what the next report is about
+    began_s: float = 0.0  # when the time of the next report began
 
     def add(self, change: decisions.NodeChange, summary: str, now_s: float) -> tuple[bool, int]:
         """Add a change; return whether it is new, and the number of its new pods."""

@@ -24,9 +24,9 @@ class ClusterClaims:
     """What the API shows about MIG devices by claims."""
 
     classes: tuple[device_classes.DeviceClass, ...] = ()
-    slices: tuple[claims.Slice, ...] = ()  # of NVIDIA's DRA driver, on all nodes
+    slices: tuple[claims.Slice, ...] = ()  # slices of NVIDIA's DRA driver, on all nodes
     allocated: tuple[frozenset[claims.Device], ...] | None = ()
-    """Of each ResourceClaim; None: claims cannot be read, so any device may have one."""
+    """Devices of each ResourceClaim; None: claims cannot be read, so any device may have one."""
 
 
 def with_claims(

@@ -42,7 +42,7 @@ class NodeChange:
     node: str
     version: str  # ``resourceVersion`` of the node: the write's precondition
     layout: str  # the text of the annotation ``mig-manager.io/layout``
-    content_hash: str  # of the layout, as in the agent's status
+    content_hash: str  # hash of the layout, as in the agent's status
     pods: tuple[demand.Pending, ...]
     """The pods that it makes room for; none: it prepares for likely pods, merges back, withdraws
     a failed request, or destroys idle instances of GPUs on hold."""

@@ -93,7 +93,7 @@ class Needs:
 
     @functools.cached_property
     def devices(self) -> model.Devices:
-        """The same, largest first."""
+        """The profiles, largest first."""
         return model.in_order(self.profiles)
 
     @functools.cached_property

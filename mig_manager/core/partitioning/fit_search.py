@@ -39,7 +39,7 @@ class GpuClass:
     in_use: frozenset[model.Placement] | None  # None: unknown
     empty: GpuFacts  # without their instances
     devices: tuple[model.Profile, ...]
-    used: tuple[model.Profile, ...]  # of the devices in use
+    used: tuple[model.Profile, ...]  # profiles of the devices in use
     states: dict[frozenset[model.Profile], GpuFacts | None] = dataclasses.field(
         default_factory=dict
     )
@@ -72,7 +72,7 @@ class FitSearch:
     def __init__(self) -> None:
         self._capacities: dict[tuple[model.GpuInstanceProfile, ...], placement.Capacity] = {}
         self._last: tuple[tuple[model.GpuInstanceProfile, ...], placement.Capacity] | None = None
-        """Of the last GPU: all GPUs of a node have one object, whose hash takes long."""
+        """Capacity of the last GPU: all GPUs of a node have one object, whose hash takes long."""
         self._classes: dict[tuple[object, ...], GpuClass] = {}
         self._states: dict[tuple[object, ...], GpuFacts] = {}
         self._most: dict[model.Profile, dict[GpuFacts, int]] = {}

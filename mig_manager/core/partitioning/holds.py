@@ -20,7 +20,7 @@ from mig_manager.core.partitioning import batches, fit_search, node_sets
 _EARLY_S = 20.0
 """How long a pod waits without room before GPUs are on hold for it while much is free."""
 _LATE_S = 600.0
-"""The same in a busy cluster."""
+"""How long it waits in a busy cluster."""
 _TIMEOUT_S = 1800.0
 """How long GPUs are on hold for one pod, and how long it then gets none."""
 _FREE_SHARE = 0.15

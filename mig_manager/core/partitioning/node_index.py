@@ -17,7 +17,7 @@ class NodeFacts:
 
     node: partitioned.PartitionedNode  # in the state from which it was derived
     gpus: node_room.ChangeableGpus
-    empty: tuple[fit_search.GpuFacts, ...]  # of all its GPUs without their instances
+    empty: tuple[fit_search.GpuFacts, ...]  # all its GPUs without their instances
     devices: Mapping[model.Profile, int]
     available: Mapping[str, int]
 

@@ -38,7 +38,7 @@ class PodLimit:
     slices: int  # memory slices that new devices can use, and those of idle devices for pods
     idle: int  # devices that the scheduler can give to pods
     sizes: Sequence[int]  # slices that a pod uses at least, by group
-    smallest: int  # of the devices of all pods
+    smallest: int  # smallest of the devices of all pods
 
     def most(self, served: int, used: int) -> int:
         """Return how many pods can be served, given served pods and the slices that they use.

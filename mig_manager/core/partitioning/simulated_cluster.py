@@ -56,7 +56,7 @@ class SimulatedPod:
     """A pod, and when and how long it runs; seconds since the begin of the simulation."""
 
     pod: demand.Pending
-    at_s: float  # of its creation
+    at_s: float  # when it is created
     run_s: float
 
 
@@ -66,7 +66,7 @@ class SimulatedCluster:
 
     nodes: Sequence[partitioned.PartitionedNode]  # without pods
     scheduler: Scheduler
-    seed: int  # of what the scheduler and kubelet choose at random
+    seed: int  # for what the scheduler and kubelet choose at random
     begin: dt.datetime
     times: SimulatedTimes = dataclasses.field(default_factory=SimulatedTimes)
     base: Mapping[str, Mapping[str, model.DesiredGpu]] = dataclasses.field(default_factory=dict)
