@@ -44,7 +44,7 @@ class Observation:
     plan: steps.Plan | None
     """The changes that the layout needs; None: it could not be planned."""
     error: errors.Reason | None = None
-    message: str = ""  # of the error
+    message: str = ""  # message of the error
     is_unchanged: bool | None = None
     """Without a plan: whether the GPUs have the instances that they were verified with; None:
     unknown, or no GPU was observed."""
@@ -118,7 +118,7 @@ class DriftMemory:
     is_unknown: bool = False  # whether it is published that no GPU can be observed
     is_drifted: bool = False
     description: str = ""
-    """Of the drift, by the last check or a run; empty: no drift is published."""
+    """Words for the drift, by the last check or a run; empty: no drift is published."""
     drifted_devices: Hashable = None
     """The devices at the last check that found a drift."""
     has_phantoms: bool = False
@@ -258,7 +258,7 @@ def _is_suspect(
     observation: Observation,
     node: node_object.NodeView,
 ) -> bool:
-    """Check whether the plugin may advertise other devices than the active layout has."""
+    """Return whether the plugin may advertise other devices than the active layout has."""
     gpus, applied = observation.gpus, job.journal.record.applied
     # The same instances may have another place.
     differs = applied is None or not applied.has_same(gpus)

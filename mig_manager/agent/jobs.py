@@ -28,7 +28,7 @@ class Request:
     custom: custom_layouts.Custom | None = None
     """The content of ``custom``; None for other layouts."""
     annotation_hash: str = ""
-    """Of ``custom`` where its content is not needed, because nothing is applied."""
+    """Hash of ``custom`` where its content is not needed, because nothing is applied."""
     is_new: bool = False
     """Whether label or annotation have changed since the last run."""
     may_evict: bool = True
@@ -90,7 +90,7 @@ class AttemptMemory:
         self.stopped_services -= {name}
 
     def may_remove_phantoms(self, now_s: float) -> bool:
-        """Check whether to request a removal: waits check more often, and each is a request."""
+        """Return whether to request a removal: waits check more often, and each is a request."""
         return now_s >= self._removal_refused_s + _REFUSAL_PAUSE_S
 
     def note_refused_removal(self, now_s: float) -> None:

@@ -144,7 +144,7 @@ class Reconciler:
         return view
 
     def _is_change_put_back(self, view: node_object.NodeView) -> bool:
-        """Check whether another program put back a change that this agent has ended."""
+        """Return whether another program put back a change that this agent has ended."""
         return self._is_run_open(view) or (
             self._attempts.journal.is_empty and recovery.shows_change(view)
         )
@@ -243,7 +243,7 @@ class Reconciler:
                 _log.info("recovery_waits", error=error.message)
 
     def _is_run_open(self, view: node_object.NodeView) -> bool:
-        """Check whether the node shows a run under way, or is kept from workloads by one."""
+        """Return whether the node shows a run under way, or is kept from workloads by one."""
         is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
         keeps_pods_away = self._attempts.journal.keeps_pods_away
         return is_under_way or keeps_pods_away or well_known.HOLD_TAINT in view.taint_keys

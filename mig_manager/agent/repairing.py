@@ -39,7 +39,7 @@ class Decision:
 
     @property
     def uuids(self) -> list[str]:
-        """Of the GPUs to repair."""
+        """UUIDs of the GPUs to repair."""
         return [gpu.uuid for gpu in self.gpus]
 
 

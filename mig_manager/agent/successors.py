@@ -22,7 +22,7 @@ class Successors:
     _removed: set[str] = dataclasses.field(default_factory=set)
     """The controllers of the pods that were evicted or deleted."""
     _returned: set[str] = dataclasses.field(default_factory=set)
-    """Those whose successors were evicted or deleted here as well."""
+    """Controllers whose successors were evicted or deleted here as well."""
 
     def begin(self, pods: Iterable[pod_object.Pod]) -> None:
         """Note the node's pods, when the first attempt begins."""
@@ -30,11 +30,11 @@ class Successors:
             self._first = frozenset(pod.uid for pod in pods)
 
     def is_new(self, pod: pod_object.Pod) -> bool:
-        """Check whether a pod was not on the node at the start."""
+        """Return whether a pod was not on the node at the start."""
         return self._first is not None and pod.uid not in self._first
 
     def include(self, pod: pod_object.Pod) -> bool:
-        """Check whether a pod follows one of its controller that was evicted or deleted."""
+        """Return whether a pod follows one of its controller that was evicted or deleted."""
         return self.is_new(pod) and pod.controller in self._removed
 
     def note_removed(self, pod: pod_object.Pod) -> None:

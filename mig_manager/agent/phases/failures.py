@@ -21,7 +21,7 @@ _MID_CHANGE = (
 
 
 def is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:
-    """Check whether to leave a change as it is, because the API does not answer for the moment.
+    """Return whether to leave a change as it is, because the API does not answer for the moment.
 
     A rollback would cost a second change of the GPUs, and a failure would be published only to be
     replaced by the next attempt.
@@ -76,13 +76,13 @@ def note_costs(job: jobs.Job, error: errors.MigManagerError) -> None:
 
 
 def _is_of_api(error: errors.MigManagerError) -> bool:
-    """Check whether the API refuses or fails, which may pass; kubelet does not count."""
+    """Return whether the API refuses or fails, which may pass; kubelet does not count."""
     is_of_kubelet = isinstance(error, errors.KubeletError)
     return isinstance(error, errors.ClusterError) and not is_of_kubelet
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:
-    """Check whether not to retry after a temporary error.
+    """Return whether not to retry after a temporary error.
 
     If devices to be destroyed are in use, the program that chose an on-demand layout chooses
     another. A GPU client that does not stop in time is not the layout's fault.

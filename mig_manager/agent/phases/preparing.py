@@ -50,7 +50,7 @@ class PlannedChange:
     busy: frozenset[str] = frozenset()
     """The devices in use, which any plan of this change destroys last."""
     ending: frozenset[str] = frozenset()
-    """Those of them that only terminating pods have: it destroys them before the others."""
+    """The used devices that only terminating pods have: they are destroyed before the others."""
     services: tuple[str, ...] = ()
     """The host's services that the owner lists."""
 

@@ -15,7 +15,7 @@ _log = structlog.get_logger()
 
 
 def may_help(job: jobs.Job, error: errors.MigManagerError) -> bool:
-    """Check whether a reboot can help after an error, is allowed, and was not done before.
+    """Return whether a reboot can help after an error, is allowed, and was not done before.
 
     It helps if a GPU's new MIG mode is pending, or a process prevents a reset.
     """

@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 
 def shows_change(view: node_object.NodeView) -> bool:
-    """Check whether the Node has the journal or the taint of a change."""
+    """Return whether the Node has the journal or the taint of a change."""
     return (
         well_known.JOURNAL_ANNOTATION in view.annotations
         or well_known.HOLD_TAINT in view.taint_keys
@@ -64,7 +64,7 @@ def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Jo
 
 
 def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
-    """Check whether the journal on the Node has ended, although its copy on the host remains."""
+    """Return whether the journal on the Node has ended, although its copy on the host remains."""
     published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     if published is None:
         return view.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
@@ -132,7 +132,7 @@ def resume_unlisted(shared: jobs.Shared, view: node_object.NodeView) -> bool:
 
 
 def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
-    """Check whether the run ended and its snapshot only waits for an unreachable GPU."""
+    """Return whether the run ended and its snapshot only waits for an unreachable GPU."""
     published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     return journal.has_nothing_to_undo or (
         status.was_active(published) and journal.has_at_most_snapshot
@@ -190,7 +190,7 @@ def is_possible(
     now: Sequence[model.Gpu],
     snapshot: Sequence[model.GpuSnapshot],
 ) -> bool:
-    """Check whether a snapshot can be restored without taking a device from a pod.
+    """Return whether a snapshot can be restored without taking a device from a pod.
 
     Raises:
         ClusterError: The API refused or does not answer, or kubelet does not.

@@ -190,7 +190,7 @@ def note_content(job: jobs.Job, resolved: Resolved, gpus: model.ObservedGpus) ->
 
 
 def is_about_file(job: jobs.Job, error: errors.MigManagerError) -> bool:
-    """Check whether an error is that the file is unusable or lacks the layout."""
+    """Return whether an error is that the file is unusable or lacks the layout."""
     return error.reason in _ABOUT_FILE and job.request.custom is None
 
 

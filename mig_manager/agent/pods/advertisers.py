@@ -27,13 +27,13 @@ class Advertiser(Protocol):
     deploy_label: str
 
     def owns(self, pod: pod_object.Pod) -> bool:
-        """Check whether a pod is of this program."""
+        """Return whether a pod is of this program."""
 
     def was_paused(self, entries: journals.Journal) -> bool:
-        """Check whether it served the node before it was paused."""
+        """Return whether it served the node before it was paused."""
 
     def is_awaited(self, job: jobs.Job) -> bool:
-        """Check whether it must serve the node again, even without a pod now.
+        """Return whether it must serve the node again, even without a pod now.
 
         With its deploy label the owner can say that it must not.
         """
@@ -53,7 +53,7 @@ class Advertiser(Protocol):
         """
 
     def is_stale(self, job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
-        """Check whether a ready pod advertises outdated devices."""
+        """Return whether a ready pod advertises outdated devices."""
 
     def why_refused(
         self, job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: Pods
@@ -69,7 +69,7 @@ class Advertiser(Protocol):
 
 
 def is_any_ready(pods: Iterable[pod_object.Pod]) -> bool:
-    """Check whether a pod is ready and not terminating."""
+    """Return whether a pod is ready and not terminating."""
     return any(pod.is_ready and not pod.is_terminating for pod in pods)
 
 

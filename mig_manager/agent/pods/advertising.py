@@ -59,7 +59,7 @@ class Paused:
 
 
 def is_advertiser(pod: pod_object.Pod) -> bool:
-    """Check whether a pod is the device plugin or the DRA driver."""
+    """Return whether a pod is the device plugin or the DRA driver."""
     return any(each.owns(pod) for each in ALL)
 
 

@@ -61,7 +61,7 @@ class DevicePlugin(advertisers.Advertiser):
         )
 
     def is_stale(self, job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
-        """Check whether a ready plugin advertises outdated devices.
+        """Return whether a ready plugin advertises outdated devices.
 
         An unhealthy device does not count: a new plugin would report it again.
         """
@@ -72,7 +72,7 @@ class DevicePlugin(advertisers.Advertiser):
     def contradicts_label(
         self, job: jobs.Job, gpus: Sequence[model.Gpu], pods: advertisers.Pods
     ) -> bool:
-        """Check whether a ready plugin of unknown strategy has other devices than the label says.
+        """Return whether a ready plugin of unknown strategy has other devices than the label says.
 
         The label of GPU feature discovery may be of the strategy before a new plugin config, so
         this is a reason for one restart, and for no failure.
@@ -208,7 +208,7 @@ def unknown_plugin(job: jobs.Job, gpus: Sequence[model.Gpu]) -> errors.NotReadyE
 
 
 def is_being_replaced(job: jobs.Job, node: node_object.NodeView) -> bool:
-    """Check whether a plugin ran until recently: its DaemonSet may be replacing its pod.
+    """Return whether a plugin ran until recently: its DaemonSet may be replacing its pod.
 
     Kubelet keeps a stopped plugin's devices for five minutes, all of them unhealthy
     (``endpointStopGracePeriod`` of its device manager). A deploy label that keeps the plugin away

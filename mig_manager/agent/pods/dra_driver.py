@@ -66,7 +66,7 @@ class DraDriver(advertisers.Advertiser):
         return ""
 
     def is_expected(self, job: jobs.Job, pods: Iterable[pod_object.Pod]) -> bool:
-        """Check whether it belongs on the node, even without a pod now.
+        """Return whether it belongs on the node, even without a pod now.
 
         A device allocated by a ResourceClaim proves it: only a driver allocates those.
         """
@@ -84,7 +84,7 @@ class DraDriver(advertisers.Advertiser):
 
 
 def has_ready(pods: Iterable[pod_object.Pod]) -> bool:
-    """Check whether a DRA driver pod is ready; without one, no pod with a claim can end."""
+    """Return whether a DRA driver pod is ready; without one, no pod with a claim can end."""
     return advertisers.is_any_ready(filter(claims.is_driver, pods))
 
 
@@ -100,7 +100,7 @@ def remedy_if_kept_away(job: jobs.Job) -> str:
 
 
 def _is_deployed(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> bool:
-    """Check whether it has a pod, or a label deploys it or did so before it was paused."""
+    """Return whether it has a pod, or a label deploys it or did so before it was paused."""
     if any(map(claims.is_driver, pods)):
         return True
     return well_known.is_deployed(job.deps.node.latest().labels.get(claims.DEPLOY_LABEL))

@@ -104,7 +104,7 @@ class Evictions:
         return is_rolling and bool(self._round.spent)
 
     def is_any_ready(self, remaining: Iterable[pod_object.Pod]) -> bool:
-        """Check whether a pod can be evicted or deleted now."""
+        """Return whether a pod can be evicted or deleted now."""
         is_time = self.job.deps.clock.monotonic() >= self._round.next_s
         return is_time and any(map(self._is_pending, remaining))
 
@@ -386,7 +386,7 @@ def why_not_evictable(pod: pod_object.Pod) -> str:
 
 
 def are_evictable_or_ending(pods: Iterable[pod_object.Pod]) -> bool:
-    """Check whether all pods may leave during a drain that has evicted a pod.
+    """Return whether all pods may leave during a drain that has evicted a pod.
 
     A pod that only kubelet lists since then was deleted by force, and ends like the others.
     """

@@ -67,7 +67,7 @@ def is_any_new(
     *,
     max_s: float = math.inf,
 ) -> bool:
-    """Check whether kubelet may not have had the time to list the devices of a pod yet.
+    """Return whether kubelet may not have had the time to list the devices of a pod yet.
 
     Args:
         pods: The pods without a listed device.
