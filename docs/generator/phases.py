@@ -16,7 +16,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
-from tests.node import fakes, scenes
+from tests.node import agents, fakes, nodes, strikes
 from tests.pipeline import swept_changes
 
 Move = tuple[model.Phase, model.Phase]
@@ -111,7 +111,7 @@ def _play(
         try:
             # An end that could not be published is for the next run.
             with contextlib.suppress(errors.ClusterError):
-                scenes.reconciler(node).run(layout, request)
+                agents.reconciler(node).run(layout, request)
         except errors.Superseded:
             recorder.record()
             recorder.superseded()
@@ -121,7 +121,7 @@ def _play(
 def _with_every_call_failing(change: swept_changes.Change, story: Story) -> None:
     for index, call in enumerate(change.calls()):
         node = change.make()
-        node.failing = {index: scenes.broken(call)}
+        node.failing = {index: strikes.broken(call)}
         _play(node, change.layout, story)
         # The next run undoes what this one could not. ``recovered`` has those without an outcome.
         node.failing = {}
@@ -140,19 +140,19 @@ def _killed_everywhere(change: swept_changes.Change, story: Story) -> None:
     for index in range(len(change.calls())):
         for requested in (change.layout, _OTHER_LAYOUT):
             node = change.make()
-            node.failing = {index: scenes.Killed()}
-            with contextlib.suppress(scenes.Killed):
+            node.failing = {index: strikes.Killed()}
+            with contextlib.suppress(strikes.Killed):
                 change.run(node)
             node.failing = {}
             with _recorded(node, story):
-                successor = scenes.reconciler(node)
+                successor = agents.reconciler(node)
                 successor.recover(requested)
             with _recorded(node, story):
                 successor.run(requested, fakes.FakeRequest(node.clock, replaced=False))
 
 
 def _rebooting_node(*, comes_down: bool) -> fakes.NodeRig:
-    node = scenes.node()
+    node = nodes.node()
     node.driver.mode_waits = node.host.may_reboot = True
     if not comes_down:
         node.host.reboot_refusal = "a person is logged in"
@@ -165,10 +165,10 @@ def _rebooted(story: Story) -> None:
     request = fakes.FakeRequest(node.clock, replaced=False)
     request.ends_when = lambda: node.host.reboots > 0
     with _recorded(node, story), contextlib.suppress(errors.Superseded):
-        scenes.reconciler(node).run("all-1g.5gb", request)
+        agents.reconciler(node).run("all-1g.5gb", request)
     node.restart_machine()
     with _recorded(node, story):
-        successor = scenes.reconciler(node)
+        successor = agents.reconciler(node)
         successor.recover("all-1g.5gb")
         successor.run("all-1g.5gb", fakes.FakeRequest(node.clock, replaced=False))
 
@@ -176,12 +176,12 @@ def _rebooted(story: Story) -> None:
 def _refused(story: Story) -> None:
     """Play what no scene has: layouts that cannot be had, and what is right already."""
     for layout in ("no-such-layout", "too-much", "no-such-profile", "other-gpu"):
-        _play(scenes.busy_node(), layout, story)
-    _play(scenes.node(layout="all-1g.5gb"), "all-1g.5gb", story)
-    guarded = scenes.busy_node()
+        _play(nodes.busy_node(), layout, story)
+    _play(nodes.node(layout="all-1g.5gb"), "all-1g.5gb", story)
+    guarded = nodes.busy_node()
     guarded.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
     _play(guarded, "one-slice-changed", story)
-    silent = scenes.busy_node()
+    silent = nodes.busy_node()
     silent.plugin.is_broken = True
     _play(silent, "one-slice-changed", story)
     _play(_rebooting_node(comes_down=False), "all-1g.5gb", story)
@@ -211,7 +211,7 @@ class _Queue:
 def _queued(story: Story) -> None:
     """Play a node that waits for a slot: it gets one, is forbidden it, or is superseded."""
     for is_forbidden, superseded_at in ((False, None), (True, None), (False, 1)):
-        node = scenes.busy_node()
+        node = nodes.busy_node()
         node.slots = _Queue(is_forbidden=is_forbidden)
         _play(node, "one-slice-changed", story, superseded_at=superseded_at)
 

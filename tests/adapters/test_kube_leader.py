@@ -14,7 +14,7 @@ from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import api_objects
 from tests.kit.mortal_api import MortalApi
-from tests.node import fakes, scenes
+from tests.node import fakes, strikes
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-partitioner"
@@ -311,7 +311,7 @@ def test_replica_killed_at_any_request_leaves_a_usable_lease(
         first, second = rig.replica("a"), rig.replica("b")
         mortal = rig.clients[-2]
         mortal.kill_at, mortal.is_sent = kill_at, is_sent
-        with structlog.testing.capture_logs(), pytest.raises(scenes.Killed):
+        with structlog.testing.capture_logs(), pytest.raises(strikes.Killed):
             campaign_until_killed(rig, first, mortal)
 
         rig.pass_time(DURATION_S + 2 * RENEW_S, second)

@@ -25,7 +25,7 @@ from tests.kit.watch_rig import (
     label,
     wait_for_watch,
 )
-from tests.node import driver_rules, fakes, knobs, scenes
+from tests.node import agents, driver_rules, fakes, knobs
 
 server, kube = watch_rig.server, watch_rig.kube
 
@@ -279,7 +279,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     usage = gpu_use.Usage(pods=workloads.list(), assigned=None, known_ids=destroyed)
     waiting.until(lambda: workloads.from_watch() is not None, "the watch of pods")
 
-    job = scenes.job(
+    job = agents.job(
         rig, settings.Limits(drain_timeout_s=30), fakes.FakeRequest(clock), workloads=workloads
     )
     order = orders.Order(affected=destroyed, rights=orders.Evict())

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.change import apply, pod_use
 from mig_manager.core import ports, steps
 from mig_manager.core.files import checkpoint
-from tests.node import applying_rig, samples, scenes
+from tests.node import applying_rig, nodes, samples
 from tests.node.applying_rig import is_creation
 
 STEPS = {
@@ -24,7 +24,7 @@ POINTS = ("start", "mode", "config", "exit")
 class Played(applying_rig.ApplyingNode):
     """A node with a layout, and all that happened on it since, in order."""
 
-    def __init__(self, layout: str, hooks: str = scenes.HOOKS) -> None:
+    def __init__(self, layout: str, hooks: str = nodes.HOOKS) -> None:
         super().__init__(layout)
         self.hooks.text = hooks
         self.on_step = self.note
@@ -173,7 +173,7 @@ def test_failing_change_is_undone_before_the_last_point() -> None:
 @pytest.mark.parametrize(
     ("layout", "hooks", "error", "message"),
     [
-        ("too-much", scenes.HOOKS, errors.LayoutError, "fit"),
+        ("too-much", nodes.HOOKS, errors.LayoutError, "fit"),
         (
             "wanted",
             "hooks: {pre-apply: []}",
@@ -241,8 +241,8 @@ def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
 @pytest.mark.parametrize(
     ("hooks", "last_before", "happened"),
     [
-        (scenes.HOOKS, "start", ["start", "exit"]),
-        (scenes.HOOKS, "MODE", ["start", "mode", "MODE", "exit"]),
+        (nodes.HOOKS, "start", ["start", "exit"]),
+        (nodes.HOOKS, "MODE", ["start", "mode", "MODE", "exit"]),
         (
             "hooks: {apply-start: [{command: a}, {command: b}], apply-exit: [{command: c}]}",
             "a",
@@ -268,7 +268,7 @@ def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
     played = Played("before", "")
     assert played.cut_off("wanted", at=3)
-    played.hooks.text = scenes.HOOKS
+    played.hooks.text = nodes.HOOKS
     played.hooks.broken = {"start"}
 
     with pytest.raises(errors.HostError, match="was left unfinished and is undone now"):
@@ -370,7 +370,7 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
 def test_a_refusal_that_undoes_a_killed_change_claims_no_unchanged_gpus() -> None:
     played = Played("before", "")
     assert played.cut_off("wanted", at=3)
-    played.hooks.text = scenes.HOOKS
+    played.hooks.text = nodes.HOOKS
     kept = frozenset(uuid for gpu in played.gpus for uuid in gpu.mig_uuids)
     played.add_pod("train", devices=kept)
 
@@ -381,7 +381,7 @@ def test_a_refusal_that_undoes_a_killed_change_claims_no_unchanged_gpus() -> Non
 
 
 @pytest.mark.parametrize(
-    ("hooks", "is_changed"), [(scenes.HOOKS, True), ("", False)], ids=["by a hook", "by itself"]
+    ("hooks", "is_changed"), [(nodes.HOOKS, True), ("", False)], ids=["by a hook", "by itself"]
 )
 @pytest.mark.parametrize("has_socket", [True, False], ids=["silent", "without a socket"])
 def test_a_kubelet_that_stops_ends_the_change_unless_a_hook_stopped_it(

@@ -7,7 +7,7 @@ from mig_manager.change import local
 from mig_manager.core import steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
-from tests.node import gpu_values, scenes
+from tests.node import gpu_values, strikes
 from tests.node.applying_rig import ApplyingNode, is_creation, once
 
 
@@ -119,7 +119,7 @@ def no_files() -> Exception:
     return errors.HostError("nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED)
 
 
-@pytest.mark.parametrize("failure", [no_files(), scenes.Killed()])
+@pytest.mark.parametrize("failure", [no_files(), strikes.Killed()])
 @pytest.mark.parametrize("is_undone", [False, True])
 def test_outdated_device_files_are_refreshed_by_the_next_apply(
     node: ApplyingNode, failure: Exception, *, is_undone: bool
@@ -127,7 +127,7 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     if is_undone:
         node.fails = once(is_creation)
     node.refusing["refresh_files"] = failure
-    with pytest.raises((errors.MigManagerError, scenes.Killed)):
+    with pytest.raises((errors.MigManagerError, strikes.Killed)):
         node.change_to("wanted")
     changed = node.shape
 

@@ -19,7 +19,7 @@ from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests import changes
 from tests.kit import nvml_codes
-from tests.node import fakes, judging, scenes, simulated_rig
+from tests.node import agents, fakes, judging, simulated_rig
 
 
 class Scenario(NamedTuple):
@@ -102,7 +102,7 @@ class StruckNode:
         if self.scenario.is_busy:
             rig.occupy()
         text = changes.document(changes.LAYOUTS)
-        self._pipeline = scenes.reconciler(rig, text, gpus=self.gpus)
+        self._pipeline = agents.reconciler(rig, text, gpus=self.gpus)
 
     def run(self, layout: str = "", *, listen: Listen = structlog.testing.capture_logs) -> Ended:
         """Run the pipeline once; no log line may have a traceback."""

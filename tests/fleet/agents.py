@@ -18,7 +18,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 from tests import api_objects
-from tests.node import fakes, scenes
+from tests.node import agents, fakes
 from tests.stage import in_process
 
 NAMESPACE = "mig-manager"
@@ -66,7 +66,7 @@ def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]
         "settings": settings.AgentSettings.read(named | options, {}),
         "gpus": rig.hardware,
         "allocations": rig.allocations,
-        "configs": fakes.FakeConfig(scenes.CONFIG),
+        "configs": fakes.FakeConfig(agents.CONFIG),
         "processes": None,
         "overrides": main.Overrides(watch_times=_WATCH_TIMES, watches_files=False),
     }

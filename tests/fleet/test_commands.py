@@ -19,7 +19,7 @@ from tests import api_objects, changes, waiting
 from tests.fleet import agents, census, standins
 from tests.kit import commandline
 from tests.kit.commandline import Answer
-from tests.node import scenes
+from tests.node import agents as node_agents
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"
@@ -86,7 +86,7 @@ class RolloutRig:
         self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
 
     def serve_config(
-        self, place: str = "mig-manager/mig-manager-config", text: str = scenes.CONFIG
+        self, place: str = "mig-manager/mig-manager-config", text: str = node_agents.CONFIG
     ) -> None:
         self.server.store.create(api_objects.a_config_map(text, place))
 
@@ -161,9 +161,9 @@ def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
     rig: RolloutRig, tmp_path: pathlib.Path
 ) -> None:
     file = tmp_path / "layouts.yaml"
-    file.write_text(scenes.CONFIG)
+    file.write_text(node_agents.CONFIG)
     rig.apply(LAYOUT, rig.names)
-    layout = config.parse(scenes.CONFIG, source="").layout(LAYOUT)
+    layout = config.parse(node_agents.CONFIG, source="").layout(LAYOUT)
     for name, content_hash in (("node-000", layout.content_hash), ("node-001", "0" * 12)):
         status = json.loads(rig.metadata(name)["annotations"][well_known.STATUS_ANNOTATION])
         status |= {"configHash": content_hash}
@@ -382,7 +382,7 @@ def test_a_named_source_overrides_a_variable_for_the_other_source(
 ) -> None:
     rig.serve_config()
     file = tmp_path / "layouts.yaml"
-    file.write_text(scenes.CONFIG)
+    file.write_text(node_agents.CONFIG)
     source = (word.replace("FILE", str(file)) for word in argv)
     variables = {f"MIG_MANAGER_{name}": value for name, value in variable.items()}
 
@@ -476,7 +476,7 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     total = "0 unchanged, 1 fits, 1 does not fit, 3 unknown. Pods: 1 evicted."
     assert f"{total} Nothing was changed." in " ".join(text.split())
     file = tmp_path / "config.yaml"
-    file.write_text(scenes.CONFIG.replace(LAYOUT, "own"))
+    file.write_text(node_agents.CONFIG.replace(LAYOUT, "own"))
     own = rig.roll("own", "--dry-run", "-f", str(file))
     assert [node["verdict"] for node in own.data["nodes"][:2]] == ["fits", "does-not-fit"]
     assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
@@ -510,7 +510,7 @@ def test_a_misspelt_layout_is_answered_with_those_that_nodes_can_have(
 ) -> None:
     file = tmp_path / "config.yaml"
     larger = "  all-1g.45gb: [{devices: all, mig-enabled: true, mig-devices: {1g.45gb: 4}}]\n"
-    file.write_text(f"{scenes.CONFIG.rstrip()}\n{larger}")
+    file.write_text(f"{node_agents.CONFIG.rstrip()}\n{larger}")
     rig.publish_gpus("node-000", "A100-SXM4-40GB")
 
     answer = rig("all-1g.5bg", "-l", "gpu=yes", "--dry-run", "-f", str(file))
@@ -534,7 +534,7 @@ def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rollou
 def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
     rig: RolloutRig,
 ) -> None:
-    rig.serve_config(text=scenes.CONFIG.replace(LAYOUT, well_known.CUSTOM_LAYOUT))
+    rig.serve_config(text=node_agents.CONFIG.replace(LAYOUT, well_known.CUSTOM_LAYOUT))
     gpu = {"nvidia.com/gpu": 1}
     for name, labels in (
         ("node-000", {}),

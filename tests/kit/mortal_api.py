@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.adapters.kubernetes import api
-from tests.node import scenes
+from tests.node import strikes
 
 
 class MortalApi(api.KubeApi):
@@ -33,5 +33,5 @@ class MortalApi(api.KubeApi):
         if self.kill_at is not None and self.count >= self.kill_at:
             if self.is_sent and self.count == self.kill_at:
                 super().answer(request)
-            raise scenes.Killed
+            raise strikes.Killed
         return super().answer(request)

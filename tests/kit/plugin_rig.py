@@ -21,7 +21,7 @@ from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
 from tests import api_objects, programs
 from tests.kit import commandline
-from tests.node import gpu_values, scenes
+from tests.node import agents, gpu_values
 
 BIN = pathlib.Path(sys.executable).parent
 """Where the console scripts are."""
@@ -38,7 +38,7 @@ mig-configs:
     - {device-filter: "0x233010DE", devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}
 """
 
-_DEVICES = {"all-disabled": None, "all-1g.5gb": {"1g.5gb": 7}, "all-balanced": scenes.BALANCED}
+_DEVICES = {"all-disabled": None, "all-1g.5gb": {"1g.5gb": 7}, "all-balanced": agents.BALANCED}
 Object = dict[str, Any]
 
 

@@ -12,7 +12,7 @@ from mig_manager.change import boot, local, pod_use
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts, plans
 from mig_manager.core.records import journals
-from tests.node import fakes, gpu_values, scenes
+from tests.node import fakes, gpu_values, strikes
 
 LAYOUTS_TEXT = """
 version: v1
@@ -120,7 +120,7 @@ class ApplyingNode(fakes.NodeRig):
     def _take(self, step: steps.Step) -> Exception | None:
         self.steps += 1
         if self.steps == self._killed_at:
-            raise scenes.Killed
+            raise strikes.Killed
         self.on_step(step)
         is_refused = self.fails(step)
         return errors.HardwareError("in use", reason=errors.Reason.IN_USE) if is_refused else None
@@ -136,7 +136,7 @@ class ApplyingNode(fakes.NodeRig):
         """Kill the process before a step, counted from 1, if it comes that far."""
         self.steps, self._killed_at = 0, at
         try:
-            with contextlib.suppress(scenes.Killed):
+            with contextlib.suppress(strikes.Killed):
                 yield
         finally:
             self._killed_at = None

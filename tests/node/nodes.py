@@ -1,10 +1,108 @@
-"""Busy nodes in memory that a policy, a GPU client or the driver makes special."""
+"""Nodes in memory: busy ones, and those that a policy, GPU clients or the driver make special."""
 
+import copy
 import dataclasses
+import functools
 
-from mig_manager.core.node import policies, well_known
-from tests.node import fakes
-from tests.node.scenes import busy_node, device, node
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile_name
+from mig_manager.core.node import claims, policies, well_known
+from tests.node import agents, fakes, gpu_values
+
+
+def node(*, layout: str | None = None, gated: bool = True) -> fakes.NodeRig:
+    """Two A100s with a device plugin; ``layout`` is already active."""
+    original = _node(layout=layout, gated=gated)
+    # The GPUs are immutable.
+    return copy.deepcopy(original, {id(original.gpus): original.gpus})
+
+
+@functools.cache
+def _node(*, layout: str | None, gated: bool) -> fakes.NodeRig:
+    product = hardware.find("A100-SXM4-40GB")
+    rig = fakes.NodeRig(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
+    rig.plugin.is_gated = gated
+    if layout:
+        agents.run(rig, layout)
+        rig.forget_past()
+    if gated:
+        rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    if not rig.pods:
+        rig.start_plugin()
+    return rig
+
+
+def device(rig: fakes.NodeRig, gpu: int, profile: str) -> str:
+    """UUID of the first MIG device of a profile."""
+    return next(
+        ci.uuid
+        for gi in rig.gpus[gpu].gpu_instances
+        for ci in gi.compute_instances
+        if str(ci.profile) == profile and ci.uuid
+    )
+
+
+def busy_node() -> fakes.NodeRig:
+    rig = node(layout="all-balanced")
+    rig.add_pod("affected", devices=frozenset({device(rig, 0, "2g.10gb")}))
+    rig.add_pod("spared", devices=frozenset({device(rig, 1, "3g.20gb")}))
+    return rig
+
+
+DRA_MONITORS = tuple(
+    well_known.DEPLOY_LABEL_PREFIX + name for name in ("dcgm-dra", "dcgm-exporter-dra")
+)
+
+
+def dra_node(*, gated: bool = True) -> fakes.NodeRig:
+    """The DRA driver serves the node, and two pods have a device of GPU 0 by a claim."""
+    rig = node(layout="all-1g.5gb")
+    rig.pods.clear()
+    rig.schedulable = {}
+    del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    rig.dra_driver.is_installed, rig.dra_driver.is_gated = True, gated
+    if gated:
+        rig.labels |= dict.fromkeys((claims.DEPLOY_LABEL, *DRA_MONITORS), "true")
+        rig.daemons.deployed |= dict.fromkeys(DRA_MONITORS, True)
+    rig.live()
+    for name, start in (("low", 0), ("high", 6)):
+        rig.add_pod(name, has_claims=True, claimed_ids=frozenset({device_at(rig, start)}))
+    return rig
+
+
+def device_at(rig: fakes.NodeRig, start: int) -> str:
+    """UUID of the MIG device of GPU 0 that begins at a memory slice."""
+    (found,) = (gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == start)
+    return found.compute_instances[0].uuid or ""
+
+
+def hosted_node() -> fakes.NodeRig:
+    """Host services use the GPUs; one of them does not run."""
+    rig = busy_node()
+    rig.host.services |= {"dcgm.service": True, "nvsm.service": True, "off.service": False}
+    return rig
+
+
+HOOKS = """
+version: v1
+hooks:
+  apply-start: [{command: start}]
+  pre-apply-mode: [{command: mode}]
+  pre-apply-config: [{command: config}]
+  apply-exit: [{command: exit}]
+"""
+
+
+def hooked(rig: fakes.NodeRig) -> fakes.NodeRig:
+    rig.hooks.text = HOOKS
+    return rig
+
+
+def add_pod_on_foreign_instances(rig: fakes.NodeRig) -> None:
+    """Create instances outside the layout, and a pod that uses one."""
+    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
+    rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
+    rig.add_pod("foreign", devices=frozenset(rig.gpus[0].mig_uuids))
 
 
 def guarded_node() -> fakes.NodeRig:

@@ -11,7 +11,7 @@ from mig_manager.partitioner import main
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import waiting
-from tests.node import scenes
+from tests.node import strikes
 from tests.partitioner import rig as rigs
 from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
@@ -120,7 +120,7 @@ def test_whatever_request_a_leader_is_killed_at_nothing_is_asked_twice(*, is_sen
             try:
                 rig.pass_time(SOON_S, first, second)
                 has_survived = True
-            except scenes.Killed:
+            except strikes.Killed:
                 pass
             rig.kill(first)
 

@@ -5,7 +5,7 @@ import contextlib
 from mig_manager.agent import loop, outcomes, settings
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
-from tests.node import fakes, inboxes, scenes
+from tests.node import agents, fakes, inboxes
 
 RETRY_S, CHECK_S = 5.0, 60.0
 """The pause before each retry, and between drift checks."""
@@ -52,7 +52,7 @@ def register_again(rig: fakes.NodeRig) -> None:
 
 def live(
     rig: fakes.NodeRig,
-    agent: scenes.AgentInMemory,
+    agent: agents.AgentInMemory,
     configs: fakes.FakeConfig,
     on_pause: inboxes.OnPause,
 ) -> outcomes.Outcome | None:

@@ -12,7 +12,7 @@ import pytest
 from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
 from tests import changes
-from tests.node import fakes, nodes, scenes
+from tests.node import agents, fakes, nodes
 from tests.pipeline.gpus import repairs
 from tests.pipeline.requests import custom_requests
 
@@ -40,7 +40,7 @@ class Change(NamedTuple):
     @property
     def after(self) -> changes.Gpus:
         """The GPUs once the layout is active."""
-        return changes.gpus_with(scenes.LAYOUT if self.custom else self.layout)
+        return changes.gpus_with(agents.LAYOUT if self.custom else self.layout)
 
     @property
     def other(self) -> "End":
@@ -55,16 +55,16 @@ class Change(NamedTuple):
             return End("failed", self.was, self.before)
         return End("success", self.layout, self.after)
 
-    def agent(self, rig: fakes.NodeRig) -> scenes.AgentInMemory:
+    def agent(self, rig: fakes.NodeRig) -> agents.AgentInMemory:
         """Return an agent of the node."""
-        return scenes.reconciler(rig, limits=custom_requests.ON if self.custom else None)
+        return agents.reconciler(rig, limits=custom_requests.ON if self.custom else None)
 
     def run(
-        self, rig: fakes.NodeRig, by: scenes.AgentInMemory | None = None, **options: Any
+        self, rig: fakes.NodeRig, by: agents.AgentInMemory | None = None, **options: Any
     ) -> outcomes.Outcome:
         """Apply the layout, with an agent of its own if none is given."""
         agent = by or self.agent(rig)
-        return scenes.run(rig, self.layout, by=agent, custom=self.custom, **options)
+        return agents.run(rig, self.layout, by=agent, custom=self.custom, **options)
 
     def calls(self) -> list[str]:
         """Return the port calls of an undisturbed run."""
@@ -82,7 +82,7 @@ class End(NamedTuple):
 
 
 def _old_node() -> fakes.NodeRig:
-    rig = scenes.node()
+    rig = nodes.node()
     rig.driver.hides_profiles = True
     return rig
 
@@ -94,22 +94,22 @@ _dra = functools.partial(Change, was="all-1g.5gb", evicted=frozenset({"low", "hi
 
 
 STRUCK_TWICE: Mapping[str, Change] = {
-    "first layout": Change(scenes.node, "all-1g.5gb"),
-    "first layout, hooks": Change(lambda: scenes.hooked(scenes.node()), "all-1g.5gb"),
+    "first layout": Change(nodes.node, "all-1g.5gb"),
+    "first layout, hooks": Change(lambda: nodes.hooked(nodes.node()), "all-1g.5gb"),
     "first layout, profiles hidden": Change(_old_node, "all-1g.5gb"),
-    "one slice": _balanced(scenes.busy_node, "one-slice-changed"),
+    "one slice": _balanced(nodes.busy_node, "one-slice-changed"),
     "one slice, services and hooks": _balanced(
-        lambda: scenes.hooked(scenes.hosted_node()), "one-slice-changed"
+        lambda: nodes.hooked(nodes.hosted_node()), "one-slice-changed"
     ),
-    "mode change": _balanced(scenes.busy_node, "all-disabled-first"),
-    "rollback": _balanced(scenes.busy_node, "one-slice-changed", is_refused=True),
+    "mode change": _balanced(nodes.busy_node, "all-disabled-first"),
+    "rollback": _balanced(nodes.busy_node, "one-slice-changed", is_refused=True),
     "on demand": _balanced(
         custom_requests.idle_node, "custom", custom=custom_requests.ON_DEMAND, evicted=_NOTHING
     ),
     "whole node": _balanced(nodes.whole_node, "one-slice-changed", evicted=_BOTH),
     "monitors": _balanced(nodes.monitored_node, "one-slice-changed"),
     "plugin's config": _balanced(nodes.sharing_node, "one-slice-changed"),
-    "DRA driver": _dra(scenes.dra_node, "all-disabled"),
+    "DRA driver": _dra(nodes.dra_node, "all-disabled"),
     "repair": _balanced(repairs.faulty_node, repairs.LAYOUT, is_repair=True),
     "repair of a silent GPU": _balanced(repairs.stuck_node, repairs.LAYOUT, is_repair=True),
 }
@@ -117,22 +117,22 @@ STRUCK_TWICE: Mapping[str, Change] = {
 
 CHANGES: Mapping[str, Change] = {
     **STRUCK_TWICE,
-    "first layout, plugin without label": Change(lambda: scenes.node(gated=False), "all-1g.5gb"),
+    "first layout, plugin without label": Change(lambda: nodes.node(gated=False), "all-1g.5gb"),
     "first layout, reset": Change(nodes.resetting_node, "all-1g.5gb"),
-    "mode off": _balanced(scenes.busy_node, "all-disabled", evicted=_BOTH),
+    "mode off": _balanced(nodes.busy_node, "all-disabled", evicted=_BOTH),
     "by force": _balanced(nodes.guarded_node, "one-slice-changed"),
     "no eviction": _balanced(nodes.waiting_node, "one-slice-changed"),
     "starting pod": _balanced(nodes.starting_node, "one-slice-changed"),
     "extra clients": _balanced(nodes.watched_node, "one-slice-changed"),
-    "services": _balanced(scenes.hosted_node, "one-slice-changed"),
-    "DRA driver, another mixed layout": _dra(scenes.dra_node, "all-balanced"),
-    "DRA driver without label": _dra(lambda: scenes.dra_node(gated=False), "all-balanced"),
-    "custom": _balanced(scenes.busy_node, "custom", custom=custom_requests.requested()),
+    "services": _balanced(nodes.hosted_node, "one-slice-changed"),
+    "DRA driver, another mixed layout": _dra(nodes.dra_node, "all-balanced"),
+    "DRA driver without label": _dra(lambda: nodes.dra_node(gated=False), "all-balanced"),
+    "custom": _balanced(nodes.busy_node, "custom", custom=custom_requests.requested()),
     "custom, devices free": _balanced(
         custom_requests.idle_node, "custom", custom=custom_requests.requested(), evicted=_NOTHING
     ),
     "on demand, devices in use": _balanced(
-        scenes.busy_node,
+        nodes.busy_node,
         "custom",
         custom=custom_requests.ON_DEMAND,
         is_refused=True,

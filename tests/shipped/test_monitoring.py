@@ -27,7 +27,7 @@ from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import nvml_faults
 from tests import programs
 from tests.kit.overlays import kustomize
-from tests.node import fakes, scenes
+from tests.node import agents, fakes
 
 ROOT = pathlib.Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -57,7 +57,7 @@ def busy_node() -> fakes.NodeRig:
 def live(heard: metrics.AgentMetrics, state: pathlib.Path) -> None:
     """Have an agent's pipeline succeed, fail and be superseded, and its worker change GPUs."""
     node = busy_node()
-    pipeline = scenes.reconciler(node, telemetry=heard)
+    pipeline = agents.reconciler(node, telemetry=heard)
     heard.attempt_began(1)
     pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
     heard.retry_scheduled(5.0)
@@ -127,7 +127,7 @@ def test_every_metric_has_a_series_after_a_life(scrape: Scrape) -> None:
 
 def test_phases_fill_a_run_and_only_published_states_count() -> None:
     node, telemetry = busy_node(), fakes.FakeTelemetry()
-    pipeline = scenes.reconciler(node, telemetry=telemetry)
+    pipeline = agents.reconciler(node, telemetry=telemetry)
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
     node.failing.update(dict.fromkeys(range(10), lost))
     with pytest.raises(errors.ClusterError):

@@ -12,10 +12,10 @@ from mig_manager.core.fleet import listed_layouts, nodes, preview
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import gpu_codec
-from tests.node import gpu_values, samples, scenes
+from tests.node import agents, gpu_values, samples
 
 A100 = hardware.find("A100-SXM4-40GB")
-DOCUMENT = config.parse(scenes.CONFIG, source="test")
+DOCUMENT = config.parse(agents.CONFIG, source="test")
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
 NodeFit = preview.NodeFit
 
@@ -47,7 +47,7 @@ def counts(found: preview.NodePlan) -> Mapping[str, object]:
     return {**plan["instances"]}
 
 
-BALANCED = node(gpus(scenes.BALANCED), **MIXED)
+BALANCED = node(gpus(agents.BALANCED), **MIXED)
 GPU_POD = pod("p", "nvidia.com/gpu")
 PLUGIN_POD = pod(
     "plugin",
@@ -66,7 +66,7 @@ PLUGIN_POD = pod(
             node(gpus()), "all-1g.5gb", [GPU_POD], (0, 0, 14), ("default/p",), (), id="the first"
         ),
         pytest.param(
-            node(gpus(scenes.BALANCED), **{"nvidia.com/gpu": 8}),
+            node(gpus(agents.BALANCED), **{"nvidia.com/gpu": 8}),
             "one-slice-changed",
             [GPU_POD, pod("q", "other")],
             (7, 1, 2),
@@ -109,7 +109,7 @@ def test_a_first_layout_changes_modes_and_resets_gpus() -> None:
 
 
 def test_resources_by_profile_separate_certain_from_possible_evictions() -> None:
-    there = node(gpus(scenes.BALANCED), **MIXED)
+    there = node(gpus(agents.BALANCED), **MIXED)
 
     found = previewed(
         there,
@@ -123,7 +123,7 @@ def test_resources_by_profile_separate_certain_from_possible_evictions() -> None
     assert counts(found) == {"kept": 7, "destroyed": 1, "created": 2}
     assert found.evicted == ()
     assert found.maybe_evicted == ("default/gone",)
-    only_gpu = node(gpus(scenes.BALANCED, count=1), **MIXED)
+    only_gpu = node(gpus(agents.BALANCED, count=1), **MIXED)
     layout = DOCUMENT.layout("one-slice-changed")
     alone = dataclasses.replace(layout, rules=layout.rules[:1])
     document = dataclasses.replace(DOCUMENT, layouts={layout.name: alone})

@@ -18,7 +18,7 @@ from mig_manager.sandbox.driver import resets
 from tests.crash import points
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
-from tests.node import fakes, inboxes, scenes
+from tests.node import fakes, inboxes, strikes
 from tests.stage import in_process
 
 _MAX_TRIES = 12
@@ -141,7 +141,7 @@ class Process:
     def _live(self, agent: main.AgentService) -> None:
         try:
             agent.loop.serve()
-        except scenes.Killed:
+        except strikes.Killed:
             self._is_killed = True
         except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
             self._error = error
@@ -214,7 +214,7 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
         self.is_step_over.release()
         assert self.may_go.acquire(timeout=10 * _DEADLINE_S)
         if self.is_abandoned:
-            raise scenes.Killed
+            raise strikes.Killed
         self.is_resting = False
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.sandbox.driver import states
 from tests.crash.soak import layouts
-from tests.node import scenes
+from tests.node import strikes
 
 
 class Kind(enum.Enum):
@@ -173,7 +173,7 @@ class Script:
     def _live(self) -> None:
         # Whatever still runs of a dead process must not reach the rig.
         if self._is_dead:
-            raise scenes.Killed
+            raise strikes.Killed
 
 
 _PASSING = (errors.Reason.API_UNAVAILABLE, errors.Reason.API_ERROR, errors.Reason.FORBIDDEN)

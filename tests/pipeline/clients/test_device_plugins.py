@@ -11,17 +11,7 @@ from mig_manager.core.node import (
     well_known,
 )
 from mig_manager.errors import Reason
-from tests.node import fakes
-from tests.node.scenes import (
-    BROKEN,
-    CONFIG,
-    assert_ends,
-    assert_superseded,
-    busy_node,
-    node,
-    reconciler,
-    run,
-)
+from tests.node import agents, ends, fakes, nodes, strikes
 
 
 def plugins(rig: fakes.NodeRig) -> list[str]:
@@ -29,8 +19,8 @@ def plugins(rig: fakes.NodeRig) -> list[str]:
 
 
 def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
-    rig = node(layout="all-balanced")
-    agent = reconciler(rig)
+    rig = nodes.node(layout="all-balanced")
+    agent = agents.reconciler(rig)
 
     before_waits: list[int] = []
 
@@ -44,14 +34,16 @@ def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
     for attempt in (1, 2):
         rig.log = [call for call in rig.log if call == "workloads.delete"]
         before_waits.clear()
-        assert_ends(rig, Reason.NOT_ALLOCATABLE, layout="all-balanced", by=agent, attempt=attempt)
+        ends.assert_ends(
+            rig, Reason.NOT_ALLOCATABLE, layout="all-balanced", by=agent, attempt=attempt
+        )
         assert rig.log.count("workloads.delete") == 1
         assert before_waits[0] == 4
 
 
 def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
-    rig = busy_node()
-    agent = reconciler(rig)
+    rig = nodes.busy_node()
+    agent = agents.reconciler(rig)
 
     def live_without_end_of_the_plugin() -> None:
         for uid, pod in list(rig.pods.items()):
@@ -60,84 +52,88 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
 
     rig.clock.on_wait = [live_without_end_of_the_plugin]
     late = "did not stop within 20 s: default/nvidia-device-plugin"
-    assert_ends(rig, Reason.IN_USE, late, by=agent)
+    ends.assert_ends(rig, Reason.IN_USE, late, by=agent)
     rig.log.clear()
 
-    assert_ends(rig, Reason.IN_USE, "default/nvidia-device-plugin", by=agent, attempt=2)
+    ends.assert_ends(rig, Reason.IN_USE, "default/nvidia-device-plugin", by=agent, attempt=2)
 
     assert "workloads.delete" not in rig.log
     # How it ended, and nothing before.
     assert rig.log.count("node.patch") <= 2
     rig.clock.on_wait.append(rig.live)
     rig.live()
-    assert_ends(rig, Reason.APPLIED, by=agent, attempt=3)
+    ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=3)
 
 
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
 def test_a_node_that_shall_have_no_plugin_is_not_waited_for(value: str) -> None:
-    rig = node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = value
     rig.pods.clear()
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
 
 
 @pytest.mark.parametrize("before", [None, "all-1g.5gb"])
 def test_a_newer_request_need_not_wait_for_a_plugin_that_does_not_come(before: str | None) -> None:
     def broken() -> fakes.NodeRig:
-        rig = node(layout=before)
+        rig = nodes.node(layout=before)
         rig.plugin.is_broken = True
         rig.pods.clear()
         rig.start_plugin()
         return rig
 
     patient = fakes.FakeRequest((rig := broken()).clock)
-    assert_ends(rig, Reason.PLUGIN_NOT_READY, layout="all-1g.5gb", request=patient)
+    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout="all-1g.5gb", request=patient)
 
     rig = broken()
-    assert_superseded(rig, "all-1g.5gb", when=lambda: False, ends_at=patient.asked, replaced=True)
+    ends.assert_superseded(
+        rig, "all-1g.5gb", when=lambda: False, ends_at=patient.asked, replaced=True
+    )
     assert rig.log.count("gpus.execute") == (0 if before else 1)
 
 
 def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
-    rig = node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     rig.plugin.is_broken = True
     why = "with MIG strategy single it does not start: MIG devices differ"
     for _ in range(2):
-        assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-balanced")
+        ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-balanced")
         assert well_known.APPLIED_LABEL not in rig.labels
 
     rig.plugin.is_broken = False
     for uid in plugins(rig):
         del rig.pods[uid]
-    assert run(rig, "all-balanced").state is model.State.SUCCESS
+    assert agents.run(rig, "all-balanced").state is model.State.SUCCESS
 
 
 def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:
-    text = CONFIG + "  bare:\n  - {devices: all, mig-enabled: true, mig-devices: {}}\n"
-    rig = node()
+    text = agents.CONFIG + "  bare:\n  - {devices: all, mig-enabled: true, mig-devices: {}}\n"
+    rig = nodes.node()
     rig.plugin.is_broken = True
     why = "no MIG device on GPU 0, GPU 1"
 
-    assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="bare", by=reconciler(rig, text))
+    ends.assert_ends(
+        rig, Reason.PLUGIN_NOT_READY, why, layout="bare", by=agents.reconciler(rig, text)
+    )
 
 
 def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> None:
-    rig = node()
+    rig = nodes.node()
     rig.plugin.is_broken = True
     rig.plugin.waiting = pod_object.ContainerWaiting(
         reason="ErrImagePull", message="plugin:9: not found"
     )
     why = "nvidia-device-plugin (ErrImagePull: plugin:9: not found)"
 
-    assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-1g.5gb")
 
     assert [why in message for message in rig.statuses].count(True) == 2
 
 
 def node_with_plugin_service(layout: str | None = "all-1g.5gb") -> fakes.NodeRig:
     """A node whose device plugin is a service of the host."""
-    rig = node(layout=layout)
+    rig = nodes.node(layout=layout)
     del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.pods.clear()
     return rig
@@ -145,7 +141,7 @@ def node_with_plugin_service(layout: str | None = "all-1g.5gb") -> fakes.NodeRig
 
 def node_between_plugins() -> fakes.NodeRig:
     """A node with what kubelet keeps of a plugin whose socket is gone."""
-    rig = node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     rig.plugin.is_gated = False
     rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL, None)
     rig.pods.clear()
@@ -167,7 +163,7 @@ def node_between_plugins() -> fakes.NodeRig:
 def test_a_plugin_that_is_no_pod_must_not_advertise_devices_that_are_gone(
     restarts: str, reasons: list[Reason]
 ) -> None:
-    rig, agent = (rig := node_with_plugin_service()), reconciler(rig)
+    rig, agent = (rig := node_with_plugin_service()), agents.reconciler(rig)
 
     def restart() -> None:
         rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
@@ -176,10 +172,10 @@ def test_a_plugin_that_is_no_pod_must_not_advertise_devices_that_are_gone(
         rig.clock.on_wait.append(restart)
     why = "kubelet has 10 allocatable devices that no GPU has"
     texts = [] if restarts == "during the wait" else [why]
-    assert_ends(rig, reasons[0], *texts, layout="all-balanced", by=agent)
+    ends.assert_ends(rig, reasons[0], *texts, layout="all-balanced", by=agent)
     if restarts == "after it":
         restart()
-    assert_ends(rig, reasons[1], layout="all-balanced", by=agent, attempt=2)
+    ends.assert_ends(rig, reasons[1], layout="all-balanced", by=agent, attempt=2)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +194,7 @@ def test_a_plugin_that_is_no_pod_advertises_whole_gpus_with_strategy_none_only(
     if strategy:
         rig.labels[strategies.STRATEGY_LABEL] = strategy
 
-    assert_ends(rig, reason, layout="all-1g.5gb")
+    ends.assert_ends(rig, reason, layout="all-1g.5gb")
 
 
 @pytest.mark.parametrize("device", ["nvidia0/gi7", "GPU-00000000-0000-0000-0000-000000000009-0"])
@@ -206,14 +202,14 @@ def test_devices_of_other_plugins_need_not_be_of_a_gpu(device: str) -> None:
     rig = node_with_plugin_service()
     rig.schedulable = {"nvidia.com/gpu": frozenset({device})}
 
-    assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
 
 def test_advertising_agent_waits_for_no_plugin() -> None:
     rig = node_between_plugins()
     rig.clock.on_wait = []
 
-    assert_ends(rig, Reason.APPLIED, by=reconciler(rig, is_advertiser=True))
+    ends.assert_ends(rig, Reason.APPLIED, by=agents.reconciler(rig, is_advertiser=True))
 
 
 @pytest.mark.parametrize("comes", ["during the change", "after it", "never"])
@@ -234,14 +230,14 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(comes: str) ->
             rig.clock.on_wait = []
 
     reason = Reason.PLUGIN_NOT_READY if comes == "never" else Reason.APPLIED
-    assert_ends(rig, reason)
+    ends.assert_ends(rig, reason)
     expected = device_ids.expected_ids(rig.gpus)[0]
     assert comes == "never" or rig.schedulable == {"nvidia.com/gpu": expected}
 
 
 @pytest.mark.parametrize("shows_old", [True, False])
 def test_outdated_watch_does_not_end_the_wait_for_the_plugin(*, shows_old: bool) -> None:
-    rig = node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     shown = tuple(rig.pods.values()) if shows_old else ()
     rig.watched = lambda: shown
     here: list[str] = []
@@ -249,24 +245,24 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(*, shows_old: bool)
     rig.plugin.is_broken = shows_old
 
     reason = Reason.PLUGIN_NOT_READY if shows_old else Reason.APPLIED
-    assert_ends(rig, reason, layout="all-balanced")
+    ends.assert_ends(rig, reason, layout="all-balanced")
 
     assert rig.driver.executed
     assert here == []
 
 
 def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
-    assert_ends(undisturbed := node(), Reason.APPLIED, layout="all-1g.5gb")
-    rig = node()
-    rig.failing = {undisturbed.log.index("node.patch"): BROKEN["node"]}
+    ends.assert_ends(undisturbed := nodes.node(), Reason.APPLIED, layout="all-1g.5gb")
+    rig = nodes.node()
+    rig.failing = {undisturbed.log.index("node.patch"): strikes.BROKEN["node"]}
 
-    assert_ends(rig, Reason.API_UNAVAILABLE, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.API_UNAVAILABLE, layout="all-1g.5gb")
 
     assert well_known.GPUS_ANNOTATION in rig.annotations
 
 
 def test_a_plugin_with_strategy_mixed_serves_what_strategy_single_refuses() -> None:
-    rig = node()
+    rig = nodes.node()
     rig.labels[strategies.STRATEGY_LABEL] = "mixed"
 
-    assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")

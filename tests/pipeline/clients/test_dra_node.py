@@ -9,21 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import claims, device_ids, policies, well_known
 from mig_manager.errors import Reason
-from tests.node import fake_cluster, fakes, gpu_values
-from tests.node.scenes import (
-    DRA_MONITORS,
-    assert_ends,
-    assert_restored,
-    broken,
-    busy_node,
-    device_at,
-    dra_node,
-    kill_at,
-    kill_when,
-    reconciler,
-    resume,
-    run,
-)
+from tests.node import agents, ends, fake_cluster, fakes, gpu_values, nodes, strikes
 from tests.pipeline.clients.dra_scenes import KEEP_ONE, published, without_driver, without_pods
 
 
@@ -45,11 +31,11 @@ def devices(rig: fakes.NodeRig) -> frozenset[str]:
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(*, gated: bool) -> None:
-    rig = dra_node(gated=gated)
+    rig = nodes.dra_node(gated=gated)
     seen = starts(rig)
-    claimed = {device_at(rig, 0), device_at(rig, 6)}
+    claimed = {nodes.device_at(rig, 0), nodes.device_at(rig, 6)}
 
-    outcome = run(rig, "most-in-one", KEEP_ONE)
+    outcome = agents.run(rig, "most-in-one", KEEP_ONE)
 
     assert (outcome.state, outcome.reason) == (model.State.SUCCESS, Reason.APPLIED)
     assert rig.log.count("workloads.evict") == 1
@@ -59,23 +45,23 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(*, gate
     assert pod.claimed_ids == devices(rig) & claimed
     assert published(rig) == devices(rig)
     assert len(seen) == 2
-    assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
 
-    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
     pauses = [each for each in rig.statuses if each.startswith("pausing")]
     assert pauses == ["pausing dcgm-dra, dcgm-exporter-dra", "pausing dra-driver"]
     resumed = [each for each in rig.statuses if each.startswith(("restarting", "resuming"))]
     assert resumed[0] == "restarting the DRA driver"
-    assert {rig.labels[key] for key in (claims.DEPLOY_LABEL, *DRA_MONITORS)} == {"true"}
+    assert {rig.labels[key] for key in (claims.DEPLOY_LABEL, *nodes.DRA_MONITORS)} == {"true"}
 
 
 def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     open_with: list[frozenset[str]] = []
 
     def note() -> None:
@@ -83,76 +69,76 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
             open_with.append(published(rig))
 
     rig.on_call = note
-    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
     assert set(open_with) == {frozenset()}
 
 
 def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     (published_slice,) = rig.dra_driver.slices or ()
     taints = {"gpu-0-mig-1": "gpu.nvidia.com/xid=79"}
     rig.dra_driver.slices = (dataclasses.replace(published_slice, taints=taints),)
 
-    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
     assert "DeviceTaintsCleared" in rig.events
     assert "clears the taints of gpu-0-mig-1 (gpu.nvidia.com/xid=79)" in " ".join(rig.messages)
 
 
 def test_a_claim_whose_devices_are_not_known_may_stand_for_any_gpu() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     rig.add_pod("unknown", has_claims=True)
 
-    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
     assert "unknown" not in rig.pod_names
     assert "default/unknown (its ResourceClaim may stand for any GPU)" in " ".join(rig.messages)
 
 
 def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     uid = rig.uid_of("dcgm-dra")
     unread = dataclasses.replace(rig.pods[uid], has_claims=True, claimed_ids=None)
     rig.pods[uid] = unread
 
-    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
     assert rig.log.count("workloads.evict") == 1
 
 
 def test_slices_that_do_not_match_the_gpus_fail_the_change() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     stale = rig.dra_driver.slices
     rig.clock.on_wait.append(lambda: setattr(rig.dra_driver, "slices", stale))
 
     why = "the DRA driver's ResourceSlices list 14 devices: 8 exist, 10 are expected"
-    outcome = run(rig, "most-in-one", KEEP_ONE)
+    outcome = agents.run(rig, "most-in-one", KEEP_ONE)
     assert outcome.reason is Reason.NOT_ALLOCATABLE
     assert why in outcome.message
 
     rig.clock.on_wait.pop()
-    assert run(without_driver(rig), "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(without_driver(rig), "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
 
 def test_a_driver_that_does_not_come_back_is_named() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     rig.dra_driver.is_broken = True
-    outcome = run(rig, "most-in-one", KEEP_ONE)
+    outcome = agents.run(rig, "most-in-one", KEEP_ONE)
     assert outcome.reason is Reason.PLUGIN_NOT_READY
     assert "no new DRA driver pod is ready: default/nvidia-dra-driver" in outcome.message
 
 
 def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     rig.clock.on_wait.append(lambda: setattr(rig.dra_driver, "slices", None))
-    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
 
 def test_a_node_without_the_driver_costs_no_request_for_slices() -> None:
-    rig = busy_node()
-    agent = reconciler(rig, slices=fake_cluster.FakeSlices(rig))
-    assert run(rig, by=agent).state is model.State.SUCCESS
-    assert run(rig, by=agent).reason is Reason.ALREADY_APPLIED
+    rig = nodes.busy_node()
+    agent = agents.reconciler(rig, slices=fake_cluster.FakeSlices(rig))
+    assert agents.run(rig, by=agent).state is model.State.SUCCESS
+    assert agents.run(rig, by=agent).reason is Reason.ALREADY_APPLIED
     assert not [call for call in rig.log if call.startswith("slices")]
 
 
@@ -160,28 +146,28 @@ def test_a_node_without_the_driver_costs_no_request_for_slices() -> None:
 def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
     *, has_failed: bool
 ) -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     seen = starts(rig)
     rig.dra_driver.slices = ()
-    agent = reconciler(rig)
+    agent = agents.reconciler(rig)
     if has_failed:
-        rig.refusing["gpus.observe"] = broken("gpus")
-        assert_ends(rig, Reason.NVML_ERROR, layout="all-1g.5gb", by=agent)
+        rig.refusing["gpus.observe"] = strikes.broken("gpus")
+        ends.assert_ends(rig, Reason.NVML_ERROR, layout="all-1g.5gb", by=agent)
         rig.refusing.clear()
     attempt = 2 if has_failed else 1
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent, attempt=attempt)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent, attempt=attempt)
 
     assert len(seen) == 2
     assert {"low", "high"} <= rig.pod_names
 
 
 def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.live()
 
-    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
     assert "restarting the device plugin and the DRA driver" in rig.statuses
     uuids = devices(rig)
@@ -192,16 +178,16 @@ def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("step", [1, 4])
 def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: bool) -> None:
-    rig = dra_node(gated=gated)
+    rig = nodes.dra_node(gated=gated)
     seen = starts(rig)
-    kill_at(rig, step, "all-balanced")
+    strikes.kill_at(rig, step, "all-balanced")
     assert not rig.drivers
 
-    assert resume(rig, "all-balanced").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
 
     assert len(seen) == 2
     assert published(rig) == devices(rig)
-    assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize(
@@ -219,28 +205,30 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
     requested: str, *, gated: bool, is_stopped: bool
 ) -> None:
     for number in itertools.count(1):
-        rig = dra_node(gated=gated)
-        agent = reconciler(rig)
+        rig = nodes.dra_node(gated=gated)
+        agent = agents.reconciler(rig)
         request = fakes.FakeRequest(rig.clock, ends_at=number, replaced=not is_stopped)
         try:
-            run(rig, "all-balanced", by=agent, request=request)
+            agents.run(rig, "all-balanced", by=agent, request=request)
         except errors.Superseded:
             pass
         else:
             break
         rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
 
-        outcome = resume(rig, requested) if is_stopped else run(rig, requested, by=agent)
+        outcome = (
+            agents.resume(rig, requested) if is_stopped else agents.run(rig, requested, by=agent)
+        )
 
         assert outcome.state is model.State.SUCCESS, number
         assert rig.driver_runs, number
         assert published(rig) == device_ids.expected_ids(rig.gpus)[0]
-        assert_restored(rig)
+        ends.assert_restored(rig)
     assert number > 5
 
 
 def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> None:
-    rig = without_pods(dra_node(gated=False))
+    rig = without_pods(nodes.dra_node(gated=False))
 
     def strike() -> None:
         is_surveyed = "allocations.assigned_devices" in rig.log
@@ -250,7 +238,7 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
     rig.on_call = strike
     rig.driver.step_error = lambda _step: setattr(rig, "on_call", lambda: None)
 
-    assert run(rig, "all-balanced").state is model.State.SUCCESS
+    assert agents.run(rig, "all-balanced").state is model.State.SUCCESS
 
     assert rig.driver_runs
     assert published(rig) == devices(rig)
@@ -259,12 +247,12 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("is_before", [True, False])
 def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: bool) -> None:
-    probe = dra_node(gated=gated)
+    probe = nodes.dra_node(gated=gated)
     before = devices(probe)
-    run(probe, "all-balanced")
-    rig = dra_node(gated=gated)
-    late = min(before - devices(probe) - {device_at(rig, 0), device_at(rig, 6)})
-    agent = reconciler(rig)
+    agents.run(probe, "all-balanced")
+    rig = nodes.dra_node(gated=gated)
+    late = min(before - devices(probe) - {nodes.device_at(rig, 0), nodes.device_at(rig, 6)})
+    agent = agents.reconciler(rig)
 
     def strike() -> None:
         pauses = [each for each in rig.statuses if each.startswith("pausing")]
@@ -274,13 +262,13 @@ def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: b
             rig.add_pod("late", has_claims=True, claimed_ids=frozenset({late}))
 
     rig.on_call = strike
-    outcome = run(rig, "all-balanced", by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
 
     is_late = not (is_before and gated)
     assert (outcome.reason is Reason.DRAIN_TIMEOUT) is is_late, outcome.message
     assert ("late" in rig.pod_names) is is_late
-    assert_restored(rig)
-    assert_ends(
+    ends.assert_restored(rig)
+    ends.assert_ends(
         rig,
         Reason.APPLIED if is_late else Reason.ALREADY_APPLIED,
         layout="all-balanced",
@@ -290,7 +278,7 @@ def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: b
 
 
 def test_reboot_is_refused_while_a_pod_with_a_claim_remains() -> None:
-    rig = without_pods(dra_node())
+    rig = without_pods(nodes.dra_node())
     rig.driver.mode_waits = rig.host.may_reboot = True
     off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     claimed = sorted(rig.gpus[1].mig_uuids)
@@ -299,7 +287,7 @@ def test_reboot_is_refused_while_a_pod_with_a_claim_remains() -> None:
     rig.add_pod("other", devices=frozenset(claimed[1:2]))
 
     why = "these pods with ResourceClaims cannot end: default/claiming; drain the node and reboot"
-    assert_ends(rig, Reason.REBOOT_REQUIRED, why, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, why, layout="all-1g.5gb")
 
     assert rig.host.reboots == 0
     assert {"claiming", "other"} <= rig.pod_names
@@ -308,39 +296,39 @@ def test_reboot_is_refused_while_a_pod_with_a_claim_remains() -> None:
 
 
 def test_a_node_with_a_driver_and_no_claim_reboots() -> None:
-    rig = without_pods(dra_node())
+    rig = without_pods(nodes.dra_node())
     rig.driver.mode_waits = rig.host.may_reboot = True
 
-    run(rig, "all-disabled")
+    agents.run(rig, "all-disabled")
 
     assert rig.host.reboots == 1
 
 
 def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", well_known.PLUGIN_CONFIG_LABEL: "whole"}
     rig.live()
     rig.policy = policies.Policy(plugin_configs=(("all-1g.5gb", "sliced"),))
     seen = starts(rig)
-    assert run(rig, "all-1g.5gb").state is model.State.SUCCESS
+    assert agents.run(rig, "all-1g.5gb").state is model.State.SUCCESS
     assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert len(seen) == 1
     assert "slices.withdraw" not in rig.log
 
 
 def test_verified_driver_is_not_restarted_after_a_kill() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     seen = starts(rig)
     waiting = "waiting for the new devices to be schedulable"
-    kill_when(
+    strikes.kill_when(
         rig,
         lambda: waiting in rig.statuses and rig.driver_runs,
-        lambda rig: run(rig, "all-balanced"),
+        lambda rig: agents.run(rig, "all-balanced"),
     )
     withdrawn = rig.log.count("slices.withdraw")
 
-    assert resume(rig, "all-balanced").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
 
     assert len(seen) == 2
     assert rig.log.count("slices.withdraw") == withdrawn
-    assert_restored(rig)
+    ends.assert_restored(rig)

@@ -11,19 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, pod_object, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fake_cluster, fakes
-from tests.node.scenes import (
-    assert_ends,
-    assert_restored,
-    calls,
-    dra_node,
-    kill_at,
-    kill_when,
-    kills,
-    reconciler,
-    resume,
-    run,
-)
+from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
 from tests.pipeline.clients.dra_scenes import (
     KEEP_ONE,
     published,
@@ -33,27 +21,27 @@ from tests.pipeline.clients.dra_scenes import (
 
 
 def test_driver_between_two_pods_is_waited_for_before_evictions() -> None:
-    rig = without_driver(dra_node())
-    assert_ends(rig, Reason.APPLIED, layout="all-disabled")
+    rig = without_driver(nodes.dra_node())
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled")
     assert not {"low", "high"} & rig.pod_names
     assert published(rig) == {gpu.uuid for gpu in rig.gpus}
 
 
 @pytest.mark.parametrize("layout", ["all-balanced", "all-disabled"])
 def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(layout: str) -> None:
-    rig = without_driver(dra_node())
+    rig = without_driver(nodes.dra_node())
     rig.dra_driver.is_broken = True
     why = "no DRA driver pod is ready after 20 s"
-    assert_ends(rig, Reason.PLUGIN_NOT_READY, why, "default/high", layout=layout)
+    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, "default/high", layout=layout)
     assert {"low", "high"} <= rig.pod_names
     rig.dra_driver.is_broken = False
-    assert run(without_driver(rig), layout).state is model.State.SUCCESS
+    assert agents.run(without_driver(rig), layout).state is model.State.SUCCESS
 
 
 def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
     """A person sets it during the drain, and the claims of the monitors cannot end any more."""
-    rig = dra_node()
-    agent = reconciler(rig)
+    rig = nodes.dra_node()
+    agent = agents.reconciler(rig)
     layout, remedy = "all-balanced", "Set label nvidia.com/gpu.deploy.dra-driver to true: 'false' "
 
     def strike() -> None:
@@ -62,25 +50,25 @@ def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
 
     rig.on_call = strike
     for attempt in (1, 2):
-        assert_ends(rig, Reason.IN_USE, remedy, layout=layout, by=agent, attempt=attempt)
+        ends.assert_ends(rig, Reason.IN_USE, remedy, layout=layout, by=agent, attempt=attempt)
     without_driver(rig)
-    assert_ends(rig, Reason.PLUGIN_NOT_READY, remedy, layout="all-disabled")
+    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, remedy, layout="all-disabled")
     rig.on_call = lambda: None
     rig.labels[claims.DEPLOY_LABEL] = "true"
     for _ in ("the driver starts", "the monitors end"):
         rig.live()
-    assert_ends(rig, Reason.APPLIED, layout=layout, by=agent, attempt=3)
+    ends.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent, attempt=3)
 
 
 def test_a_broken_driver_does_not_keep_a_change_that_affects_no_claim() -> None:
-    rig = without_driver(without_pods(dra_node(gated=False)))
-    assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+    rig = without_driver(without_pods(nodes.dra_node(gated=False)))
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated: bool) -> None:
-    rig = dra_node(gated=gated)
-    agent = reconciler(rig)
+    rig = nodes.dra_node(gated=gated)
+    agent = agents.reconciler(rig)
 
     def strike() -> None:
         if any(pod.is_terminating for pod in rig.pods.values()):
@@ -88,36 +76,36 @@ def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated:
             without_driver(rig)
 
     rig.on_call = strike
-    assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="all-disabled", by=agent)
-    assert_ends(rig, Reason.APPLIED, layout="all-disabled", by=agent, attempt=2)
+    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="all-disabled", by=agent)
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled", by=agent, attempt=2)
 
 
 @pytest.mark.parametrize("ended", ["all-balanced", "all-disabled"])
 def test_agent_after_a_kill_reopens_the_node_for_the_driver(ended: str) -> None:
-    rig = dra_node()
-    kill_at(rig, 1, ended)
+    rig = nodes.dra_node()
+    strikes.kill_at(rig, 1, ended)
     rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
 
-    assert resume(rig, "all-disabled").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
 
     assert "late" not in rig.pod_names
-    assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
-    rig = without_driver(dra_node())
+    rig = without_driver(nodes.dra_node())
     rig.has_hold_taint = True
     journal = journals.Journal(config="all-disabled", hold_taint=True, draining=True)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.disruptions.refusals["low"] = "budget 'x' allows no disruption"
 
-    assert resume(rig, "all-disabled").reason is Reason.DRAIN_TIMEOUT
+    assert agents.resume(rig, "all-disabled").reason is Reason.DRAIN_TIMEOUT
 
-    assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     known = dict(rig.pods)
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:
@@ -130,25 +118,25 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
             rig.pods[uid] = dataclasses.replace(rig.pods[uid], claimed_ids=known[uid].claimed_ids)
 
     rig.clock.on_wait.append(learn)
-    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
     assert rig.log.count("workloads.evict") == 1
 
 
 def test_claims_that_are_known_do_not_wait_for_outdated_slices() -> None:
-    rig = dra_node()
+    rig = nodes.dra_node()
     rig.dra_driver.slices = ()
 
-    assert_ends(rig, Reason.APPLIED, layout="all-disabled")
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled")
 
     assert not any("waiting for the DRA driver" in each for each in rig.statuses)
 
 
 def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> None:
-    rig = dra_node()
-    kill_when(
+    rig = nodes.dra_node()
+    strikes.kill_when(
         rig,
         lambda: rig.log[-1] == "workloads.evict",
-        lambda rig: run(rig, "all-disabled"),
+        lambda rig: agents.run(rig, "all-disabled"),
     )
     rig.dra_driver.slices = ()
     for uid, pod in rig.pods.items():
@@ -162,7 +150,7 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
 
     rig.on_call = note
 
-    assert resume(rig, "all-disabled").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
 
     assert set(closed) == {True}
 
@@ -191,44 +179,44 @@ class NewWorkloads(fake_cluster.FakeWorkloads):
 def test_agent_after_any_kill_evicts_only_affected_pods(
     requested: str, kept: int, *, gated: bool
 ) -> None:
-    make = functools.partial(dra_node, gated=gated)
+    make = functools.partial(nodes.dra_node, gated=gated)
     waits = 0
-    for index, rig, _ in kills(make, lambda rig: run(rig, "all-balanced")):
+    for index, rig, _ in strikes.kills(make, lambda rig: agents.run(rig, "all-balanced")):
         if not rig.driver_runs:
             rig.dra_driver.slices = ()
-        agent = reconciler(rig, workloads=NewWorkloads(rig))
+        agent = agents.reconciler(rig, workloads=NewWorkloads(rig))
         agent.recover(requested)
 
-        assert run(rig, requested, by=agent).state is model.State.SUCCESS, index
+        assert agents.run(rig, requested, by=agent).state is model.State.SUCCESS, index
 
         assert len({"low", "high"} & rig.pod_names) == kept, index
-        assert_restored(rig)
+        ends.assert_restored(rig)
         waits += any("waiting for the DRA driver" in each for each in rig.statuses)
     assert waits > 3
 
 
 @pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, gated: bool) -> None:
-    make = functools.partial(dra_node, gated=gated)
+    make = functools.partial(nodes.dra_node, gated=gated)
     failed = 0
-    for index in range(len(calls(make, "all-disabled"))):
+    for index in range(len(strikes.calls(make, "all-disabled"))):
         rig = make()
-        agent = reconciler(rig)
+        agent = agents.reconciler(rig)
         rig.on_call = functools.partial(vanish_at, rig, index)
 
-        outcome = run(rig, "all-disabled", by=agent)
+        outcome = agents.run(rig, "all-disabled", by=agent)
         if outcome.state is not model.State.SUCCESS:
             failed += 1
             assert outcome.should_retry, index
-            assert_restored(rig)
+            ends.assert_restored(rig)
             # The driver comes back, and then the pods end that wait for it.
             rig.clock.wait(5)
             rig.clock.wait(5)
-            outcome = run(rig, "all-disabled", by=agent, attempt=2)
+            outcome = agents.run(rig, "all-disabled", by=agent, attempt=2)
 
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
         assert published(rig) == {gpu.uuid for gpu in rig.gpus}, index
-        assert_restored(rig)
+        ends.assert_restored(rig)
     assert failed > 0
 
 
@@ -240,22 +228,26 @@ def vanish_at(rig: fakes.NodeRig, index: int) -> None:
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stopped: bool) -> None:
     for number in itertools.count(1):
-        rig = dra_node()
-        kill_at(rig, 1, "all-disabled")
+        rig = nodes.dra_node()
+        strikes.kill_at(rig, 1, "all-disabled")
         rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
-        agent = reconciler(rig)
+        agent = agents.reconciler(rig)
         agent.recover("all-disabled")
         request = fakes.FakeRequest(rig.clock, ends_at=number, replaced=not is_stopped)
         try:
-            run(rig, "all-disabled", by=agent, request=request)
+            agents.run(rig, "all-disabled", by=agent, request=request)
         except errors.Superseded:
             pass
         else:
             break
-        assert_restored(rig, is_stopped=is_stopped)
+        ends.assert_restored(rig, is_stopped=is_stopped)
 
-        outcome = resume(rig, "all-disabled") if is_stopped else run(rig, "all-disabled", by=agent)
+        outcome = (
+            agents.resume(rig, "all-disabled")
+            if is_stopped
+            else agents.run(rig, "all-disabled", by=agent)
+        )
 
         assert outcome.state is model.State.SUCCESS, number
-        assert_restored(rig)
+        ends.assert_restored(rig)
     assert number > 5

@@ -9,7 +9,7 @@ from mig_manager.core.node import (
     clients,
 )
 from mig_manager.errors import Reason
-from tests.node import fakes
+from tests.node import ends, fakes, nodes, strikes
 from tests.node.nodes import (
     DCGM,
     EXPORTER,
@@ -17,11 +17,6 @@ from tests.node.nodes import (
     SAMPLER,
     monitored_node,
     watched_node,
-)
-from tests.node.scenes import (
-    BROKEN,
-    assert_ends,
-    busy_node,
 )
 
 
@@ -35,7 +30,7 @@ def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
 
     rig.on_call = note_order
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     verifying = rig.statuses.index("waiting for the new devices to be schedulable")
     assert rig.statuses[verifying + 1 : verifying + 3] == [
@@ -54,7 +49,7 @@ def test_a_newer_request_does_not_wait_for_monitors() -> None:
     hasty = fakes.FakeRequest(rig.clock, replaced=True)
     hasty.ends_when = lambda: rig.statuses[-1].startswith("resuming")
 
-    assert_ends(rig, Reason.APPLIED, request=hasty)
+    ends.assert_ends(rig, Reason.APPLIED, request=hasty)
 
     assert rig.clock.now_s < 2
 
@@ -65,11 +60,11 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
     def fail() -> None:
         if rig.statuses[-1].startswith("resuming") and rig.log[-1] == "node.patch":
             rig.on_call = lambda: None
-            raise BROKEN["node"]
+            raise strikes.BROKEN["node"]
 
     rig.on_call = lambda: fail() if rig.statuses else None
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.labels[EXPORTER] == "true"
 
@@ -80,7 +75,7 @@ def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     closed: list[bool] = []
     rig.clock.on_wait.append(lambda: closed.append(rig.has_hold_taint))
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.events[-2:] == ["MonitorNotReady", "Applied"]
     assert GFD in rig.messages[-2]
@@ -100,14 +95,14 @@ def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(value: str | No
 
     rig.clock.on_wait.append(switch_off)
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.labels.get(GFD) == value
     assert "MonitorNotReady" not in rig.events
 
 
 def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
-    rig = busy_node()
+    rig = nodes.busy_node()
     rig.daemons.loose.add("nvidia-operator-validator")
     rig.live()
     before = {pod.uid for pod in rig.pods.values() if clients.is_validator(pod)}
@@ -119,31 +114,31 @@ def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
     others = {rig.add_pod("bare", **each) for each in (discovery, cuda)}
     others |= {rig.add_pod("web", **each, owner_kind="ReplicaSet") for each in (discovery, cuda)}
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert all(uid not in rig.pods or rig.pods[uid].is_terminating for uid in before)
     assert not any(rig.pods[uid].is_terminating for uid in others)
 
 
 def test_validators_on_their_way_out_are_not_deleted_again() -> None:
-    rig = busy_node()
+    rig = nodes.busy_node()
     leaving: dict[str, Any] = {"owner_kind": "DaemonSet", "is_terminating": True}
     labels = {"app": "nvidia-operator-validator"}
     rig.clock.on_wait.append(lambda: rig.add_pod("v", labels=labels, **leaving))
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert "workloads.delete" not in rig.log
 
 
 def test_a_validator_that_cannot_be_deleted_does_not_fail_the_run() -> None:
     rig = monitored_node()
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
     last_delete = len(rig.log) - 1 - rig.log[::-1].index("workloads.delete")
     rig = monitored_node()
-    rig.failing = {last_delete: BROKEN["workloads"]}
+    rig.failing = {last_delete: strikes.BROKEN["workloads"]}
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
 
 def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> None:
@@ -154,7 +149,7 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
         here.append(rig.pod_names)
 
     rig.driver.step_error = note_pods
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
     rig.live()
 
     assert here
@@ -173,6 +168,6 @@ def test_daemon_that_tolerates_every_taint_restarts_after_the_change() -> None:
             early.append(rig.add_pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet"))
 
     rig.driver.step_error = start
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert early[0] not in rig.pods

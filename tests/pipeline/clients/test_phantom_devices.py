@@ -10,7 +10,7 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.agent.reports import metrics
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
+from tests.node import agents, ends, fakes, nodes
 
 LAYOUT = "all-1g.5gb"
 PHANTOM = "nvidia.com/mig-3g.20gb"
@@ -19,9 +19,9 @@ FORBIDDEN = errors.ClusterError("403", reason=Reason.FORBIDDEN)
 
 def node_at_rest(
     **replaced: Any,
-) -> tuple[fakes.NodeRig, scenes.AgentInMemory, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
-    rig, agent, outcome = scenes.at_rest(LAYOUT, **replaced)
+    rig, agent, outcome = agents.at_rest(LAYOUT, **replaced)
     rig.kubelet.phantoms = {PHANTOM: 4}
     return rig, agent, outcome
 
@@ -32,10 +32,10 @@ def published(rig: fakes.NodeRig) -> dict[str, str]:
 
 
 def test_phantom_devices_after_a_change_are_removed_before_success() -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
 
-    scenes.assert_ends(rig, Reason.APPLIED, layout=LAYOUT)
+    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT)
 
     assert rig.kubelet.phantoms == {}
     assert "PhantomDevicesRemoved" in rig.events
@@ -45,7 +45,7 @@ def test_phantom_devices_of_an_active_layout_cost_no_wait() -> None:
     rig, agent, _ = node_at_rest()
     began, pods = rig.clock.monotonic(), dict(rig.pods)
 
-    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent)
 
     assert rig.kubelet.phantoms == {}
     assert rig.clock.monotonic() == began
@@ -87,7 +87,7 @@ def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
     rig, agent, ended = node_at_rest()
     rig.refusing = {"node.remove": FORBIDDEN}
     reasons = []
-    for gpus in (rig.gpus, scenes.node(layout="all-balanced").gpus, rig.gpus, rig.gpus):
+    for gpus in (rig.gpus, nodes.node(layout="all-balanced").gpus, rig.gpus, rig.gpus):
         rig.gpus = gpus
         agent.check_drift(LAYOUT, ended)
         reasons.append(published(rig)["reason"])
@@ -96,12 +96,12 @@ def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
 
 
 def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     rig.kubelet.phantoms = {PHANTOM: 4}
     rig.refusing = {"node.remove": FORBIDDEN}
-    agent = scenes.reconciler(rig, limits={"plugin_timeout_s": 3000})
+    agent = agents.reconciler(rig, limits={"plugin_timeout_s": 3000})
 
-    scenes.assert_ends(rig, Reason.PHANTOM_DEVICES, PHANTOM, layout=LAYOUT, by=agent)
+    ends.assert_ends(rig, Reason.PHANTOM_DEVICES, PHANTOM, layout=LAYOUT, by=agent)
 
     assert rig.clock.monotonic() < 300
 
@@ -126,23 +126,23 @@ def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
 def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
     rig, agent, _ = node_at_rest()
     rig.refusing = {"node.remove": FORBIDDEN}
-    assert scenes.run(rig, LAYOUT, by=agent).should_retry
+    assert agents.run(rig, LAYOUT, by=agent).should_retry
 
     rig.kubelet.phantoms.clear()
 
-    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, attempt=2)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, attempt=2)
 
 
 def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
     rig, agent, ended = node_at_rest()
     rig.refusing = {"node.remove": FORBIDDEN}
     agent.check_drift(LAYOUT, ended)
-    rig.gpus = scenes.node(layout="all-balanced").gpus
+    rig.gpus = nodes.node(layout="all-balanced").gpus
     rig.add_pod("worker", devices=frozenset(rig.gpus[0].mig_uuids))
-    restarted = scenes.reconciler(rig)
+    restarted = agents.reconciler(rig)
     restarted.recover(LAYOUT)
 
-    scenes.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
+    ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
 
     assert "worker" in rig.pod_names
 
@@ -153,7 +153,7 @@ def test_phantom_devices_of_a_node_without_plugin_are_no_lost_plugin() -> None:
     rig.pods.clear()
     rig.schedulable = {}
 
-    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent)
 
 
 @pytest.mark.parametrize("others", [{}, {"nvidia.com/hostdev": frozenset({"nic"})}])
@@ -166,7 +166,7 @@ def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
     rig.plugin.unhealthy = dict(rig.schedulable)
     rig.schedulable = {"nvidia.com/gpu": frozenset(), **others}
 
-    scenes.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout=LAYOUT, by=agent)
+    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout=LAYOUT, by=agent)
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/hostdev", "nvidia.com/mig-1g.5gb"])

@@ -8,15 +8,9 @@ from mig_manager.core.node import (
     well_known,
 )
 from mig_manager.errors import Reason
-from tests.node import scenes
+from tests.node import agents, ends, nodes, strikes
 from tests.node.nodes import (
     sharing_node,
-)
-from tests.node.scenes import (
-    assert_ends,
-    node,
-    refuse,
-    run,
 )
 
 
@@ -26,7 +20,7 @@ def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
     keys = (well_known.PLUGIN_CONFIG_LABEL, well_known.PLUGIN_DEPLOY_LABEL)
     rig.on_call = lambda: seen.add((rig.labels[keys[0]], rig.labels[keys[1]]))
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert seen == {("whole", "true"), ("whole", well_known.PAUSED_VALUE), ("sliced", "true")}
     assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
@@ -39,10 +33,10 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
     rig = sharing_node()
     rig.plugin.is_broken = is_plugin_broken
     if not is_plugin_broken:
-        rig.driver.step_error = refuse(steps.CreateGpuInstance, times=1)
+        rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
     reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
-    assert_ends(rig, reason)
+    ends.assert_ends(rig, reason)
 
     assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
 
@@ -50,10 +44,10 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
 def test_the_first_plugin_config_is_restored_after_an_upgrade_with_another() -> None:
     rig = sharing_node()
     rig.plugin.is_broken = True
-    scenes.kill_when(rig, lambda: rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced")
-    rig.policy = policies.Policy(plugin_configs=((scenes.LAYOUT, "halved"),))
+    strikes.kill_when(rig, lambda: rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced")
+    rig.policy = policies.Policy(plugin_configs=((agents.LAYOUT, "halved"),))
 
-    assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.PLUGIN_NOT_READY
+    assert agents.resume(rig, agents.LAYOUT).reason is Reason.PLUGIN_NOT_READY
 
     assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
 
@@ -67,17 +61,17 @@ def test_plugin_config_of_another_program_is_not_overwritten() -> None:
             rig.labels[well_known.PLUGIN_CONFIG_LABEL] = "mine"
 
     rig.clock.on_wait.append(choose)
-    run(rig)
+    agents.run(rig)
 
     assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "mine"
 
 
 def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
-    rig = node(layout="one-slice-changed")
+    rig = nodes.node(layout="one-slice-changed")
     rig.policy = policies.Policy(plugin_configs=(("*", "sliced"),))
     (old_plugin,) = rig.pods
 
-    assert_ends(rig, Reason.ALREADY_APPLIED)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED)
 
     assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert old_plugin not in rig.pods

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.agent import outcomes
-from tests.node import fakes, knobs, scenes
+from tests.node import agents, fakes, knobs, nodes
 
 
 class Deployment:
@@ -81,7 +81,7 @@ def node_with(
     *, room_elsewhere: int, starts: bool = True, replicas: int = 4
 ) -> tuple[fakes.NodeRig, Deployment]:
     """A node with a deployment on its first GPU, whose budget grants one eviction at a time."""
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     devices = list(rig.gpus[0].mig_uuids)[:replicas]
     return rig, Deployment(rig, devices, room_elsewhere=room_elsewhere, starts=starts)
 
@@ -101,11 +101,11 @@ mig-configs:
 
 
 def try_once(
-    rig: fakes.NodeRig, by: scenes.AgentInMemory | None = None, layout: str = LAYOUT
+    rig: fakes.NodeRig, by: agents.AgentInMemory | None = None, layout: str = LAYOUT
 ) -> outcomes.Outcome:
     """Try a layout, once more if the agent has tried before, and let the pause after it pass."""
-    agent = by or scenes.reconciler(rig, CONFIG)
-    outcome = scenes.run(rig, layout, by=agent, attempt=len(agent.ended) + 1)
+    agent = by or agents.reconciler(rig, CONFIG)
+    outcome = agents.run(rig, layout, by=agent, attempt=len(agent.ended) + 1)
     for _ in range(30):
         rig.clock.wait(1)
     return outcome

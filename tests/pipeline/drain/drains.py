@@ -10,7 +10,7 @@ from mig_manager.agent import settings
 from mig_manager.agent.pods import drain, orders
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import client_table, gpu_use, policies
-from tests.node import driver_rules, fakes, scenes
+from tests.node import agents, driver_rules, fakes
 from tests.node.fakes import NodeRig
 
 DOOMED = driver_rules.mig_uuid("doomed")
@@ -38,7 +38,7 @@ def new_drain(
         affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
         rights=orders.WaitOnly("none") if is_passive else orders.Evict(),
     )
-    job = scenes.job(rig, limits, request or fakes.FakeRequest(rig.clock), **replaced)
+    job = agents.job(rig, limits, request or fakes.FakeRequest(rig.clock), **replaced)
     return drain.Drain.begin(job, order)
 
 

@@ -9,8 +9,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import changes
-from tests.node import fakes, scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, ends, fakes, nodes
 
 SIX = """
 version: v1
@@ -23,7 +22,7 @@ mig-configs:
 
 
 def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> None:
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     uuids = [ci.uuid for gi in rig.gpus[0].gpu_instances for ci in gi.compute_instances if ci.uuid]
     running = {
         rig.add_pod(f"running-{number}", devices=frozenset({uuid}))
@@ -33,14 +32,14 @@ def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> No
     # Before 1.34 kubelet lists the devices of finished pods too.
     rig.add_pod("finished", devices=frozenset({uuids[3]}), phase="Succeeded")
 
-    assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
     assert running <= rig.pods.keys()
     assert "workloads.evict" not in rig.log
 
 
 def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     trainer = rig.add_pod("trainer", devices=frozenset({"nvidia0/gi7"}))
     is_gone: list[bool] = []
 
@@ -49,15 +48,15 @@ def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
             is_gone.append(trainer not in rig.pods)
 
     rig.driver.step_error = watch
-    assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
     assert is_gone == [True]
 
 
 @pytest.mark.parametrize("may_evict", [True, False])
 def test_pod_on_a_device_without_uuid_counts_as_its_user(*, may_evict: bool) -> None:
-    rig = scenes.busy_node()
-    used = scenes.device(rig, 0, "2g.10gb")
+    rig = nodes.busy_node()
+    used = nodes.device(rig, 0, "2g.10gb")
     rig.gpus = tuple(
         dataclasses.replace(
             gpu,
@@ -74,7 +73,7 @@ def test_pod_on_a_device_without_uuid_counts_as_its_user(*, may_evict: bool) -> 
         )
         for gpu in rig.gpus
     )
-    assert scenes.run(rig, may_evict=may_evict).reason is (
+    assert agents.run(rig, may_evict=may_evict).reason is (
         Reason.APPLIED if may_evict else Reason.DRIFTED
     )
 
@@ -84,31 +83,31 @@ def test_pod_on_a_device_without_uuid_counts_as_its_user(*, may_evict: bool) -> 
 
 
 def test_a_pod_stays_once_its_only_containers_with_a_gpu_have_ended() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     gpu = {"nvidia.com/gpu": 1}
     rig.add_pod("warmed", gpu_resources=gpu, completed_resources=frozenset(gpu))
     rig.add_pod("warming", gpu_resources=gpu, has_gpu_init=True)
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert "warmed" in rig.pod_names
     assert "warming" not in rig.pod_names
 
 
 def test_a_pod_that_uses_a_device_of_another_gpu_stays() -> None:
-    rig = scenes.node(layout="all-1g.5gb")
-    device = scenes.device(rig, 1, "1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
+    device = nodes.device(rig, 1, "1g.5gb")
     devices, resources = frozenset({device, "mlx5_0"}), {"nvidia.com/gpu": 1}
     pod = rig.add_pod("trainer", devices=devices, gpu_resources=resources)
 
-    assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
     assert pod in rig.pods
 
 
 def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> None:
-    rig = scenes.node(layout="all-1g.5gb")
-    faulty = scenes.device(rig, 1, "1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
+    faulty = nodes.device(rig, 1, "1g.5gb")
 
     def fail() -> None:
         ids = rig.schedulable.get("nvidia.com/gpu", frozenset())
@@ -118,15 +117,15 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
     rig.clock.on_wait.append(fail)
     fail()
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
     assert rig.log.count("workloads.delete") == 0
-    assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
 
 def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
     text = "version: v1\nmig-configs:\n  whole:\n" + changes.entry("all", {"7g.40gb": 1}) + "\n"
-    rig = scenes.node()
-    scenes.run(rig, "whole", text)
+    rig = nodes.node()
+    agents.run(rig, "whole", text)
     # It began while GPU 1 did not answer. Kubelet keeps the GPUs of the plugin before it.
     rig.schedulable = {
         "nvidia.com/mig-7g.40gb": frozenset(rig.gpus[0].mig_uuids),
@@ -134,7 +133,7 @@ def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
     }
     rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset(gpu.uuid for gpu in rig.gpus)}
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="whole", text=text)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="whole", text=text)
 
     devices = frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
     assert rig.schedulable == {"nvidia.com/gpu": devices}
@@ -142,16 +141,16 @@ def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
 
 def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
     text = "version: v1\nmig-configs:\n  first:\n" + changes.entry("[0]", {"7g.40gb": 1}) + "\n"
-    rig, agent = (rig := scenes.node()), scenes.reconciler(rig, text)
+    rig, agent = (rig := nodes.node()), agents.reconciler(rig, text)
     rig.driver.lost.add(rig.gpus[1].uuid)
-    scenes.run(rig, "first", by=agent)
+    agents.run(rig, "first", by=agent)
     rig.driver.lost.clear()
     served = frozenset(rig.gpus[0].mig_uuids)
     # The only device of this resource was registered by the plugin before the change.
     rig.schedulable = {"nvidia.com/mig-7g.40gb": served, "nvidia.com/gpu": frozenset()}
     rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset({rig.gpus[1].uuid})}
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False)
 
     assert rig.schedulable == {"nvidia.com/gpu": served | {rig.gpus[1].uuid}}
 
@@ -165,15 +164,15 @@ mig-configs:
 """
 
 
-@pytest.mark.parametrize("hooks", ["", scenes.HOOKS], ids=["at once", "mode first"])
+@pytest.mark.parametrize("hooks", ["", nodes.HOOKS], ids=["at once", "mode first"])
 def test_the_stage_after_a_mode_change_keeps_the_devices_in_use(hooks: str) -> None:
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     rig.hooks.text = hooks
     used = {gi.placement.start: gi.compute_instances[0].uuid for gi in rig.gpus[1].gpu_instances}
     for start in (2, 3):
         rig.add_pod(f"pod-{start}", devices=frozenset({used[start] or ""}))
 
-    assert_ends(rig, Reason.APPLIED, layout="off-and-three", text=MODE_OF_ANOTHER)
+    ends.assert_ends(rig, Reason.APPLIED, layout="off-and-three", text=MODE_OF_ANOTHER)
 
     assert {"pod-2", "pod-3"} <= rig.pod_names
     assert {used[2], used[3]} <= set(rig.gpus[1].mig_uuids)
@@ -194,9 +193,9 @@ mig-configs:
 def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
     *, is_reversed: bool, ends_in_s: int, stages: str
 ) -> None:
-    rig, text = scenes.node(layout="all-balanced"), ONE_OF_TWO
+    rig, text = nodes.node(layout="all-balanced"), ONE_OF_TWO
     if stages == "mode first":
-        rig.hooks.text = scenes.HOOKS
+        rig.hooks.text = nodes.HOOKS
         text += "  - {devices: [1], mig-enabled: false}\n"
     devices = [
         ci.uuid or ""
@@ -214,7 +213,7 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
     rig.kubelet.ends_from_s[ending] = 8.0 if is_spared else math.inf
     rig.add_pod("running", devices=frozenset({second}))
 
-    assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=scenes.reconciler(rig, text))
+    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=agents.reconciler(rig, text))
 
     assert ("workloads.evict" in rig.log) is not is_spared
     assert ("running" in rig.pod_names) is is_spared
@@ -224,11 +223,11 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
 
 @pytest.mark.parametrize("when", ["hooks.run", "node.patch"])
 def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: str) -> None:
-    undisturbed = scenes.node(layout="all-balanced")
+    undisturbed = nodes.node(layout="all-balanced")
     before = {*undisturbed.gpus[0].mig_uuids}
-    scenes.run(undisturbed, "one-of-two", ONE_OF_TWO)
+    agents.run(undisturbed, "one-of-two", ONE_OF_TWO)
     (destroyed,) = before - {*undisturbed.gpus[0].mig_uuids}
-    rig = scenes.hooked(scenes.node(layout="all-balanced"))
+    rig = nodes.hooked(nodes.node(layout="all-balanced"))
 
     def bind() -> None:
         # The call before the taint; the second one reports the phase.
@@ -237,7 +236,9 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
             rig.add_pod("bound", devices=frozenset({destroyed}))
 
     rig.on_call = bind
-    assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=scenes.reconciler(rig, ONE_OF_TWO))
+    ends.assert_ends(
+        rig, Reason.APPLIED, layout="one-of-two", by=agents.reconciler(rig, ONE_OF_TWO)
+    )
 
     assert "bound" in rig.pod_names
     assert "workloads.evict" not in rig.log
@@ -245,18 +246,18 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
 
 @pytest.mark.parametrize("call", ["workloads.can_evict", "workloads.evict"])
 def test_a_newer_request_ends_a_drain_between_two_evictions(call: str) -> None:
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     for number, device in enumerate(rig.gpus[0].mig_uuids):
         rig.add_pod(f"pod-{number}", devices=frozenset({device}))
 
-    scenes.assert_superseded(rig, "all-disabled", when=lambda: call in rig.log, replaced=True)
+    ends.assert_superseded(rig, "all-disabled", when=lambda: call in rig.log, replaced=True)
 
     assert rig.log.count(call) == 1
 
 
 def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: float) -> str:
     """Bind a pod whose devices kubelet does not list yet."""
-    devices = frozenset({scenes.device(rig, gpu, profile)})
+    devices = frozenset({nodes.device(rig, gpu, profile)})
     uid = rig.add_pod("starting", devices=devices, phase="Pending", is_ready=False)
     rig.kubelet.listed_from_s[uid] = rig.clock.now_s + listed_after_s
     return uid
@@ -271,8 +272,8 @@ def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: 
 def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
     gpu: int, profile: str, listed_after_s: float, *, stays: bool, bound: str
 ) -> None:
-    rig = scenes.node(layout="all-balanced")
-    affected = rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
+    rig = nodes.node(layout="all-balanced")
+    affected = rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
     is_late = bound == "late in the drain"
     rig.kubelet.ends_from_s[affected] = 12.0 if is_late else 0.0
     uids: list[str] = []
@@ -283,7 +284,7 @@ def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
             uids.append(starting_pod(rig, gpu=gpu, profile=profile, listed_after_s=listed_after_s))
 
     rig.on_call = bind
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert (uids[0] in rig.pods) is stays
     assert rig.log.count("workloads.evict") == 1 + (not stays)
@@ -299,7 +300,7 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
     *, is_admitted: bool, listed_after_s: float, stays: bool, is_bound_late: bool
 ) -> None:
     """While its watch is broken, kubelet sees no new pod."""
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     uids: list[str] = []
 
     def live() -> None:
@@ -310,26 +311,26 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
             rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=True)
 
     rig.on_call = live
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert (uids[0] in rig.pods) is stays
     assert rig.log.count("workloads.evict") == 1 + (not stays)
 
 
 def test_a_pod_that_is_never_admitted_does_not_use_up_a_short_drain() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     uid = starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=math.inf)
     rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_admitted=False)
 
-    by = scenes.reconciler(rig, limits={"drain_timeout_s": 8.0})
-    assert_ends(rig, Reason.APPLIED, by=by)
+    by = agents.reconciler(rig, limits={"drain_timeout_s": 8.0})
+    ends.assert_ends(rig, Reason.APPLIED, by=by)
 
     assert rig.log.count("workloads.evict") == 2
 
 
 def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
     """Without the plugin, kubelet refuses them for good: UnexpectedAdmissionError."""
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     uids: list[str] = []
 
     def live() -> None:
@@ -344,7 +345,7 @@ def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
             rig.pods[uids[0]] = dataclasses.replace(pod, is_admitted=True, phase=phase)
 
     rig.on_call = live
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.pods[uids[0]].phase == "Running"
 
@@ -361,18 +362,18 @@ def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
 def test_a_starting_pod_of_a_profile_that_stays_is_not_evicted(
     resource: str, *, stays: bool
 ) -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     uid = rig.add_pod("starting", phase="Pending", gpu_resources={resource: 1})
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert (uid in rig.pods) is stays
     assert (rig.clock.now_s < 2) is stays
 
 
 def test_no_pod_is_evicted_that_a_kubelet_silent_since_the_survey_cannot_name() -> None:
-    rig = scenes.node(layout="all-balanced")
-    rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
+    rig = nodes.node(layout="all-balanced")
+    rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
 
     def bind() -> None:
         if rig.has_hold_taint and not rig.kubelet.is_silent:
@@ -381,6 +382,6 @@ def test_no_pod_is_evicted_that_a_kubelet_silent_since_the_survey_cannot_name() 
 
     rig.on_call = bind
     why = "not evicted before its devices are known, kubelet does not answer"
-    assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/starting", why)
+    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/starting", why)
 
     assert "workloads.evict" not in rig.log

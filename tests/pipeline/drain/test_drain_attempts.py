@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fakes, inboxes, scenes
+from tests.node import agents, ends, fakes, inboxes, nodes, strikes
 from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import (
     CONFIG,
@@ -30,7 +30,7 @@ def test_only_another_request_reopens_the_node_in_mid_drain(news: str, granted: 
     serving.budget.max_unavailable = granted
     # If all are evicted at once, the others take longer to end.
     rig.kubelet.ends_from_s = dict.fromkeys(list(serving.here)[2:], rig.clock.now_s + 10)
-    agent = scenes.reconciler(rig, CONFIG)
+    agent = agents.reconciler(rig, CONFIG)
 
     def report() -> None:
         if serving.killed == 2 and news == "file":
@@ -52,12 +52,12 @@ def test_only_another_request_reopens_the_node_in_mid_drain(news: str, granted: 
     assert newer is not None
     assert agent.run(newer.request, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
     assert serving.killed == 2 + (0 if news == "label" else here)
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_file_change_after_the_drain_evicts_no_successor() -> None:
     rig, serving = node_with(room_elsewhere=0, replicas=1)
-    agent = scenes.reconciler(rig, CONFIG)
+    agent = agents.reconciler(rig, CONFIG)
 
     def report() -> None:
         text = rig.annotations.get(well_known.STATUS_ANNOTATION, "{}")
@@ -71,12 +71,12 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
     rig.clock.wait(1)
     assert agent.run(LAYOUT, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
     assert serving.killed == 1
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_a_drain_that_always_crashes_reopens_the_node() -> None:
     rig, serving = node_with(room_elsewhere=1)
-    agent = scenes.reconciler(rig, CONFIG)
+    agent = agents.reconciler(rig, CONFIG)
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     rig.disruptions.budgets[0].max_unavailable = 4
     rig.refusing["workloads.evict"] = RuntimeError("bug")
@@ -88,21 +88,21 @@ def test_a_drain_that_always_crashes_reopens_the_node() -> None:
 
 
 def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.refusing["workloads.evict"] = drains.FORBIDDEN
     inbox = inboxes.Inbox(rig.clock)
     drains.at(rig, 3, inbox.put_file_change)
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig).run(scenes.LAYOUT, inbox.request(scenes.LAYOUT))
+        agents.reconciler(rig).run(agents.LAYOUT, inbox.request(agents.LAYOUT))
 
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("has_room", [True, False])
 def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
     rig, serving = node_with(room_elsewhere=1)
-    agent = scenes.reconciler(rig, CONFIG)
+    agent = agents.reconciler(rig, CONFIG)
 
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
@@ -115,7 +115,7 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
 
     assert try_once(rig, agent).state is model.State.SUCCESS
     assert serving.killed == 4
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def add_foreign_manager(rig: fakes.NodeRig) -> None:
@@ -127,11 +127,11 @@ def unload_driver(rig: fakes.NodeRig) -> None:
 
 
 def silence_kubelet(rig: fakes.NodeRig) -> None:
-    rig.refusing["allocations.assigned_devices"] = scenes.BROKEN["allocations"]
+    rig.refusing["allocations.assigned_devices"] = strikes.BROKEN["allocations"]
 
 
 def silence_api(rig: fakes.NodeRig) -> None:
-    rig.refusing["workloads.list"] = scenes.BROKEN["node"]
+    rig.refusing["workloads.list"] = strikes.BROKEN["node"]
 
 
 def refuse_the_list(rig: fakes.NodeRig) -> None:
@@ -159,7 +159,7 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     disturb: Callable[[fakes.NodeRig], None], reason: Reason
 ) -> None:
     rig, serving = node_with(room_elsewhere=1)
-    agent = scenes.reconciler(rig, CONFIG)
+    agent = agents.reconciler(rig, CONFIG)
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     disturb(rig)
 
@@ -174,12 +174,12 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
     serving.room_elsewhere = 3
     assert try_once(rig, agent).state is model.State.SUCCESS
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("reason", [Reason.IN_USE, Reason.HOST_SERVICE_FAILED])
 def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: Reason) -> None:
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     late: list[Deployment] = []
     rig.host.services["dcgm.service"] = True
 
@@ -187,7 +187,7 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
         if not late and rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
             late.append(Deployment(rig, list(rig.gpus[0].mig_uuids)[:2], room_elsewhere=2))
             if reason is Reason.HOST_SERVICE_FAILED:
-                rig.refusing["services.running"] = scenes.BROKEN["services"]
+                rig.refusing["services.running"] = strikes.BROKEN["services"]
 
     rig.on_call = bind
     rig.driver.clients = "a process"
@@ -197,14 +197,14 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
     assert outcome.reason is reason
     assert outcome.should_retry
     assert late[0].killed == 2
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> None:
     rig, serving = node_with(room_elsewhere=0)
     try_once(rig)
 
-    successor = scenes.reconciler(rig, CONFIG)
+    successor = agents.reconciler(rig, CONFIG)
     successor.recover(LAYOUT)
 
     assert try_once(rig, successor).reason is Reason.DRAIN_STALLED
@@ -212,11 +212,11 @@ def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> N
     assert serving.killed == 1
 
 
-def ask_for_another_layout(rig: fakes.NodeRig, agent: scenes.AgentInMemory) -> None:
+def ask_for_another_layout(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
     assert try_once(rig, agent, "all-1g.5gb").state is model.State.SUCCESS
 
 
-def ask_for_what_cannot_be(rig: fakes.NodeRig, agent: scenes.AgentInMemory) -> None:
+def ask_for_what_cannot_be(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
     assert try_once(rig, agent, "unknown-profile").reason is Reason.UNKNOWN_PROFILE
 
 
@@ -231,10 +231,10 @@ def ask_for_what_cannot_be(rig: fakes.NodeRig, agent: scenes.AgentInMemory) -> N
     ids=["label removed", "agent stopped", "another layout", "impossible layout"],
 )
 def test_node_closed_between_attempts_is_reopened_without_a_request(
-    end: Callable[[fakes.NodeRig, scenes.AgentInMemory], None],
+    end: Callable[[fakes.NodeRig, agents.AgentInMemory], None],
 ) -> None:
     rig, serving = node_with(room_elsewhere=0)
-    agent = scenes.reconciler(rig, CONFIG)
+    agent = agents.reconciler(rig, CONFIG)
     try_once(rig, agent)
     assert is_closed(rig)
 
@@ -242,6 +242,6 @@ def test_node_closed_between_attempts_is_reopened_without_a_request(
     for _ in range(3):
         rig.clock.wait(1)
 
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
     assert len(serving.here) == 4
     assert serving.killed == 1

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
-from tests.node import knobs, scenes
+from tests.node import agents, ends, knobs, nodes
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
 
 
@@ -25,14 +25,14 @@ def test_partial_budget_drains_as_successors_get_ready() -> None:
     assert serving.killed == 4
     assert min(healthy) == 3
     assert any("evicting default/serving-1; 3 more" in each for each in rig.statuses)
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
     rig, serving = node_with(room_elsewhere=0)
-    bare = rig.add_pod("bare", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
+    bare = rig.add_pod("bare", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     before = rig.gpus
-    agent = scenes.reconciler(rig, CONFIG)
+    agent = agents.reconciler(rig, CONFIG)
 
     ended = [try_once(rig, agent) for _ in range(4)]
 
@@ -60,7 +60,7 @@ def test_successors_that_start_slowly_elsewhere_are_no_stall() -> None:
     ("kind", "budget"), [("ReplicaSet", 1), ("DaemonSet", 7), ("StatefulSet", 0)]
 )
 def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: int) -> None:
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     devices = sorted(rig.gpus[0].mig_uuids)
     before = rig.gpus
     rig.disruptions.budgets.append(knobs.Budget("web", "web", len(devices), budget))
@@ -82,7 +82,7 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
 
     start_missing()
     rig.clock.on_wait.append(start_missing)
-    agent = scenes.reconciler(rig, CONFIG)
+    agent = agents.reconciler(rig, CONFIG)
 
     outcome = try_once(rig, agent)
 
@@ -92,11 +92,11 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
     removed = rig.log.count("workloads.evict") + rig.log.count("workloads.delete")
     assert removed == 2 * (budget or len(devices))
     assert rig.gpus == before
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_a_later_attempt_remembers_the_pods_that_return() -> None:
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     devices = frozenset(rig.gpus[0].mig_uuids)
     names = (f"probe-{number}" for number in itertools.count())
 
@@ -107,7 +107,7 @@ def test_a_later_attempt_remembers_the_pods_that_return() -> None:
     start_missing()
     rig.clock.on_wait.append(start_missing)
     rig.disruptions.refusals["probe-1"] = "not now"
-    agent = scenes.reconciler(rig, CONFIG)
+    agent = agents.reconciler(rig, CONFIG)
 
     assert try_once(rig, agent).reason is Reason.DRAIN_TIMEOUT
     rig.disruptions.refusals.clear()
@@ -130,7 +130,7 @@ def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:
 
 
 def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
     first, *devices = rig.gpus[0].mig_uuids
     rig.add_pod("early", devices=frozenset({first}))
@@ -175,7 +175,7 @@ def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) ->
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert why in outcome.message
     assert "workloads.evict" not in rig.log
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
@@ -234,7 +234,7 @@ def test_pods_without_a_controller_go_last() -> None:
 
 
 def test_a_budget_that_never_grants_all_pods_without_a_controller_keeps_all() -> None:
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     notebooks = {
         rig.add_pod(f"notebook-{n}", devices=frozenset({device}), labels={"app": "notebooks"})
         for n, device in enumerate(list(rig.gpus[0].mig_uuids)[:3])
@@ -263,7 +263,7 @@ def test_agent_that_may_not_list_budgets_drains_and_says_so() -> None:
     rig, serving = node_with(room_elsewhere=0)
     forbidden = errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)
     rig.refusing = {"workloads.budgets": forbidden}
-    agent = scenes.reconciler(rig, CONFIG)
+    agent = agents.reconciler(rig, CONFIG)
 
     ended = [try_once(rig, agent) for _ in range(3)]
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.core import model, steps
-from tests.node import fakes, scenes
+from tests.node import fakes, nodes
 
 
 def process(owner: str = "", *instances: int, is_running: bool = True) -> steps.GpuProcess:
@@ -21,7 +21,7 @@ mig-configs:
 
 def outdated_node() -> fakes.NodeRig:
     """MIG mode of GPU 0 went off behind the agent, while pods use its instances."""
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     for gpu in rig.gpus:
         for number, uuid in enumerate(gpu.mig_uuids):
             rig.add_pod(f"gpu{gpu.index}-{number}", devices=frozenset({uuid}))

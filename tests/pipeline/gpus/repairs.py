@@ -4,7 +4,7 @@ from typing import Any
 
 from mig_manager.agent import drift, outcomes, settings
 from mig_manager.core import model
-from tests.node import fakes, gpu_values, scenes
+from tests.node import agents, fakes, gpu_values, nodes
 from tests.pipeline import lives
 
 LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
@@ -13,7 +13,7 @@ RESET = {"repair": settings.RepairPolicy.RESET}
 
 def faulty_node(*indices: int) -> fakes.NodeRig:
     """Return a busy node whose GPUs with these indices (0 if none is named) await a reset."""
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.resets.are_available = True
     break_gpus(rig, *(indices or (0,)))
     return rig
@@ -21,9 +21,9 @@ def faulty_node(*indices: int) -> fakes.NodeRig:
 
 def stuck_node() -> fakes.NodeRig:
     """Return a busy node with a verified layout, whose GPU 0 now answers only to a reset."""
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.resets.are_available = True
-    scenes.run(rig, LAYOUT, by=agent_of(rig))
+    agents.run(rig, LAYOUT, by=agent_of(rig))
     break_gpus(rig, 0)
     rig.driver.lost.add(rig.gpus[0].uuid)
     rig.forget_past()
@@ -34,21 +34,21 @@ def break_gpus(rig: fakes.NodeRig, *indices: int) -> None:
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, *indices)
 
 
-def agent_of(rig: fakes.NodeRig, **options: Any) -> scenes.AgentInMemory:
-    return scenes.reconciler(rig, limits=options.pop("limits", RESET), **options)
+def agent_of(rig: fakes.NodeRig, **options: Any) -> agents.AgentInMemory:
+    return agents.reconciler(rig, limits=options.pop("limits", RESET), **options)
 
 
-def begun(rig: fakes.NodeRig, **options: Any) -> scenes.AgentInMemory:
+def begun(rig: fakes.NodeRig, **options: Any) -> agents.AgentInMemory:
     """Return an agent that has verified the layout, and runs the repair next."""
     agent = agent_of(rig, **options)
-    outcome = scenes.run(rig, LAYOUT, by=agent)
+    outcome = agents.run(rig, LAYOUT, by=agent)
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.RUN
     return agent
 
 
-def serve(rig: fakes.NodeRig, by: scenes.AgentInMemory | None = None) -> outcomes.Outcome:
+def serve(rig: fakes.NodeRig, by: agents.AgentInMemory | None = None) -> outcomes.Outcome:
     """Let an agent take over, and repair what it finds at the next drift check."""
-    configs = fakes.FakeConfig(scenes.CONFIG)
+    configs = fakes.FakeConfig(agents.CONFIG)
     agent = by or agent_of(rig, configs=configs)
     lives.request(rig, LAYOUT)
     pauses_s: list[float] = []
@@ -74,6 +74,6 @@ def message(rig: fakes.NodeRig) -> str:
 
 
 def request_other(
-    rig: fakes.NodeRig, by: scenes.AgentInMemory, *, attempt: int = 1
+    rig: fakes.NodeRig, by: agents.AgentInMemory, *, attempt: int = 1
 ) -> outcomes.Outcome:
-    return scenes.run(rig, OTHER, by=by, is_new=attempt == 1, attempt=attempt)
+    return agents.run(rig, OTHER, by=by, is_new=attempt == 1, attempt=attempt)

@@ -11,7 +11,7 @@ from mig_manager.agent import outcomes, settings
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
-from tests.node import fakes, gpu_values, scenes
+from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 from tests.pipeline.gpus import repairs
 
 LAYOUT = "all-balanced"
@@ -22,11 +22,11 @@ HEALTHY = model.RecoveryAction.NONE
 
 def node_at_rest(
     **limits: Any,
-) -> tuple[fakes.NodeRig, scenes.AgentInMemory, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active and whose GPUs report no fault."""
-    rig = scenes.node(layout=LAYOUT)
+    rig = nodes.node(layout=LAYOUT)
     set_action(rig, HEALTHY, *range(len(rig.gpus)))
-    return scenes.at_rest(LAYOUT, rig=rig, limits=limits)
+    return agents.at_rest(LAYOUT, rig=rig, limits=limits)
 
 
 def set_action(rig: fakes.NodeRig, action: model.RecoveryAction, *indices: int) -> None:
@@ -84,15 +84,15 @@ def test_a_restarted_agent_clears_the_condition_of_the_one_before() -> None:
     agent.check_drift(LAYOUT, ended)
     set_action(rig, HEALTHY, 0)
 
-    scenes.run(rig, LAYOUT, by=scenes.reconciler(rig))
+    agents.run(rig, LAYOUT, by=agents.reconciler(rig))
 
     assert recovery(rig) == ("False", "NoRecoveryNeeded")
 
 
 def test_faults_found_by_a_run_are_reported_at_its_end() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     set_action(rig, REBOOT, 1)
-    scenes.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
+    ends.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
     assert recovery(rig) == ("True", "NodeReboot")
     assert rig.events[-1] == "GpuRecoveryNeeded"
 
@@ -159,9 +159,9 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
 ) -> None:
     rig = repairs.stuck_node() if is_silent else repairs.faulty_node()
     agent = repairs.agent_of(rig)
-    ended = scenes.run(rig, repairs.LAYOUT, by=agent)
+    ended = agents.run(rig, repairs.LAYOUT, by=agent)
     rig.recovery_condition = None
-    rig.refusing["workloads.list"] = scenes.BROKEN["workloads"]
+    rig.refusing["workloads.list"] = strikes.BROKEN["workloads"]
     if is_silent:
         rig.gpus = gpu_values.without_instances(rig.gpus, 1)
 
@@ -173,24 +173,24 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
 
 
 def test_a_node_without_a_request_is_checked_too() -> None:
-    rig = scenes.node()
-    agent = scenes.reconciler(rig)
+    rig = nodes.node()
+    agent = agents.reconciler(rig)
     agent.rest()
     set_action(rig, RESET, 0)
 
     agent.check_without_request()
     assert recovery(rig) == ("True", "GpuReset")
 
-    rig.refusing["gpus.observe"] = scenes.BROKEN["gpus"]
+    rig.refusing["gpus.observe"] = strikes.BROKEN["gpus"]
     agent.check_without_request()
     assert recovery(rig) == ("True", "GpuReset")
 
 
 def test_xids_are_counted_and_each_is_an_event_once_an_hour() -> None:
-    rig = scenes.node(layout=LAYOUT)
+    rig = nodes.node(layout=LAYOUT)
     telemetry = fakes.FakeTelemetry()
-    agent = scenes.reconciler(rig, telemetry=telemetry)
-    ended = scenes.run(rig, LAYOUT, by=agent)
+    agent = agents.reconciler(rig, telemetry=telemetry)
+    ended = agents.run(rig, LAYOUT, by=agent)
     rig.events.clear()
     uuid = rig.gpus[0].uuid
 
@@ -211,7 +211,7 @@ def test_xids_are_counted_and_each_is_an_event_once_an_hour() -> None:
 def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
     rig, agent, ended = node_at_rest()
     set_action(rig, RESET, 0)
-    rig.refusing["node.patch"] = scenes.BROKEN["node"]
+    rig.refusing["node.patch"] = strikes.BROKEN["node"]
     with pytest.raises(errors.ClusterError):
         agent.check_drift(LAYOUT, ended)
 

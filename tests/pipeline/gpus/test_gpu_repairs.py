@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.agent import drift, settings
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.node import well_known
-from tests.node import fakes, gpu_values, scenes
+from tests.node import agents, ends, fakes, gpu_values, strikes
 from tests.pipeline.gpus import repairs
 
 DAY_S = 86400.0
@@ -38,7 +38,7 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
     assert {step.gpu_uuid for step in rig.driver.executed} == {before[0].uuid}
     assert {"GpuRepairBegun", "Draining", "GpuRepaired", last} <= set(rig.events)
     assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_the_former_placements_return_although_the_planner_chooses_others() -> None:
@@ -61,11 +61,11 @@ def test_a_gpu_that_a_person_resets_before_its_repair_costs_no_attempt() -> None
     rig = repairs.faulty_node()
     agent = repairs.agent_of(rig)
     agent.recover(repairs.LAYOUT)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
 
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
 
     assert repairs.resets(rig) == 0
     assert any(text.endswith("no longer needs a reset.") for text in rig.messages)
@@ -86,7 +86,7 @@ def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
     make_stale()
     rig.clock.on_wait.append(make_stale)
 
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
 
     assert outcome.reason is errors.Reason.NOT_ALLOCATABLE
     assert rig.log.count("workloads.delete") == 1
@@ -228,7 +228,7 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
     assert "GpuRepairFailed" in rig.events
     assert "another begins at" in repairs.message(rig)
     assert {"affected", "spared"} <= rig.pod_names
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("obstacle", ["lock", "kubelet", "API"])
@@ -238,10 +238,10 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
     agent = repairs.begun(rig, lock=lock)
     lock.refusals = 1000 if obstacle == "lock" else 0
     rig.kubelet.is_silent = obstacle == "kubelet"
-    rig.refusing = {"workloads.list": scenes.BROKEN["node"]} if obstacle == "API" else {}
+    rig.refusing = {"workloads.list": strikes.BROKEN["node"]} if obstacle == "API" else {}
 
     with pytest.raises(errors.LockedError) if obstacle == "lock" else contextlib.nullcontext():
-        scenes.run(rig, repairs.LAYOUT, by=agent)
+        agents.run(rig, repairs.LAYOUT, by=agent)
 
     assert rig.labels[well_known.STATE_LABEL] == ("failed" if obstacle == "API" else "success")
     assert "GpuRepairFailed" not in rig.events
@@ -269,7 +269,7 @@ def test_each_attempt_says_that_the_lock_keeps_it_and_an_open_repair_waiting() -
         assert outcome.reason is errors.Reason.LOCKED
         assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["attempt"] == attempt
         # It has waited for the lock once.
-        assert rig.clock.now_s - began_s < 2 * scenes.TIMEOUTS["lock_timeout_s"]
+        assert rig.clock.now_s - began_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
 
     lock.refusals = 0
     assert repairs.request_other(rig, agent, attempt=4).state is model.State.SUCCESS
@@ -289,7 +289,7 @@ def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> No
         while agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST:
             rig.clock.wait(300)
         pauses_s.append(rig.clock.now_s - began_s)
-        outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+        outcome = agents.run(rig, repairs.LAYOUT, by=agent)
         assert repairs.resets(rig) == number
     assert pauses_s[0] >= 600
     assert sorted(set(pauses_s)) == pauses_s
@@ -327,7 +327,7 @@ def test_a_second_fault_in_the_pause_waits_and_another_gpu_does_not() -> None:
     repairs.break_gpus(rig, 0, 1)
 
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
-    scenes.run(rig, repairs.LAYOUT, by=agent)
+    agents.run(rig, repairs.LAYOUT, by=agent)
 
     assert [gpu.awaits_reset for gpu in rig.gpus] == [True, False]
     assert "GPU 0 (repair 1 has ended; another begins at" in repairs.message(rig)
@@ -340,7 +340,7 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
     rig.clock.wait(3 * DAY_S)
     repairs.break_gpus(rig, 0)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
-    scenes.run(rig, repairs.LAYOUT, by=agent)
+    agents.run(rig, repairs.LAYOUT, by=agent)
     record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
     assert [each["attempts"] for each in record["repairs"]] == [1]
 
@@ -353,7 +353,7 @@ def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
     assert outcome.state is model.State.SUCCESS
     assert "only be reset together" in repairs.message(rig)
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_instances_that_the_fault_keeps_go_with_the_reset() -> None:
@@ -385,7 +385,7 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
     assert [gpu.uuid for gpu in outcome.verified_gpus.unreachable] == [uuid]
     assert "GpuRepairFailed" in rig.events
     assert "spared" in rig.pod_names
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_a_repair_never_reboots_the_node() -> None:
@@ -400,7 +400,7 @@ def test_a_repair_never_reboots_the_node() -> None:
 def test_drift_on_another_gpu_is_not_healed_by_a_repair() -> None:
     rig = repairs.faulty_node()
     agent = repairs.agent_of(rig)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
     rig.gpus = gpu_values.without_instances(rig.gpus, 1)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
     assert "the GPUs do not have the requested layout" in repairs.message(rig)

@@ -10,15 +10,14 @@ from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import gpu_values, nodes, scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, ends, gpu_values, nodes, strikes
 
 ALL_1G = "all-1g.5gb"
 NO_MIG = model.DesiredGpu(mode=model.MigMode.DISABLED)
 
 
 def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None:
-    rig = scenes.hosted_node()
+    rig = nodes.hosted_node()
     switched: list[tuple[str, bool]] = []
     before = dict(rig.host.services)
 
@@ -27,7 +26,7 @@ def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None
         before.update(rig.host.services)
 
     rig.on_call = note
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert switched == [
         ("dcgm.service", False),
@@ -39,22 +38,22 @@ def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None
 
 
 def test_services_keep_running_where_no_device_is_removed() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     rig.gpus = gpu_values.brought_to(rig.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
     rig.host.services["dcgm.service"] = True
 
-    assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
+    ends.assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
     assert "services.stop" not in rig.log
 
 
 def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
-    rig = scenes.hosted_node()
+    rig = nodes.hosted_node()
     rig.host.broken_services = {"nvsm.service"}
     rig.driver.step_error = lambda _step: AssertionError()  # it would crash the run
     rig.on_call = lambda: rig.host.broken_services.clear() if "services.start" in rig.log else None
 
     with structlog.testing.capture_logs() as log:
-        assert_ends(rig, Reason.HOST_SERVICE_FAILED, "nvsm.service does not answer")
+        ends.assert_ends(rig, Reason.HOST_SERVICE_FAILED, "nvsm.service does not answer")
 
     # One that never stopped is not logged as started.
     started = [line["service"] for line in log if line["event"] == "host_service_started"]
@@ -62,13 +61,13 @@ def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
 
 
 def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
-    rig = scenes.hosted_node()
+    rig = nodes.hosted_node()
     rig.on_call = lambda: rig.host.broken_services.update(
         {"nvsm.service"} if not rig.host.services["nvsm.service"] else ()
     )
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
 
-    outcome = scenes.run(rig, by=agent)
+    outcome = agents.run(rig, by=agent)
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
@@ -78,23 +77,23 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
     rig.on_call = lambda: None
     rig.host.broken_services.clear()
-    assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
+    ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
 
 
 @pytest.mark.parametrize("wanted", ["one-slice-changed", "all-balanced", None])
 def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: str | None) -> None:
-    rig = scenes.hosted_node()
+    rig = nodes.hosted_node()
     rig.host.services["nvsm.service"] = False
     rig.host.services["debug-shell.service"] = False
     forged = journals.Journal(
         config="one-slice-changed", host_services=("debug-shell.service", "nvsm.service")
     )
     rig.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
-    agent = scenes.reconciler(rig, service_names=lambda: ("dcgm.service", "nvsm.service"))
+    agent = agents.reconciler(rig, service_names=lambda: ("dcgm.service", "nvsm.service"))
 
     agent.recover(wanted)
     if wanted:
-        assert scenes.run(rig, wanted, by=agent).state is model.State.SUCCESS
+        assert agents.run(rig, wanted, by=agent).state is model.State.SUCCESS
 
     assert not rig.host.services["debug-shell.service"]
     assert rig.host.services["nvsm.service"]
@@ -104,22 +103,22 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
 
 
 def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None:
-    rig = scenes.hosted_node()
+    rig = nodes.hosted_node()
     listed = ["dcgm.service", "nvsm.service"]
     rig.on_call = lambda: listed.clear() if rig.log[-1] == "gpus.execute" else None
 
-    agent = scenes.reconciler(rig, service_names=lambda: tuple(listed))
-    assert_ends(rig, Reason.APPLIED, by=agent)
+    agent = agents.reconciler(rig, service_names=lambda: tuple(listed))
+    ends.assert_ends(rig, Reason.APPLIED, by=agent)
 
     assert not listed
     assert "HostServiceRefused" not in rig.events
 
 
 def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
-    rig = scenes.hosted_node()
-    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
+    rig = nodes.hosted_node()
+    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
-    assert_ends(rig, Reason.INSUFFICIENT_RESOURCES)
+    ends.assert_ends(rig, Reason.INSUFFICIENT_RESOURCES)
 
 
 @pytest.mark.parametrize("may_reset", [True, False])
@@ -129,7 +128,7 @@ def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) 
     rig.resets.refusal = "GPU 0 is in use by dcgm (pid 7)"
 
     why = rig.resets.refusal if may_reset else ""
-    assert_ends(rig, Reason.RESET_REQUIRED, why, layout=ALL_1G)
+    ends.assert_ends(rig, Reason.RESET_REQUIRED, why, layout=ALL_1G)
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     assert {gpu.current_mode for gpu in rig.gpus} == {model.MigMode.DISABLED}
@@ -137,7 +136,7 @@ def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) 
 
 @pytest.mark.parametrize("event", ["returns", "is altered"])
 def test_after_a_reset_only_drained_gpus_are_changed(event: str) -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     rig.resets.are_available = rig.driver.mode_waits = True
     text = """
 version: v1
@@ -148,10 +147,10 @@ mig-configs:
   new:
   - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 3}}
 """
-    assert scenes.run(rig, "old" if event == "returns" else "new", text).reason is Reason.APPLIED
+    assert agents.run(rig, "old" if event == "returns" else "new", text).reason is Reason.APPLIED
     if event == "is altered":
         rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], NO_MIG), rig.gpus[1])
-    rig.add_pod("spared", devices=frozenset({scenes.device(rig, 1, "2g.10gb")}))
+    rig.add_pod("spared", devices=frozenset({nodes.device(rig, 1, "2g.10gb")}))
     rig.driver.lost |= {rig.gpus[1].uuid} if event == "returns" else set()
     at_reset: list[model.Gpu] = []
 
@@ -165,7 +164,7 @@ mig-configs:
         at_reset.append(rig.gpus[1])
 
     rig.on_call = strike
-    scenes.run(rig, "new", text)
+    agents.run(rig, "new", text)
 
     assert len(rig.gpus[0].mig_uuids) == 3
     assert at_reset == [rig.gpus[1]]
@@ -182,7 +181,7 @@ class Alive(ports.Telemetry):
 
 
 def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     rig.host.services = {f"s{number}.service": True for number in range(5)}
     pulse = liveness.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
@@ -195,16 +194,16 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
         silences.append(pulse.silence_s)
 
     rig.on_call = take_long
-    agent = scenes.reconciler(rig, telemetry=Alive(pulse))
-    assert_ends(rig, Reason.APPLIED, layout=ALL_1G, by=agent)
+    agent = agents.reconciler(rig, telemetry=Alive(pulse))
+    ends.assert_ends(rig, Reason.APPLIED, layout=ALL_1G, by=agent)
 
     assert rig.clock.now_s > 10 * slow_s
     assert max(silences) < 2 * slow_s
 
 
 def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> None:
-    rig = scenes.node(layout="all-balanced")
-    scenes.kill_at(rig, 5, ALL_1G)
+    rig = nodes.node(layout="all-balanced")
+    strikes.kill_at(rig, 5, ALL_1G)
     # Another program has resumed the plugin meanwhile, and removed the taint.
     rig.has_hold_taint = False
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
@@ -214,18 +213,18 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     silences: list[float] = []
     rig.clock.on_wait.append(lambda: silences.append(pulse.silence_s))
 
-    scenes.reconciler(rig, telemetry=Alive(pulse)).recover(None)
+    agents.reconciler(rig, telemetry=Alive(pulse)).recover(None)
 
     assert silences
     assert max(silences) < 1
 
 
 def test_verified_layouts_are_kept_for_the_next_boot() -> None:
-    rig = scenes.node()
-    assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
+    rig = nodes.node()
+    ends.assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
     rig.driver.lost.add(rig.gpus[0].uuid)
 
-    assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
     kept = [journals.VerifiedLayout.from_json(text) for text in rig.host.boot_layouts]
     first, second = sorted(gpu.uuid for gpu in rig.gpus)
@@ -234,15 +233,15 @@ def test_verified_layouts_are_kept_for_the_next_boot() -> None:
         ("all-balanced", "boot-1", (second,)),
     ]
     assert {gpu.uuid for gpu in kept[1].snapshot} == {gpu.uuid for gpu in rig.gpus}
-    assert scenes.is_as_before(rig, kept[1].snapshot)
+    assert ends.is_as_before(rig, kept[1].snapshot)
 
 
 def test_a_layout_that_fails_is_not_kept() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     rig.plugin.is_broken = True
     rig.pods.clear()
 
-    scenes.run(rig, ALL_1G)
+    agents.run(rig, ALL_1G)
 
     assert rig.host.boot_layouts == []
 
@@ -267,7 +266,7 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
             rig.refusing["node.patch"] = away
         return rig.log[-1] == "reset.reset"
 
-    scenes.kill_when(rig, is_resetting, lambda rig: scenes.run(rig, "all-1g.5gb"))
+    strikes.kill_when(rig, is_resetting, lambda rig: agents.run(rig, "all-1g.5gb"))
     rig.refusing.clear()
     assert len(rig.resets.without_persistence) == len(rig.gpus)
     # What is to be undone needs a reset, too.
@@ -275,9 +274,9 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
     rig.refusing["reset.reset"] = errors.HostError("no", reason=Reason.RESET_REQUIRED)
 
     if is_resumed:
-        scenes.resume(rig, "all-1g.5gb")
+        agents.resume(rig, "all-1g.5gb")
     else:
-        scenes.undo(rig)
+        agents.undo(rig)
 
     assert rig.resets.without_persistence == set()
 
@@ -287,7 +286,7 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
 def test_persistence_mode_is_restored_once_that_is_possible(
     obstacle: str, *, is_resumed: bool
 ) -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     uuid = rig.gpus[0].uuid
     rig.resets.without_persistence = {uuid}
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journals.Journal(
@@ -299,9 +298,9 @@ def test_persistence_mode_is_restored_once_that_is_possible(
 
     def serve() -> None:
         if is_resumed:
-            scenes.resume(rig, "all-balanced")
+            agents.resume(rig, "all-balanced")
         else:
-            scenes.undo(rig)
+            agents.undo(rig)
 
     serve()
     assert rig.resets.without_persistence == {uuid}
@@ -315,32 +314,34 @@ def test_persistence_mode_is_restored_once_that_is_possible(
 
 @pytest.mark.parametrize("is_label_gone", [True, False])
 def test_outdated_device_files_are_refreshed_by_a_new_agent(*, is_label_gone: bool) -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     rig.refusing["refresh_files"] = errors.HostError(
         "nvidia-ctk failed", reason=Reason.DEVICE_FILES_FAILED
     )
-    assert scenes.run(rig, "all-1g.5gb").reason is Reason.DEVICE_FILES_FAILED
-    assert not is_label_gone or scenes.undo(rig)
+    assert agents.run(rig, "all-1g.5gb").reason is Reason.DEVICE_FILES_FAILED
+    assert not is_label_gone or agents.undo(rig)
     rig.refusing.clear()
     rig.host.refreshes = 0
 
     if is_label_gone:
-        assert not scenes.undo(rig)
+        assert not agents.undo(rig)
     else:
-        assert scenes.resume(rig, "all-1g.5gb").reason is Reason.ALREADY_APPLIED
+        assert agents.resume(rig, "all-1g.5gb").reason is Reason.ALREADY_APPLIED
         assert "Recovered" not in rig.events
 
     assert rig.host.refreshes == 1
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.driver.clients = "python (pid 4242, unit train.service)"
     rig.host.refreshes = 0
     before = rig.gpus
 
-    assert_ends(rig, Reason.IN_USE, "in use by python (pid 4242, unit train.service); waited 30 s")
+    ends.assert_ends(
+        rig, Reason.IN_USE, "in use by python (pid 4242, unit train.service); waited 30 s"
+    )
 
     assert rig.clock.now_s >= 30
     assert (rig.driver.executed, rig.gpus, rig.host.refreshes) == ([], before, 0)
@@ -348,32 +349,32 @@ def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> Non
 
 
 def test_a_process_that_ends_is_waited_for() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.driver.clients = "python (pid 4242)"
     rig.clock.on_wait.append(
         lambda: setattr(rig.driver, "clients", "") if rig.clock.now_s > 10 else None
     )
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
     assert rig.clock.now_s > 10
 
 
 def test_a_newer_request_ends_the_wait_for_a_process() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.driver.clients = "python (pid 4242)"
     before = rig.gpus
 
-    scenes.assert_superseded(rig, when=lambda: "gpus.execute" in rig.log, replaced=True)
+    ends.assert_superseded(rig, when=lambda: "gpus.execute" in rig.log, replaced=True)
 
     assert (rig.driver.executed, rig.gpus) == ([], before)
 
 
 def test_rollback_waits_for_a_process_that_uses_new_instances() -> None:
-    rig = scenes.node(layout="all-balanced")
-    scenes.kill_at(rig, 9, ALL_1G)
+    rig = nodes.node(layout="all-balanced")
+    strikes.kill_at(rig, 9, ALL_1G)
     rig.driver.executed.clear()
     rig.driver.clients = "python (pid 4242)"
-    successor = scenes.reconciler(rig)
+    successor = agents.reconciler(rig)
 
     successor.recover(None)
     assert rig.driver.executed == []

@@ -9,7 +9,7 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
-from tests.node import driver_rules, fakes, scenes
+from tests.node import agents, driver_rules, ends, fakes, nodes, strikes
 from tests.pipeline.gpus.gpu_processes import WHOLE, of_pods, outdated_node, process
 from tests.pipeline.requests.custom_requests import ON, document, requested, run
 from tests.pipeline.rest import drifts
@@ -19,14 +19,14 @@ RETRIES = 3
 
 
 def assert_refused(
-    rig: fakes.NodeRig, reason: Reason, *texts: str, layout: str = scenes.LAYOUT, **replaced: Any
+    rig: fakes.NodeRig, reason: Reason, *texts: str, layout: str = agents.LAYOUT, **replaced: Any
 ) -> None:
     """Request a layout of agents that restart; check that nothing is taken or changed."""
     before, pods = rig.gpus, set(rig.pod_names)
     for _ in range(RETRIES):
-        agent = scenes.reconciler(rig, **replaced)
+        agent = agents.reconciler(rig, **replaced)
         agent.recover(layout)
-        outcome = scenes.assert_ends(rig, reason, *texts, layout=layout, by=agent)
+        outcome = ends.assert_ends(rig, reason, *texts, layout=layout, by=agent)
         assert outcome.should_retry is reason.is_transient
         assert rig.pod_names >= pods
         assert "workloads.evict" not in rig.log
@@ -37,42 +37,42 @@ def assert_refused(
 
 
 def test_a_silent_kubelet_evicts_no_pod() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.kubelet.is_silent = True
     started_s = rig.clock.now_s
     assert_refused(rig, Reason.POD_RESOURCES_UNAVAILABLE, "no socket", "default/affected")
     assert 20 <= (rig.clock.now_s - started_s) / RETRIES < 22
     rig.kubelet.is_silent = False
-    scenes.assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
     assert "spared" in rig.pod_names
 
 
 def test_a_kubelet_that_restarts_is_waited_for() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.kubelet.is_silent = True
 
     def start() -> None:
         rig.kubelet.is_silent &= rig.clock.now_s < 10
 
     rig.clock.on_wait.append(start)
-    scenes.assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
     assert "spared" in rig.pod_names
     assert "affected" not in rig.pod_names
 
 
 @pytest.mark.parametrize(
     ("layout", "drain"),
-    [("all-disabled", policies.DrainPolicy.AFFECTED), (scenes.LAYOUT, policies.DrainPolicy.NODE)],
+    [("all-disabled", policies.DrainPolicy.AFFECTED), (agents.LAYOUT, policies.DrainPolicy.NODE)],
 )
 def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
     layout: str, drain: policies.DrainPolicy
 ) -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.policy = policies.Policy(drain=drain)
     # It answers again when its devices are verified.
     rig.on_call = lambda: setattr(rig.kubelet, "is_silent", "gpus.execute" not in rig.log)
     started_s = rig.clock.now_s
-    scenes.assert_ends(rig, Reason.APPLIED, layout=layout)
+    ends.assert_ends(rig, Reason.APPLIED, layout=layout)
     assert rig.clock.now_s - started_s < 20
     assert not {"affected", "spared"} & rig.pod_names
 
@@ -81,28 +81,28 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
 
 
 def test_a_pod_that_only_kubelet_lists_keeps_its_device_and_all_pods() -> None:
-    rig = scenes.busy_node()
-    rig.kubelet.unlisted["deleted"] = frozenset({scenes.device(rig, 0, "2g.10gb")})
+    rig = nodes.busy_node()
+    rig.kubelet.unlisted["deleted"] = frozenset({nodes.device(rig, 0, "2g.10gb")})
     assert_refused(rig, Reason.DRAIN_TIMEOUT, "default/deleted", "kubelet still has it")
 
 
 def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
-    rig = scenes.busy_node()
-    rig.kubelet.unlisted["deleted"] = frozenset({scenes.device(rig, 0, "2g.10gb")})
+    rig = nodes.busy_node()
+    rig.kubelet.unlisted["deleted"] = frozenset({nodes.device(rig, 0, "2g.10gb")})
 
     def end() -> None:
         if rig.clock.now_s > 5:
             rig.kubelet.unlisted.clear()
 
     rig.clock.on_wait.append(end)
-    scenes.assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
 
 @pytest.mark.parametrize("is_admitted", [True, False])
 def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: bool) -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     affected = rig.uid_of("affected")
-    own = frozenset({scenes.device(rig, 1, "1g.5gb")})
+    own = frozenset({nodes.device(rig, 1, "1g.5gb")})
     successor = rig.add_pod(
         "db-0",
         devices=own if is_admitted else frozenset(),
@@ -118,7 +118,7 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
             rig.kubelet.assigned[successor] = own
 
     rig.clock.on_wait.append(end)
-    scenes.assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
     assert successor in rig.pods
     assert affected not in rig.pods
 
@@ -127,13 +127,13 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
 
 
 def test_a_process_on_a_gpu_keeps_its_instances_from_being_destroyed() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     processes = asking({rig.gpus[0].uuid: (process(),)})
     assert_refused(rig, Reason.IN_USE, "trainer (pid 7)", layout="whole", text=WHOLE, **processes)
 
 
 def test_a_daemon_that_no_change_pauses_keeps_all_pods_where_they_are() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     deployed = {f"{well_known.DEPLOY_LABEL_PREFIX}driver": "true"}
     rig.labels |= deployed
     uid = rig.add_pod("watcher", node_selector=deployed, owner_kind="DaemonSet")
@@ -144,16 +144,16 @@ def test_a_daemon_that_no_change_pauses_keeps_all_pods_where_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "text", "is_running"),
-    [(scenes.LAYOUT, scenes.CONFIG, True), ("whole", WHOLE, False)],
+    [(agents.LAYOUT, agents.CONFIG, True), ("whole", WHOLE, False)],
     ids=["instances stay", "only open files"],
 )
 def test_a_process_on_a_gpu_does_not_keep_further_instances_out(
     layout: str, text: str, *, is_running: bool
 ) -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     processes = asking({rig.gpus[0].uuid: (process(is_running=is_running),)})
-    agent = scenes.reconciler(rig, text, **processes)
-    scenes.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent)
+    agent = agents.reconciler(rig, text, **processes)
+    ends.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent)
 
 
 @pytest.mark.parametrize("is_on_demand", [False, True])
@@ -162,16 +162,16 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
 ) -> None:
     rules = "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 3g.20gb: 1}}\n"
     wanted = requested(document(rules), is_on_demand=is_on_demand)
-    undisturbed = scenes.node(layout="all-balanced")
+    undisturbed = nodes.node(layout="all-balanced")
     run(undisturbed, wanted)
     (kept,) = (gi for gi in undisturbed.gpus[0].gpu_instances if str(gi.profile) == "1g.5gb")
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     before = rig.gpus[0].gpu_instances
     (used,) = (
         gi for gi in before if gi.profile == kept.profile and gi.placement != kept.placement
     )
     users = {rig.gpus[0].uuid: (process("unit train.service", used.instance_id),)}
-    agent = scenes.reconciler(rig, limits=ON, processes=lambda: users)
+    agent = agents.reconciler(rig, limits=ON, processes=lambda: users)
 
     outcome = run(rig, wanted, by=agent)
 
@@ -180,11 +180,11 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
 
 
 def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     affected = rig.uid_of("affected")
     processes = asking({rig.gpus[0].uuid: (process(f"pod {affected}"),)})
-    agent = scenes.reconciler(rig, WHOLE, **processes)
-    scenes.assert_ends(rig, Reason.APPLIED, layout="whole", by=agent)
+    agent = agents.reconciler(rig, WHOLE, **processes)
+    ends.assert_ends(rig, Reason.APPLIED, layout="whole", by=agent)
 
 
 def asking(processes: Mapping[str, tuple[steps.GpuProcess, ...]]) -> dict[str, Any]:
@@ -197,8 +197,8 @@ def asking(processes: Mapping[str, tuple[steps.GpuProcess, ...]]) -> dict[str, A
 def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     rig = outdated_node()
     processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
-    agent = scenes.reconciler(rig, **asking(processes))
-    scenes.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
+    agent = agents.reconciler(rig, **asking(processes))
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
     assert not any(name.startswith("gpu0") for name in rig.pod_names)
     assert "default/gpu0-0" in rig.messages[0]
     assert "no GPU has its device" in rig.messages[0]
@@ -220,9 +220,9 @@ def test_a_process_that_no_drain_ends_keeps_all_pods_where_they_are() -> None:
 
 def test_pods_whose_devices_went_with_a_reboot_do_not_keep_the_layout_away() -> None:
     rig = outdated_node()
-    agent = scenes.reconciler(rig, **asking({rig.gpus[0].uuid: ()}))
+    agent = agents.reconciler(rig, **asking({rig.gpus[0].uuid: ()}))
     agent.recover("all-1g.5gb")
-    scenes.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
     assert "workloads.evict" not in rig.log
 
 
@@ -230,12 +230,12 @@ def test_pods_whose_devices_went_with_a_reboot_do_not_keep_the_layout_away() -> 
 def test_pods_whose_devices_no_gpu_has_keep_a_rollback_away_if_they_run(
     *, is_running: bool
 ) -> None:
-    rig = scenes.node(layout="all-1g.5gb")
-    scenes.kill_at(rig, 20, "all-balanced")
+    rig = nodes.node(layout="all-1g.5gb")
+    strikes.kill_at(rig, 20, "all-balanced")
     interrupted = rig.gpus
     uid = rig.add_pod("outdated", devices=frozenset({driver_rules.mig_uuid("outdated")}))
     processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),) if is_running else ()}
-    scenes.reconciler(rig, **asking(processes)).recover(None)
+    agents.reconciler(rig, **asking(processes)).recover(None)
     if is_running:
         assert rig.gpus == interrupted
     else:
@@ -243,16 +243,16 @@ def test_pods_whose_devices_no_gpu_has_keep_a_rollback_away_if_they_run(
 
 
 def test_a_pod_whose_claimed_device_no_gpu_has_is_not_evicted_unasked() -> None:
-    rig = scenes.dra_node()
+    rig = nodes.dra_node()
     rig.add_pod(
         "outdated", has_claims=True, claimed_ids=frozenset({driver_rules.mig_uuid("outdated")})
     )
     drifts.tamper(rig)
     layout = "all-balanced"
-    agent = scenes.reconciler(rig)
-    outcome = scenes.run(rig, layout, by=agent, may_evict=False)
+    agent = agents.reconciler(rig)
+    outcome = agents.run(rig, layout, by=agent, may_evict=False)
     assert outcome.reason is Reason.DRIFTED
     assert "default/outdated" in outcome.message
     assert "workloads.evict" not in rig.log
-    scenes.assert_ends(rig, Reason.APPLIED, layout=layout)
+    ends.assert_ends(rig, Reason.APPLIED, layout=layout)
     assert "outdated" not in rig.pod_names

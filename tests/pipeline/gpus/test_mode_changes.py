@@ -18,7 +18,7 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
 from tests.kit import nvml_codes, proc_tree
-from tests.node import fakes, scenes, simulated_rig
+from tests.node import agents, ends, fakes, simulated_rig
 
 LAYOUTS = """\
 version: v1
@@ -81,9 +81,9 @@ class ModeNode:
         assert why
         self.reboots += 1
 
-    def agent(self) -> scenes.AgentInMemory:
+    def agent(self) -> agents.AgentInMemory:
         """Return an agent that has just started."""
-        return scenes.reconciler(
+        return agents.reconciler(
             self.cluster,
             self._layouts,
             gpus=self._gpus,
@@ -103,7 +103,7 @@ class ModeNode:
         outcome = self.run(layout)
         assert outcome.reason is reason, outcome.message
         assert text in outcome.message
-        scenes.assert_restored(self.cluster)
+        ends.assert_restored(self.cluster)
 
     def go_down(self, layout: str) -> None:
         """Run until the signal to end comes with a reboot, and reboot."""
@@ -268,7 +268,7 @@ def test_a_faulty_gpu_reboots_no_node_and_costs_no_pod(boot: Boot) -> None:
 
     assert node.reboots == 0
     assert before <= set(node.cluster.pods)
-    scenes.assert_restored(node.cluster)
+    ends.assert_restored(node.cluster)
 
 
 def test_creation_that_a_faulty_gpu_refuses_is_not_retried(boot: Boot) -> None:
@@ -283,7 +283,7 @@ def test_creation_that_a_faulty_gpu_refuses_is_not_retried(boot: Boot) -> None:
     assert "cannot create GPU instance 3g.20gb" in outcome.message
     assert "every step succeeded" not in outcome.message
     assert (node.asked_to_reset, node.reboots) == ([], 0)
-    scenes.assert_restored(node.cluster)
+    ends.assert_restored(node.cluster)
 
 
 def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boot) -> None:

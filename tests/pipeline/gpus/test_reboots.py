@@ -11,8 +11,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fakes, gpu_values, scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 
 LAYOUT = "all-1g.5gb"
 
@@ -28,20 +27,20 @@ mig-configs:
 
 def rebooting_node() -> fakes.NodeRig:
     """Only a reboot helps; a pod holds a whole GPU."""
-    rig = scenes.node()
+    rig = nodes.node()
     rig.driver.mode_waits = rig.host.may_reboot = True
     return rig
 
 
 def go_down(
-    rig: fakes.NodeRig, layout: str = LAYOUT, *, by: scenes.AgentInMemory | None = None
+    rig: fakes.NodeRig, layout: str = LAYOUT, *, by: agents.AgentInMemory | None = None
 ) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
-    agent, before = by or scenes.reconciler(rig), rig.host.reboots
+    agent, before = by or agents.reconciler(rig), rig.host.reboots
     patient = fakes.FakeRequest(rig.clock)
     patient.ends_when = lambda: rig.host.reboots > before
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, layout, by=agent, request=patient)
+        agents.run(rig, layout, by=agent, request=patient)
     agent.stop()
 
 
@@ -65,11 +64,11 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["rebooted"] is True
     rig.driver.mode_waits = False
     rig.restart_machine()
-    outcome = scenes.resume(rig, LAYOUT)
+    outcome = agents.resume(rig, LAYOUT)
 
     assert outcome.state is model.State.SUCCESS
     assert rig.host.reboots == 1
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def hang_at_the_end(rig: fakes.NodeRig) -> None:
@@ -82,7 +81,7 @@ def hang_at_the_end(rig: fakes.NodeRig) -> None:
 @pytest.mark.parametrize("how", ["agent", "budget", "person", "person, driver hangs"])
 def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(how: str) -> None:
     rig = rebooting_node()
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled")
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled")
     # ``--no-gpu-reset``
     rig.resets.are_available = False
     rig.host.may_reboot = not how.startswith("person")
@@ -91,10 +90,10 @@ def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(how: str) -> None:
     elif how == "budget":
         rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
         rig.disruptions.refusals["job"] = "budget"
-        assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", text=ONE_OR_BOTH)
+        ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", text=ONE_OR_BOTH)
     else:
         rig.on_call = lambda: hang_at_the_end(rig) if how.endswith("hangs") else None
-        assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
+        ends.assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
 
     (kept, now) = (journals.VerifiedLayout.from_json(text) for text in rig.host.boot_layouts)
 
@@ -104,7 +103,7 @@ def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(how: str) -> None:
 
 
 def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
 
     def refuse(step: steps.Step) -> Exception | None:
         is_back = isinstance(step, steps.SetMode) and step.mode is model.MigMode.DISABLED
@@ -112,17 +111,17 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
         return errors.HardwareError("no", reason=Reason.NO_PERMISSION) if is_refused else None
 
     rig.driver.step_error = refuse
-    assert scenes.run(rig, "one", ONE_OR_BOTH).should_retry
+    assert agents.run(rig, "one", ONE_OR_BOTH).should_retry
     assert rig.gpus[0].current_mode is model.MigMode.ENABLED
     rig.driver.step_error = lambda _step: None
     rig.driver.mode_waits = rig.host.may_reboot = True
-    agent = scenes.reconciler(rig, ONE_OR_BOTH)
+    agent = agents.reconciler(rig, ONE_OR_BOTH)
     agent.recover("both")
 
     go_down(rig, "both", by=agent)
     older = json.loads(rig.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
     rig.restart_machine()
-    outcome = scenes.resume(rig, "both", ONE_OR_BOTH)
+    outcome = agents.resume(rig, "both", ONE_OR_BOTH)
 
     assert [each["uuid"] for each in older] == [gpu.uuid for gpu in rig.gpus]
     assert outcome.reason is Reason.APPLIED, outcome.message
@@ -131,11 +130,11 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
 
 @pytest.mark.parametrize(("attempt", "after_s"), [(1, 15), (40, 15), (41, 300)])
 def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_s: int) -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     error = errors.HardwareError("no driver", reason=Reason.DRIVER_NOT_LOADED)
     rig.refusing["gpus.observe"] = error
 
-    scenes.run(rig, LAYOUT, attempt=attempt, retry_after_s=300.0)
+    agents.run(rig, LAYOUT, attempt=attempt, retry_after_s=300.0)
 
     status = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
     assert status["retryAt"] == rig.clock.now_iso(after_s=after_s)
@@ -152,7 +151,7 @@ def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_
 def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
     obstacle: str, reason: Reason
 ) -> None:
-    rig, _, _ = scenes.at_rest(LAYOUT)
+    rig, _, _ = agents.at_rest(LAYOUT)
     rig.restart_machine()
     if obstacle == "driver":
         error = errors.HardwareError("no driver", reason=Reason.DRIVER_NOT_LOADED)
@@ -160,9 +159,9 @@ def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
     elif obstacle == "manager":
         rig.add_pod("m", labels={"app": "nvidia-mig-manager"}, owner_kind="DaemonSet")
     else:
-        rig.hooks.text, rig.hooks.broken = scenes.HOOKS, {"start"}
+        rig.hooks.text, rig.hooks.broken = nodes.HOOKS, {"start"}
 
-    assert scenes.resume(rig, LAYOUT).reason is reason
+    assert agents.resume(rig, LAYOUT).reason is reason
 
     assert well_known.APPLIED_LABEL not in rig.labels
 
@@ -175,10 +174,10 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     rig.annotations.clear()
     rig.labels.clear()
     rig.has_hold_taint = False
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
     agent.recover(LAYOUT)
 
-    assert scenes.run(rig, LAYOUT, by=agent).reason is not Reason.APPLIED
+    assert agents.run(rig, LAYOUT, by=agent).reason is not Reason.APPLIED
 
     assert rig.host.reboots == 1
 
@@ -188,17 +187,17 @@ def test_an_agent_that_stops_after_the_reboot_and_a_lost_run_restores_the_node()
     go_down(rig)
     rig.driver.mode_waits = False
     rig.restart_machine()
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
     agent.recover(LAYOUT)
     rig.log.clear()
 
     def lose() -> None:
         if "gpus.execute" in rig.log and rig.log[-1].startswith(("node.", "workloads.")):
-            raise scenes.BROKEN["node"]
+            raise strikes.BROKEN["node"]
 
     rig.on_call = lose
     with pytest.raises(errors.ClusterError):
-        scenes.run(rig, LAYOUT, by=agent)
+        agents.run(rig, LAYOUT, by=agent)
     rig.on_call = lambda: None
     assert rig.has_hold_taint
 
@@ -215,7 +214,7 @@ def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> No
     impatient.ends_when = lambda: rig.host.reboots > 0
 
     late = "the machine is still up 600 s after the reboot request"
-    assert_ends(rig, Reason.REBOOT_REQUIRED, late, layout=LAYOUT, request=impatient)
+    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, late, layout=LAYOUT, request=impatient)
 
     assert rig.clock.now_s >= 600
     assert rig.host.reboots == 1
@@ -244,7 +243,7 @@ def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
 def test_a_refused_or_missing_reboot_is_requested_again(refusal: str) -> None:
     rig = rebooting_node()
     rig.host.reboot_refusal = refusal
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
     late = fakes.FakeRequest(rig.clock)
 
     first = agent.run(LAYOUT, late)
@@ -258,7 +257,7 @@ def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
     rig = rebooting_node()
     go_down(rig)
 
-    successor = scenes.reconciler(rig)
+    successor = agents.reconciler(rig)
     successor.recover(LAYOUT)
     go_down(rig, by=successor)
 
@@ -279,8 +278,8 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
 ) -> None:
     rig = rebooting_node()
 
-    def successor(text: str = scenes.CONFIG) -> scenes.AgentInMemory:
-        agent = scenes.reconciler(rig, text, limits={"has_default_layouts": has_default_layouts})
+    def successor(text: str = agents.CONFIG) -> agents.AgentInMemory:
+        agent = agents.reconciler(rig, text, limits={"has_default_layouts": has_default_layouts})
         agent.recover(LAYOUT)
         return agent
 
@@ -288,17 +287,17 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
     before = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
     restart_without_the_mode(rig)
     if reason is Reason.INVALID_CONFIG:
-        outcome = scenes.run(rig, LAYOUT, by=successor("version: v2"))
+        outcome = agents.run(rig, LAYOUT, by=successor("version: v2"))
     else:
         # The agent comes up before the driver.
         rig.refusing["gpus.observe"] = errors.HardwareError("no driver", reason=reason)
-        outcome = scenes.run(rig, LAYOUT, by=successor())
+        outcome = agents.run(rig, LAYOUT, by=successor())
         rig.refusing.clear()
     assert outcome.reason is reason
     after = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
     assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
 
-    assert scenes.run(rig, LAYOUT, by=successor()).reason is Reason.RESET_REQUIRED
+    assert agents.run(rig, LAYOUT, by=successor()).reason is Reason.RESET_REQUIRED
     assert rig.host.reboots == 1
 
 
@@ -306,9 +305,9 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
     rig = rebooting_node()
     go_down(rig)
     restart_without_the_mode(rig)
-    text = scenes.CONFIG.replace("{1g.5gb: 7}", "{1g.5gb: 6}")
-    scenes.resume(rig, LAYOUT, "version: v2")
-    successor = scenes.reconciler(rig, text)
+    text = agents.CONFIG.replace("{1g.5gb: 7}", "{1g.5gb: 6}")
+    agents.resume(rig, LAYOUT, "version: v2")
+    successor = agents.reconciler(rig, text)
     successor.recover(LAYOUT)
 
     go_down(rig, by=successor)
@@ -318,11 +317,11 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
 
 @pytest.mark.parametrize("stops", ["budget", "polkit", ""])
 def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(stops: str) -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     rig.driver.mode_waits = rig.host.may_reboot = True
     off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     rig.gpus = (*off, rig.gpus[1])
-    rig.add_pod("bystander", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
+    rig.add_pod("bystander", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
     if not stops:
         go_down(rig, "all-balanced")
         assert "bystander" not in rig.pod_names
@@ -334,7 +333,7 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(stops: str) 
     else:
         rig.host.may_not_reboot = "polkit says no"
 
-    assert_ends(rig, reason, stops, layout="all-balanced")
+    ends.assert_ends(rig, reason, stops, layout="all-balanced")
 
     assert "bystander" in rig.pod_names
     assert rig.host.reboots == 0
@@ -352,7 +351,7 @@ def test_a_reboot_follows_once_what_kept_pods_on_the_node_has_passed(
 ) -> None:
     rig = rebooting_node()
     rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
-    refusals = [scenes.BROKEN["node"]] if obstacle == "API" else []
+    refusals = [strikes.BROKEN["node"]] if obstacle == "API" else []
 
     def refuse() -> None:
         if "workloads.evict" in rig.log and rig.log[-1] == "node.patch" and refusals:
@@ -361,8 +360,8 @@ def test_a_reboot_follows_once_what_kept_pods_on_the_node_has_passed(
     rig.on_call = refuse
     if obstacle == "budget":
         rig.disruptions.refusals["job"] = "budget"
-    agent = scenes.reconciler(rig, ONE_OR_BOTH)
-    first = assert_ends(rig, reason, "no reboot", layout="one", by=agent)
+    agent = agents.reconciler(rig, ONE_OR_BOTH)
+    first = ends.assert_ends(rig, reason, "no reboot", layout="one", by=agent)
     assert first.should_retry
     assert "--with-reboot" not in first.message
     rig.disruptions.refusals.clear()
@@ -378,7 +377,7 @@ def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
     pod = rig.add_pod("slow", devices=frozenset({rig.gpus[1].uuid}))
     rig.kubelet.ends_from_s[pod] = 3600.0
 
-    outcome = assert_ends(rig, Reason.REBOOT_REQUIRED, "slow", layout="one", text=ONE_OR_BOTH)
+    outcome = ends.assert_ends(rig, Reason.REBOOT_REQUIRED, "slow", layout="one", text=ONE_OR_BOTH)
 
     assert not outcome.should_retry
 
@@ -388,7 +387,7 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(refusal
     rig = rebooting_node()
     rig.host.reboot_refusal = refusal
 
-    assert_ends(rig, Reason.REBOOT_REQUIRED, refusal or "still up", layout=LAYOUT)
+    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, refusal or "still up", layout=LAYOUT)
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     # It may be asked for again by the next agent.
@@ -398,14 +397,14 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(refusal
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_refused_reboot_refreshes_device_files_and_the_plugin(*, gated: bool) -> None:
-    rig = scenes.node(layout="all-balanced", gated=gated)
+    rig = nodes.node(layout="all-balanced", gated=gated)
     rig.driver.mode_waits = rig.host.may_reboot = True
     rig.host.reboot_refusal = "polkit says no"
     rig.host.refreshes = 0
     before = rig.gpus
     old = set(rig.pods)
 
-    assert_ends(rig, Reason.REBOOT_REQUIRED, layout="all-disabled")
+    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, layout="all-disabled")
 
     current = (dataclasses.replace(gpu, pending_mode=gpu.current_mode) for gpu in rig.gpus)
     assert gpu_values.geometry(current) == gpu_values.geometry(before)
@@ -416,11 +415,11 @@ def test_refused_reboot_refreshes_device_files_and_the_plugin(*, gated: bool) ->
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: bool) -> None:
-    rig = scenes.hosted_node()
+    rig = nodes.hosted_node()
     rig.driver.mode_waits = rig.host.may_reboot = True
     rig.disruptions.refusals["spared"] = "budget 'pdb-a' allows no disruption"
 
-    scenes.assert_superseded(
+    ends.assert_superseded(
         rig, "all-disabled-first", when=lambda: "gpus.execute" in rig.log, replaced=replaced
     )
 
@@ -428,18 +427,18 @@ def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: b
 
 
 def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     first, second = rig.gpus
     off = model.MigMode.DISABLED
     changed = dataclasses.replace(first, current_mode=off, pending_mode=off, gpu_instances=())
     rig.gpus = (changed, second)
     rig.live()
-    rig.add_pod("elsewhere", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
+    rig.add_pod("elsewhere", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
     rig.driver.mode_waits = rig.host.may_reboot = True
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
     agent.recover("all-balanced")
 
-    assert_ends(rig, Reason.REBOOT_REQUIRED, "elsewhere", layout="all-balanced", by=agent)
+    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, "elsewhere", layout="all-balanced", by=agent)
 
     assert rig.host.reboots == 0
     assert "elsewhere" in rig.pod_names
@@ -449,7 +448,7 @@ def test_policy_none_forbids_a_reboot() -> None:
     rig = rebooting_node()
     rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
 
-    assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
+    ends.assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
     assert rig.host.reboots == 0
 
 
@@ -457,7 +456,7 @@ def test_a_request_removed_during_the_reboot_restores_the_node() -> None:
     rig = rebooting_node()
     go_down(rig)
     rig.restart_machine()
-    scenes.undo(rig)
+    agents.undo(rig)
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)

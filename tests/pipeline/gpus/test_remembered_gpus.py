@@ -8,7 +8,7 @@ import pytest
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.records import journals
-from tests.node import fakes, gpu_values, scenes
+from tests.node import agents, ends, fakes, gpu_values
 from tests.pipeline.gpus import repairs
 
 
@@ -94,12 +94,12 @@ def test_a_silent_gpu_whose_pods_are_not_known_is_not_reset(
 def test_devices_that_became_unknown_after_the_decision_evict_no_pod() -> None:
     rig = repairs.stuck_node()
     agent = repairs.agent_of(rig)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     add_unknown_device(rig)
     pods = rig.pod_names
 
-    scenes.run(rig, repairs.LAYOUT, by=agent)
+    agents.run(rig, repairs.LAYOUT, by=agent)
 
     assert (repairs.resets(rig), rig.pod_names) == (0, pods)
     assert "GpuRepairFailed" not in rig.events
@@ -118,13 +118,13 @@ def test_a_reset_that_leaves_the_gpu_silent_is_a_failed_repair() -> None:
     assert "GpuRepairFailed" in rig.events
     assert "another begins at" in repairs.message(rig)
     assert "spared" in rig.pod_names
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_devices_of_an_earlier_boot_are_not_remembered() -> None:
     rig = repairs.stuck_node()
     agent = repairs.agent_of(rig)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
     data = json.loads(rig.host.boot_layouts[-1]) | {"bootId": "boot-0"}
     rig.host.boot_layouts.append(json.dumps(data))
 
@@ -148,4 +148,4 @@ def test_a_gpu_that_a_person_resets_during_the_drain_is_not_reset_again() -> Non
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 0
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)

@@ -10,7 +10,7 @@ from mig_manager.agent import drift, settings
 from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
-from tests.node import fake_cluster, fakes, gpu_values, scenes
+from tests.node import agents, ends, fake_cluster, fakes, gpu_values, nodes, strikes
 from tests.pipeline.gpus import repairs
 from tests.pipeline.requests import custom_requests
 
@@ -23,15 +23,15 @@ def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     request = fakes.FakeRequest(rig.clock, replaced=True)
     request.ends_when = lambda: rig.has_hold_taint
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, repairs.LAYOUT, by=agent, request=request)
+        agents.run(rig, repairs.LAYOUT, by=agent, request=request)
     assert repairs.resets(rig) == 0
 
     repairs.request_other(rig, agent)
     repairs.request_other(rig, agent, attempt=2)
 
     assert repairs.resets(rig) == 1
-    assert scenes.has_layout(rig, repairs.OTHER)
-    scenes.assert_restored(rig)
+    assert ends.has_layout(rig, repairs.OTHER)
+    ends.assert_restored(rig)
 
 
 HALF = """
@@ -45,12 +45,12 @@ mig-configs:
 
 @pytest.mark.parametrize("cause", ["new agent", "new content", "drift"])
 def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     rig.resets.are_available = True
     configs = fakes.FakeConfig(HALF.format("1g.5gb: 2, 2g.10gb: 2"))
     agent = repairs.agent_of(rig, configs=configs)
-    outcome = scenes.run(rig, "half", by=agent)
-    rig.add_pod("elsewhere", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
+    outcome = agents.run(rig, "half", by=agent)
+    rig.add_pod("elsewhere", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
     rig.add_pod("affected", devices=frozenset({rig.gpus[1].uuid}))
     repairs.break_gpus(rig, 1)
     assert agent.check_drift("half", outcome) is drift.Action.RUN
@@ -58,7 +58,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> No
     request = fakes.FakeRequest(rig.clock, replaced=cause == "new content")
     request.ends_when = lambda: rig.clock.now_s > 8
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, "half", by=agent, request=request)
+        agents.run(rig, "half", by=agent, request=request)
     rig.disruptions.refusals.clear()
     if cause == "drift":
         wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("2g.10gb"): 3})
@@ -71,7 +71,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> No
         agent = repairs.agent_of(rig, configs=configs)
         agent.recover("half")
 
-    scenes.run(rig, "half", by=agent)
+    agents.run(rig, "half", by=agent)
 
     assert "GpuRepairFailed" not in rig.events
     assert repairs.resets(rig) == 1
@@ -86,7 +86,7 @@ def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     rig.log.clear()
     fake.denials = [USED_BY_B] * 2
 
-    scenes.run(rig, repairs.LAYOUT, by=agent)
+    agents.run(rig, repairs.LAYOUT, by=agent)
 
     calls = [call for call in rig.log if call in ("slots.take", "slots.release")]
     assert calls == ["slots.take"] * 3 + ["slots.release"] * 2
@@ -107,7 +107,7 @@ def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
 
     rig.on_call = lock_meanwhile
 
-    assert scenes.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
+    assert agents.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert "slots.release" in rig.log
@@ -120,11 +120,11 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
     agent = repairs.begun(rig, lock=lock)
     request = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=True)
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, repairs.LAYOUT, by=agent, request=request)
+        agents.run(rig, repairs.LAYOUT, by=agent, request=request)
     assert rig.labels[well_known.STATE_LABEL] == "pending"
     lock.refusals = 1000
 
-    assert scenes.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
+    assert agents.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
 
@@ -132,21 +132,21 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
 @pytest.mark.parametrize("change", ["report", "off", "no reset", "cordon"])
 def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> None:
     rig = repairs.faulty_node()
-    scenes.kill_when(rig, lambda: rig.has_hold_taint, repairs.serve)
+    strikes.kill_when(rig, lambda: rig.has_hold_taint, repairs.serve)
     how = settings.RepairPolicy(change if change in ("report", "off") else "reset")
     rig.resets.are_available = change != "no reset"
     rig.is_unschedulable = change == "cordon"
     agent = repairs.agent_of(rig, limits={"repair": how})
     agent.recover(repairs.LAYOUT)
 
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
 
     assert outcome.state is model.State.SUCCESS
     assert {"affected", "spared"} <= rig.pod_names
     assert repairs.resets(rig) == 0
     assert "GpuRepairFailed" not in rig.events
     rig.is_unschedulable = False
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("call", ["workloads.evict", "gpus.execute"])
@@ -160,7 +160,7 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
     affected = rig.uid_of("affected")
     pod = rig.pods[affected]
     rig.pods[affected] = dataclasses.replace(pod, tolerated=frozenset(rig.taints))
-    scenes.kill_when(rig, lambda: call in rig.log[:-1], repairs.serve)
+    strikes.kill_when(rig, lambda: call in rig.log[:-1], repairs.serve)
     rig.is_unschedulable = is_cordoned
 
     repairs.serve(rig)
@@ -172,7 +172,7 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
 def test_a_resumed_repair_has_failed_only_if_a_pod_was_evicted(pods_at_kill: set[str]) -> None:
     rig = repairs.faulty_node()
     others = rig.pod_names - {"affected", "spared"}
-    scenes.kill_when(
+    strikes.kill_when(
         rig,
         lambda: rig.has_hold_taint and rig.pod_names - others == pods_at_kill,
         repairs.serve,
@@ -193,7 +193,7 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     agent = repairs.agent_of(rig, limits=repairs.RESET | custom_requests.ON)
     on_demand = custom_requests.requested(custom_requests.BALANCED, is_on_demand=True)
     outcome = custom_requests.run(rig, on_demand, by=agent)
-    rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
+    rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     repairs.break_gpus(rig, 0)
 
     assert agent.check_drift("custom", outcome, on_demand) is drift.Action.RUN

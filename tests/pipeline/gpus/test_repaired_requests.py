@@ -4,7 +4,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
-from tests.node import gpu_values, scenes
+from tests.node import agents, ends, gpu_values, nodes
 from tests.pipeline.gpus import repairs
 
 
@@ -18,7 +18,7 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
     assert outcome.should_retry
     assert outcome.message.endswith(f"To be reset by the agent: {rig.gpus[0]}.")
     assert {"affected", "spared"} <= rig.pod_names
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
     assert rig.recovery_condition is not None
     assert rig.recovery_condition["reason"] == "GpuReset"
     assert rig.recovery_condition["message"].endswith("The agent evicts its pods, and resets it.")
@@ -27,12 +27,12 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
     assert outcome.state is model.State.SUCCESS
     assert any("steps on the GPUs, with 1 reset" in each for each in rig.statuses)
     assert repairs.resets(rig) == 1
-    assert scenes.has_layout(rig, repairs.OTHER)
-    scenes.assert_restored(rig)
+    assert ends.has_layout(rig, repairs.OTHER)
+    ends.assert_restored(rig)
 
 
 def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.resets.are_available = True
     before = gpu_values.geometry(rig.gpus)
 
@@ -53,9 +53,9 @@ def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
 
     assert outcome.state is model.State.SUCCESS, outcome.message
     assert repairs.resets(rig) == 1
-    assert scenes.has_layout(rig, repairs.OTHER)
+    assert ends.has_layout(rig, repairs.OTHER)
     assert before != gpu_values.geometry(rig.gpus)
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
@@ -70,14 +70,14 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
     assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
     assert "spared" in rig.pod_names
     assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REST
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
     rig.resets.refusal = ""
     rig.clock.wait(1000)
     assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.RUN
     outcome = repairs.request_other(rig, agent, attempt=3)
     assert outcome.state is model.State.SUCCESS
-    assert scenes.has_layout(rig, repairs.OTHER)
+    assert ends.has_layout(rig, repairs.OTHER)
 
 
 def test_a_repair_that_a_removed_label_prevented_may_begin_at_once() -> None:
@@ -108,7 +108,7 @@ def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> 
 
 def test_a_layout_without_the_faulty_gpu_is_applied() -> None:
     rig = repairs.faulty_node(1)
-    outcome = scenes.run(rig, "one-slice-changed", by=repairs.agent_of(rig), is_new=True)
+    outcome = agents.run(rig, "one-slice-changed", by=repairs.agent_of(rig), is_new=True)
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 0
 
@@ -117,13 +117,13 @@ def test_an_unknown_layout_does_not_keep_the_gpu_from_its_repair() -> None:
     rig = repairs.faulty_node()
     before = gpu_values.geometry(rig.gpus)
     agent = repairs.agent_of(rig)
-    outcome = scenes.run(rig, "no-such-layout", by=agent, is_new=True)
+    outcome = agents.run(rig, "no-such-layout", by=agent, is_new=True)
     assert outcome.should_retry
 
-    outcome = scenes.run(rig, "no-such-layout", by=agent)
+    outcome = agents.run(rig, "no-such-layout", by=agent)
 
     assert (outcome.reason, outcome.should_retry) == (errors.Reason.UNKNOWN_CONFIG, False)
     assert repairs.resets(rig) == 1
     assert gpu_values.geometry(rig.gpus) == before
     assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)

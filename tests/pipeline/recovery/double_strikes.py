@@ -14,7 +14,7 @@ from mig_manager.agent import outcomes
 from mig_manager.agent.pods import orders
 from mig_manager.core.node import clients, well_known
 from tests import changes
-from tests.node import nodes, scenes
+from tests.node import agents, nodes
 from tests.pipeline import lives
 from tests.pipeline.recovery import played_changes
 from tests.pipeline.recovery.played_changes import PlayedChange
@@ -110,7 +110,7 @@ def _miss_controller(play: PlayedChange) -> None:
     """Let no DaemonSet controller run for longer than an agent waits for a daemon to stop."""
     rig = play.rig
     rig.daemons.controller_away_until_s = (
-        rig.clock.now_s + 1.5 * scenes.TIMEOUTS["plugin_timeout_s"]
+        rig.clock.now_s + 1.5 * agents.TIMEOUTS["plugin_timeout_s"]
     )
 
 
@@ -127,7 +127,7 @@ def _break_start_hook(play: PlayedChange) -> None:
 def _change_file(play: PlayedChange) -> None:
     """Swap the names of two layouts."""
     layout, other = play.change.layout, play.change.other.applied or ""
-    lines = scenes.CONFIG.replace(f"  {layout}:\n", "  *:\n").replace(
+    lines = agents.CONFIG.replace(f"  {layout}:\n", "  *:\n").replace(
         f"  {other}:\n", f"  {layout}:\n"
     )
     play.config.text = lines.replace("  *:\n", f"  {other}:\n")
@@ -358,7 +358,7 @@ class _Explorer:
         self._rested.add(play.key)
         # The next request works, despite what was written before.
         following = play.fork()
-        following.config.text = scenes.CONFIG
+        following.config.text = agents.CONFIG
         following.request(_NEXT.applied or "")
         following.may_go |= {"affected", "spared", "newcomer"}
         outcome = following.serve(_nothing_happens)

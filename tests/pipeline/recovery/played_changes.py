@@ -15,7 +15,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, well_known
 from tests import changes
-from tests.node import fakes, judging, scenes
+from tests.node import agents, ends, fakes, judging, strikes
 from tests.pipeline import lives
 from tests.pipeline.swept_changes import Change, End
 
@@ -61,7 +61,7 @@ class PlayedChange:
     def of(cls, change: Change) -> "PlayedChange":
         """Return the change at its start."""
         rig = change.make()
-        play = cls(change, rig, fakes.FakeConfig(scenes.CONFIG))
+        play = cls(change, rig, fakes.FakeConfig(agents.CONFIG))
         play.request(change.layout, change.custom)
         assert changes.described(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
@@ -91,7 +91,7 @@ class PlayedChange:
             if not self.is_dead:
                 strike(self)
             if self.is_dead:
-                raise scenes.Killed
+                raise strikes.Killed
             self.moment += 1
 
         def step(one: steps.Step) -> Exception | None:
@@ -103,13 +103,13 @@ class PlayedChange:
         try:
             come_to()
             return self._serve()
-        except scenes.Killed:
+        except strikes.Killed:
             return None
         finally:
             rig.on_call, rig.driver.step_error = _nothing, _accept
 
     def _serve(self) -> outcomes.Outcome | None:
-        agent = scenes.reconciler(self.rig, configs=self.config, limits=_LIMITS)
+        agent = agents.reconciler(self.rig, configs=self.config, limits=_LIMITS)
         pauses = _Pauses(self, agent)
         outcome = lives.live(self.rig, agent, self.config, pauses)
         self.is_over = pauses.is_over
@@ -132,7 +132,7 @@ class PlayedChange:
     @property
     def is_as_begun(self) -> bool:
         """Whether the change itself is requested."""
-        is_same_file = self.config.text == scenes.CONFIG
+        is_same_file = self.config.text == agents.CONFIG
         return is_same_file and self.requested[0] == self.change.layout
 
     def _refuse(self, step: steps.Step) -> Exception | None:
@@ -228,7 +228,7 @@ class PlayedChange:
         What a killed agent created stays where it is if the changed file has it too: then it may
         stand, and have others stand, elsewhere.
         """
-        is_changed = self.config.text != scenes.CONFIG
+        is_changed = self.config.text != agents.CONFIG
         kept = changes.each(found.gpus) & self.left if is_changed else set()
         if kept <= changes.each(expected.gpus):
             return found == expected
@@ -238,7 +238,7 @@ class PlayedChange:
 
     def _not_restored(self) -> Iterator[str]:
         rig = self.rig
-        yield from scenes.remaining(rig, is_cordoned=self.is_cordoned, deployed=self.deploy_labels)
+        yield from ends.remaining(rig, is_cordoned=self.is_cordoned, deployed=self.deploy_labels)
         if "MonitorNotReady" in rig.events and not rig.daemons.controller_away_until_s:
             yield "a monitor is awaited that does not start"
 
@@ -260,7 +260,7 @@ class PlayedChange:
 class _Pauses:
     """Lets time pass in an agent's pauses, and ends the agent where nothing is left to do."""
 
-    def __init__(self, play: PlayedChange, agent: scenes.AgentInMemory) -> None:
+    def __init__(self, play: PlayedChange, agent: agents.AgentInMemory) -> None:
         self._play = play
         self._agent = agent
         self._pauses = 0

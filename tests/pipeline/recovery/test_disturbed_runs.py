@@ -9,22 +9,8 @@ from mig_manager import errors
 from mig_manager.agent.pods import advertising
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, device_ids, well_known
-from tests.node import fakes
+from tests.node import agents, ends, fakes, nodes, strikes
 from tests.node.nodes import DCGM, EXPORTER, GFD, monitored_node
-from tests.node.scenes import (
-    BROKEN,
-    assert_ends,
-    assert_restored,
-    assert_restored_or_in_drain,
-    broken,
-    busy_node,
-    calls,
-    is_as_before,
-    node,
-    reconciler,
-    refuse,
-    run,
-)
 from tests.pipeline.swept_changes import CHANGES, SWEPT
 
 UPGRADING = f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade"
@@ -34,7 +20,7 @@ UPGRADING = f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade"
 @pytest.mark.parametrize("ends_well", [True, False])
 def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -> None:
     key = "nvidia.com/gpu.deploy.dcgm"
-    rig = node()
+    rig = nodes.node()
     rig.labels[key] = "true"
     rig.plugin.is_broken = not ends_well
 
@@ -43,11 +29,11 @@ def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -
             rig.labels[key] = UPGRADING
 
     rig.clock.on_wait.append(upgrade_driver)
-    outcome = run(rig, "all-1g.5gb")
+    outcome = agents.run(rig, "all-1g.5gb")
 
     assert (outcome.state is model.State.SUCCESS) is ends_well
     assert rig.labels[key] == UPGRADING
-    assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("ends_after_s", [1, 30, 1000])
@@ -56,7 +42,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
     upgraded: tuple[str, ...], ends_after_s: float
 ) -> None:
     rig = monitored_node()
-    agent = reconciler(rig)
+    agent = agents.reconciler(rig)
     began_s: list[float] = []
 
     def manage_driver() -> None:
@@ -68,7 +54,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
             rig.labels |= dict.fromkeys(upgraded, well_known.PAUSED_VALUE)
 
     rig.clock.on_wait.append(manage_driver)
-    while (outcome := run(rig, by=agent)).should_retry:
+    while (outcome := agents.run(rig, by=agent)).should_retry:
         assert outcome.reason is errors.Reason.PLUGIN_NOT_READY
         assert f"label {well_known.PLUGIN_DEPLOY_LABEL}=paused" in outcome.message
 
@@ -81,26 +67,26 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
 
 @pytest.mark.parametrize("step", [steps.CreateGpuInstance, steps.CreateComputeInstance])
 def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
-    rig = busy_node()
+    rig = nodes.busy_node()
     before = rig.gpus
-    rig.driver.step_error = refuse(step, times=1)
+    rig.driver.step_error = strikes.refuse(step, times=1)
 
     back = "the former instances are restored"
-    assert_ends(rig, errors.Reason.INSUFFICIENT_RESOURCES, back)
+    ends.assert_ends(rig, errors.Reason.INSUFFICIENT_RESOURCES, back)
 
     assert rig.driver.executed
-    assert is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
     assert "spared" in rig.pod_names
 
 
 def test_failing_api_does_not_block_the_rollback() -> None:
     def failing_node() -> fakes.NodeRig:
-        rig = busy_node()
-        rig.driver.step_error = refuse(steps.CreateGpuInstance, times=1)
+        rig = nodes.busy_node()
+        rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
         return rig
 
     rig = failing_node()
-    run(rig, "one-slice-changed")
+    agents.run(rig, "one-slice-changed")
     executes_at = rig.log.index("gpus.execute")
     asked = [i for i, call in enumerate(rig.log) if call.startswith("node.") and i > executes_at]
     assert len(asked) > 2
@@ -108,12 +94,12 @@ def test_failing_api_does_not_block_the_rollback() -> None:
     for index in asked:
         rig = failing_node()
         before = rig.gpus
-        rig.failing = {index: BROKEN["node"]}
+        rig.failing = {index: strikes.BROKEN["node"]}
 
         with contextlib.suppress(errors.ClusterError):
-            outcome = run(rig, "one-slice-changed")
+            outcome = agents.run(rig, "one-slice-changed")
             assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
-        assert is_as_before(rig, before), index
+        assert ends.is_as_before(rig, before), index
 
 
 @pytest.mark.parametrize("name", [*SWEPT, "on demand, devices in use"])
@@ -125,7 +111,7 @@ def test_node_is_restored_after_any_call_fails_and_the_retry_ends_as_before(name
     for index, call in enumerate(undisturbed):
         rig = change.make()
         agent = change.agent(rig)
-        rig.failing = {index: broken(call)}
+        rig.failing = {index: strikes.broken(call)}
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -133,11 +119,11 @@ def test_node_is_restored_after_any_call_fails_and_the_retry_ends_as_before(name
             agent.recover(change.layout, change.custom)
         else:
             assert rig.labels[well_known.STATE_LABEL] in ("success", "failed"), index
-            assert_restored_or_in_drain(rig, undisturbed[:index])
+            ends.assert_restored_or_in_drain(rig, undisturbed[:index])
 
         rig.failing = {}
         assert change.run(rig, agent).state.value == change.end.state, index
-        assert_restored(rig)
+        ends.assert_restored(rig)
         assert kept <= rig.pods.keys(), index
         for key in advertising.DEPLOY_LABELS:
             assert rig.labels.get(key) == before.labels.get(key)
@@ -158,7 +144,7 @@ def test_api_outage_once_gpus_have_changed_is_no_failure_and_no_rollback(name: s
     for index in asked:
         rig = change.make()
         agent = change.agent(rig)
-        rig.failing = {index: BROKEN["node"]}
+        rig.failing = {index: strikes.BROKEN["node"]}
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -166,7 +152,7 @@ def test_api_outage_once_gpus_have_changed_is_no_failure_and_no_rollback(name: s
             assert change.run(rig, agent, attempt=2).state is model.State.SUCCESS, index
         assert "failed" not in rig.states, index
         assert "restoring the previous instances" not in rig.statuses, index
-        assert_restored(rig)
+        ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("name", SWEPT)
@@ -177,7 +163,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
     for index in range(undisturbed.index("gpus.execute"), len(undisturbed)):
         rig = change.make()
         agent = change.agent(rig)
-        rig.failing = {index: broken(undisturbed[index])}
+        rig.failing = {index: strikes.broken(undisturbed[index])}
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -193,14 +179,14 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
 
 
 def test_an_agent_that_stops_in_a_drain_restores_the_node_despite_a_failed_call() -> None:
-    for index in range(len(calls(busy_node, "one-slice-changed"))):
-        rig = busy_node()
-        agent = reconciler(rig)
+    for index in range(len(strikes.calls(nodes.busy_node, "one-slice-changed"))):
+        rig = nodes.busy_node()
+        agent = agents.reconciler(rig)
         stop = fakes.FakeRequest(rig.clock)
         stop.ends_when = functools.partial(getattr, rig, "has_hold_taint")
-        rig.failing = {index: BROKEN["node"]}
+        rig.failing = {index: strikes.BROKEN["node"]}
         with contextlib.suppress(errors.Superseded, errors.ClusterError):
-            run(rig, by=agent, request=stop)
+            agents.run(rig, by=agent, request=stop)
         rig.failing = {}
 
         agent.stop()
@@ -226,7 +212,7 @@ def test_a_patch_that_may_be_done_leaves_nothing_behind(name: str, fate: str) ->
             change.run(rig, agent)
         except errors.ClusterError:
             agent.recover(None)
-        assert_restored(rig)
+        ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("name", SWEPT)
@@ -260,4 +246,4 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
         is_undone = "restoring the previous instances" in rig.statuses
         is_executed = "gpus.execute" in rig.log and not is_undone
         assert rig.gpus == (after if is_executed else before)
-        assert_restored(rig, is_stopped=not replaced)
+        ends.assert_restored(rig, is_stopped=not replaced)

@@ -9,17 +9,16 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
+from tests.node import agents, ends, fakes, nodes, strikes
 from tests.node.nodes import EXTRA_CLIENTS
-from tests.node.scenes import LAYOUT, assert_ends
 
 
 def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     """A change has failed, and so has its rollback."""
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     before = rig.gpus
-    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
-    assert scenes.run(rig).should_retry
+    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=9)
+    assert agents.run(rig).should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.annotations
     rig.driver.step_error = lambda _step: None
     return rig, before
@@ -35,32 +34,32 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     text = rig.annotations.pop(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text)
     assert journal == journal.remaining
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
     rig.annotations[well_known.JOURNAL_ANNOTATION] = text
-    successor = scenes.reconciler(rig)
-    successor.recover(LAYOUT)
-    assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
-    scenes.assert_says_the_truth(rig)
+    successor = agents.reconciler(rig)
+    successor.recover(agents.LAYOUT)
+    ends.assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
+    ends.assert_says_the_truth(rig)
 
 
 @pytest.mark.parametrize("wanted", ["too-much", "no-such-layout", "no-such-profile", None])
 def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | None) -> None:
     rig, before = unlucky_node()
     if wanted:
-        scenes.resume(rig, wanted)
+        agents.resume(rig, wanted)
     else:
-        scenes.undo(rig)
+        agents.undo(rig)
 
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
     assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("is_broken", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_final_failure_says_if_the_plugin_is_not_back(*, gated: bool, is_broken: bool) -> None:
-    rig = scenes.node(layout="all-balanced", gated=gated)
+    rig = nodes.node(layout="all-balanced", gated=gated)
     before = rig.gpus
 
     def refuse(_step: steps.Step) -> Exception | None:
@@ -70,11 +69,11 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(*, gated: bool, is_broke
 
     rig.driver.step_error = refuse
 
-    outcome = scenes.run(rig)
+    outcome = agents.run(rig)
 
     assert outcome.reason is Reason.NOT_SUPPORTED
     assert not outcome.should_retry
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
     assert ("no new device plugin pod is ready" in outcome.message) is is_broken
     assert rig.labels.get(well_known.APPLIED_LABEL) == (None if is_broken else "all-balanced")
 
@@ -83,44 +82,44 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(*, gated: bool, is_broke
 def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) -> None:
     rig, _ = unlucky_node()
     rig.host.boot_id = boot_id
-    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
+    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=9)
 
-    assert scenes.undo(rig)  # and is retried
+    assert agents.undo(rig)  # and is retried
 
     assert "Recovered" not in rig.events
 
 
 def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     before = rig.gpus
-    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
-    agent = scenes.reconciler(rig)
-    scenes.run(rig, by=agent)
-    rig.driver.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
+    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=9)
+    agent = agents.reconciler(rig)
+    agents.run(rig, by=agent)
+    rig.driver.step_error = strikes.refuse(steps.CreateComputeInstance, times=1)
 
-    assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
+    ends.assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
 
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
     assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
     rig, before = unlucky_node()
-    text = f"{scenes.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
-    agent = scenes.reconciler(rig, text)
-    agent.recover(LAYOUT)
+    text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
+    agent = agents.reconciler(rig, text)
+    agent.recover(agents.LAYOUT)
 
-    assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
+    ends.assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
 
     assert rig.gpus[1].current_mode is model.MigMode.DISABLED
-    assert scenes.is_as_before(rig, before[:1])
+    assert ends.is_as_before(rig, before[:1])
 
 
 def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None:
     rig, _ = unlucky_node()
-    agent = scenes.reconciler(rig)
-    agent.recover(LAYOUT)
+    agent = agents.reconciler(rig)
+    agent.recover(agents.LAYOUT)
     error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
     stopped = fakes.FakeRequest(rig.clock)
 
@@ -131,14 +130,14 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     stopped.ends_when = stop
 
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, by=agent, request=stopped)
+        agents.run(rig, by=agent, request=stopped)
 
     assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
 
 
 def odd_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...], str]:
     """Return a node whose rollback has failed, its GPUs before, and a device of the change."""
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     before, had = rig.gpus, {gi.placement for gi in rig.gpus[0].gpu_instances}
     created: list[steps.Step] = []
 
@@ -150,7 +149,7 @@ def odd_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...], str]:
         return None
 
     rig.driver.step_error = refuse_after_one_creation
-    assert scenes.run(rig).should_retry
+    assert agents.run(rig).should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.annotations
     rig.driver.step_error = lambda _step: None
     (odd,) = (
@@ -167,7 +166,7 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     rig.add_pod("newcomer", devices=frozenset({odd}))
     gpus = rig.gpus
 
-    outcome = scenes.resume(rig, "too-much")
+    outcome = agents.resume(rig, "too-much")
 
     assert rig.gpus == gpus
     assert "default/newcomer" in outcome.message
@@ -182,29 +181,29 @@ def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
         "watcher", devices=frozenset({odd}), labels={"app": "watcher"}, owner_kind="DaemonSet"
     )
 
-    scenes.resume(rig, "too-much")
+    agents.resume(rig, "too-much")
 
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
     assert uid not in rig.pods
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_a_rollback_waits_for_a_kubelet_that_has_just_started() -> None:
     rig, before, _ = odd_node()
     rig.kubelet.lists_from_s = rig.clock.now_s + 5
 
-    assert not scenes.undo(rig)
+    assert not agents.undo(rig)
 
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
 
 
 def test_a_rollback_runs_although_the_list_of_extra_clients_is_invalid() -> None:
     rig, before, _ = odd_node()
     rig.extra_clients = "version: v1\nclients:\n- labels: {}\n"
 
-    assert not scenes.undo(rig)
+    assert not agents.undo(rig)
 
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
 
 
 def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
@@ -213,16 +212,16 @@ def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
     newer |= {"version": journals.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
     rig.annotations[well_known.JOURNAL_ANNOTATION] = json.dumps(newer)
 
-    scenes.reconciler(rig).recover(None)
+    agents.reconciler(rig).recover(None)
 
-    assert scenes.is_as_before(rig, before)
-    scenes.assert_restored(rig)
+    assert ends.is_as_before(rig, before)
+    ends.assert_restored(rig)
 
 
 def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
-    rig = scenes.busy_node()
-    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=10**9)
+    rig = nodes.busy_node()
+    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=10**9)
 
-    scenes.run(rig)
+    agents.run(rig)
 
     assert rig.statuses.count("restoring the previous instances") == 1

@@ -9,18 +9,18 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec, journals
-from tests.node import fakes, gpu_values, scenes
+from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 
 
 @pytest.mark.parametrize(("layout", "passes"), [("all-1g.5gb", True), ("too-much", False)])
 def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
     layout: str, *, passes: bool
 ) -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     rig.plugin.is_broken = True
     rig.pods.clear()
 
-    scenes.run(rig, layout, attempt=3, retry_after_s=40)
+    agents.run(rig, layout, attempt=3, retry_after_s=40)
 
     published = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
     assert published["attempt"] == 3
@@ -35,25 +35,25 @@ V1 = (
 
 def test_the_journal_of_the_version_before_is_restored() -> None:
     assert journals.JOURNAL_VERSION == 2
-    rig = scenes.node()
+    rig = nodes.node()
     rig.annotations[well_known.JOURNAL_ANNOTATION] = V1
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.has_hold_taint = True
 
-    scenes.reconciler(rig).recover(None)
+    agents.reconciler(rig).recover(None)
 
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 
 
 @pytest.mark.parametrize("text", ['{"version": 99}', "", "{" * 100_000], ids=range(3))
 def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: str) -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     rig.annotations[well_known.JOURNAL_ANNOTATION] = text
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.is_unschedulable = rig.has_hold_taint = True
 
-    scenes.reconciler(rig).recover("all-1g.5gb")
+    agents.reconciler(rig).recover("all-1g.5gb")
 
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
     assert not rig.has_hold_taint
@@ -66,7 +66,7 @@ def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: st
 
 
 def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     journal = journals.Journal(
         config="a",
         boot_id="b",
@@ -83,19 +83,19 @@ def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
 
 
 def test_labels_that_another_manager_paused_are_restored() -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
     rig.pods.clear()
-    outcome = scenes.resume(rig, "all-balanced")
+    outcome = agents.resume(rig, "all-balanced")
 
     assert outcome.state is model.State.SUCCESS
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
     assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
 
 
 def paused_beside_nvidias_manager() -> fakes.NodeRig:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.pods.clear()
     rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
@@ -105,14 +105,14 @@ def paused_beside_nvidias_manager() -> fakes.NodeRig:
 @pytest.mark.parametrize("layout", [None, "all-balanced", "all-1g.5gb"])
 def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> None:
     rig = paused_beside_nvidias_manager()
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
 
     agent.recover(layout)
     if layout is None:
         assert agent.rest()
         agent.check_without_request()
     else:
-        outcome = scenes.run(rig, layout, by=agent)
+        outcome = agents.run(rig, layout, by=agent)
         assert outcome.state is model.State.FAILED
         agent.check_drift(layout, outcome)
 
@@ -124,10 +124,10 @@ def test_pauses_of_an_allowed_manager_stay() -> None:
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.live()
     rig.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
-    agent = scenes.reconciler(rig, limits={"allows_foreign_managers": True})
+    agent = agents.reconciler(rig, limits={"allows_foreign_managers": True})
     agent.recover("all-balanced")
 
-    outcome = scenes.run(rig, "all-balanced", by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
     agent.check_drift("all-balanced", outcome)
 
     assert outcome.state is model.State.SUCCESS
@@ -136,48 +136,48 @@ def test_pauses_of_an_allowed_manager_stay() -> None:
 
 def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
     rig = paused_beside_nvidias_manager()
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
     agent.recover("all-1g.5gb")
-    outcome = scenes.run(rig, "all-1g.5gb", by=agent)
+    outcome = agents.run(rig, "all-1g.5gb", by=agent)
     assert outcome.reason is errors.Reason.FOREIGN_MANAGER
     rig.remove_pod(rig.uid_of("nvidias"))
 
-    scenes.assert_ends(rig, errors.Reason.APPLIED, layout="all-1g.5gb", by=agent)
+    ends.assert_ends(rig, errors.Reason.APPLIED, layout="all-1g.5gb", by=agent)
 
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_an_own_pause_is_restored_beside_a_foreign_manager() -> None:
     rig = paused_beside_nvidias_manager()
     rig.annotations[well_known.JOURNAL_ANNOTATION] = V1
 
-    scenes.reconciler(rig).recover(None)
+    agents.reconciler(rig).recover(None)
 
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 
 
 def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     dcgm = "nvidia.com/gpu.deploy.dcgm"
     paused = {well_known.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
     journal = journals.Journal(config="all-1g.5gb", paused_labels=paused)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE, dcgm: "false"}
 
-    scenes.reconciler(rig).recover(None)
+    agents.reconciler(rig).recover(None)
 
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
     assert rig.labels[dcgm] == "false"
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("state", ["success", "failed", "pending", None])
 def test_node_without_a_request_does_not_stay_pending(state: str | None) -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     if state:
         rig.labels[well_known.STATE_LABEL] = state
 
-    scenes.reconciler(rig).rest()
+    agents.reconciler(rig).rest()
 
     if state == "pending":
         assert rig.labels[well_known.STATE_LABEL] == "failed"
@@ -188,10 +188,10 @@ def test_node_without_a_request_does_not_stay_pending(state: str | None) -> None
 
 
 def test_node_without_a_request_publishes_its_gpus() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     why = errors.HardwareError("no driver", reason=errors.Reason.DRIVER_NOT_LOADED)
     rig.refusing["gpus.observe"] = why
-    reconciler = scenes.reconciler(rig)
+    reconciler = agents.reconciler(rig)
 
     assert reconciler.rest()
     assert rig.annotations == {}
@@ -204,10 +204,10 @@ def test_node_without_a_request_publishes_its_gpus() -> None:
 
 
 def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
-    rig = scenes.hosted_node()
-    rig.refusing["services.start"] = scenes.BROKEN["services"]
-    reconciler = scenes.reconciler(rig)
-    assert scenes.run(rig, by=reconciler).should_retry
+    rig = nodes.hosted_node()
+    rig.refusing["services.start"] = strikes.BROKEN["services"]
+    reconciler = agents.reconciler(rig)
+    assert agents.run(rig, by=reconciler).should_retry
 
     assert reconciler.rest()
     assert not rig.host.services["dcgm.service"]
@@ -222,12 +222,12 @@ def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
 def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:
     messages = []
     for attempt in (1, 7):
-        rig = scenes.node()
+        rig = nodes.node()
         rig.refusing["gpus.observe"] = errors.HardwareError(
             "GPU 0: nvmlDeviceGetHandleByIndex answered 'Unknown Error'",
             reason=errors.Reason.NVML_ERROR,
         )
-        outcome = scenes.run(rig, "all-balanced", attempt=attempt)
+        outcome = agents.run(rig, "all-balanced", attempt=attempt)
         assert outcome.should_retry
         messages.append(outcome.message)
 

@@ -12,96 +12,95 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fakes, gpu_values, nodes, scenes
-from tests.node.scenes import LAYOUT
+from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 from tests.pipeline import lives
 
 
 @pytest.mark.parametrize("end", ["locked", "replaced", "stopped"])
 def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     lock = fakes.FakeLock(refusals=10**6)
-    successor = scenes.reconciler(rig, lock=lock)
+    successor = agents.reconciler(rig, lock=lock)
 
     def start_successor(_step: steps.Step) -> None:
         rig.driver.step_error = lambda _step: None
         journal, labels = rig.annotations[well_known.JOURNAL_ANNOTATION], dict(rig.labels)
-        successor.recover(LAYOUT)
+        successor.recover(agents.LAYOUT)
         if end == "locked":
-            assert scenes.run(rig, by=successor).reason is Reason.LOCKED
+            assert agents.run(rig, by=successor).reason is Reason.LOCKED
         else:
             request = fakes.FakeRequest(rig.clock, ends_at=2, replaced=end == "replaced")
             with pytest.raises(errors.Superseded):
-                scenes.run(rig, by=successor, request=request)
+                agents.run(rig, by=successor, request=request)
             successor.stop()
         labels |= {well_known.STATE_LABEL: rig.labels[well_known.STATE_LABEL]}
         assert rig.annotations[well_known.JOURNAL_ANNOTATION] == journal
         assert (rig.has_hold_taint, rig.labels) == (True, labels)
 
     rig.driver.step_error = start_successor
-    assert scenes.run(rig).reason is Reason.APPLIED
+    assert agents.run(rig).reason is Reason.APPLIED
 
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
     lock.refusals = 0
-    assert scenes.run(rig, by=successor).reason is Reason.ALREADY_APPLIED
-    scenes.assert_restored(rig)
+    assert agents.run(rig, by=successor).reason is Reason.ALREADY_APPLIED
+    ends.assert_restored(rig)
 
 
-@pytest.mark.parametrize("wanted", [LAYOUT, "all-balanced"])
+@pytest.mark.parametrize("wanted", [agents.LAYOUT, "all-balanced"])
 def test_successor_that_started_before_the_change_takes_over_its_journal(wanted: str) -> None:
-    for index in scenes.moments(scenes.busy_node):
-        rig = scenes.busy_node()
-        successor = scenes.reconciler(rig)
-        successor.recover(LAYOUT)
-        rig.failing = {len(rig.log) + index: scenes.Killed()}
-        with pytest.raises(scenes.Killed):
-            scenes.run(rig)
+    for index in strikes.moments(nodes.busy_node):
+        rig = nodes.busy_node()
+        successor = agents.reconciler(rig)
+        successor.recover(agents.LAYOUT)
+        rig.failing = {len(rig.log) + index: strikes.Killed()}
+        with pytest.raises(strikes.Killed):
+            agents.run(rig)
         rig.failing = {}
 
-        assert scenes.run(rig, wanted, by=successor).state is model.State.SUCCESS, index
-        assert scenes.has_layout(rig, wanted)
-        scenes.assert_restored(rig)
+        assert agents.run(rig, wanted, by=successor).state is model.State.SUCCESS, index
+        assert ends.has_layout(rig, wanted)
+        ends.assert_restored(rig)
 
 
 def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
-    rig = scenes.busy_node()
-    successor = scenes.reconciler(rig)
+    rig = nodes.busy_node()
+    successor = agents.reconciler(rig)
 
     def start_successor(_step: steps.Step) -> None:
         rig.driver.step_error = lambda _step: None
-        successor.recover(LAYOUT)
+        successor.recover(agents.LAYOUT)
 
     rig.driver.step_error = start_successor
-    assert scenes.run(rig).reason is Reason.APPLIED
+    assert agents.run(rig).reason is Reason.APPLIED
     changed = rig.gpus
-    rig.failing = {len(rig.log): scenes.BROKEN["node"]}
+    rig.failing = {len(rig.log): strikes.BROKEN["node"]}
 
-    assert scenes.run(rig, by=successor).reason is Reason.API_UNAVAILABLE
+    assert agents.run(rig, by=successor).reason is Reason.API_UNAVAILABLE
     assert rig.gpus == changed
-    assert scenes.run(rig, by=successor, attempt=2).reason is Reason.ALREADY_APPLIED
-    scenes.assert_restored(rig)
+    assert agents.run(rig, by=successor, attempt=2).reason is Reason.ALREADY_APPLIED
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("meanwhile", ["recovery", "run", "rest"])
 def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwhile: str) -> None:
     written_back = 0
-    for index, rig, _ in scenes.kills(nodes.monitored_node):
+    for index, rig, _ in strikes.kills(nodes.monitored_node):
         paused = [key for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE]
         rig.labels |= dict.fromkeys(paused, f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade")
-        agent = scenes.reconciler(rig)
-        agent.recover(LAYOUT)
+        agent = agents.reconciler(rig)
+        agent.recover(agents.LAYOUT)
         if meanwhile == "rest":
             agent.rest()
         elif meanwhile == "run":
-            scenes.run(rig, by=agent)
+            agents.run(rig, by=agent)
         rig.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
         written_back += bool(paused)
         if meanwhile == "rest":
             agent.check_without_request()
         else:
-            assert scenes.run(rig, by=agent, attempt=2).state is model.State.SUCCESS, index
+            assert agents.run(rig, by=agent, attempt=2).state is model.State.SUCCESS, index
             assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
-        scenes.assert_restored(rig)
+        ends.assert_restored(rig)
     assert written_back > 5
 
 
@@ -110,20 +109,20 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwh
 def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(
     part: str, *, is_requested: bool
 ) -> None:
-    rig, backup = scenes.node(layout="all-balanced"), dict[str, dict[str, str]]()
+    rig, backup = nodes.node(layout="all-balanced"), dict[str, dict[str, str]]()
 
     def save() -> None:
         if rig.has_hold_taint and well_known.PAUSED_VALUE in rig.labels.values():
             backup.update(labels=dict(rig.labels), annotations=dict(rig.annotations))
 
     rig.on_call = save
-    agent = scenes.reconciler(rig)
-    ended = scenes.run(rig, by=agent)
+    agent = agents.reconciler(rig)
+    ended = agents.run(rig, by=agent)
     rig.on_call = lambda: None
 
     def check() -> drift.Action:
         if is_requested:
-            return agent.check_drift(LAYOUT, ended)
+            return agent.check_drift(agents.LAYOUT, ended)
         return agent.check_without_request()
 
     if not is_requested:
@@ -135,55 +134,57 @@ def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(
     elif part == "state":
         rig.labels[well_known.STATE_LABEL] = "pending"
     elif part != "taint":
-        journal = journals.Journal(config=LAYOUT, stale_files=True)
+        journal = journals.Journal(config=agents.LAYOUT, stale_files=True)
         rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
     assert check() is not drift.Action.REST
     if is_requested:
-        ended = scenes.run(rig, by=agent, may_evict=False)
+        ended = agents.run(rig, by=agent, may_evict=False)
         assert ended.state is model.State.SUCCESS
     else:
         assert not agent.rest()
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
     assert rig.labels[well_known.STATE_LABEL] != "pending"
     assert check() is drift.Action.REST
     # Without a request, what the journal has is undone.
-    assert scenes.has_layout(rig, "all-balanced" if part == "all" and not is_requested else LAYOUT)
+    assert ends.has_layout(
+        rig, "all-balanced" if part == "all" and not is_requested else agents.LAYOUT
+    )
 
 
 @pytest.mark.parametrize("wanted", [None, "too-much"])
 def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | None) -> None:
     undone = 0
-    for _, rig, _ in scenes.kills(scenes.busy_node, lambda rig: scenes.resume(rig, LAYOUT)):
+    for _, rig, _ in strikes.kills(nodes.busy_node, lambda rig: agents.resume(rig, agents.LAYOUT)):
         rig.restart_machine()
         if wanted is None:
-            scenes.undo(rig)
+            agents.undo(rig)
         else:
-            scenes.resume(rig, wanted)
+            agents.resume(rig, wanted)
         undone += bool(rig.gpus[0].gpu_instances)
-        scenes.assert_restored(rig)
-        scenes.assert_says_the_truth(rig)
+        ends.assert_restored(rig)
+        ends.assert_says_the_truth(rig)
     assert undone
 
 
 def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
-    rig = scenes.busy_node()
-    scenes.kill_at(rig, 5, LAYOUT)
+    rig = nodes.busy_node()
+    strikes.kill_at(rig, 5, agents.LAYOUT)
 
-    scenes.reconciler(rig).recover(LAYOUT)
+    agents.reconciler(rig).recover(agents.LAYOUT)
 
     assert rig.has_hold_taint
 
 
 def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
-    rig = scenes.node(layout=LAYOUT)
-    agent = scenes.reconciler(rig)
+    rig = nodes.node(layout=agents.LAYOUT)
+    agent = agents.reconciler(rig)
     rig.host.request_text = None
     rig.refusing["request_file.save"] = errors.ConfigError("the disk is full")
-    scenes.run(rig, LAYOUT, by=agent)
+    agents.run(rig, agents.LAYOUT, by=agent)
     rig.refusing.clear()
 
-    scenes.run(rig, LAYOUT, by=agent)
+    agents.run(rig, agents.LAYOUT, by=agent)
 
     assert rig.host.request_text
 
@@ -192,63 +193,63 @@ def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
     ("reason", "later"), [(Reason.NO_PERMISSION, ""), (Reason.NVML_ERROR, "all-1g.5gb")]
 )
 def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str) -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     refusals = [errors.HardwareError("no", reason=reason)]
     rig.driver.step_error = lambda step: (
         refusals.pop() if isinstance(step, steps.CreateGpuInstance) and refusals else None
     )
     copies: list[str] = []
     rig.on_call = lambda: copies.append(rig.host.request_text or "")
-    scenes.run(rig)
+    agents.run(rig)
     if later:
-        rig.refusing["gpus.observe"] = scenes.BROKEN["gpus"]
-        scenes.run(rig, later)
+        rig.refusing["gpus.observe"] = strikes.BROKEN["gpus"]
+        agents.run(rig, later)
         rig.refusing.clear()
     # The disk was full at the end of the run.
     rig.host.request_text = max(copies, key=len)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
     before = rig.gpus
 
-    scenes.undo(rig)
+    agents.undo(rig)
 
     assert rig.gpus == before
 
 
 def test_node_that_registers_again_between_attempts_gets_its_services_back() -> None:
-    rig = scenes.hosted_node()
-    rig.refusing["services.start"] = scenes.BROKEN["services"]
-    agent = scenes.reconciler(rig)
-    assert scenes.run(rig, by=agent).should_retry
+    rig = nodes.hosted_node()
+    rig.refusing["services.start"] = strikes.BROKEN["services"]
+    agent = agents.reconciler(rig)
+    assert agents.run(rig, by=agent).should_retry
     rig.refusing.clear()
     lives.register_again(rig)
 
     agent.forget_node()
-    agent.recover(LAYOUT)
+    agent.recover(agents.LAYOUT)
 
-    assert scenes.run(rig, by=agent, attempt=2).reason is Reason.APPLIED
-    scenes.assert_restored(rig)
+    assert agents.run(rig, by=agent, attempt=2).reason is Reason.APPLIED
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("requested", [LAYOUT, "all-1g.5gb"])
+@pytest.mark.parametrize("requested", [agents.LAYOUT, "all-1g.5gb"])
 def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated: bool) -> None:
     """Although the new pod of the plugin is not there yet, and no label says that one is due."""
     unfinished = 0
     for number in itertools.count(1):
-        rig = scenes.node(layout="all-balanced", gated=gated)
+        rig = nodes.node(layout="all-balanced", gated=gated)
         try:
-            scenes.run(rig, request=fakes.FakeRequest(rig.clock, ends_at=number))
+            agents.run(rig, request=fakes.FakeRequest(rig.clock, ends_at=number))
         except errors.Superseded:
-            unfinished += scenes.has_layout(rig, LAYOUT)
+            unfinished += ends.has_layout(rig, agents.LAYOUT)
         else:
             break
         rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
 
-        outcome = scenes.resume(rig, requested)
+        outcome = agents.resume(rig, requested)
 
         assert outcome.state is model.State.SUCCESS, number
         assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
-        scenes.assert_restored(rig)
+        ends.assert_restored(rig)
     assert unfinished > 0
 
 
@@ -256,63 +257,63 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     """They would hold the GPUs that are still to be rolled back."""
 
     def killed() -> fakes.NodeRig:
-        rig = scenes.hosted_node()
-        scenes.kill_at(rig, 3, "one-slice-changed")
+        rig = nodes.hosted_node()
+        strikes.kill_at(rig, 3, "one-slice-changed")
         rig.log.clear()
         return rig
 
     undisturbed = killed()
-    scenes.resume(undisturbed, "one-slice-changed")
+    agents.resume(undisturbed, "one-slice-changed")
     calls = undisturbed.log[: undisturbed.log.index("gpus.execute")]
     last = max(at for at, call in enumerate(calls) if call == "workloads.list")
     rig = killed()
-    rig.failing[last] = scenes.broken("workloads.list")
+    rig.failing[last] = strikes.broken("workloads.list")
 
     def occupy() -> None:
         rig.driver.clients = "nvsm (pid 7)" if rig.host.services["nvsm.service"] else ""
 
     rig.on_call = occupy
-    outcome = scenes.resume(rig, "one-slice-changed")
+    outcome = agents.resume(rig, "one-slice-changed")
 
     assert outcome.reason is not Reason.APPLIED
     assert "the former instances are restored" in outcome.message
-    assert scenes.has_layout(rig, "all-balanced")
+    assert ends.has_layout(rig, "all-balanced")
     assert all(rig.host.services[name] for name in ("dcgm.service", "nvsm.service"))
 
 
 def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
-    rig = scenes.busy_node()
-    agent = scenes.reconciler(rig)
+    rig = nodes.busy_node()
+    agent = agents.reconciler(rig)
     rig.has_hold_taint = True
-    journal = journals.Journal(config=LAYOUT, hold_taint=True, draining=True)
+    journal = journals.Journal(config=agents.LAYOUT, hold_taint=True, draining=True)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
-    agent.recover(LAYOUT)
-    rig.refusing = {"node.read": scenes.BROKEN["node"]}
+    agent.recover(agents.LAYOUT)
+    rig.refusing = {"node.read": strikes.BROKEN["node"]}
     with pytest.raises(errors.ClusterError):
-        agent.recover(LAYOUT)
+        agent.recover(agents.LAYOUT)
     rig.refusing = {}
 
     agent.stop()
 
     assert not rig.has_hold_taint
-    assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["config"] == LAYOUT
+    assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["config"] == agents.LAYOUT
 
 
 @pytest.mark.parametrize("lost", ["run", "service", "hook"])
 def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) -> None:
-    rig = scenes.hooked(scenes.hosted_node())
-    agent = scenes.reconciler(rig)
+    rig = nodes.hooked(nodes.hosted_node())
+    agent = agents.reconciler(rig)
 
     def fail() -> None:
         if lost == "run" and rig.log[-1] == "node.patch" and rig.log.count("node.patch") > 1:
-            raise scenes.BROKEN["workloads"]
+            raise strikes.BROKEN["workloads"]
         if rig.log[-1] == "gpus.execute":
             rig.host.broken_services = {"dcgm.service"} if lost == "service" else set()
             rig.hooks.broken = {"exit"} if lost == "hook" else set()
 
     rig.on_call = fail
     with contextlib.suppress(errors.ClusterError):
-        assert scenes.run(rig, by=agent).should_retry
+        assert agents.run(rig, by=agent).should_retry
     rig.on_call = lambda: None
     rig.host.broken_services, rig.hooks.broken = set(), set()
 
@@ -321,4 +322,4 @@ def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) ->
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
     assert not rig.hooks.pending_exit
-    scenes.assert_restored(rig, is_stopped=True)
+    ends.assert_restored(rig, is_stopped=True)

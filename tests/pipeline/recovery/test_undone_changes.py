@@ -10,15 +10,14 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
-from tests.node import driver_rules, fakes, gpu_values, scenes
-from tests.node.scenes import LAYOUT
+from tests.node import agents, driver_rules, ends, fakes, gpu_values, nodes, strikes
 
 
 def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     """Return a node whose agent was killed in the middle of its steps, and its GPUs before."""
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     before = rig.gpus
-    scenes.kill_at(rig, 5, "all-1g.5gb")
+    strikes.kill_at(rig, 5, "all-1g.5gb")
     rig.forget_past()
     rig.host.refreshes = 0
     return rig, before
@@ -27,7 +26,7 @@ def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
 def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> None:
     rig, before = cut_in_half()
     lock = fakes.FakeLock(refusals=1)
-    successor = scenes.reconciler(rig, lock=lock)
+    successor = agents.reconciler(rig, lock=lock)
 
     with pytest.raises(errors.LockedError):
         successor.recover("all-balanced")
@@ -35,7 +34,7 @@ def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> Non
     assert "gpus.observe" not in rig.log
 
     successor.recover("all-balanced")
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
     assert lock.descriptions == ["undoing an interrupted change to all-1g.5gb"]
     assert rig.host.refreshes == 1
 
@@ -60,7 +59,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
         placement=place,
     )
     rig.gpus = (driver_rules.run(rig.gpus[0], [foreign]), *rig.gpus[1:])
-    successor = scenes.reconciler(rig)
+    successor = agents.reconciler(rig)
 
     successor.recover(None)
 
@@ -74,18 +73,18 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     instances = tuple(gi for gi in rig.gpus[0].gpu_instances if gi.placement != place)
     rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
     assert not successor.rest()
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
 def test_instance_created_after_a_refused_rollback_stays() -> None:
-    rig = scenes.busy_node()
-    scenes.kill_at(rig, 5, LAYOUT)
+    rig = nodes.busy_node()
+    strikes.kill_at(rig, 5, agents.LAYOUT)
     (created,) = (gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == 0)
     uid = rig.add_pod(
         "newcomer", devices=frozenset(ci.uuid or "" for ci in created.compute_instances)
     )
-    successor = scenes.reconciler(rig)
+    successor = agents.reconciler(rig)
     successor.recover(None)
     assert successor.rest()
     del rig.pods[uid]
@@ -113,7 +112,7 @@ def test_instance_created_after_a_refused_rollback_stays() -> None:
 
 def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
     """Return a node whose journal has what an unreachable GPU had before a failed change."""
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     lost = rig.gpus[0]
     rig.driver.lost.add(lost.uuid)
     # As a reset leaves it.
@@ -139,31 +138,31 @@ def pending(rig: fakes.NodeRig) -> tuple[str, ...]:
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: bool) -> None:
     rig, before = node_with_lost_gpu()
-    agent = scenes.reconciler(rig, ONE_OF_THEM)
+    agent = agents.reconciler(rig, ONE_OF_THEM)
     agent.recover("second-alone")
 
-    outcome = scenes.run(rig, "second-alone", by=agent)
+    outcome = agents.run(rig, "second-alone", by=agent)
 
     assert outcome.state is model.State.SUCCESS, outcome.message
     assert pending(rig) == (before.uuid,)
     plugin = dict(rig.pods)
-    assert scenes.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
+    assert agents.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
     assert agent.check_drift("second-alone", outcome) is drift.Action.REST
     assert pending(rig) == (before.uuid,)
     assert dict(rig.pods) == plugin
 
     rig.driver.lost.clear()
     if is_restarted:
-        agent = scenes.reconciler(rig, ONE_OF_THEM)
+        agent = agents.reconciler(rig, ONE_OF_THEM)
         agent.recover("second-alone")
-    assert scenes.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
-    assert scenes.is_as_before(rig, [before])
+    assert agents.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
+    assert ends.is_as_before(rig, [before])
     assert pending(rig) == ()
 
 
 def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:
     rig, before = node_with_lost_gpu()
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
     agent.recover(None)
 
     assert agent.rest()
@@ -171,30 +170,30 @@ def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:
 
     rig.driver.lost.clear()
     assert not agent.rest()
-    assert scenes.is_as_before(rig, [before])
+    assert ends.is_as_before(rig, [before])
 
 
 def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     first, lost = rig.gpus
-    scenes.kill_at(rig, 12, "all-1g.5gb")
+    strikes.kill_at(rig, 12, "all-1g.5gb")
     rig.driver.lost.add(lost.uuid)
     created = {*rig.gpus[0].mig_uuids} - {*first.mig_uuids}
     rig.add_pod("new", devices=frozenset({min(created)}))
-    agent = scenes.reconciler(rig, ONE_OF_THEM.replace("[1]", "[0]"))
+    agent = agents.reconciler(rig, ONE_OF_THEM.replace("[1]", "[0]"))
     agent.recover("second-alone")
 
-    assert scenes.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
+    assert agents.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
 
     assert "new" in rig.pod_names
     assert pending(rig) == (lost.uuid,)
 
 
 def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
-    rig = scenes.busy_node()
-    scenes.kill_at(rig, 5, LAYOUT)
-    rig.add_pod("newcomer", devices=frozenset({scenes.device_at(rig, 0)}))
-    assert scenes.undo(rig)
+    rig = nodes.busy_node()
+    strikes.kill_at(rig, 5, agents.LAYOUT)
+    rig.add_pod("newcomer", devices=frozenset({nodes.device_at(rig, 0)}))
+    assert agents.undo(rig)
     assert rig.events.count("Recovered") == 1
     journal = journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
     first, *others = journal.snapshot
@@ -204,32 +203,32 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
         journal, snapshot=(first, *others)
     ).to_json()
 
-    assert scenes.undo(rig)
+    assert agents.undo(rig)
 
     assert rig.events.count("Recovered") == 1
 
 
 def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
-    rig = scenes.node(layout="all-1g.5gb")
-    before = scenes.node(layout="all-balanced").gpus[0].snapshot
+    rig = nodes.node(layout="all-1g.5gb")
+    before = nodes.node(layout="all-balanced").gpus[0].snapshot
     journal = journals.Journal(config="all-1g.5gb", snapshot=(before,))
     rig.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
     rig.add_pod("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
     pods = dict(rig.pods)
 
-    scenes.reconciler(rig).recover(None)
+    agents.reconciler(rig).recover(None)
 
     assert pending(rig)
     assert dict(rig.pods) == pods
 
 
 def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     before = rig.gpus
-    scenes.kill_at(rig, 4, LAYOUT)
-    text = scenes.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
+    strikes.kill_at(rig, 4, agents.LAYOUT)
+    text = agents.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
 
-    assert scenes.resume(rig, LAYOUT, text).reason is Reason.DOES_NOT_FIT
+    assert agents.resume(rig, agents.LAYOUT, text).reason is Reason.DOES_NOT_FIT
 
     published = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert gpu_values.geometry(published) == gpu_values.geometry(before)
@@ -238,6 +237,6 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
 
 def test_layout_for_all_gpus_replaces_a_pending_restore() -> None:
     rig, _ = node_with_lost_gpu()
-    assert scenes.resume(rig, "all-1g.5gb").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-1g.5gb").state is model.State.SUCCESS
 
     assert pending(rig) == ()

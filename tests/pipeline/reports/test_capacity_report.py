@@ -13,7 +13,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.core.records import gpu_codec
 from tests import changes
-from tests.node import fakes, gpu_values, scenes
+from tests.node import agents, fakes, gpu_values, nodes
 
 GPU_0 = 0
 
@@ -34,7 +34,7 @@ class PodWatch:
 @pytest.fixture
 def rig() -> fakes.NodeRig:
     """A node with ``all-balanced``: pods use slices 0-1 of the first GPU, 4-7 of the second."""
-    return scenes.busy_node()
+    return nodes.busy_node()
 
 
 def published(rig: fakes.NodeRig) -> list[list[list[int]]]:
@@ -43,15 +43,15 @@ def published(rig: fakes.NodeRig) -> list[list[list[int]]]:
     return [gpu["inUse"] for gpu in data["gpus"]]
 
 
-def on_demand(rig: fakes.NodeRig, **replaced: Any) -> scenes.AgentInMemory:
+def on_demand(rig: fakes.NodeRig, **replaced: Any) -> agents.AgentInMemory:
     """Return the reconciler of a node with on-demand partitioning that has just started."""
-    agent = scenes.reconciler(rig, **replaced)
-    scenes.run(rig, "all-balanced", by=agent)
+    agent = agents.reconciler(rig, **replaced)
+    agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     return agent
 
 
-def catch_up(rig: fakes.NodeRig, agent: scenes.AgentInMemory, most: int = 10) -> list[float]:
+def catch_up(rig: fakes.NodeRig, agent: agents.AgentInMemory, most: int = 10) -> list[float]:
     """Wait and observe as the loop does, until nothing is left to do; return the pauses."""
     pauses: list[float] = []
     while math.isfinite(agent.capacity.next_in_s) and len(pauses) < most:
@@ -62,7 +62,7 @@ def catch_up(rig: fakes.NodeRig, agent: scenes.AgentInMemory, most: int = 10) ->
     return pauses
 
 
-def use_changed(agent: scenes.AgentInMemory) -> None:
+def use_changed(agent: agents.AgentInMemory) -> None:
     agent.capacity.follow(is_on_demand=True, has_changed=True)
 
 
@@ -73,7 +73,7 @@ def patches(rig: fakes.NodeRig) -> int:
 def test_run_publishes_use_and_room_in_its_last_patch(rig: fakes.NodeRig) -> None:
     telemetry = fakes.FakeTelemetry()
 
-    scenes.run(rig, "all-balanced", by=scenes.reconciler(rig, telemetry=telemetry))
+    agents.run(rig, "all-balanced", by=agents.reconciler(rig, telemetry=telemetry))
 
     first, second = json.loads(rig.annotations[well_known.CAPACITY_ANNOTATION])["gpus"]
     assert first["inUse"] == [[0, 2]]
@@ -86,7 +86,7 @@ def test_run_publishes_use_and_room_in_its_last_patch(rig: fakes.NodeRig) -> Non
 
 
 def test_the_use_after_a_change_is_of_the_new_instances(rig: fakes.NodeRig) -> None:
-    scenes.run(rig)
+    agents.run(rig)
 
     assert published(rig) == [[], [[4, 4]]]
 
@@ -94,7 +94,7 @@ def test_the_use_after_a_change_is_of_the_new_instances(rig: fakes.NodeRig) -> N
 def test_a_node_without_a_request_publishes_the_use_once(rig: fakes.NodeRig) -> None:
     for _ in range(2):
         rig.clock.wait(5)
-        assert not scenes.reconciler(rig).rest()
+        assert not agents.reconciler(rig).rest()
 
     assert published(rig) == [[[0, 2]], [[4, 4]]]
     assert patches(rig) == 1
@@ -104,8 +104,8 @@ def test_nothing_happens_at_rest_on_a_node_without_on_demand_partitioning(
     rig: fakes.NodeRig,
 ) -> None:
     watch = PodWatch()
-    agent = scenes.reconciler(rig, pod_watch=watch)
-    scenes.run(rig, "all-balanced", by=agent)
+    agent = agents.reconciler(rig, pod_watch=watch)
+    agents.run(rig, "all-balanced", by=agent)
 
     agent.capacity.follow(is_on_demand=False, has_changed=True)
 
@@ -117,7 +117,7 @@ def test_change_of_use_at_rest_is_published_in_one_patch(rig: fakes.NodeRig) -> 
     agent = on_demand(rig)
     catch_up(rig, agent)
     rig.log.clear()
-    rig.add_pod("new", devices=frozenset({scenes.device(rig, GPU_0, "3g.20gb")}))
+    rig.add_pod("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
 
     use_changed(agent)
     rig.clock.wait(0.5)
@@ -181,7 +181,7 @@ def test_the_watch_of_the_pods_comes_and_goes_with_the_label(rig: fakes.NodeRig)
 def test_failed_observation_is_retried_with_backoff(rig: fakes.NodeRig, call: str) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
-    rig.add_pod("new", devices=frozenset({scenes.device(rig, GPU_0, "3g.20gb")}))
+    rig.add_pod("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
     rig.refusing[call] = errors.ClusterError("no", reason=errors.Reason.API_UNAVAILABLE)
 
     use_changed(agent)
@@ -220,7 +220,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
 
     agent = on_demand(rig, processes=listed)
 
-    outcome = scenes.run(rig, "all-balanced", by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
 
     assert outcome.state is model.State.SUCCESS
     assert well_known.CAPACITY_ANNOTATION not in rig.annotations
@@ -238,8 +238,8 @@ def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(rig: fake
         asked.append(True)
         return processes
 
-    agent = scenes.reconciler(rig, processes=listed)
-    scenes.run(rig, "all-balanced", by=agent)
+    agent = agents.reconciler(rig, processes=listed)
+    agents.run(rig, "all-balanced", by=agent)
     assert not asked
     agent.capacity.follow(is_on_demand=True, has_changed=False)
 
@@ -256,7 +256,7 @@ def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.No
     catch_up(rig, agent)
     rig.kubelet.is_silent = True
 
-    scenes.run(rig, "all-balanced", by=agent)
+    agents.run(rig, "all-balanced", by=agent)
 
     assert well_known.CAPACITY_ANNOTATION not in rig.annotations
     rig.kubelet.is_silent = False
@@ -265,8 +265,8 @@ def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.No
 
 
 def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) -> None:
-    agent = scenes.reconciler(rig)
-    ended = scenes.run(rig, "all-balanced", by=agent)
+    agent = agents.reconciler(rig)
+    ended = agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     first = rig.gpus[0]
@@ -286,8 +286,8 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     rig: fakes.NodeRig, layout: str | None
 ) -> None:
     first = changes.entry("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
-    agent = scenes.reconciler(rig, f"{scenes.CONFIG}  first:\n{first}\n")
-    ended = scenes.run(rig, layout, by=agent) if layout else agent.rest()
+    agent = agents.reconciler(rig, f"{agents.CONFIG}  first:\n{first}\n")
+    ended = agents.run(rig, layout, by=agent) if layout else agent.rest()
     backup = dict(rig.annotations)
 
     def check() -> None:
@@ -317,8 +317,8 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
 def test_gpus_that_cannot_be_observed_are_not_shown(
     rig: fakes.NodeRig, layout: str | None
 ) -> None:
-    agent = scenes.reconciler(rig)
-    ended = scenes.run(rig, layout, by=agent) if layout else agent.rest()
+    agent = agents.reconciler(rig)
+    ended = agents.run(rig, layout, by=agent) if layout else agent.rest()
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     keys = (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION)
@@ -346,8 +346,8 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
 def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     rig: fakes.NodeRig,
 ) -> None:
-    agent = scenes.reconciler(rig)
-    ended = scenes.run(rig, "all-balanced", by=agent)
+    agent = agents.reconciler(rig)
+    ended = agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     rig.refusing["gpus.observe"] = errors.HardwareError("hung", reason=errors.Reason.NVML_TIMEOUT)
@@ -365,7 +365,7 @@ def test_a_run_that_can_observe_no_gpu_leaves_none_shown(rig: fakes.NodeRig) -> 
     agent = on_demand(rig)
     rig.refusing["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
 
-    outcome = scenes.run(rig, "all-1g.5gb", by=agent)
+    outcome = agents.run(rig, "all-1g.5gb", by=agent)
 
     assert outcome.reason is errors.Reason.GPU_LOST
     assert not rig.annotations.keys() & {
@@ -376,7 +376,7 @@ def test_a_run_that_can_observe_no_gpu_leaves_none_shown(rig: fakes.NodeRig) -> 
 
 def test_new_agent_observes_the_gpus_for_its_first_report(rig: fakes.NodeRig) -> None:
     rig.annotations.clear()
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
 
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
@@ -403,7 +403,7 @@ def test_an_attempt_that_is_retried_observes_no_use(rig: fakes.NodeRig) -> None:
     del rig.annotations[well_known.CAPACITY_ANNOTATION]
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
-    outcome = scenes.run(rig)
+    outcome = agents.run(rig)
 
     assert outcome.should_retry
     assert well_known.CAPACITY_ANNOTATION not in rig.annotations

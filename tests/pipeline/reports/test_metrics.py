@@ -18,7 +18,7 @@ from mig_manager.agent.reports import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
 from mig_manager.errors import Reason
-from tests.node import fakes, gpu_values, scenes
+from tests.node import agents, fakes, gpu_values, nodes, strikes
 
 NOW = 1_700_000_000.0
 
@@ -237,21 +237,21 @@ def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
 
 
 def test_the_last_phase_of_a_superseded_run_is_measured(heard: metrics.AgentMetrics) -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     request = fakes.FakeRequest(rig.clock, replaced=True)
     request.ends_when = lambda: rig.has_hold_taint
 
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, by=scenes.reconciler(rig, telemetry=heard), request=request)
+        agents.run(rig, by=agents.reconciler(rig, telemetry=heard), request=request)
 
     assert series(heard, "phase_duration_seconds_count")["Drain"] == 1
 
 
 def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.AgentMetrics) -> None:
-    rig = scenes.node(layout="all-balanced")
-    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
+    rig = nodes.node(layout="all-balanced")
+    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
-    scenes.run(rig, by=scenes.reconciler(rig, telemetry=heard))
+    agents.run(rig, by=agents.reconciler(rig, telemetry=heard))
 
     counts = series(heard, "phase_duration_seconds_count")
     assert (counts["Execute"], counts["RollBack"]) == (1, 1)

@@ -11,7 +11,7 @@ from mig_manager.agent import drift, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import well_known
-from tests.node import fakes, scenes
+from tests.node import agents, fakes, nodes, strikes
 
 OWN = """
 version: v1
@@ -29,15 +29,15 @@ DEFAULT: dict[str, Any] = {"has_default_layouts": True}
 
 @pytest.fixture
 def rig() -> fakes.NodeRig:
-    return scenes.node()
+    return nodes.node()
 
 
 def apply(
     rig: fakes.NodeRig, layout: str, text: str = OWN, **limits: Any
 ) -> tuple[errors.Reason, str]:
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
-    agent = scenes.reconciler(rig, text, limits=limits)
-    outcome = scenes.run(rig, layout, by=agent)
+    agent = agents.reconciler(rig, text, limits=limits)
+    outcome = agents.run(rig, layout, by=agent)
     return outcome.reason, json.loads(rig.annotations[well_known.STATUS_ANNOTATION]).get(
         "origin", ""
     )
@@ -57,10 +57,10 @@ def devices(rig: fakes.NodeRig) -> list[dict[str, int]]:
 
 def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
     source = fakes.FakeConfig(OWN)
-    agent = scenes.reconciler(rig, configs=source)
+    agent = agents.reconciler(rig, configs=source)
 
     def origin(layout: str) -> str:
-        assert scenes.run(rig, layout, by=agent).reason is errors.Reason.APPLIED
+        assert agents.run(rig, layout, by=agent).reason is errors.Reason.APPLIED
         return str(json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["origin"])
 
     assert origin("team-a") == "test.yaml:4"
@@ -94,7 +94,7 @@ def test_only_layouts_that_fit_are_listed_with_their_hash(rig: fakes.NodeRig) ->
 
 def test_generated_layouts_precede_the_default_file_which_fills_up(rig: fakes.NodeRig) -> None:
     assert apply(rig, "all-balanced", **DEFAULT) == (errors.Reason.APPLIED, GENERATED)
-    assert devices(rig) == [scenes.BALANCED] * 2
+    assert devices(rig) == [agents.BALANCED] * 2
     assert apply(rig, "team-a", **DEFAULT) == (errors.Reason.APPLIED, "test.yaml:4")
 
 
@@ -137,7 +137,7 @@ def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
 
 def test_layout_selects_only_gpus_of_its_product() -> None:
     products = [hardware.find(name) for name in ("A100-SXM4-80GB", "A30", "A100-SXM4-80GB")]
-    rig = scenes.node()
+    rig = nodes.node()
     rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
 
     assert apply(rig, "all-2g.12gb", "", **DEFAULT) == (
@@ -153,10 +153,10 @@ def test_layout_selects_only_gpus_of_its_product() -> None:
 
 def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> None:
     products = [hardware.find(name) for name in ("A100-SXM4-80GB", "A30")]
-    rig = scenes.node()
+    rig = nodes.node()
     rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
-    agent = scenes.reconciler(rig, OWN)
-    ended = scenes.run(rig, "all-2g.12gb", by=agent)
+    agent = agents.reconciler(rig, OWN)
+    ended = agents.run(rig, "all-2g.12gb", by=agent)
     assert agent.check_drift("all-2g.12gb", ended) is drift.Action.REST
 
     rig.driver.lost.add(rig.gpus[1].uuid)
@@ -165,7 +165,7 @@ def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> No
 
 
 def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRig) -> None:
-    outcome = scenes.run(rig, "all-1g.5gB", OWN)
+    outcome = agents.run(rig, "all-1g.5gB", OWN)
 
     assert outcome.reason is errors.Reason.UNKNOWN_CONFIG
     assert "did you mean 'all-1g.5gb'" in outcome.message
@@ -173,13 +173,13 @@ def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRi
 
 
 def test_generated_layout_costs_no_further_observation(rig: fakes.NodeRig) -> None:
-    assert scenes.calls(scenes.node, "all-balanced").count("gpus.observe") == (
+    assert strikes.calls(nodes.node, "all-balanced").count("gpus.observe") == (
         calls_of(rig, "all-2g.10gb").count("gpus.observe")
     )
 
 
 def calls_of(rig: fakes.NodeRig, layout: str) -> list[str]:
-    assert scenes.run(rig, layout, OWN).reason is errors.Reason.APPLIED
+    assert agents.run(rig, layout, OWN).reason is errors.Reason.APPLIED
     return rig.log
 
 
@@ -187,13 +187,13 @@ def calls_of(rig: fakes.NodeRig, layout: str) -> list[str]:
 def test_a_node_that_was_registered_again_gets_everything_published_again(
     rig: fakes.NodeRig, layout: str | None
 ) -> None:
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
 
     def serve() -> None:
         if layout is None:
             assert not agent.rest()
         else:
-            scenes.run(rig, layout, by=agent)
+            agents.run(rig, layout, by=agent)
 
     serve()
     published = set(rig.annotations)
@@ -221,10 +221,10 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.Node
         written.append(document)
         return answers[len(written) - 1]
 
-    agent = scenes.reconciler(rig, OWN, write_layouts=write)
+    agent = agents.reconciler(rig, OWN, write_layouts=write)
     for _ in range(2):
         agent.rest()
-    scenes.run(rig, "team-a", by=agent)
+    agents.run(rig, "team-a", by=agent)
 
     refused, document = written
     assert refused == document
@@ -240,26 +240,26 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.Node
 
 
 def test_a_list_that_could_not_be_published_is_published_later(rig: fakes.NodeRig) -> None:
-    undisturbed = calls_of(scenes.node(), "team-a")
+    undisturbed = calls_of(nodes.node(), "team-a")
     at = len(undisturbed) - undisturbed[::-1].index("node.patch") - 1
-    rig.failing[at] = scenes.BROKEN["node"]
+    rig.failing[at] = strikes.BROKEN["node"]
     written: list[str] = []
 
     def write(document: str) -> bool:
         written.append(document)
         return True
 
-    agent = scenes.reconciler(rig, OWN, write_layouts=write)
+    agent = agents.reconciler(rig, OWN, write_layouts=write)
     with pytest.raises(errors.ClusterError):
-        scenes.run(rig, "team-a", by=agent)
-    rig.refusing["gpus.observe"] = scenes.BROKEN["gpus"]
+        agents.run(rig, "team-a", by=agent)
+    rig.refusing["gpus.observe"] = strikes.BROKEN["gpus"]
     agent.recover("team-a")
-    assert scenes.run(rig, "team-a", by=agent).reason is errors.Reason.NVML_ERROR
+    assert agents.run(rig, "team-a", by=agent).reason is errors.Reason.NVML_ERROR
     rig.refusing.clear()
     assert well_known.LAYOUTS_ANNOTATION not in rig.annotations
     assert not written
 
-    scenes.run(rig, "team-a", by=agent)
+    agents.run(rig, "team-a", by=agent)
 
     assert "team-a" in listed(rig)
     assert len(written) == 1

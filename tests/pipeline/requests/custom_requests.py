@@ -6,7 +6,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.records import status
-from tests.node import fakes, scenes
+from tests.node import agents, fakes, nodes
 
 ON = {"has_custom_layouts": True}
 
@@ -31,13 +31,13 @@ def run(
     rig: fakes.NodeRig,
     wanted: custom_layouts.Custom | None = None,
     *,
-    by: scenes.AgentInMemory | None = None,
+    by: agents.AgentInMemory | None = None,
     limits: dict[str, Any] | None = None,
     **options: Any,
 ) -> outcomes.Outcome:
     """Request ``custom`` of a node whose agent allows it."""
-    agent = by or scenes.reconciler(rig, limits=ON if limits is None else limits)
-    return scenes.run(rig, "custom", by=agent, custom=wanted or requested(), **options)
+    agent = by or agents.reconciler(rig, limits=ON if limits is None else limits)
+    return agents.run(rig, "custom", by=agent, custom=wanted or requested(), **options)
 
 
 def published(rig: fakes.NodeRig) -> status.PublishedStatus:
@@ -49,6 +49,6 @@ ON_DEMAND = requested(is_on_demand=True)
 
 def idle_node() -> fakes.NodeRig:
     """No pod uses the device that goes."""
-    rig = scenes.node(layout="all-balanced")
-    rig.add_pod("spared", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
+    rig = nodes.node(layout="all-balanced")
+    rig.add_pod("spared", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
     return rig

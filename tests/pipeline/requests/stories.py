@@ -8,7 +8,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import contract
-from tests.node import fakes, scenes
+from tests.node import agents, fakes, strikes
 from tests.pipeline import lives
 
 LAYOUT = "all-balanced"
@@ -24,14 +24,14 @@ class Story:
 
     def __init__(self, rig: fakes.NodeRig, dies_at: int | None = None) -> None:
         self.rig = rig
-        self.source = fakes.FakeConfig(scenes.CONFIG)
+        self.source = fakes.FakeConfig(agents.CONFIG)
         self.usage: dict[str, tuple[steps.GpuProcess, ...]] = {}
         self.ended: list[Reason] = []
         self.deaths = 0
         self.on_death: Callable[[], object] = list
         self._began_at = len(rig.log)
         if dies_at is not None:
-            rig.failing = {self._began_at + dies_at: scenes.Killed()}
+            rig.failing = {self._began_at + dies_at: strikes.Killed()}
 
     @property
     def calls(self) -> int:
@@ -43,7 +43,7 @@ class Story:
         while True:
             try:
                 self._serve(remaining)
-            except scenes.Killed:
+            except strikes.Killed:
                 self.deaths += 1
                 if self.is_upgraded:
                     self.rig.host.request_text = None
@@ -53,7 +53,7 @@ class Story:
                 return
 
     def _serve(self, acts: list[Act]) -> None:
-        agent = scenes.reconciler(
+        agent = agents.reconciler(
             self.rig,
             configs=self.source,
             limits={"has_custom_layouts": True},

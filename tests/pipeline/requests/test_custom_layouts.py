@@ -12,7 +12,7 @@ from mig_manager.core.layout import served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
+from tests.node import agents, ends, fakes, nodes, strikes
 from tests.pipeline.requests.custom_requests import (
     BALANCED,
     CHANGED,
@@ -25,7 +25,7 @@ from tests.pipeline.requests.custom_requests import (
 
 
 def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     second = rig.gpus[1]
 
     outcome = run(rig)
@@ -39,7 +39,7 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
     assert published(rig).annotation_hash == requested().annotation_hash
     assert published(rig).origin == "annotation mig-manager.io/layout of node node-a:3"
     assert f"Layout custom ({layout.content_hash}) is active." in outcome.message
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
 def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
     text: str | None, reason: Reason, message: str
 ) -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     before = rig.gpus
 
     outcome = run(rig, requested(text))
@@ -79,14 +79,14 @@ def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
     assert rig.gpus == before
     assert {"affected", "spared"} <= rig.pod_names
     assert published(rig).annotation_hash == requested(text).annotation_hash
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
-OWN = scenes.CONFIG + "  custom:\n  - {devices: all, mig-enabled: false}\n"
+OWN = agents.CONFIG + "  custom:\n  - {devices: all, mig-enabled: false}\n"
 
 
 def test_layout_is_not_promised_to_a_lost_gpu_that_it_does_not_name() -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     rig.driver.lost = {rig.gpus[1].uuid}
     outcome = run(rig, requested(BALANCED))
     assert outcome.reason is Reason.ALREADY_APPLIED
@@ -94,9 +94,9 @@ def test_layout_is_not_promised_to_a_lost_gpu_that_it_does_not_name() -> None:
 
 
 def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
 
-    outcome = scenes.run(rig, "custom", OWN)
+    outcome = agents.run(rig, "custom", OWN)
 
     assert outcome.reason is Reason.APPLIED
     assert outcome.message.startswith("Layout custom is active.")
@@ -105,9 +105,9 @@ def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> N
 
 
 def test_custom_request_without_setting_or_layout_says_so() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
 
-    outcome = scenes.run(rig, "custom")
+    outcome = agents.run(rig, "custom")
 
     assert outcome.reason is Reason.CUSTOM_LAYOUTS_OFF
     assert "custom layouts are switched off" in outcome.message
@@ -116,8 +116,8 @@ def test_custom_request_without_setting_or_layout_says_so() -> None:
 
 
 def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
-    rig = scenes.busy_node()
-    agent = scenes.reconciler(rig, OWN, limits=ON)
+    rig = nodes.busy_node()
+    agent = agents.reconciler(rig, OWN, limits=ON)
 
     assert run(rig, by=agent).reason is Reason.APPLIED
     listed = rig.annotations[well_known.LAYOUTS_ANNOTATION]
@@ -127,17 +127,17 @@ def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) -> None:
-    rig = scenes.node()
-    by = scenes.reconciler(rig, limits={"has_custom_layouts": is_on})
+    rig = nodes.node()
+    by = agents.reconciler(rig, limits={"has_custom_layouts": is_on})
 
-    scenes.run(rig, "all-1g.5gb", by=by)
+    agents.run(rig, "all-1g.5gb", by=by)
 
     assert served.takes_custom(rig.annotations[well_known.LAYOUTS_ANNOTATION]) is is_on
 
 
 def test_invalid_file_does_not_block_a_custom_layout() -> None:
-    rig = scenes.busy_node()
-    assert run(rig, by=scenes.reconciler(rig, "nonsense", limits=ON)).reason is Reason.APPLIED
+    rig = nodes.busy_node()
+    assert run(rig, by=agents.reconciler(rig, "nonsense", limits=ON)).reason is Reason.APPLIED
 
 
 # -- identity ------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_invalid_file_does_not_block_a_custom_layout() -> None:
 
 def repartition(rig: fakes.NodeRig) -> None:
     """Let another program change GPU 0, where a pod then uses what the layout would destroy."""
-    scenes.run(rig, "all-1g.5gb")
+    agents.run(rig, "all-1g.5gb")
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if "plugin" in pod.name}
     rig.kubelet.assigned.clear()
     rig.add_pod("training", devices=frozenset(rig.gpus[0].mig_uuids))
@@ -162,13 +162,13 @@ def repartition(rig: fakes.NodeRig) -> None:
 def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
     text: str, reason: Reason
 ) -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     assert run(rig).reason is Reason.APPLIED
     written = dict(rig.annotations)
     repartition(rig)
     rig.annotations = written
 
-    agent = scenes.reconciler(rig, limits=ON)
+    agent = agents.reconciler(rig, limits=ON)
     agent.recover("custom", requested(text))
 
     assert run(rig, requested(text), by=agent).reason is reason
@@ -176,13 +176,13 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
 
 
 def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> None:
-    rig = scenes.node(layout="all-balanced")
-    agent = scenes.reconciler(rig, limits=ON)
+    rig = nodes.node(layout="all-balanced")
+    agent = agents.reconciler(rig, limits=ON)
     ended = run(rig, by=agent)
     assert agent.check_drift("custom", ended, requested()) is drift.Action.REST
     assert rig.labels[well_known.APPLIED_LABEL] == "custom"
 
-    scenes.run(rig, "all-1g.5gb")
+    agents.run(rig, "all-1g.5gb")
     agent.check_drift("custom", ended, requested())
 
     assert published(rig).reason == "Drifted"
@@ -191,18 +191,18 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
 
 
 def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
-    undisturbed = scenes.busy_node()
+    undisturbed = nodes.busy_node()
     run(undisturbed)
     executed = undisturbed.log.index("gpus.execute")
-    rig = scenes.busy_node()
-    agent = scenes.reconciler(rig, limits=ON)
-    rig.failing = {undisturbed.log.index("node.patch", executed): scenes.BROKEN["node"]}
+    rig = nodes.busy_node()
+    agent = agents.reconciler(rig, limits=ON)
+    rig.failing = {undisturbed.log.index("node.patch", executed): strikes.BROKEN["node"]}
     with pytest.raises(errors.ClusterError):
         run(rig, by=agent)
     agent.stop()
     changed = len(rig.driver.executed)
 
-    successor = scenes.reconciler(rig, limits=ON)
+    successor = agents.reconciler(rig, limits=ON)
     successor.recover("custom", requested())
 
     assert run(rig, by=successor).state is model.State.SUCCESS
@@ -212,40 +212,40 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
 @pytest.mark.parametrize("is_same", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) -> None:
     changed_back = 0
-    for index, rig, before in scenes.kills(scenes.busy_node, run):
+    for index, rig, before in strikes.kills(nodes.busy_node, run):
         was_closed = rig.has_hold_taint
         text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
         was_changing = bool(text and journals.Journal.from_json(text).snapshot)
         wanted = requested() if is_same else requested(BALANCED)
 
-        successor = scenes.reconciler(rig, limits=ON)
+        successor = agents.reconciler(rig, limits=ON)
         successor.recover("custom", wanted)
 
         assert rig.has_hold_taint is (was_closed and is_same), index
         if was_changing and not is_same:
             changed_back += 1
-            assert scenes.is_as_before(rig, before), index
+            assert ends.is_as_before(rig, before), index
         outcome = run(rig, wanted, by=successor)
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
         assert rig.labels[well_known.APPLIED_LABEL] == "custom"
         assert published(rig).annotation_hash == wanted.annotation_hash
-        scenes.assert_restored(rig)
+        ends.assert_restored(rig)
     assert is_same or changed_back
 
 
 def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
-    undisturbed = scenes.busy_node()
+    undisturbed = nodes.busy_node()
     run(undisturbed)
     executing = undisturbed.log.index("gpus.execute")
-    rig, before = scenes.killed(scenes.busy_node, executing, run)
+    rig, before = strikes.killed(nodes.busy_node, executing, run)
     assert rig.has_hold_taint
 
-    successor = scenes.reconciler(rig, limits=ON)
+    successor = agents.reconciler(rig, limits=ON)
     successor.recover("custom", requested(None))
 
     assert run(rig, requested(None), by=successor).reason is Reason.NO_CUSTOM_LAYOUT
-    assert scenes.is_as_before(rig, before)
-    scenes.assert_restored(rig)
+    assert ends.is_as_before(rig, before)
+    ends.assert_restored(rig)
 
 
 def test_journal_without_the_hash_is_of_a_layout_from_a_file() -> None:

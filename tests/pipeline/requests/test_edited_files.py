@@ -4,19 +4,19 @@ import pytest
 
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import scenes
+from tests.node import agents, nodes
 from tests.pipeline.requests.stories import LAYOUT, Story
 
-OWN = scenes.CONFIG.replace("2g.10gb: 1, ", "")
+OWN = agents.CONFIG.replace("2g.10gb: 1, ", "")
 """The layout has other content than the generated one of its name."""
 
 
 def active_by_own_file() -> Story:
     """Return a node with a layout of the owner, whose name a generated one has, too."""
-    story = Story(scenes.node())
+    story = Story(nodes.node())
     story.source.text = OWN
     story.live(story.label(LAYOUT))
-    used = frozenset({scenes.device(story.rig, 0, "3g.20gb")})
+    used = frozenset({nodes.device(story.rig, 0, "3g.20gb")})
     story.rig.add_pod("training", devices=used)
     story.rig.forget_past()
     return story
@@ -65,7 +65,7 @@ def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read(*, is_restarted: bool) -> None:
     story = active_by_own_file()
-    scenes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_foreign_instances(story.rig)
 
     if is_restarted:
         story.source.text = "version: ["

@@ -6,8 +6,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
-from tests.node.scenes import LAYOUT, assert_ends
+from tests.node import agents, ends, fakes, nodes, strikes
 
 START, MODE, CONFIG, EXIT = "start", "mode", "config", "exit"
 
@@ -15,7 +14,7 @@ START, MODE, CONFIG, EXIT = "start", "mode", "config", "exit"
 @pytest.fixture
 def rig() -> fakes.NodeRig:
     """A busy node with a hook at each point."""
-    return scenes.hooked(scenes.busy_node())
+    return nodes.hooked(nodes.busy_node())
 
 
 def journal(rig: fakes.NodeRig) -> journals.Journal:
@@ -30,12 +29,12 @@ def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
             seen.append((rig.statuses[-1], rig.has_hold_taint))
 
     rig.on_call = note
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.hooks.commands == [START, CONFIG, EXIT]
     assert rig.hooks.environment == {
         "MIG_PARTED_HOOKS_FILE": "hooks.yaml",
-        "MIG_PARTED_SELECTED_CONFIG": LAYOUT,
+        "MIG_PARTED_SELECTED_CONFIG": agents.LAYOUT,
     }
     assert [is_closed for _, is_closed in seen] == [False, True, True]
     assert seen[0][0] == "running the apply-start hooks"
@@ -47,11 +46,11 @@ def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
 
 
 def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
-    rig = scenes.hooked(scenes.node())
+    rig = nodes.hooked(nodes.node())
     executed: list[int] = []
     rig.on_call = lambda: executed.append(len(rig.driver.executed))
 
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
     assert rig.hooks.commands == [START, MODE, CONFIG, EXIT]
     assert [type(step) for step in rig.driver.executed[:2]] == [steps.SetMode, steps.SetMode]
@@ -60,7 +59,7 @@ def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
 
 
 def test_where_nothing_changes_the_agent_runs_no_hook_like_mig_parted(rig: fakes.NodeRig) -> None:
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
 
     assert rig.hooks.commands == []
 
@@ -72,49 +71,49 @@ def test_a_hook_that_fails_before_the_change_is_active_rolls_back(
     rig.hooks.broken = {point}
     before = rig.gpus
 
-    outcome = assert_ends(rig, Reason.HOOK_FAILED)
+    outcome = ends.assert_ends(rig, Reason.HOOK_FAILED)
 
     assert outcome.message.startswith(f"{point} failed")
     assert outcome.should_retry
     assert rig.hooks.commands == ([START] if point == START else [START, CONFIG, EXIT])
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
     assert ("workloads.evict" in rig.log) is (point != START)
     rig.hooks.broken = set()
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
 
 def test_a_hook_that_fails_between_mode_and_instances_brings_the_mode_back() -> None:
-    rig = scenes.hooked(scenes.node())
+    rig = nodes.hooked(nodes.node())
     rig.hooks.broken = {CONFIG}
     before = rig.gpus
 
     back = "the former instances are restored"
-    assert_ends(rig, Reason.HOOK_FAILED, back, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.HOOK_FAILED, back, layout="all-1g.5gb")
 
     assert rig.hooks.commands == [START, MODE, CONFIG, EXIT]
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
 
 
 def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.NodeRig) -> None:
     rig.hooks.broken = {EXIT}
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
 
-    outcome = assert_ends(rig, Reason.HOOK_FAILED, by=agent)
+    outcome = ends.assert_ends(rig, Reason.HOOK_FAILED, by=agent)
 
     assert outcome.should_retry
     assert journal(rig).exit_hook
     rig.hooks.broken = set()
     executed = len(rig.driver.executed)
-    assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
+    ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
     assert len(rig.driver.executed) == executed
     assert rig.hooks.commands == [START, CONFIG, EXIT, EXIT]
 
 
 def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: fakes.NodeRig) -> None:
     rig.hooks.broken = {EXIT}
-    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
+    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
-    assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, "exit failed")
+    ends.assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, "exit failed")
 
     assert rig.hooks.commands == [START, CONFIG, EXIT]
 
@@ -122,7 +121,7 @@ def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: fakes.Node
 def test_a_drain_that_fails_still_comes_to_the_last_point(rig: fakes.NodeRig) -> None:
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
-    assert_ends(rig, Reason.DRAIN_TIMEOUT)
+    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT)
 
     assert rig.hooks.commands == [START, EXIT]
 
@@ -131,7 +130,7 @@ def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.No
     taints: list[bool] = []
     rig.on_call = lambda: taints.append(rig.has_hold_taint)
 
-    scenes.assert_superseded(rig, when=lambda: rig.log[-1] == "hooks.run", replaced=True)
+    ends.assert_superseded(rig, when=lambda: rig.log[-1] == "hooks.run", replaced=True)
 
     assert not any(taints)
 
@@ -139,12 +138,12 @@ def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.No
 def test_a_program_that_this_change_does_not_run_may_be_missing(rig: fakes.NodeRig) -> None:
     rig.hooks.missing = {MODE}
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
 
 def kill_in_hook(rig: fakes.NodeRig, number: int) -> None:
     """Kill the agent while the hook with this number runs."""
-    scenes.kill_when(rig, lambda: rig.log.count("hooks.run") == number)
+    strikes.kill_when(rig, lambda: rig.log.count("hooks.run") == number)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -155,20 +154,20 @@ def test_exit_hook_runs_once_after_a_kill_in_a_hook(
     kill_in_hook(rig, number)
     assert journal(rig).exit_hook
     if resumes:
-        assert scenes.resume(rig, LAYOUT).reason is Reason.APPLIED
+        assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
         assert rig.hooks.commands.count(EXIT) == 1
     else:
-        scenes.undo(rig)
+        agents.undo(rig)
         assert rig.hooks.commands[-1] == EXIT
 
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: fakes.NodeRig) -> None:
     kill_in_hook(rig, 2)
     rig.hooks.text = ""
 
-    assert scenes.resume(rig, LAYOUT).reason is Reason.APPLIED
+    assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
@@ -176,7 +175,7 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: fakes.N
     kill_in_hook(rig, 2)
     rig.hooks.text = "hooks: ["
 
-    scenes.reconciler(rig).recover(None)
+    agents.reconciler(rig).recover(None)
 
     assert any("hooks.yaml:2:1" in each for each in rig.messages)
     assert journal(rig).exit_hook
@@ -185,6 +184,6 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: fakes.N
 def test_a_hook_gives_signs_of_life(rig: fakes.NodeRig) -> None:
     telemetry = fakes.FakeTelemetry()
 
-    assert_ends(rig, Reason.APPLIED, by=scenes.reconciler(rig, telemetry=telemetry))
+    ends.assert_ends(rig, Reason.APPLIED, by=agents.reconciler(rig, telemetry=telemetry))
 
     assert len(telemetry.events["still_working"]) >= 3

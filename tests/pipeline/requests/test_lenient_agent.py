@@ -8,11 +8,10 @@ import structlog.typing
 
 from mig_manager.core import model
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, ends, fakes, nodes
 from tests.pipeline.requests import custom_requests
 
-TWICE = scenes.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
+TWICE = agents.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
 
 
 @pytest.fixture
@@ -26,17 +25,17 @@ def overlooked(logged: Iterable[structlog.typing.EventDict]) -> list[structlog.t
     return [each for each in logged if each["event"] == "config_overlooked"]
 
 
-def lenient(rig: fakes.NodeRig, text: str = scenes.CONFIG) -> scenes.AgentInMemory:
-    return scenes.reconciler(rig, text, is_lenient=True)
+def lenient(rig: fakes.NodeRig, text: str = agents.CONFIG) -> agents.AgentInMemory:
+    return agents.reconciler(rig, text, is_lenient=True)
 
 
 def test_lenient_agent_applies_with_a_warning_what_a_strict_one_refuses(
     logged: list[structlog.typing.EventDict],
 ) -> None:
-    rig = scenes.node()
+    rig = nodes.node()
 
-    assert_ends(rig, Reason.INVALID_CONFIG, layout="all-1g.5gb", text=TWICE)
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=lenient(rig, TWICE))
+    ends.assert_ends(rig, Reason.INVALID_CONFIG, layout="all-1g.5gb", text=TWICE)
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=lenient(rig, TWICE))
 
     (warning,) = overlooked(logged)
     assert warning["log_level"] == "warning"
@@ -47,8 +46,8 @@ def test_lenient_agent_applies_with_a_warning_what_a_strict_one_refuses(
 def test_lenient_agent_applies_an_annotation_with_a_warning(
     logged: list[structlog.typing.EventDict],
 ) -> None:
-    rig = scenes.busy_node()
-    agent = scenes.reconciler(rig, is_lenient=True, limits=custom_requests.ON)
+    rig = nodes.busy_node()
+    agent = agents.reconciler(rig, is_lenient=True, limits=custom_requests.ON)
     twice = custom_requests.requested(custom_requests.CHANGED + "version: v1\n")
 
     assert custom_requests.run(rig, twice, by=agent).reason is Reason.APPLIED
@@ -60,10 +59,10 @@ def test_lenient_agent_applies_an_annotation_with_a_warning(
 def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
     logged: list[structlog.typing.EventDict],
 ) -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     gpus = rig.gpus
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="other-gpu", by=lenient(rig))
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="other-gpu", by=lenient(rig))
 
     assert rig.gpus == gpus
     problems = [str(each["problem"]) for each in overlooked(logged)]
@@ -72,19 +71,19 @@ def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
 
 @pytest.mark.parametrize("layout", ["too-much", "no-such-profile"])
 def test_what_the_gpus_cannot_have_is_refused_all_the_same(layout: str) -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     gpus = rig.gpus
 
-    assert scenes.run(rig, layout, by=lenient(rig)).state is model.State.FAILED
+    assert agents.run(rig, layout, by=lenient(rig)).state is model.State.FAILED
     assert rig.gpus == gpus
 
 
 def test_a_layout_with_placements_is_served_like_any_other() -> None:
-    text = scenes.CONFIG + (
+    text = agents.CONFIG + (
         "  placed:\n  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb@4: 1}}\n"
     )
-    rig = scenes.node()
+    rig = nodes.node()
 
-    assert_ends(rig, Reason.APPLIED, layout="placed", text=text)
+    ends.assert_ends(rig, Reason.APPLIED, layout="placed", text=text)
 
     assert [gi.placement.start for gi in rig.gpus[0].gpu_instances] == [4]

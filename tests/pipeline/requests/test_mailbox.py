@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import intake
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
-from tests.node import scenes
+from tests.node import agents, ends, nodes
 
 
 @pytest.fixture
@@ -174,18 +174,18 @@ def test_a_stop_ends_the_queue_for_good(box: intake.Inbox) -> None:
 
 
 def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     box = intake.Inbox()
-    box.put_label(scenes.LAYOUT)
+    box.put_label(agents.LAYOUT)
     rig.on_call = lambda: box.stop() if rig.has_hold_taint else None
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig).run(scenes.LAYOUT, latest(box))
+        agents.reconciler(rig).run(agents.LAYOUT, latest(box))
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert "Interrupted" in rig.events
     assert rig.conditions[-1] == "Interrupted"
-    scenes.assert_restored(rig, is_stopped=True)
+    ends.assert_restored(rig, is_stopped=True)
 
 
 def requested(text: str | None, *, is_on_demand: bool = False) -> custom_layouts.Custom:

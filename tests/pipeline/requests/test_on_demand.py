@@ -10,7 +10,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import requests
 from mig_manager.errors import Reason
-from tests.node import fakes, nodes, scenes
+from tests.node import agents, ends, fakes, nodes, strikes
 from tests.pipeline.requests.custom_requests import (
     BALANCED,
     ON,
@@ -47,7 +47,7 @@ def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **opti
     assert rig.labels.get(well_known.APPLIED_LABEL) != "custom"
     assert rig.clock.now_s == started_s + waits_s
     assert not any(taken)
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_on_demand_idle_instances_are_exchanged() -> None:
@@ -55,14 +55,14 @@ def test_on_demand_idle_instances_are_exchanged() -> None:
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.APPLIED
     assert "spared" in rig.pod_names
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("drain", list(policies.DrainPolicy))
 def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
     drain: policies.DrainPolicy,
 ) -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.policy = policies.Policy(drain=drain, is_forced=True)
 
     assert_refused(rig, "default/affected")
@@ -78,11 +78,11 @@ def test_on_demand_a_pod_that_is_bound_and_has_no_device_yet_may_get_one() -> No
 
 def test_on_demand_a_pod_is_awaited_that_only_the_second_plan_affects() -> None:
     """The first plan destroys the other instance, as long as no pod is known to use it."""
-    rig = scenes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     apart = "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb@6: 1, 2g.10gb@0: 1}}\n"
     assert run(rig, requested(document(apart))).reason is Reason.APPLIED
-    rig.add_pod("running", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
-    device = frozenset({scenes.device(rig, 1, "2g.10gb")})
+    rig.add_pod("running", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
+    device = frozenset({nodes.device(rig, 1, "2g.10gb")})
     resource = {"nvidia.com/mig-2g.10gb": 1}
     starting = rig.add_pod("starting", devices=device, phase="Pending", gpu_resources=resource)
     rig.kubelet.listed_from_s[starting] = rig.clock.now_s + 1.5
@@ -109,7 +109,7 @@ def add_monitor(rig: fakes.NodeRig) -> str:
 @pytest.mark.parametrize("owner", ["pod uid-of-another", "unit train.service"])
 def test_on_demand_a_process_ends_the_run_before_the_node_is_tainted(owner: str) -> None:
     rig = idle_node()
-    agent = scenes.reconciler(rig, limits=ON, processes=lambda: used_by(rig, owner))
+    agent = agents.reconciler(rig, limits=ON, processes=lambda: used_by(rig, owner))
     assert_refused(rig, f"is in use by python (pid 7, GPU instance 2, {owner})", by=agent)
 
 
@@ -124,7 +124,7 @@ def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
         rig.host.services["dcgm.service"] = True
         place = f"pod {add_monitor(rig)}" if owner == "monitor" else owner
         usage = used_by(rig, place, profile=profile)
-        agent = scenes.reconciler(rig, limits=ON, processes=lambda usage=usage: usage)
+        agent = agents.reconciler(rig, limits=ON, processes=lambda usage=usage: usage)
         assert run(rig, ON_DEMAND, by=agent).reason is Reason.APPLIED, owner
 
 
@@ -134,28 +134,28 @@ def test_on_demand_a_driver_that_does_not_list_processes_is_asked_again() -> Non
     def fail() -> dict[str, Any]:
         raise errors.HardwareError("no answer", reason=Reason.NVML_TIMEOUT)
 
-    outcome = run(rig, ON_DEMAND, by=scenes.reconciler(rig, limits=ON, processes=fail))
+    outcome = run(rig, ON_DEMAND, by=agents.reconciler(rig, limits=ON, processes=fail))
     assert outcome.reason is Reason.NVML_TIMEOUT
     assert outcome.should_retry
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])
 def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool) -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.clock.on_wait.clear()  # the evicted pod does not end
-    agent = scenes.reconciler(rig, limits=ON)
+    agent = agents.reconciler(rig, limits=ON)
     assert run(rig, requested(), by=agent).keeps_taint
     assert rig.has_hold_taint
     if is_restarted:
-        agent = scenes.reconciler(rig, limits=ON)
+        agent = agents.reconciler(rig, limits=ON)
         agent.recover("custom", ON_DEMAND)
 
     outcome = run(rig, ON_DEMAND, by=agent)
 
     assert outcome.reason is Reason.IN_USE
     assert not outcome.should_retry
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
@@ -169,7 +169,7 @@ def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
     for index in range(first, last + 1):
         rig = idle_node()
         before = rig.gpus
-        device = scenes.device(rig, 0, "2g.10gb")
+        device = nodes.device(rig, 0, "2g.10gb")
 
         def arrive(rig: fakes.NodeRig = rig, device: str = device, index: int = index) -> None:
             if len(rig.log) == index + 1:
@@ -183,7 +183,7 @@ def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
         assert not outcome.should_retry
         assert {"late", "spared"} <= rig.pod_names
         assert rig.gpus == before
-        scenes.assert_restored(rig)
+        ends.assert_restored(rig)
 
 
 def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
@@ -198,18 +198,18 @@ def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
     assert outcome.reason is Reason.IN_USE
     assert not outcome.should_retry
     assert rig.log.count("gpus.execute") == 1
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_on_demand_another_layout_drains_the_node_as_everywhere() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
-    assert scenes.run(rig, "one-slice-changed").reason is Reason.APPLIED
+    assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
     assert "affected" not in rig.pod_names
 
 
 def test_on_demand_a_machine_is_not_rebooted() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     rig.driver.mode_waits = rig.host.may_reboot = True
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.REBOOT_REQUIRED
@@ -229,12 +229,12 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
         document("  - {devices: [1], mig-enabled: true, mig-devices: {2g.10gb: 3}}\n"),
         is_on_demand=True,
     )
-    undisturbed = scenes.dra_node()
+    undisturbed = nodes.dra_node()
     run(undisturbed, wanted)
     first = undisturbed.log.index("allocations.assigned_devices")
     late_at = 0
     for index in range(first, undisturbed.log.index("gpus.execute")):
-        rig = scenes.dra_node()
+        rig = nodes.dra_node()
         before = rig.gpus
         device = rig.gpus[1].gpu_instances[0].compute_instances[0].uuid or ""
 
@@ -251,7 +251,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
             assert outcome.reason is Reason.IN_USE, (index, outcome.message)
             assert not outcome.should_retry
             assert rig.gpus == before
-        scenes.assert_restored(rig)
+        ends.assert_restored(rig)
     assert "workloads.delete" not in undisturbed.log[:late_at]
     assert late_at > undisturbed.log.index("node.patch")
 
@@ -264,31 +264,31 @@ def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
     assert "default/nvidia-device-plugin" in outcome.message
     assert outcome.message.endswith("the agent retries.")
     assert outcome.should_retry
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_on_demand_a_kubelet_that_does_not_answer_is_asked_again() -> None:
     rig = idle_node()
     before = rig.gpus
-    rig.refusing = {"allocations.assigned_devices": scenes.BROKEN["allocations"]}
+    rig.refusing = {"allocations.assigned_devices": strikes.BROKEN["allocations"]}
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.POD_RESOURCES_UNAVAILABLE
     assert "default/spared" in outcome.message
     assert outcome.should_retry
     assert rig.gpus == before
     assert "spared" in rig.pod_names
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> None:
     retried = 0
     for index in range(1, 7):
         rig = idle_node()
-        agent = scenes.reconciler(rig, limits=ON)
-        scenes.kill_at(rig, index, "custom", by=agent, custom=ON_DEMAND)
+        agent = agents.reconciler(rig, limits=ON)
+        strikes.kill_at(rig, index, "custom", by=agent, custom=ON_DEMAND)
         rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
         wanted = requested(BALANCED, is_on_demand=True)
-        successor = scenes.reconciler(rig, limits=ON)
+        successor = agents.reconciler(rig, limits=ON)
         successor.recover("custom", wanted)
 
         outcome = run(rig, wanted, by=successor)
@@ -300,9 +300,9 @@ def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> No
 
 def test_on_demand_a_drift_is_healed_once_no_process_uses_what_goes() -> None:
     rig = idle_node()
-    agent = scenes.reconciler(rig, limits=ON, heals_drift=True)
+    agent = agents.reconciler(rig, limits=ON, heals_drift=True)
     ended = run(rig, ON_DEMAND, by=agent)
-    scenes.run(rig, "all-1g.5gb")
+    agents.run(rig, "all-1g.5gb")
     assert agent.check_drift("custom", ended, ON_DEMAND) is drift.Action.HEAL
     rig.driver.clients = "python (pid 7)"
 
@@ -312,7 +312,7 @@ def test_on_demand_a_drift_is_healed_once_no_process_uses_what_goes() -> None:
     assert outcome.should_retry  # no program chooses another layout: none was requested
     rig.driver.clients = ""
     assert run(rig, ON_DEMAND, by=agent, attempt=2, may_evict=False).reason is Reason.APPLIED
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
 
 
 def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:

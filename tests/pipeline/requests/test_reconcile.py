@@ -10,24 +10,16 @@ from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import strategies, well_known
 from mig_manager.core.records import gpu_codec, status
 from mig_manager.errors import Reason
-from tests.node import fake_host, fakes, gpu_values, scenes
+from tests.node import agents, ends, fake_host, fakes, gpu_values, nodes
 from tests.node.nodes import guarded_node, waiting_node, whole_node
-from tests.node.scenes import (
-    assert_ends,
-    busy_node,
-    device,
-    node,
-    reconciler,
-    run,
-)
 
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_first_layout_succeeds_with_every_device_schedulable(*, gated: bool) -> None:
-    rig = node(gated=gated)
+    rig = nodes.node(gated=gated)
     old_plugin = next(iter(rig.pods))
 
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
     assert rig.states == ["pending", "success"]
     assert rig.labels[well_known.STATE_LABEL] == "success"
@@ -39,10 +31,10 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, gated: bool) -> 
 
 @pytest.mark.parametrize("may_report", [True, False])
 def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool) -> None:
-    rig = node()
+    rig = nodes.node()
     rig.kubelet.reports_from_s, rig.kubelet.may_be_reported = 10.0, may_report
 
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
     assert rig.kubelet.reported == {"nvidia.com/gpu": 14 if may_report else 0}
     assert (rig.clock.monotonic() < rig.kubelet.reports_from_s) is may_report
@@ -56,22 +48,22 @@ def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool
 def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
     strategy: str, label: dict[str, str], devices: int
 ) -> None:
-    rig = node(layout="all-disabled")
+    rig = nodes.node(layout="all-disabled")
     rig.labels |= label
     rig.pods = {
         uid: dataclasses.replace(pod, mig_strategy=strategy) for uid, pod in rig.pods.items()
     }
     # A person applied it at a shell.
-    rig.gpus = node(layout="all-balanced").gpus
+    rig.gpus = nodes.node(layout="all-balanced").gpus
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
 
     # With strategy none it would still offer the whole GPUs.
     assert len(rig.schedulable["nvidia.com/gpu"]) == devices
 
 
 def test_a_label_of_a_former_strategy_restarts_the_plugin_once_and_fails_no_run() -> None:
-    rig = node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     rig.labels[strategies.STRATEGY_LABEL] = "mixed"
 
     def serve_whole_gpus() -> None:
@@ -80,29 +72,29 @@ def test_a_label_of_a_former_strategy_restarts_the_plugin_once_and_fails_no_run(
 
     rig.clock.on_wait.append(serve_whole_gpus)
     serve_whole_gpus()
-    agent = reconciler(rig)
+    agent = agents.reconciler(rig)
 
     for attempt in (1, 2):
         layout = "all-balanced"
-        assert_ends(rig, Reason.ALREADY_APPLIED, layout=layout, by=agent, attempt=attempt)
+        ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=layout, by=agent, attempt=attempt)
 
     assert rig.log.count("workloads.delete") == 1
 
 
 def test_broken_plugin_of_other_devices_is_not_waited_for() -> None:
-    rig = node()
+    rig = nodes.node()
     del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.pods, rig.schedulable = {}, {}
     rig.kubelet.phantoms = {"nvidia.com/hostdev": 4}
 
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
 
 def test_active_layout_succeeds_after_one_observation() -> None:
-    rig = node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     pods = dict(rig.pods)
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
 
     assert rig.states == ["success"]
     assert rig.log.count("gpus.observe") == 1
@@ -110,11 +102,11 @@ def test_active_layout_succeeds_after_one_observation() -> None:
     assert rig.driver.executed == []
 
 
-def experienced() -> tuple[fakes.NodeRig, scenes.AgentInMemory]:
+def experienced() -> tuple[fakes.NodeRig, agents.AgentInMemory]:
     """Return a node, and its agent that has applied a layout already."""
-    rig = node()
-    agent = reconciler(rig)
-    run(rig, "all-1g.5gb", by=agent)
+    rig = nodes.node()
+    agent = agents.reconciler(rig)
+    agents.run(rig, "all-1g.5gb", by=agent)
     rig.forget_past()
     return rig, agent
 
@@ -125,7 +117,7 @@ def test_a_known_change_is_pending_before_kubelet_is_asked(
 ) -> None:
     rig, agent = experienced()
 
-    assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent, attempt=attempt)
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent, attempt=attempt)
 
     asked = rig.log.index("allocations.assigned_devices")
     assert (rig.log.index("node.patch") < asked) is is_early
@@ -135,13 +127,13 @@ def test_a_known_change_is_pending_before_kubelet_is_asked(
 def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
     rig, agent = experienced()
 
-    run(rig, name, by=agent)
+    agents.run(rig, name, by=agent)
 
     assert rig.states == ["success" if name == "all-1g.5gb" else "failed"]
 
 
 def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> None:
-    rig = node()
+    rig = nodes.node()
 
     class Readiness(standbys.Standby):
         def prepare(self) -> None:
@@ -158,26 +150,26 @@ def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> No
             rig.log.append("dismiss")
 
     readiness = Readiness()
-    agent = reconciler(rig, standby=readiness, pod_watch=readiness)
+    agent = agents.reconciler(rig, standby=readiness, pod_watch=readiness)
     order = ["prepare", "gpus.observe", "prepare", "expect change", "gpus.execute", "dismiss"]
 
-    run(rig, "all-1g.5gb", by=agent)
+    agents.run(rig, "all-1g.5gb", by=agent)
     assert [what for what in rig.log if what in order] == order
     rig.log.clear()
-    run(rig, "all-1g.5gb", by=agent)
+    agents.run(rig, "all-1g.5gb", by=agent)
     assert "expect change" not in rig.log
     assert rig.log.count("dismiss") == 1
 
 
 def test_only_pods_on_destroyed_instances_are_evicted() -> None:
-    rig = busy_node()
-    rig.add_pod("spared-3g", devices=frozenset({device(rig, 0, "3g.20gb")}))
-    rig.add_pod("spared-1g", devices=frozenset({device(rig, 0, "1g.5gb")}))
+    rig = nodes.busy_node()
+    rig.add_pod("spared-3g", devices=frozenset({nodes.device(rig, 0, "3g.20gb")}))
+    rig.add_pod("spared-1g", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     spared = {
         uid: used for uid, used in rig.kubelet.assigned.items() if "spared" in rig.pods[uid].name
     }
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.log.count("workloads.evict") == 1
     assert len(spared) == 3
@@ -187,10 +179,10 @@ def test_only_pods_on_destroyed_instances_are_evicted() -> None:
 
 
 def test_a_kubelet_that_has_just_started_gets_time_to_list_its_pods() -> None:
-    rig = busy_node()
+    rig = nodes.busy_node()
     rig.kubelet.lists_from_s = 5.0
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.log.count("workloads.evict") == 1
     assert "affected" not in rig.pod_names
@@ -199,7 +191,7 @@ def test_a_kubelet_that_has_just_started_gets_time_to_list_its_pods() -> None:
 
 @pytest.mark.parametrize("lists_pods", [False, True], ids=["no pod", "no device"])
 def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) -> None:
-    rig = busy_node()
+    rig = nodes.busy_node()
     before = rig.gpus
     if lists_pods:
         # A kubelet that has lost its checkpoint lists pods without devices.
@@ -207,7 +199,7 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
     else:
         rig.kubelet.lists_from_s = math.inf
 
-    outcome = assert_ends(
+    outcome = ends.assert_ends(
         rig,
         Reason.POD_RESOURCES_UNAVAILABLE,
         "kubelet lists no device of a running pod, or the pod was started without one",
@@ -222,11 +214,11 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
 
 
 def test_a_node_whose_pods_need_no_gpu_is_changed_although_kubelet_lists_none() -> None:
-    rig = node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
     rig.add_pod("web")
     rig.kubelet.lists_from_s = math.inf
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert "web" in rig.pod_names
 
@@ -242,10 +234,10 @@ def test_a_node_whose_pods_need_no_gpu_is_changed_although_kubelet_lists_none() 
 def test_the_status_names_the_phase_in_which_a_run_has_ended(
     layout: str, budgets: dict[str, str], phase: str
 ) -> None:
-    rig = busy_node()
+    rig = nodes.busy_node()
     rig.disruptions.refusals.update(budgets)
 
-    run(rig, layout)
+    agents.run(rig, layout)
 
     assert status.parse(rig.annotations[well_known.STATUS_ANNOTATION]).phase == phase
 
@@ -253,7 +245,7 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
 def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
     rig = waiting_node()
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     waits = "1 pod to wait for: default/affected"
     assert waits in rig.statuses
@@ -262,12 +254,12 @@ def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
 
 
 def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:
-    rig = node(layout="all-balanced")
-    taken = frozenset({device(rig, 0, "2g.10gb")})
+    rig = nodes.node(layout="all-balanced")
+    taken = frozenset({nodes.device(rig, 0, "2g.10gb")})
     rig.add_pod("monitor-1", devices=taken, owner_kind="DaemonSet")
     rig.daemons.loose.add("monitor-1")
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.log.count("workloads.evict") == 1
     rig.live()
@@ -276,12 +268,12 @@ def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> Non
 
 @pytest.mark.slow
 def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
-    rig = busy_node()
-    taken = frozenset({device(rig, 0, "2g.10gb")})
+    rig = nodes.busy_node()
+    taken = frozenset({nodes.device(rig, 0, "2g.10gb")})
     for number in range(224):
         rig.add_pod(f"a-rather-long-name-of-a-pod-{number}", devices=taken, is_kept=True)
 
-    outcome = assert_ends(rig, Reason.DRAIN_TIMEOUT, "225 pods still use")
+    outcome = ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "225 pods still use")
 
     assert any("225 pods to evict: default/affected" in message for message in rig.messages)
     assert outcome.message.count("do-not-evict") == 1
@@ -290,9 +282,9 @@ def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
 
 
 def test_gpus_are_planned_twice_if_the_driver_hides_profiles() -> None:
-    rig = node()
+    rig = nodes.node()
     rig.driver.hides_profiles = True
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
     assert [len(gpu.mig_uuids) for gpu in rig.gpus] == [7, 7]
 
@@ -304,17 +296,17 @@ def test_steps_that_a_driver_does_not_execute_are_noticed() -> None:
         ) -> model.ObservedGpus:
             return gpu_values.of_plan(self.observe(), plan)
 
-    rig = node()
-    assert_ends(
-        rig, Reason.VERIFY_FAILED, layout="all-1g.5gb", by=reconciler(rig, gpus=Driver(rig))
+    rig = nodes.node()
+    ends.assert_ends(
+        rig, Reason.VERIFY_FAILED, layout="all-1g.5gb", by=agents.reconciler(rig, gpus=Driver(rig))
     )
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_pod_admitted_before_the_plugin_stops_leaves_too(*, is_kept: bool) -> None:
-    rig = busy_node()
+    rig = nodes.busy_node()
     before = rig.gpus
-    doomed = frozenset({device(rig, 0, "2g.10gb")})
+    doomed = frozenset({nodes.device(rig, 0, "2g.10gb")})
     late: list[str] = []
 
     def slip_in() -> None:
@@ -325,10 +317,10 @@ def test_pod_admitted_before_the_plugin_stops_leaves_too(*, is_kept: bool) -> No
     rig.clock.on_wait.append(slip_in)
     if is_kept:
         why = "default/late (its annotation mig-manager.io/do-not-evict"
-        assert_ends(rig, Reason.DRAIN_TIMEOUT, why)
+        ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, why)
         assert rig.gpus == before
         return
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
     assert late[0] not in rig.pods
     assert rig.log.count("workloads.evict") == 2
     last_eviction = len(rig.log) - rig.log[::-1].index("workloads.evict")
@@ -336,11 +328,11 @@ def test_pod_admitted_before_the_plugin_stops_leaves_too(*, is_kept: bool) -> No
 
 
 def test_the_node_is_tainted_and_never_cordoned_before_any_pod_is_evicted() -> None:
-    rig = busy_node()
+    rig = nodes.busy_node()
     closed: list[tuple[bool, bool]] = []
     rig.clock.on_wait.append(lambda: closed.append((rig.has_hold_taint, rig.is_unschedulable)))
 
-    run(rig)
+    agents.run(rig)
 
     calls = ("node.patch", "workloads.can_evict", "gpus.execute")
     assert [rig.log.index(call) for call in calls] == sorted(map(rig.log.index, calls))
@@ -354,7 +346,7 @@ def test_policy_node_evicts_every_gpu_pod() -> None:
     rig.add_pod("nic", gpu_resources={"nvidia.com/hostdev": 1})
     rig.kubelet.claims.add(rig.add_pod("claimant"))
 
-    assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert {"affected", "spared", "claimant"}.isdisjoint(rig.pod_names)
     assert {"cpu", "nic"} <= rig.pod_names
@@ -363,7 +355,7 @@ def test_policy_node_evicts_every_gpu_pod() -> None:
 def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:
     rig = guarded_node()
 
-    assert_ends(rig, Reason.APPLIED, "Deleted by force: default/affected")
+    ends.assert_ends(rig, Reason.APPLIED, "Deleted by force: default/affected")
 
     assert "ForcedDrain" in rig.events
     assert "deleting by force default/affected" in rig.statuses
@@ -371,10 +363,10 @@ def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:
 
 
 def test_claims_on_gpus_make_pods_leave_and_the_event_says_why_once() -> None:
-    rig = busy_node()
+    rig = nodes.busy_node()
     rig.kubelet.claims |= {rig.add_pod("claimant"), rig.add_pod("another")}
 
-    run(rig)
+    agents.run(rig)
 
     assert rig.pod_names.isdisjoint({"claimant", "another"})
     drained = rig.messages[rig.events.index("Draining")]
@@ -383,24 +375,24 @@ def test_claims_on_gpus_make_pods_leave_and_the_event_says_why_once() -> None:
 
 
 def test_run_publishes_the_gpus_it_observes() -> None:
-    rig = node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced")
 
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
     text = rig.annotations[well_known.GPUS_ANNOTATION]
     published = gpu_codec.from_json(text)
     assert [(gpu.uuid, gpu.profiles, status.device_counts(gpu)) for gpu in published] == [
         (gpu.uuid, gpu.profiles, status.device_counts(gpu)) for gpu in rig.gpus
     ]
-    assert run(rig, "all-9g").state is model.State.FAILED
+    assert agents.run(rig, "all-9g").state is model.State.FAILED
     assert rig.annotations[well_known.GPUS_ANNOTATION] == text
 
 
 def test_annotations_that_another_program_removed_are_written_again() -> None:
-    rig = node()
-    agent = scenes.reconciler(rig)
+    rig = nodes.node()
+    agent = agents.reconciler(rig)
     agent.recover("all-1g.5gb")
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
     steady = {
         well_known.GPUS_ANNOTATION,
         well_known.LAYOUTS_ANNOTATION,
@@ -408,18 +400,18 @@ def test_annotations_that_another_program_removed_are_written_again() -> None:
     }
     before = {key: rig.annotations.pop(key) for key in steady}
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent)
 
     assert {key: rig.annotations[key] for key in steady} == before
 
 
 def test_a_driver_that_lists_no_gpu_leaves_none_published() -> None:
-    rig = node()
-    agent = scenes.reconciler(rig)
+    rig = nodes.node()
+    agent = agents.reconciler(rig)
     agent.recover("all-1g.5gb")
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
     rig.gpus = model.NO_GPUS
 
-    assert run(rig, "all-1g.5gb", by=agent).state is model.State.FAILED
+    assert agents.run(rig, "all-1g.5gb", by=agent).state is model.State.FAILED
 
     assert well_known.GPUS_ANNOTATION not in rig.annotations

@@ -12,14 +12,13 @@ from mig_manager.catalogue import hardware
 from mig_manager.core.node import policies, strategies, well_known
 from mig_manager.errors import Reason
 from tests import changes
-from tests.node import fakes, knobs, scenes
-from tests.node.scenes import CONFIG
+from tests.node import agents, ends, fakes, knobs, nodes
 from tests.pipeline.clients.dra_scenes import KEEP_ONE, without_driver, without_pods
 
 Make = Callable[[], fakes.NodeRig]
 
 
-def with_fields(make: Make = scenes.busy_node, **fields: Any) -> Make:
+def with_fields(make: Make = nodes.busy_node, **fields: Any) -> Make:
     """Return what makes a node that differs in some fields."""
 
     def made() -> fakes.NodeRig:
@@ -32,13 +31,13 @@ def with_fields(make: Make = scenes.busy_node, **fields: Any) -> Make:
 
 
 def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:
-    rig = scenes.node(layout="all-1g.5gb")
+    rig = nodes.node(layout="all-1g.5gb")
     if by_label:
         rig.labels[strategies.STRATEGY_LABEL] = "single"
     else:
         for uid, pod in rig.pods.items():
             rig.pods[uid] = dataclasses.replace(pod, mig_strategy="single")
-    rig.add_pod("train", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
+    rig.add_pod("train", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     return rig
 
 
@@ -54,7 +53,7 @@ def with_two_models() -> fakes.NodeRig:
 
 
 def with_managers(*names: str, **fields: Any) -> fakes.NodeRig:
-    rig = scenes.node()
+    rig = nodes.node()
     for name in names:
         rig.add_pod(name, owner_kind="DaemonSet", **fields)
     registered = json.dumps([{"id": "GPU-1", "mode": "mig"}])
@@ -62,7 +61,7 @@ def with_managers(*names: str, **fields: Any) -> fakes.NodeRig:
     return rig
 
 
-CLASH = CONFIG + (
+CLASH = agents.CONFIG + (
     "  clash:\n  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb@4: 1, 3g.20gb@4: 1}}\n"
 )
 NO_BUS = errors.HostError("no bus", reason=Reason.HOST_SERVICE_FAILED)
@@ -76,27 +75,27 @@ DIFFERS = "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb"
 PARTS = "the DRA driver would not start: it knows no part of a GPU instance: 1c.2g.10gb"
 
 CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
-    "unknown layout": (scenes.busy_node, {"layout": "all-9g"}, Reason.UNKNOWN_CONFIG, ()),
+    "unknown layout": (nodes.busy_node, {"layout": "all-9g"}, Reason.UNKNOWN_CONFIG, ()),
     "malformed file": (
-        scenes.busy_node,
+        nodes.busy_node,
         {"text": "version: v1\nmig-configs: ["},
         Reason.INVALID_CONFIG,
         (),
     ),
     "invalid layout": (
-        scenes.busy_node,
-        {"layout": "all-1g.5gb", "text": CONFIG.replace("7}", "seven}")},
+        nodes.busy_node,
+        {"layout": "all-1g.5gb", "text": agents.CONFIG.replace("7}", "seven}")},
         Reason.INVALID_CONFIG,
         (),
     ),
     "unknown profile": (
-        *(scenes.busy_node, {"layout": "no-such-profile"}),
+        *(nodes.busy_node, {"layout": "no-such-profile"}),
         *(Reason.UNKNOWN_PROFILE, ()),
     ),
-    "too much": (scenes.busy_node, {"layout": "too-much"}, Reason.DOES_NOT_FIT, ()),
-    "other GPUs": (scenes.busy_node, {"layout": "other-gpu"}, Reason.NO_GPU_MATCHES, ()),
+    "too much": (nodes.busy_node, {"layout": "too-much"}, Reason.DOES_NOT_FIT, ()),
+    "other GPUs": (nodes.busy_node, {"layout": "other-gpu"}, Reason.NO_GPU_MATCHES, ()),
     "placements clash": (
-        lambda: scenes.node(layout="all-balanced"),
+        lambda: nodes.node(layout="all-balanced"),
         {"layout": "clash", "text": CLASH},
         Reason.DOES_NOT_FIT,
         ("test.yaml:21:5: the layout does not fit GPU 0",),
@@ -130,13 +129,13 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         ("hooks.yaml:1:9",),
     ),
     "program of a hook": (
-        with_fields(hooks=knobs.Hooks(scenes.HOOKS, missing={"config"})),
+        with_fields(hooks=knobs.Hooks(nodes.HOOKS, missing={"config"})),
         {},
         Reason.HOOK_FAILED,
         ("hooks.yaml:6:32: program config",),
     ),
     "init system": (
-        with_fields(scenes.hosted_node, refusing={"services.running": NO_BUS}),
+        with_fields(nodes.hosted_node, refusing={"services.running": NO_BUS}),
         {},
         Reason.HOST_SERVICE_FAILED,
         ("no bus",),
@@ -172,13 +171,13 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         ("1g.10gb has 9728 MiB and 14 SMs on GPU 0, 9984 MiB and 16 SMs on GPU 1",),
     ),
     "parts beside the DRA driver": (
-        scenes.dra_node,
+        nodes.dra_node,
         {"layout": "parts", "text": KEEP_ONE},
         Reason.STRATEGY_MISMATCH,
         (PARTS,),
     ),
     "parts before the DRA driver": (
-        lambda: without_driver(without_pods(scenes.dra_node())),
+        lambda: without_driver(without_pods(nodes.dra_node())),
         {"layout": "parts", "text": KEEP_ONE},
         Reason.STRATEGY_MISMATCH,
         (PARTS,),
@@ -201,7 +200,7 @@ def test_refused_run_changes_nothing(case: str) -> None:
     rig = make()
     gpus, labels, pods = rig.gpus, dict(rig.labels), dict(rig.pods)
 
-    outcome = scenes.assert_ends(rig, reason, *texts, **options)
+    outcome = ends.assert_ends(rig, reason, *texts, **options)
 
     assert outcome.should_retry is reason.is_transient
     # That a drain fails is known only after the node is tainted.
@@ -229,11 +228,11 @@ def test_strategy_single_allows_uniform_layouts_and_other_configs(why: str) -> N
         rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
     layout = "all-disabled" if why == "uniform layout" else "all-balanced"
-    assert scenes.run(rig, layout).reason is Reason.APPLIED
+    assert agents.run(rig, layout).reason is Reason.APPLIED
 
 
 def test_hami_in_another_mode_manages_no_instances() -> None:
     rig = with_managers("hami", **HAMI)
     rig.annotations = {key: text.replace("mig", "mps") for key, text in rig.annotations.items()}
 
-    scenes.assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import steps
 from mig_manager.errors import Reason
-from tests.node import fake_cluster, fakes, scenes
+from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
 
 
 def break_change(rig: fakes.NodeRig) -> None:
@@ -28,7 +28,7 @@ def break_service(rig: fakes.NodeRig) -> None:
 
 
 def break_hook(rig: fakes.NodeRig) -> None:
-    scenes.hooked(rig).hooks.broken.add("config")
+    nodes.hooked(rig).hooks.broken.add("config")
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def break_hook(rig: fakes.NodeRig) -> None:
 def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     break_it: Callable[[fakes.NodeRig], None], problem: str, remedy: str, *, is_restarted: bool
 ) -> None:
-    rig = scenes.busy_node()
-    device = scenes.device(rig, 0, "2g.10gb")
+    rig = nodes.busy_node()
+    device = nodes.device(rig, 0, "2g.10gb")
     break_it(rig)
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
     for attempt in range(1, 7):
-        assert scenes.run(rig, by=agent, attempt=attempt).should_retry
+        assert agents.run(rig, by=agent, attempt=attempt).should_retry
         if "affected" not in rig.pod_names:
             rig.add_pod("affected", devices=frozenset({device}))
-    outcome = scenes.run(rig, by=agent, attempt=7)
+    outcome = agents.run(rig, by=agent, attempt=7)
     assert outcome.should_retry
     assert rig.log.count("workloads.evict") == 3
     assert "3 changes to layout" in outcome.message
@@ -69,28 +69,28 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     elif remedy == "reboot":
         rig.host.boot_id = "boot-2"
     if is_restarted or remedy == "reboot":
-        agent = scenes.reconciler(rig)
-        agent.recover(scenes.LAYOUT)
-    scenes.assert_ends(rig, Reason.APPLIED, by=agent, is_new=remedy == "label")
+        agent = agents.reconciler(rig)
+        agent.recover(agents.LAYOUT)
+    ends.assert_ends(rig, Reason.APPLIED, by=agent, is_new=remedy == "label")
     assert "affected" not in rig.pod_names
     assert rig.log.count("workloads.evict") == (3 if remedy == "pod ends" else 4)
 
 
-@pytest.mark.parametrize("error", [scenes.BROKEN["node"], scenes.Killed()])
+@pytest.mark.parametrize("error", [strikes.BROKEN["node"], strikes.Killed()])
 def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
     error: BaseException,
 ) -> None:
-    rig = scenes.busy_node()
-    device = scenes.device(rig, 0, "2g.10gb")
+    rig = nodes.busy_node()
+    device = nodes.device(rig, 0, "2g.10gb")
     break_change(rig)
     for _ in range(5):
         workloads = fake_cluster.UnansweredWorkloads(rig, error)
-        agent = scenes.reconciler(rig, workloads=workloads)
-        agent.recover(scenes.LAYOUT)
-        with contextlib.suppress(scenes.Killed):
-            scenes.run(rig, by=agent)
+        agent = agents.reconciler(rig, workloads=workloads)
+        agent.recover(agents.LAYOUT)
+        with contextlib.suppress(strikes.Killed):
+            agents.run(rig, by=agent)
         if rig.has_hold_taint:
-            scenes.resume(rig, scenes.LAYOUT)
+            agents.resume(rig, agents.LAYOUT)
         if "affected" not in rig.pod_names:
             rig.add_pod("affected", devices=frozenset({device}))
 

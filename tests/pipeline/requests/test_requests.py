@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import scenes
+from tests.node import agents, nodes
 from tests.pipeline.gpus import gpu_processes
 from tests.pipeline.requests.custom_requests import CHANGED
 from tests.pipeline.requests.stories import LAYOUT, Story
@@ -21,16 +21,16 @@ def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
 
 def active(dies_at: int | None) -> Story:
     """Return a node whose requested layout is active."""
-    story = Story(scenes.node(layout=LAYOUT), dies_at)
+    story = Story(nodes.node(layout=LAYOUT), dies_at)
     story.rig.labels[well_known.CONFIG_LABEL] = LAYOUT
     return story
 
 
 def first_layout(dies_at: int | None) -> Story:
     """The GPUs drift after the first layout."""
-    story = Story(scenes.node(), dies_at)
+    story = Story(nodes.node(), dies_at)
     story.live(story.label(LAYOUT))
-    scenes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_foreign_instances(story.rig)
     story.live()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
@@ -40,7 +40,7 @@ def passing_failure_after_a_reboot(dies_at: int | None) -> Story:
     """Another program repartitions after a reboot, and the first start meets no driver."""
     story = active(dies_at)
     story.rig.restart_machine()
-    scenes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_foreign_instances(story.rig)
     story.rig.refusing["gpus.observe"] = errors.HardwareError(
         "gone", reason=Reason.DRIVER_NOT_LOADED
     )
@@ -54,8 +54,8 @@ def passing_failure_after_a_reboot(dies_at: int | None) -> Story:
 def unrelated_change_of_the_file(dies_at: int | None) -> Story:
     """The GPUs have drifted, and a layout that no node has is edited."""
     story = active(dies_at)
-    scenes.add_pod_on_foreign_instances(story.rig)
-    story.live(story.file(scenes.CONFIG.replace("1g.5gb: 7", "1g.5gb: 6")))
+    nodes.add_pod_on_foreign_instances(story.rig)
+    story.live(story.file(agents.CONFIG.replace("1g.5gb: 7", "1g.5gb: 6")))
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
@@ -64,10 +64,10 @@ def new_rule_for_other_gpus(dies_at: int | None) -> Story:
     """The GPUs have drifted, one is lost, and the layout gets a rule for GPUs of other nodes."""
     story = active(dies_at)
     story.live()
-    scenes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_foreign_instances(story.rig)
     rule = "  - {device-filter: '0xFFFF10DE', devices: all, mig-enabled: false}\n"
     head = f"  {LAYOUT}:\n"
-    story.source.text = scenes.CONFIG.replace(head, head + rule)
+    story.source.text = agents.CONFIG.replace(head, head + rule)
     story.rig.driver.lost.add(story.rig.gpus[1].uuid)
     story.live()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
@@ -77,7 +77,7 @@ def new_rule_for_other_gpus(dies_at: int | None) -> Story:
 def new_node_object(dies_at: int | None, record: str = "") -> Story:
     """The Node is deleted and registered again, with the label from kubelet's flags."""
     story = active(dies_at)
-    scenes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_foreign_instances(story.rig)
     story.rig.annotations.clear()
     if record:
         story.rig.annotations[well_known.REQUEST_ANNOTATION] = record
@@ -91,7 +91,7 @@ def new_node_object(dies_at: int | None, record: str = "") -> Story:
 def success_of_another_manager(dies_at: int | None) -> Story:
     """NVIDIA's manager applied the layout, and another program has repartitioned since."""
     story = active(dies_at)
-    scenes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_foreign_instances(story.rig)
     story.rig.annotations.clear()
     story.rig.host.request_text = None
     story.rig.labels.pop(well_known.APPLIED_LABEL, None)
@@ -106,7 +106,7 @@ def partitioning_ended(dies_at: int | None) -> Story:
 
     If the agent dies, that is before its successor starts.
     """
-    story = Story(scenes.busy_node(), dies_at)
+    story = Story(nodes.busy_node(), dies_at)
     story.rig.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
     story.rig.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
 
@@ -124,7 +124,7 @@ def partitioning_ended(dies_at: int | None) -> Story:
 
 def partitioning_ended_before_any_agent(dies_at: int | None) -> Story:
     """No agent has seen the label, and the document says that it evicts no pod."""
-    story = Story(scenes.busy_node(), dies_at)
+    story = Story(nodes.busy_node(), dies_at)
     story.rig.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED.replace("mine", "on-demand")
     story.live(story.label("custom"))
     story.live()
@@ -134,25 +134,25 @@ def partitioning_ended_before_any_agent(dies_at: int | None) -> Story:
 
 def silent_kubelet(dies_at: int | None) -> Story:
     """A layout is requested while kubelet does not answer."""
-    story = Story(scenes.busy_node(), dies_at)
+    story = Story(nodes.busy_node(), dies_at)
     story.rig.kubelet.is_silent = True
-    story.live(story.label(scenes.LAYOUT))
+    story.live(story.label(agents.LAYOUT))
     assert_no_pod_was_evicted(story, "affected", Reason.POD_RESOURCES_UNAVAILABLE)
     return story
 
 
 def pod_that_only_kubelet_lists(dies_at: int | None) -> Story:
     """A pod that was deleted by force still has an instance that is to go."""
-    story = Story(scenes.busy_node(), dies_at)
-    story.rig.kubelet.unlisted["deleted"] = frozenset({scenes.device(story.rig, 0, "2g.10gb")})
-    story.live(story.label(scenes.LAYOUT))
+    story = Story(nodes.busy_node(), dies_at)
+    story.rig.kubelet.unlisted["deleted"] = frozenset({nodes.device(story.rig, 0, "2g.10gb")})
+    story.live(story.label(agents.LAYOUT))
     assert_no_pod_was_evicted(story, "affected", Reason.DRAIN_TIMEOUT)
     return story
 
 
 def process_on_a_gpu(dies_at: int | None) -> Story:
     """A process on the GPU itself would keep the first new instance out."""
-    story = Story(scenes.busy_node(), dies_at)
+    story = Story(nodes.busy_node(), dies_at)
     story.source.text = gpu_processes.WHOLE
     story.usage = {story.rig.gpus[0].uuid: (gpu_processes.process(),)}
     before = story.rig.gpus
@@ -176,7 +176,7 @@ def lost_mig_mode(dies_at: int | None) -> Story:
 def phantom_devices(dies_at: int | None) -> Story:
     """The node offers devices that no GPU has."""
     story = active(dies_at)
-    story.rig.add_pod("training", devices=frozenset({scenes.device(story.rig, 0, "3g.20gb")}))
+    story.rig.add_pod("training", devices=frozenset({nodes.device(story.rig, 0, "3g.20gb")}))
     story.rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
     story.live()
     assert_no_pod_was_evicted(story, "training", Reason.ALREADY_APPLIED)
@@ -213,9 +213,9 @@ def another_layout(dies_at: int | None) -> Story:
     """A layout is requested for which one pod must go."""
     story = active(dies_at)
     for name, gpu, profile in (("affected", 0, "2g.10gb"), ("spared", 1, "3g.20gb")):
-        device = scenes.device(story.rig, gpu, profile)
+        device = nodes.device(story.rig, gpu, profile)
         story.rig.add_pod(name, devices=frozenset({device}))
-    story.live(story.label(scenes.LAYOUT))
+    story.live(story.label(agents.LAYOUT))
     assert story.ended[-1] in {Reason.APPLIED, Reason.ALREADY_APPLIED}
     assert story.rig.pod_names >= {"spared"}
     assert "affected" not in story.rig.pod_names
@@ -243,7 +243,7 @@ def test_an_upgrade_at_any_point_evicts_no_pod_without_a_request(
 
 def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
     story = active(None)
-    scenes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_foreign_instances(story.rig)
 
     story.live(story.label(None), story.label(LAYOUT))
 
@@ -253,11 +253,11 @@ def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
 
 def test_new_content_of_a_layout_evicts_also_when_the_next_agent_retries() -> None:
     story = active(None)
-    used = frozenset({scenes.device(story.rig, 0, "2g.10gb")})
+    used = frozenset({nodes.device(story.rig, 0, "2g.10gb")})
     story.rig.add_pod("affected", devices=used)
     story.rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
-    story.live(story.file(scenes.CONFIG.replace("2g.10gb: 1, ", "")))
+    story.live(story.file(agents.CONFIG.replace("2g.10gb: 1, ", "")))
     story.rig.disruptions.refusals.clear()
     story.live()
 

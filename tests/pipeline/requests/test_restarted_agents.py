@@ -10,7 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, gpu_values, scenes
+from tests.node import agents, fakes, gpu_values, nodes, strikes
 
 FILE = """
 version: v1
@@ -40,9 +40,9 @@ def start(
     **replaced: Any,
 ) -> errors.Reason:
     """Start an agent on a node whose label names a layout; return how its run ends."""
-    agent = scenes.reconciler(rig, text, limits=limits, **replaced)
+    agent = agents.reconciler(rig, text, limits=limits, **replaced)
     agent.recover(layout)
-    return scenes.run(rig, layout, by=agent).reason
+    return agents.run(rig, layout, by=agent).reason
 
 
 def repartition(rig: fakes.NodeRig) -> None:
@@ -67,7 +67,7 @@ def repartition(rig: fakes.NodeRig) -> None:
 def test_content_that_changed_without_the_owner_is_no_new_request(
     before: dict[str, Any], after: dict[str, Any], text: str, new_text: str, reason: Reason
 ) -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     assert start(rig, text, before) is Reason.APPLIED
     repartition(rig)
 
@@ -76,7 +76,7 @@ def test_content_that_changed_without_the_owner_is_no_new_request(
 
 
 def node_of(*names: str) -> fakes.NodeRig:
-    rig = scenes.node()
+    rig = nodes.node()
     products = [hardware.find(name) for name in names]
     rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
     rig.live()
@@ -102,10 +102,10 @@ def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str
     assert start(rig, OTHER, layout=layout) is Reason.APPLIED
     lost = rig.gpus[0]
     rig.driver.lost.add(lost.uuid)
-    agent = scenes.reconciler(rig, OTHER)
+    agent = agents.reconciler(rig, OTHER)
     agent.recover(layout)
 
-    outcome = scenes.run(rig, layout, by=agent)
+    outcome = agents.run(rig, layout, by=agent)
 
     assert outcome.reason is Reason.GPU_UNREACHABLE
     assert outcome.should_retry
@@ -113,7 +113,7 @@ def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str
     assert lost.uuid in outcome.message
     rig.driver.lost.clear()
     repartition(rig)
-    assert scenes.run(rig, layout, by=agent, attempt=2).reason is Reason.DRIFTED
+    assert agents.run(rig, layout, by=agent, attempt=2).reason is Reason.DRIFTED
     assert "training" in rig.pod_names
 
 
@@ -125,7 +125,7 @@ def test_layout_unknown_to_the_unreachable_product_is_final() -> None:
 
 
 def test_driver_that_lists_profiles_late_makes_no_new_request() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     rig.driver.hides_profiles = True
     assert start(rig, limits=DEFAULT) is Reason.APPLIED
     repartition(rig)
@@ -136,7 +136,7 @@ def test_driver_that_lists_profiles_late_makes_no_new_request() -> None:
 
 @pytest.mark.parametrize("text", [OTHER, FILE])
 def test_new_content_that_the_owner_wrote_is_a_new_request(text: str) -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     assert start(rig, text) is Reason.APPLIED
     repartition(rig)
 
@@ -156,8 +156,8 @@ def test_new_content_that_the_owner_wrote_is_a_new_request(text: str) -> None:
 def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     then: str, attempts: int, end: str
 ) -> None:
-    rig = scenes.node(layout="all-balanced", gated=False)
-    refused = scenes.refuse(steps.CreateGpuInstance, times=1)
+    rig = nodes.node(layout="all-balanced", gated=False)
+    refused = strikes.refuse(steps.CreateGpuInstance, times=1)
 
     def refuse(step: steps.Step) -> Exception | None:
         # Its DaemonSet makes no new pod yet.
@@ -165,10 +165,10 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
         return refused(step)
 
     rig.driver.step_error = refuse
-    assert scenes.run(rig).reason is Reason.INSUFFICIENT_RESOURCES
+    assert agents.run(rig).reason is Reason.INSUFFICIENT_RESOURCES
     assert not any(map(clients.is_device_plugin, rig.pods.values()))
     for _ in range(attempts):
-        assert start(rig, scenes.CONFIG, layout=then) is Reason.PLUGIN_NOT_READY
+        assert start(rig, agents.CONFIG, layout=then) is Reason.PLUGIN_NOT_READY
         # Kubelet forgets a stopped plugin after five minutes.
         rig.schedulable = {}
     if end == "is back":
@@ -176,7 +176,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     else:
         rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
-    reason = start(rig, scenes.CONFIG, layout=then)
+    reason = start(rig, agents.CONFIG, layout=then)
 
     assert reason in {Reason.APPLIED, Reason.ALREADY_APPLIED}
     assert any(map(clients.is_device_plugin, rig.pods.values())) is (end == "is back")

@@ -10,14 +10,14 @@ from mig_manager import errors
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import fake_cluster, fakes, scenes
+from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
 
 USED_BY_B = slots.Denial(limit=1, changing=("b",))
 
 
 def slotted() -> fake_cluster.FakeSlots:
     """Return the slots that a busy node asks."""
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     rig.slots = fake_cluster.FakeSlots(rig)
     return rig.slots
 
@@ -29,7 +29,7 @@ def test_slot_is_taken_before_the_taint_and_released_after_the_restore(
     fake: fake_cluster.FakeSlots,
 ) -> None:
     # A first attempt also publishes before the slot that it will change the GPUs.
-    scenes.assert_ends(fake.rig, Reason.APPLIED, attempt=2)
+    ends.assert_ends(fake.rig, Reason.APPLIED, attempt=2)
 
     log = fake.rig.log
     assert log.index("slots.take") < log.index("slots.check") < log.index("node.patch")
@@ -46,9 +46,7 @@ def test_layouts_are_written_after_the_slot_is_released(fake: fake_cluster.FakeS
         log.append("layouts.write")
         return True
 
-    scenes.assert_ends(
-        fake.rig, Reason.APPLIED, by=scenes.reconciler(fake.rig, write_layouts=write)
-    )
+    ends.assert_ends(fake.rig, Reason.APPLIED, by=agents.reconciler(fake.rig, write_layouts=write))
 
     assert log[-2:] == ["slots.release", "layouts.write"]
 
@@ -60,7 +58,7 @@ def test_layouts_are_written_after_the_slot_is_released(fake: fake_cluster.FakeS
 def test_a_layout_that_is_active_or_cannot_be_needs_no_slot(
     fake: fake_cluster.FakeSlots, layout: str, reason: Reason
 ) -> None:
-    scenes.assert_ends(fake.rig, reason, layout=layout)
+    ends.assert_ends(fake.rig, reason, layout=layout)
 
     assert "slots.take" not in fake.rig.log
 
@@ -75,7 +73,7 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
         is_locked.append(lock.is_locked) if rig.log[-1] == "gpus.observe" else None
     )
 
-    scenes.assert_ends(rig, Reason.APPLIED, by=scenes.reconciler(rig, lock=lock))
+    ends.assert_ends(rig, Reason.APPLIED, by=agents.reconciler(rig, lock=lock))
 
     assert is_locked
     assert all(is_locked)
@@ -84,9 +82,9 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
 def test_a_node_that_is_locked_waits_once_and_takes_no_slot(fake: fake_cluster.FakeSlots) -> None:
     lock = fakes.FakeLock(refusals=1000)
 
-    scenes.assert_ends(fake.rig, Reason.LOCKED, by=scenes.reconciler(fake.rig, lock=lock))
+    ends.assert_ends(fake.rig, Reason.LOCKED, by=agents.reconciler(fake.rig, lock=lock))
 
-    assert fake.rig.clock.now_s < 2 * scenes.TIMEOUTS["lock_timeout_s"]
+    assert fake.rig.clock.now_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
     assert "slots.take" not in fake.rig.log
 
 
@@ -100,7 +98,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
         lambda: seen.append(json.loads(rig.annotations[well_known.STATUS_ANNOTATION]))
     )
 
-    scenes.assert_ends(rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     assert {key: seen[0][key] for key in ("state", "phase", "reason", "message")} == {
         "state": "pending",
@@ -116,7 +114,7 @@ def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
 ) -> None:
     fake.denials = [slots.Denial(limit=1, changing=(f"node-{number}",)) for number in range(60)]
 
-    scenes.assert_ends(fake.rig, Reason.APPLIED)
+    ends.assert_ends(fake.rig, Reason.APPLIED)
 
     reports = [message for message in fake.rig.statuses if "under change now: node-" in message]
     assert 2 <= len(reports) < 12
@@ -127,21 +125,21 @@ def test_an_api_that_does_not_answer_only_makes_the_wait_longer(
 ) -> None:
     fake.failing = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2
 
-    scenes.assert_ends(fake.rig, Reason.APPLIED)
+    ends.assert_ends(fake.rig, Reason.APPLIED)
 
 
 @pytest.mark.parametrize("why", ["newer request", "no right", "stale slot"])
 def test_without_a_slot_the_node_is_not_touched(fake: fake_cluster.FakeSlots, why: str) -> None:
-    scenes.hooked(fake.rig)
+    nodes.hooked(fake.rig)
     if why == "newer request":
         fake.denials = [USED_BY_B] * 10
-        scenes.assert_superseded(fake.rig, ends_at=2)
+        ends.assert_superseded(fake.rig, ends_at=2)
     elif why == "no right":
         fake.failing = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
-        scenes.assert_ends(fake.rig, Reason.FORBIDDEN)
+        ends.assert_ends(fake.rig, Reason.FORBIDDEN)
     else:
         fake.is_stale = True
-        assert scenes.assert_ends(fake.rig, Reason.SLOTS_TAKEN).should_retry
+        assert ends.assert_ends(fake.rig, Reason.SLOTS_TAKEN).should_retry
 
     assert not fake.is_taken
     assert not {"gpus.execute", "hooks.run"} & {*fake.rig.log}
@@ -150,34 +148,34 @@ def test_without_a_slot_the_node_is_not_touched(fake: fake_cluster.FakeSlots, wh
 def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
     fake: fake_cluster.FakeSlots,
 ) -> None:
-    scenes.run(fake.rig)
+    agents.run(fake.rig)
     for index, call in enumerate(fake.rig.log):
         if call.startswith("slots."):
             continue
         again = slotted()
         rig = again.rig
-        reconciler = scenes.reconciler(rig)
-        rig.failing = {index: scenes.broken(call)}
+        reconciler = agents.reconciler(rig)
+        rig.failing = {index: strikes.broken(call)}
         try:
-            scenes.run(rig, by=reconciler)
+            agents.run(rig, by=reconciler)
         except errors.ClusterError:
             # It could not say how it ended; what it took is still there, and so is the slot.
             assert again.is_taken is bool(rig.annotations.get(well_known.JOURNAL_ANNOTATION))
-            reconciler.recover(scenes.LAYOUT)
-            scenes.run(rig, by=reconciler)
+            reconciler.recover(agents.LAYOUT)
+            agents.run(rig, by=reconciler)
 
         assert rig.log[index] == call
-        scenes.assert_restored_or_in_drain(rig, rig.log[:index])
+        ends.assert_restored_or_in_drain(rig, rig.log[:index])
         if rig.has_hold_taint:
             assert again.is_taken
-            scenes.run(rig, by=reconciler)
-        scenes.assert_restored(rig)
+            agents.run(rig, by=reconciler)
+        ends.assert_restored(rig)
         assert not again.is_taken, call
 
 
 def disrupting_calls() -> list[int]:
     """Return the calls from the one after the first that marked the node to the last mark's."""
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
     marked: list[int] = []
 
     def note() -> None:
@@ -185,19 +183,19 @@ def disrupting_calls() -> list[int]:
             marked.append(len(rig.log) - 1)
 
     rig.on_call = note
-    scenes.run(rig)
+    agents.run(rig)
     return marked
 
 
 def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait() -> None:
     for index in disrupting_calls()[::3]:
-        rig, _ = scenes.killed(scenes.busy_node, index)
+        rig, _ = strikes.killed(nodes.busy_node, index)
         rig.slots = fake_cluster.FakeSlots(rig, denials=[USED_BY_B])
 
-        assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.APPLIED
+        assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
 
         assert rig.log.count("slots.take") == 1
-        scenes.assert_restored(rig)
+        ends.assert_restored(rig)
 
 
 def test_a_change_that_another_agent_left_takes_its_slot_again(
@@ -210,33 +208,33 @@ def test_a_change_that_another_agent_left_takes_its_slot_again(
         def hold(self, doing: str, *, changes_gpus: bool = True) -> Iterator[None]:
             if doing.startswith("applying") and not self.descriptions[1:]:
                 assert "slots.take" not in rig.log, "the layout was active"
-                scenes.kill_at(rig, 2, scenes.LAYOUT)
+                strikes.kill_at(rig, 2, agents.LAYOUT)
                 fake.is_taken = True
             with super().hold(doing, changes_gpus=changes_gpus):
                 yield
 
-    agent = scenes.reconciler(rig, lock=Lock())
+    agent = agents.reconciler(rig, lock=Lock())
     rig.slots = None
 
-    scenes.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
 
     assert rig.log.index("slots.take") < rig.log.index("slots.release")
 
 
 def test_a_change_undone_for_another_request_releases_the_slot() -> None:
-    rig, _ = scenes.killed(scenes.busy_node, disrupting_calls()[0])
+    rig, _ = strikes.killed(nodes.busy_node, disrupting_calls()[0])
     rig.slots = fake = fake_cluster.FakeSlots(rig, is_taken=True)
 
-    scenes.reconciler(rig).recover("all-balanced")
+    agents.reconciler(rig).recover("all-balanced")
 
-    scenes.assert_restored(rig)
+    ends.assert_restored(rig)
     assert not fake.is_taken
 
 
 def test_a_node_without_a_request_holds_no_slot(fake: fake_cluster.FakeSlots) -> None:
     fake.is_taken = True
 
-    scenes.reconciler(fake.rig).rest()
+    agents.reconciler(fake.rig).rest()
 
     assert not fake.is_taken
 
@@ -245,9 +243,9 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
     fake: fake_cluster.FakeSlots,
 ) -> None:
     fake.denials = [USED_BY_B] * 5
-    agent = scenes.reconciler(fake.rig)
+    agent = agents.reconciler(fake.rig)
     with pytest.raises(errors.Superseded):
-        scenes.run(
+        agents.run(
             fake.rig,
             by=agent,
             request=fakes.FakeRequest(fake.rig.clock, ends_at=2, replaced=True),
@@ -266,6 +264,6 @@ def test_a_machine_that_reboots_for_us_keeps_its_slot(fake: fake_cluster.FakeSlo
     request.ends_when = lambda: rig.host.reboots > 0
 
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, "all-disabled", request=request)
+        agents.run(rig, "all-disabled", request=request)
 
     assert fake.is_taken

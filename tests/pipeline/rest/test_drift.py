@@ -9,13 +9,12 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, ends, nodes
 from tests.pipeline.rest.drifts import LAYOUT, tamper
 
 
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.states == []
     before = tamper(rig)
@@ -35,8 +34,8 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
 
 
 def test_a_drift_is_published_although_kubelet_is_silent() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
-    scenes.add_pod_on_foreign_instances(rig)
+    rig, agent, ended = agents.at_rest(LAYOUT, heals_drift=True)
+    nodes.add_pod_on_foreign_instances(rig)
     rig.kubelet.is_silent = True
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
@@ -47,14 +46,14 @@ def test_a_drift_is_published_although_kubelet_is_silent() -> None:
 
 @pytest.mark.parametrize("at_run", ["listed", "missing"])
 def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str) -> None:
-    rig, _, _ = scenes.at_rest(LAYOUT)
+    rig, _, _ = agents.at_rest(LAYOUT)
     before = rig.gpus
-    scenes.add_pod_on_foreign_instances(rig)
+    nodes.add_pod_on_foreign_instances(rig)
     changed = {"listed": rig.gpus, "missing": before[:1]}
     rig.gpus = changed.pop(at_run)
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
     agent.recover(LAYOUT)
-    ended = assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
+    ended = ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
     (rig.gpus,) = changed.values()
 
     for _ in range(2):
@@ -78,7 +77,7 @@ IMPOSSIBLE_NOW: dict[str, Callable[[model.Gpu], model.Gpu]] = {
 
 @pytest.mark.parametrize(("lost", "heals"), [("profile", True), ("mode", False), ("host", True)])
 def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=heals)
+    rig, agent, ended = agents.at_rest(LAYOUT, heals_drift=heals)
     before = rig.gpus
     rig.gpus = tuple(
         IMPOSSIBLE_NOW[lost](dataclasses.replace(gpu, gpu_instances=())) for gpu in rig.gpus
@@ -97,14 +96,14 @@ def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_layout_without_a_request_is_labelled_until_it_is_gone(*, is_restarted: bool) -> None:
-    rig, agent, _ = scenes.at_rest(LAYOUT)
+    rig, agent, _ = agents.at_rest(LAYOUT)
     agent.rest()
     agent.check_without_request()
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
     tamper(rig)
 
     if is_restarted:
-        scenes.undo(rig)
+        agents.undo(rig)
     else:
         agent.check_without_request()
 

@@ -10,33 +10,32 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, gpu_values, nodes, scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, ends, fakes, gpu_values, nodes
 from tests.pipeline.rest.drifts import LAYOUT, NO_DRIVER, tamper
 
 
 def test_on_request_a_drift_is_healed() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, ended = agents.at_rest(LAYOUT, heals_drift=True)
     before = tamper(rig)
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
-    assert scenes.is_as_before(rig, before)
+    assert ends.is_as_before(rig, before)
 
 
-def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, scenes.AgentInMemory]:
+def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, agents.AgentInMemory]:
     """Return a node that drifted while its agent was down, and the agent that started again."""
-    rig, _, _ = scenes.at_rest(LAYOUT)
-    scenes.add_pod_on_foreign_instances(rig)
-    restarted = scenes.reconciler(rig)
+    rig, _, _ = agents.at_rest(LAYOUT)
+    nodes.add_pod_on_foreign_instances(rig)
+    restarted = agents.reconciler(rig)
     restarted.recover(LAYOUT)
     return rig, restarted
 
 
 def test_healing_waits_until_no_pod_uses_the_devices() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
-    scenes.add_pod_on_foreign_instances(rig)
+    rig, agent, ended = agents.at_rest(LAYOUT, heals_drift=True)
+    nodes.add_pod_on_foreign_instances(rig)
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert "default/foreign" in rig.statuses[-1]
@@ -48,19 +47,21 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
-    rig, agent, _ = scenes.at_rest(LAYOUT, heals_drift=True)
-    scenes.add_pod_on_foreign_instances(rig)
+    rig, agent, _ = agents.at_rest(LAYOUT, heals_drift=True)
+    nodes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
 
-    assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False)
+    ends.assert_ends(
+        rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False
+    )
 
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
 
 
 def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
-    rig, agent, _ = scenes.at_rest(LAYOUT, heals_drift=True)
-    scenes.add_pod_on_foreign_instances(rig)
+    rig, agent, _ = agents.at_rest(LAYOUT, heals_drift=True)
+    nodes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
     uid = rig.uid_of("foreign")
     late = rig.pods.pop(uid)
@@ -70,33 +71,35 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
             rig.pods[uid] = late
 
     rig.on_call = bind
-    assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False)
+    ends.assert_ends(
+        rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False
+    )
 
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
 
 
 def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
-    scenes.add_pod_on_foreign_instances(rig)
+    rig, agent, ended = agents.at_rest(LAYOUT, heals_drift=True)
+    nodes.add_pod_on_foreign_instances(rig)
     uid = rig.uid_of("foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
     rig.pods[uid] = dataclasses.replace(rig.pods[uid], labels=labels, owner_kind=owner)
     rig.extra_clients = nodes.EXTRA_CLIENTS
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
 
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
-    rig, agent, _ = scenes.at_rest(LAYOUT, heals_drift=True)
-    scenes.add_pod_on_foreign_instances(rig)
+    rig, agent, _ = agents.at_rest(LAYOUT, heals_drift=True)
+    nodes.add_pod_on_foreign_instances(rig)
     rig.refusing = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
-    scenes.run(rig, LAYOUT, by=agent, may_evict=False)
+    agents.run(rig, LAYOUT, by=agent, may_evict=False)
     rig.refusing = {}
 
     # As the loop does when the hardware has changed since a failure for good.
-    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
+    ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
 
     assert "workloads.evict" not in rig.log
 
@@ -104,13 +107,13 @@ def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None
 def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
     rig, restarted = restarted_beside_foreign_pod()
 
-    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
+    ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
 
     assert "workloads.evict" not in rig.log
     # The label requests it again, so eviction is allowed.
     restarted.recover(None)
     restarted.rest()
-    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=restarted)
+    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=restarted)
 
 
 @pytest.mark.parametrize(
@@ -126,23 +129,23 @@ def test_failure_at_the_start_does_not_make_the_retry_evict(
 ) -> None:
     rig, restarted = restarted_beside_foreign_pod()
     rig.refusing = {"gpus.observe": NO_DRIVER}
-    assert scenes.run(rig, LAYOUT, by=restarted).should_retry
+    assert agents.run(rig, LAYOUT, by=restarted).should_retry
     rig.refusing = refusing
     with contextlib.suppress(errors.ClusterError):
-        scenes.run(rig, LAYOUT, by=restarted, attempt=2)
+        agents.run(rig, LAYOUT, by=restarted, attempt=2)
     rig.refusing = {}
     # As the agent's loop does after an API that did not answer.
     restarted.recover(LAYOUT)
 
-    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted, attempt=3)
+    ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted, attempt=3)
 
     assert "workloads.evict" not in rig.log
 
 
 def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
-    rig, _, _ = scenes.at_rest(LAYOUT)
+    rig, _, _ = agents.at_rest(LAYOUT)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
 
-    assert scenes.resume(rig, LAYOUT).state is model.State.SUCCESS
+    assert agents.resume(rig, LAYOUT).state is model.State.SUCCESS
 
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT

@@ -9,13 +9,12 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, ends, fakes, nodes
 from tests.pipeline.rest.drifts import TWO_GPUS
 
 
 def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
-    rig, agent, ended = scenes.at_rest("too-much", rig=scenes.node())
+    rig, agent, ended = agents.at_rest("too-much", rig=nodes.node())
     assert not ended.should_retry
 
     assert [agent.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
@@ -57,9 +56,9 @@ def no_permission(rig: fakes.NodeRig) -> Callable[[], None]:
 def test_hardware_mended_after_a_final_failure_is_served(
     fail: Callable[[fakes.NodeRig], Callable[[], None]], reason: Reason, checks: int
 ) -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     mend = fail(rig)
-    _, agent, ended = scenes.at_rest("two-gpus", rig=rig, text=TWO_GPUS)
+    _, agent, ended = agents.at_rest("two-gpus", rig=rig, text=TWO_GPUS)
     assert (ended.reason, ended.should_retry) == (reason, False)
     for _ in range(checks):
         assert agent.check_drift("two-gpus", ended) is drift.Action.REST
@@ -67,12 +66,12 @@ def test_hardware_mended_after_a_final_failure_is_served(
     mend()
 
     assert agent.check_drift("two-gpus", ended) is drift.Action.RUN
-    assert_ends(rig, Reason.APPLIED, layout="two-gpus", by=agent)
+    ends.assert_ends(rig, Reason.APPLIED, layout="two-gpus", by=agent)
 
 
 def test_an_invalid_file_alone_is_not_retried_at_each_check() -> None:
     text = "version: v1\nmig-configs: 3\n"
-    _, agent, ended = scenes.at_rest("two-gpus", rig=scenes.node(), text=text)
+    _, agent, ended = agents.at_rest("two-gpus", rig=nodes.node(), text=text)
     assert ended.reason is Reason.INVALID_CONFIG
 
     assert [agent.check_drift("two-gpus", ended) for _ in range(3)] == [drift.Action.REST] * 3

@@ -10,8 +10,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, gpu_values, scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, ends, fakes, gpu_values, nodes
 from tests.pipeline.rest.drifts import LAYOUT, NO_DRIVER, TWO_GPUS, tamper
 
 
@@ -26,23 +25,23 @@ def readiness_of(rig: fakes.NodeRig) -> tuple[str, str]:
 def test_applied_label_goes_if_a_gpu_without_the_layout_is_back(
     failing: str, *, is_restarted: bool
 ) -> None:
-    rig, agent = (rig := scenes.node()), scenes.reconciler(rig)
+    rig, agent = (rig := nodes.node()), agents.reconciler(rig)
     rig.driver.lost.add(rig.gpus[1].uuid)
-    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent)
-    scenes.run(rig, failing, by=agent)
+    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent)
+    agents.run(rig, failing, by=agent)
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
     rig.driver.lost.clear()
     if is_restarted:
-        agent = scenes.reconciler(rig)
+        agent = agents.reconciler(rig)
         agent.recover(failing)
 
-    scenes.run(rig, failing, by=agent)
+    agents.run(rig, failing, by=agent)
 
     assert well_known.APPLIED_LABEL not in rig.labels
 
 
 def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     rig.failing = {len(rig.log): NO_DRIVER}
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
@@ -63,7 +62,7 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
     ],
 )
 def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Reason) -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     labels = dict(rig.labels)
     is_away = reason in {Reason.DRIVER_NOT_LOADED, Reason.DRIVER_LIBRARY_MISMATCH}
     first = 40 if is_away else 3
@@ -86,7 +85,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Re
 
 
 def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     rig.refusing = {"gpus.observe": NO_DRIVER}
     agent.check_drift(LAYOUT, ended)
     assert agent.awaits_driver
@@ -97,7 +96,7 @@ def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
 
 
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     tamper(rig)
     rig.refusing = {"gpus.observe": NO_DRIVER}
     for _ in range(3):
@@ -115,7 +114,7 @@ def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
 def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
     use: str, mode: model.MigMode
 ) -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     served = len(rig.schedulable["nvidia.com/gpu"])
     rig.refusing = {"gpus.observe": NO_DRIVER}
     agent.check_drift(LAYOUT, ended)
@@ -131,20 +130,20 @@ def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
     rig.events.clear()
-    ended = scenes.run(rig, LAYOUT, by=agent, may_evict=False)
+    ended = agents.run(rig, LAYOUT, by=agent, may_evict=False)
 
     assert "workloads.evict" not in rig.log
     if use == "pod" and mode is model.MigMode.DISABLED:
         assert (ended.reason, "training" in ended.message) == (Reason.DRIFTED, True)
         assert [agent.check_drift(LAYOUT, ended) for _ in range(2)] == [drift.Action.REST] * 2
     else:
-        assert scenes.has_layout(rig, LAYOUT)
+        assert ends.has_layout(rig, LAYOUT)
         assert len(rig.schedulable["nvidia.com/gpu"]) == served
 
 
 @pytest.mark.parametrize("driver", ["stayed", "was away before"])
 def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     if driver != "stayed":
         rig.failing = {len(rig.log): NO_DRIVER}
         for _ in range(2):
@@ -157,7 +156,7 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
 
 
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     for _ in range(4):
         rig.failing = {len(rig.log): NO_DRIVER}
         agent.check_drift(LAYOUT, ended)
@@ -167,19 +166,19 @@ def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "agents"),
+    ("layout", "policy"),
     [(LAYOUT, "reports"), ("two-gpus", "reports"), (LAYOUT, "heals"), ("two-gpus", "restarts")],
 )
-def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, agents: str) -> None:
-    heals = agents != "reports"
-    rig, agent, ended = scenes.at_rest(layout, rig=scenes.node(), text=TWO_GPUS, heals_drift=heals)
+def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: str) -> None:
+    heals = policy != "reports"
+    rig, agent, ended = agents.at_rest(layout, rig=nodes.node(), text=TWO_GPUS, heals_drift=heals)
     assert ended.state is model.State.SUCCESS
     rig.add_pod("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     before, rig.gpus = rig.gpus, rig.gpus[:1]
-    if agents == "restarts":
-        agent = scenes.reconciler(rig, TWO_GPUS, heals_drift=heals)
+    if policy == "restarts":
+        agent = agents.reconciler(rig, TWO_GPUS, heals_drift=heals)
         agent.recover(layout)
-        ended = assert_ends(rig, Reason.DRIFTED, layout=layout, by=agent)
+        ended = ends.assert_ends(rig, Reason.DRIFTED, layout=layout, by=agent)
 
     for _ in range(2):
         assert agent.check_drift(layout, ended) is drift.Action.REST
@@ -199,33 +198,33 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, agents: s
 
 @pytest.mark.parametrize("ends", ["reboot", "new request"])
 def test_a_gpu_that_vanished_is_no_drift_after(ends: str) -> None:
-    rig = scenes.node()
-    scenes.run(rig, "all-balanced")
+    rig = nodes.node()
+    agents.run(rig, "all-balanced")
     rig.gpus = rig.gpus[:1]
     if ends == "reboot":
         rig.host.boot_id = "next-boot"
-    agent = scenes.reconciler(rig)
+    agent = agents.reconciler(rig)
     agent.recover("all-balanced")
 
-    outcome = scenes.run(rig, "all-balanced", by=agent, is_new=ends == "new request")
+    outcome = agents.run(rig, "all-balanced", by=agent, is_new=ends == "new request")
 
     assert outcome.state is model.State.SUCCESS
 
 
 def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
-    rig = scenes.node(layout="all-1g.5gb")
-    pod = rig.add_pod("training", devices=frozenset({scenes.device(rig, 1, "1g.5gb")}))
+    rig = nodes.node(layout="all-1g.5gb")
+    pod = rig.add_pod("training", devices=frozenset({nodes.device(rig, 1, "1g.5gb")}))
     rig.driver.lost.add(rig.gpus[1].uuid)
-    agent = scenes.reconciler(rig)
-    ended = scenes.run(rig, "all-disabled", by=agent, is_new=True)
+    agent = agents.reconciler(rig)
+    ended = agents.run(rig, "all-disabled", by=agent, is_new=True)
     rig.driver.lost.clear()
     assert agent.check_drift("all-disabled", ended) is drift.Action.HEAL
     rest: dict[str, Any] = {"layout": "all-disabled", "by": agent, "may_evict": False}
 
     why = f"all-disabled is applied to GPU 1 ({rig.gpus[1].uuid}) once no pod uses devices"
-    outcome = assert_ends(rig, Reason.IN_USE, why, "default/training", **rest)
+    outcome = ends.assert_ends(rig, Reason.IN_USE, why, "default/training", **rest)
 
     assert outcome.should_retry
     rig.remove_pod(pod)
-    assert_ends(rig, Reason.APPLIED, **rest)
-    assert scenes.has_layout(rig, "all-disabled")
+    ends.assert_ends(rig, Reason.APPLIED, **rest)
+    assert ends.has_layout(rig, "all-disabled")

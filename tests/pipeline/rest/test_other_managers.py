@@ -6,28 +6,29 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, ends, fakes, nodes
 from tests.pipeline.rest.drifts import LAYOUT, tamper
 
 
 def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     other = fakes.FakeLock(refusals=4)
 
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=scenes.reconciler(rig, lock=other))
+    ends.assert_ends(
+        rig, Reason.APPLIED, layout="all-1g.5gb", by=agents.reconciler(rig, lock=other)
+    )
 
     assert other.descriptions == ["applying layout all-1g.5gb"]
 
 
 def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> None:
-    rig = scenes.busy_node()
+    rig = nodes.busy_node()
 
-    outcome = assert_ends(
+    outcome = ends.assert_ends(
         rig,
         Reason.LOCKED,
         "another manager is at work",
-        by=scenes.reconciler(rig, lock=fakes.FakeLock(refusals=10**9)),
+        by=agents.reconciler(rig, lock=fakes.FakeLock(refusals=10**9)),
     )
 
     assert outcome.should_retry
@@ -35,33 +36,33 @@ def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> Non
 
 
 def test_a_newer_request_need_not_wait_for_another_manager() -> None:
-    rig = scenes.node()
-    agent = scenes.reconciler(rig, lock=fakes.FakeLock(refusals=10**9))
+    rig = nodes.node()
+    agent = agents.reconciler(rig, lock=fakes.FakeLock(refusals=10**9))
 
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, by=agent, request=fakes.FakeRequest(rig.clock, ends_at=2))
+        agents.run(rig, by=agent, request=fakes.FakeRequest(rig.clock, ends_at=2))
 
     assert rig.clock.now_s < 1
 
 
 def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
-    rig, other = scenes.node(), fakes.FakeLock()
+    rig, other = nodes.node(), fakes.FakeLock()
     saves: list[bool] = []
     rig.on_call = lambda: (
         saves.append(other.is_locked) if rig.log[-1] == "boot_layout.save" else None
     )
-    agent = scenes.reconciler(rig, lock=other)
+    agent = agents.reconciler(rig, lock=other)
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled", by=agent)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled", by=agent)
     rig.driver.mode_waits = True
-    assert_ends(rig, Reason.RESET_REQUIRED, layout="all-1g.5gb", by=agent)
+    ends.assert_ends(rig, Reason.RESET_REQUIRED, layout="all-1g.5gb", by=agent)
 
     assert saves == [True, True]
 
 
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     other = fakes.FakeLock()
-    rig, agent, ended = scenes.at_rest(LAYOUT, lock=other)
+    rig, agent, ended = agents.at_rest(LAYOUT, lock=other)
     tamper(rig)
 
     other.refusals = 1

@@ -5,7 +5,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core.node import policies
-from tests.node import fakes, scenes
+from tests.node import agents, ends, fakes, nodes, strikes
 from tests.pipeline.rest import drifts
 
 LAYOUT = "all-balanced"
@@ -15,7 +15,7 @@ OTHER = "dedicated"
 
 def new_node(layout: str | None = None) -> fakes.NodeRig:
     """Return a node that has just joined, with the owner's taints."""
-    rig = scenes.node(layout=layout)
+    rig = nodes.node(layout=layout)
     rig.policy = policies.Policy(startup_taints=frozenset({STARTUP}))
     rig.taints = {STARTUP, OTHER}
     rig.condition, rig.conditions = None, []
@@ -31,7 +31,7 @@ def test_node_is_not_ready_until_its_layout_is_verified() -> None:
     seen: list[tuple[str, bool | None, bool]] = []
     rig.on_call = lambda: seen.append((rig.log[-1], is_ready(rig), STARTUP in rig.taints))
 
-    scenes.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
+    ends.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
 
     assert rig.conditions == ["Pending", "LayoutVerified"]
     assert is_ready(rig)
@@ -42,10 +42,10 @@ def test_node_is_not_ready_until_its_layout_is_verified() -> None:
 
 def test_an_applied_layout_stays_ready_and_nothing_is_written_again() -> None:
     rig = new_node()
-    scenes.run(rig, LAYOUT)
+    agents.run(rig, LAYOUT)
     rig.conditions.clear()
 
-    scenes.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
+    ends.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
 
     assert rig.conditions == []
     assert is_ready(rig)
@@ -54,7 +54,7 @@ def test_an_applied_layout_stays_ready_and_nothing_is_written_again() -> None:
 def test_a_new_agent_on_a_node_with_its_layout_removes_the_startup_taint() -> None:
     rig = new_node(LAYOUT)
 
-    scenes.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
+    ends.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
 
     assert (rig.taints, rig.conditions) == ({OTHER}, ["LayoutVerified"])
 
@@ -63,7 +63,7 @@ def test_a_new_agent_on_a_node_with_its_layout_removes_the_startup_taint() -> No
 def test_failed_layout_keeps_the_startup_taint(layout: str) -> None:
     rig = new_node()
 
-    outcome = scenes.run(rig, layout)
+    outcome = agents.run(rig, layout)
 
     assert rig.taints == {STARTUP, OTHER}
     assert rig.condition is not None
@@ -73,8 +73,8 @@ def test_failed_layout_keeps_the_startup_taint(layout: str) -> None:
 
 def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     rig = new_node(LAYOUT)
-    agent = scenes.reconciler(rig)
-    ended = scenes.run(rig, LAYOUT, by=agent)
+    agent = agents.reconciler(rig)
+    ended = agents.run(rig, LAYOUT, by=agent)
     since = rig.condition and rig.condition["lastTransitionTime"]
     before = drifts.tamper(rig)
     rig.clock.now_s += 60
@@ -92,8 +92,8 @@ def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
 def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None:
     rig = new_node()
 
-    assert not scenes.undo(rig)
-    assert not scenes.undo(rig)
+    assert not agents.undo(rig)
+    assert not agents.undo(rig)
 
     assert (is_ready(rig), rig.conditions) == (True, ["NoLayoutRequested"])
     assert rig.taints == {OTHER}
@@ -102,15 +102,15 @@ def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None
 
 def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
     rig = new_node(LAYOUT)
-    scenes.kill_at(rig, 2, "all-1g.5gb")
+    strikes.kill_at(rig, 2, "all-1g.5gb")
     rig.refusing["gpus.execute"] = errors.HardwareError("no", reason=errors.Reason.NVML_ERROR)
 
-    assert scenes.undo(rig)
+    assert agents.undo(rig)
 
     assert (is_ready(rig), STARTUP in rig.taints) == (False, True)
 
     rig.refusing.clear()
-    assert not scenes.undo(rig)
+    assert not agents.undo(rig)
     assert (is_ready(rig), STARTUP in rig.taints) == (True, False)
 
 
@@ -118,9 +118,9 @@ def test_startup_taint_goes_with_each_success_and_is_never_added() -> None:
     rig = new_node(LAYOUT)
     rig.taints = {OTHER}
 
-    scenes.run(rig, LAYOUT)
+    agents.run(rig, LAYOUT)
     assert rig.taints == {OTHER}
     rig.taints.add(STARTUP)
-    scenes.run(rig, LAYOUT)
+    agents.run(rig, LAYOUT)
 
     assert rig.taints == {OTHER}

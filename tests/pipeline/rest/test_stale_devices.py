@@ -9,8 +9,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
 from tests import changes
-from tests.node import driver_rules, gpu_values, scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, driver_rules, ends, gpu_values, nodes, strikes
 from tests.pipeline.rest.drifts import LAYOUT, tamper
 
 OFF = model.MigMode.DISABLED
@@ -18,7 +17,7 @@ OFF = model.MigMode.DISABLED
 
 @pytest.mark.parametrize("is_foreign", [False, True])
 def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     tamper(rig)
     if is_foreign:
         # It restarts the plugin itself, maybe after further steps.
@@ -39,8 +38,8 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
 
 
 def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
-    for refusal in ({}, {"workloads.delete": scenes.BROKEN["workloads"]}):
+    rig, agent, ended = agents.at_rest(LAYOUT)
+    for refusal in ({}, {"workloads.delete": strikes.BROKEN["workloads"]}):
         tamper(rig)
         rig.refusing.update(refusal)
         assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
@@ -52,7 +51,7 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
 
 
 def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     served = rig.schedulable
     before = tamper(rig)
     rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
@@ -60,20 +59,22 @@ def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -
 
     rig.gpus = before
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
     assert rig.schedulable == served
 
 
 def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> None:
     text = "version: v1\nmig-configs:\n  first:\n" + changes.entry("[0]", {"7g.40gb": 1}) + "\n"
-    rig, agent, ended = scenes.at_rest("first", rig=scenes.node(), text=text)
+    rig, agent, ended = agents.at_rest("first", rig=nodes.node(), text=text)
     assert agent.check_drift("first", ended) is drift.Action.REST
     desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("3g.20gb"): 2})
     rig.gpus = (rig.gpus[0], *gpu_values.brought_to(rig.gpus[1:], desired))
 
     assert agent.check_drift("first", ended) is drift.Action.HEAL
-    rested = assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False)
+    rested = ends.assert_ends(
+        rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False
+    )
 
     assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
     assert agent.check_drift("first", rested) is drift.Action.REST
@@ -85,7 +86,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
 
 
 def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     for name in ("another", "a third"):
         served, first = rig.schedulable, rig.gpus[0].gpu_instances[0]
         (device,) = first.compute_instances
@@ -95,7 +96,9 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
         rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
 
         assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
-        ended = assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+        ended = ends.assert_ends(
+            rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False
+        )
 
         assert rig.schedulable != served
         assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
@@ -103,13 +106,13 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
 
 
 def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
-    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig, agent, ended = agents.at_rest(LAYOUT)
     served = rig.schedulable
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.
     rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus[:1])[0]}
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
     assert rig.schedulable == served

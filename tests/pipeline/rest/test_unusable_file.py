@@ -10,26 +10,25 @@ from mig_manager.core import model
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
 from tests import changes
-from tests.node import fakes, scenes
-from tests.node.scenes import assert_ends
+from tests.node import agents, ends, fakes, nodes
 from tests.pipeline.rest.drifts import LAYOUT, tamper
 
 UNUSABLE_FILES = {
-    "typo": scenes.CONFIG.replace(f"{scenes.LAYOUT}:", "one-slice-chnged:"),
-    "invalid": scenes.CONFIG + "  bad: [{devices: all, mig-devices: {1g.5gb: x}}]\n",
+    "typo": agents.CONFIG.replace(f"{agents.LAYOUT}:", "one-slice-chnged:"),
+    "invalid": agents.CONFIG + "  bad: [{devices: all, mig-devices: {1g.5gb: x}}]\n",
 }
 
 
 def node_without_file(
     text: str = UNUSABLE_FILES["invalid"], *, heals: bool = False
-) -> tuple[fakes.NodeRig, scenes.AgentInMemory, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, although the file is unusable now."""
-    rig = scenes.node(layout=scenes.LAYOUT)
-    configs = fakes.FakeConfig(scenes.CONFIG)
-    agent = scenes.reconciler(rig, heals_drift=heals, configs=configs)
-    scenes.run(rig, by=agent)
+    rig = nodes.node(layout=agents.LAYOUT)
+    configs = fakes.FakeConfig(agents.CONFIG)
+    agent = agents.reconciler(rig, heals_drift=heals, configs=configs)
+    agents.run(rig, by=agent)
     configs.text = text
-    ended = scenes.run(rig, by=agent)
+    ended = agents.run(rig, by=agent)
     assert (ended.reason, ended.state) == (Reason.ALREADY_APPLIED, model.State.SUCCESS)
     rig.events.clear()
     return rig, agent, ended
@@ -41,33 +40,33 @@ def node_without_file(
 def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals: bool) -> None:
     rig, agent, ended = node_without_file(text, heals=heals)
     verified = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])["verified"]
-    assert agent.check_drift(scenes.LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
     assert rig.events == []
 
     before = tamper(rig)
     for _ in range(2):
-        assert agent.check_drift(scenes.LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
     assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
 
     rig.gpus = before
-    assert agent.check_drift(scenes.LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
     assert rig.labels[well_known.STATE_LABEL] == "success"
     record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
     assert record["verified"] == verified
 
 
 def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> None:
-    rig, configs = scenes.node(layout=LAYOUT), fakes.FakeConfig(scenes.CONFIG)
-    configs.text = scenes.CONFIG.replace(LAYOUT, "mine")
+    rig, configs = nodes.node(layout=LAYOUT), fakes.FakeConfig(agents.CONFIG)
+    configs.text = agents.CONFIG.replace(LAYOUT, "mine")
     # The layout may be one of the lost GPU's model.
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
     rig.driver.lost.add(rig.gpus[1].uuid)
-    _, agent, ended = scenes.at_rest("mine", rig=rig, configs=configs)
+    _, agent, ended = agents.at_rest("mine", rig=rig, configs=configs)
     verified = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])["verified"]
     before = tamper(rig)
     agent.check_drift("mine", ended)
 
-    configs.text, rig.gpus = scenes.CONFIG, before
+    configs.text, rig.gpus = agents.CONFIG, before
     agent.check_drift("mine", ended)
 
     assert rig.labels[well_known.STATE_LABEL] == "success"
@@ -78,17 +77,17 @@ def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
     rig, agent, ended = node_without_file()
     rig.driver.lost.add(rig.gpus[1].uuid)
 
-    assert agent.check_drift(scenes.LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
 
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
-    rig = scenes.node(layout=LAYOUT)
+    rig = nodes.node(layout=LAYOUT)
     rig.driver.lost.add(rig.gpus[1].uuid)
-    configs = fakes.FakeConfig(scenes.CONFIG)
-    agent = scenes.reconciler(rig, configs=configs)
-    ended = scenes.run(rig, LAYOUT, by=agent)
+    configs = fakes.FakeConfig(agents.CONFIG)
+    agent = agents.reconciler(rig, configs=configs)
+    ended = agents.run(rig, LAYOUT, by=agent)
     configs.text = UNUSABLE_FILES["invalid"]
     rig.driver.lost.clear()
     rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus[:1])[0]}
@@ -99,18 +98,18 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
 
 
 def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
-    rig = scenes.node()
+    rig = nodes.node()
     head = "version: v1\nmig-configs:\n  mine:\n" + changes.entry("[0]", {"7g.40gb": 1}) + "\n"
     configs = fakes.FakeConfig(head + changes.entry("[1]", {"3g.20gb": 2}))
-    agent = scenes.reconciler(rig, configs=configs)
-    assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
+    agent = agents.reconciler(rig, configs=configs)
+    ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
     rig.add_pod("affected", devices=frozenset(rig.gpus[1].mig_uuids))
     rig.driver.lost.add(rig.gpus[1].uuid)
-    assert_ends(rig, Reason.GPU_UNREACHABLE, layout="mine", by=agent)
+    ends.assert_ends(rig, Reason.GPU_UNREACHABLE, layout="mine", by=agent)
     configs.text = head + changes.entry("[1]", {"7g.40gb": 1})
 
     rig.driver.lost.clear()
-    assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
+    ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
 
     assert "affected" not in rig.pod_names
 
@@ -119,6 +118,6 @@ def test_phantoms_are_withdrawn_although_the_file_is_unusable() -> None:
     rig, agent, ended = node_without_file()
     rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
 
-    agent.check_drift(scenes.LAYOUT, ended)
+    agent.check_drift(agents.LAYOUT, ended)
 
     assert rig.events == ["PhantomDevicesRemoved"]

@@ -1,0 +1,182 @@
+"""Agents on a node in memory: their layouts, what they depend on, and their runs."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from mig_manager.agent import attempts, drift, jobs, outcomes, publish, reconcile, settings
+from mig_manager.core import ports
+from mig_manager.core.layout import custom_layouts
+from mig_manager.core.node import client_table
+from tests import changes
+from tests.node import fakes, nodes
+
+CONFIG = (
+    changes.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
+    + """\
+  all-disabled-first:
+  - {devices: [0], mig-enabled: false}
+  too-much:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}}
+  no-such-profile:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.99gb: 1}}
+  other-gpu:
+  - {devices: all, device-filter: "0xFFFF10DE", mig-enabled: true, mig-devices: {1g.5gb: 1}}
+"""
+)
+
+
+BALANCED = changes.counts(*changes.gpus_with("all-balanced", 1)) or {}
+
+
+TIMEOUTS = {
+    "drain_timeout_s": 20,
+    "plugin_timeout_s": 20,
+    "monitor_timeout_s": 5,
+    "lock_timeout_s": 3,
+}
+
+
+def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
+    """Return the dependencies of an agent on the node."""
+    return ports.Dependencies(
+        gpus=rig.hardware,
+        node=rig.node,
+        workloads=rig.workloads,
+        allocations=rig.allocations,
+        slices=rig.published,
+        configs=fakes.FakeConfig(text),
+        clock=rig.clock,
+        extra_clients=lambda: (
+            client_table.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
+        ),
+        lock=fakes.FakeLock(),
+        slots=rig.slots,
+        boot_id=rig.host.boot_id,
+        reset=rig.machine if rig.resets.are_available else None,
+        reboot=rig.machine if rig.host.may_reboot else None,
+        services=rig.machine if rig.host.services else None,
+        service_names=lambda: tuple(rig.host.services),
+        refresh_files=rig.machine.refresh,
+        boot_layout=rig.machine,
+        request_file=rig.request_file,
+        hooks=rig.programs if rig.hooks.text else None,
+        own_pod_uid="uid-of-the-agent",
+    )
+
+
+def job(
+    rig: fakes.NodeRig, limits: settings.Limits, cancel: ports.Cancellation, **replaced: Any
+) -> jobs.Job:
+    """Return an attempt at a layout, for a part of a run; ``replaced`` as for ``reconciler``."""
+    deps = dataclasses.replace(dependencies(rig), **replaced)
+    publisher = publish.Publisher(deps.node, deps.request_file)
+    memory = jobs.AttemptMemory()
+    shared = jobs.Shared(deps=deps, limits=limits, publisher=publisher, memory=memory)
+    request = jobs.Request(config=LAYOUT)
+    with attempts.Attempts(shared, lambda _gpus: None).begin(request, cancel) as attempt:
+        return attempt
+
+
+class AgentInMemory(reconcile.Reconciler):
+    """A reconciler that also takes a request as the layout's name, and its other members."""
+
+    def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
+        super().__init__(deps, limits)
+        self.ended: list[outcomes.Outcome] = []
+        """Of its runs, those that ended."""
+
+    def recover(
+        self,
+        request: jobs.Request | str | None,
+        custom: custom_layouts.Custom | None = None,
+    ) -> None:
+        super().recover(_requested(request, custom=custom))
+
+    def run(
+        self, request: jobs.Request | str, cancel: ports.Cancellation, **members: Any
+    ) -> outcomes.Outcome:
+        outcome = super().run(_requested(request, **members), cancel)
+        self.ended.append(outcome)
+        return outcome
+
+    def check_drift(
+        self,
+        request: jobs.Request | str,
+        outcome: outcomes.Outcome,
+        custom: custom_layouts.Custom | None = None,
+    ) -> drift.Action:
+        return super().check_drift(_requested(request, custom=custom), outcome)
+
+
+def _requested(request: jobs.Request | str | None, **members: Any) -> jobs.Request:
+    if isinstance(request, jobs.Request):
+        return request
+    return jobs.Request(config=request or "", **members)
+
+
+def reconciler(
+    rig: fakes.NodeRig,
+    text: str = CONFIG,
+    *,
+    heals_drift: bool = False,
+    is_lenient: bool = False,
+    limits: Mapping[str, Any] | None = None,
+    **replaced: Any,
+) -> AgentInMemory:
+    """Return an agent's reconciler.
+
+    ``limits`` are further ones, ``replaced`` are dependencies other than the node's own.
+    """
+    return AgentInMemory(
+        dataclasses.replace(dependencies(rig, text), **replaced),
+        settings.Limits(
+            heals_drift=heals_drift,
+            is_lenient=is_lenient,
+            policy=rig.policy,
+            **({**TIMEOUTS, **(limits or {})}),
+        ),
+    )
+
+
+LAYOUT = "one-slice-changed"
+"""For it the device of the pod ``affected`` on a busy node goes, and nothing else."""
+
+
+def run(
+    rig: fakes.NodeRig,
+    layout: str = LAYOUT,
+    text: str = CONFIG,
+    *,
+    by: AgentInMemory | None = None,
+    request: fakes.FakeRequest | None = None,
+    **options: Any,
+) -> outcomes.Outcome:
+    """Apply a layout, with an agent of its own if none is given."""
+    agent = by or reconciler(rig, text)
+    return agent.run(layout, request or fakes.FakeRequest(rig.clock), **options)
+
+
+def resume(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
+    """Take over from a killed agent, and apply a layout."""
+    successor = reconciler(rig, text)
+    successor.recover(layout)
+    return successor.run(layout, fakes.FakeRequest(rig.clock))
+
+
+def undo(rig: fakes.NodeRig) -> bool:
+    """Take over from a killed agent where the label was removed; return whether to retry."""
+    successor = reconciler(rig)
+    successor.recover(None)
+    return successor.rest()
+
+
+def at_rest(
+    layout: str, *, rig: fakes.NodeRig | None = None, **options: Any
+) -> tuple[fakes.NodeRig, AgentInMemory, outcomes.Outcome]:
+    """Return a node whose layout is active, its agent with these options, and the last outcome."""
+    rig = rig or nodes.node(layout=layout)
+    agent = reconciler(rig, **options)
+    ended = run(rig, layout, by=agent)
+    rig.forget_past()
+    return rig, agent, ended

@@ -1,0 +1,117 @@
+"""How runs end on a node in memory, and what they have left."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import outcomes
+from mig_manager.core import model
+from mig_manager.core.node import well_known
+from mig_manager.core.records import journals
+from tests import changes
+from tests.node import agents, fakes, gpu_values, judging
+
+
+def has_layout(rig: fakes.NodeRig, layout: str) -> bool:
+    """Return whether the GPUs have exactly what a layout lists, and no mode is pending."""
+    gpus, wanted = changes.described(rig.gpus), changes.gpus_with(layout)
+    return [*map(changes.counts, gpus)] == [*map(changes.counts, wanted)]
+
+
+def assert_says_the_truth(rig: fakes.NodeRig) -> None:
+    """The label names a layout that is active, or there is none."""
+    applied = rig.labels.get(well_known.APPLIED_LABEL)
+    assert applied is None or has_layout(rig, applied)
+
+
+def is_as_before(rig: fakes.NodeRig, before: Iterable[model.Gpu | model.GpuSnapshot]) -> bool:
+    """Return whether GPUs have the modes, instances and placements that they had."""
+    return gpu_values.geometry(before).items() <= gpu_values.geometry(rig.gpus).items()
+
+
+def assert_ends(
+    rig: fakes.NodeRig,
+    reason: errors.Reason,
+    *texts: str,
+    layout: str = agents.LAYOUT,
+    **options: Any,
+) -> outcomes.Outcome:
+    """Apply a layout; check reason and message, and that the node is restored."""
+    outcome = agents.run(rig, layout, **options)
+    assert outcome.reason is reason, outcome.message
+    for text in texts:
+        assert text in outcome.message
+    assert_restored(rig)
+    return outcome
+
+
+def assert_superseded(
+    rig: fakes.NodeRig,
+    layout: str = agents.LAYOUT,
+    *,
+    when: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> None:
+    """Apply a layout until its request ends; check that the node is restored."""
+    request = fakes.FakeRequest(rig.clock, **options)
+    request.ends_when = when
+    with pytest.raises(errors.Superseded):
+        agents.run(rig, layout, request=request)
+    assert_restored(rig, is_stopped=not options.get("replaced"))
+
+
+def assert_restored(
+    rig: fakes.NodeRig, *, is_stopped: bool = False, is_in_drain: bool = False
+) -> None:
+    """Also the plugin's config is what it was, unless the layout that it goes with succeeded.
+
+    A stopped agent, or one in a drain, may have left the proof of the plugin's devices to the next
+    attempt.
+    """
+    assert remaining(rig, is_stopped=is_stopped, is_in_drain=is_in_drain) == []
+
+
+def remaining(
+    rig: fakes.NodeRig,
+    *,
+    is_stopped: bool = False,
+    is_in_drain: bool = False,
+    is_cordoned: bool = False,
+    deployed: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Return what a change has left on the node; nothing, if all is well."""
+    view = rig.node.latest(is_at_rest=True)
+    journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
+    is_applied = rig.labels.get(well_known.APPLIED_LABEL) == "one-slice-changed"
+    config = rig.labels.get(well_known.PLUGIN_CONFIG_LABEL)
+    is_config_well = config in (None, "sliced" if is_applied else "whole")
+    services = [
+        name for name, is_on in rig.host.services.items() if is_on is (name == "off.service")
+    ]
+    # An exit hook that failed stays pending, and runs again at the next attempt.
+    has_exit_hook = journal is not None and journal.exit_hook
+    owed = (
+        *("exit_hook", "persistent_gpus"),
+        # After a failure the next run refreshes the device files.
+        *(("stale_files",) if rig.labels.get(well_known.STATE_LABEL) != "success" else ()),
+        *(judging.PROOF if is_stopped or is_in_drain else ()),
+        *(("hold_taint",) if is_in_drain else ()),
+    )
+    return [
+        *judging.remaining(view, *owed, is_cordoned=is_cordoned, deployed=deployed),
+        *([] if is_config_well else [f"config {config}"]),
+        *([f"services {services}"] if services else []),
+        *(["exit hook"] if rig.hooks.pending_exit is not has_exit_hook else []),
+    ]
+
+
+def assert_restored_or_in_drain(rig: fakes.NodeRig, before_failure: Iterable[str]) -> None:
+    """Once a drain has removed pods, the taint stays until the next attempt, and nothing else."""
+    if rig.has_hold_taint:
+        assert {"workloads.evict", "workloads.delete"} & set(before_failure)
+        status = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
+        assert status["phase"] in ("Drain", "Pause")
+    assert_restored(rig, is_in_drain=rig.has_hold_taint)

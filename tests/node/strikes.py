@@ -1,0 +1,125 @@
+"""Kill an agent on a node in memory, or have calls of its ports and of the driver fail."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model, steps
+from tests.node import agents, fakes, port_calls
+
+
+def kill_at(rig: fakes.NodeRig, step: int, layout: str = agents.LAYOUT, **options: Any) -> None:
+    """Apply a layout with an agent that is killed at a step, counted from 1."""
+    numbers = itertools.count(1)
+
+    def kill(_step: steps.Step) -> None:
+        if next(numbers) == step:
+            raise Killed
+
+    rig.driver.step_error = kill
+    with pytest.raises(Killed):
+        agents.run(rig, layout, **options)
+    rig.driver.step_error = lambda _step: None
+
+
+def kill_when(
+    rig: fakes.NodeRig,
+    is_due: Callable[[], bool],
+    act: Callable[[fakes.NodeRig], object] = agents.run,
+) -> None:
+    """Kill the agent that acts, in its first call at which a condition holds."""
+
+    def kill() -> None:
+        if is_due():
+            raise Killed
+
+    rig.on_call = kill
+    with pytest.raises(Killed):
+        act(rig)
+    rig.on_call = lambda: None
+
+
+def killed(
+    make: Callable[[], fakes.NodeRig],
+    index: int,
+    act: Callable[[fakes.NodeRig], object] = agents.run,
+) -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
+    """Return a node whose agent was killed in its call ``index``, and the GPUs before."""
+    rig = make()
+    before = rig.gpus
+    rig.failing = {index: Killed()}
+    with pytest.raises(Killed):
+        act(rig)
+    rig.failing = {}
+    return rig, before
+
+
+def moments(
+    make: Callable[[], fakes.NodeRig],
+    act: Callable[[fakes.NodeRig], object] = agents.run,
+    *,
+    is_alike: Callable[[str], bool] = port_calls.READS.__contains__,
+) -> Iterator[int]:
+    """Yield the first call of an undisturbed run, and each after a wait or a call not alike."""
+    rig, times_s = make(), list[float]()
+    rig.on_call = lambda: times_s.append(rig.clock.now_s)
+    act(rig)
+    for index, now_s in enumerate(times_s):
+        if not (index and is_alike(rig.log[index - 1]) and now_s == times_s[index - 1]):
+            yield index
+
+
+def kills(
+    make: Callable[[], fakes.NodeRig], act: Callable[[fakes.NodeRig], object] = agents.run
+) -> Iterator[tuple[int, fakes.NodeRig, tuple[model.Gpu, ...]]]:
+    """Yield what ``killed`` returns, for each state that an undisturbed run's node has."""
+    for index in moments(make, act):
+        yield (index, *killed(make, index, act))
+
+
+def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception | None]:
+    """Return a driver that refuses the first steps of a kind."""
+    left = [times]
+
+    def answer(step: steps.Step) -> Exception | None:
+        if isinstance(step, step_type) and left[0]:
+            left[0] -= 1
+            return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
+        return None
+
+    return answer
+
+
+BROKEN = {
+    "gpus": errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR),
+    "boot_layout": errors.ConfigError("broken"),
+    "request_file": errors.ConfigError("broken"),
+    **dict.fromkeys(
+        ("services", "reset", "reboot", "refresh_files"),
+        errors.HostError("broken", reason=errors.Reason.HOST_SERVICE_FAILED),
+    ),
+    "hooks": errors.HostError("broken", reason=errors.Reason.HOOK_FAILED),
+    "node": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
+    "workloads": errors.ClusterError("broken", reason=errors.Reason.FORBIDDEN, status=403),
+    "allocations": errors.KubeletError("broken"),
+    "slices": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
+}
+
+
+def calls(make: Callable[[], fakes.NodeRig], layout: str) -> list[str]:
+    """Return the port calls of an undisturbed run."""
+    rig = make()
+    assert agents.run(rig, layout).state is model.State.SUCCESS
+    return rig.log
+
+
+def broken(call: str) -> Exception:
+    """Return what a port call raises that fails."""
+    return BROKEN[call.partition(".")[0]]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours runs after it."""
