@@ -28,10 +28,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 SUITE = tuple(
     str((ROOT / "tests" / name).resolve(strict=True).relative_to(ROOT.resolve()))
     for name in (
-        "unit/test_config.py",
+        "unit/layout/test_config.py",
         "change/test_applying.py",
         "shell/test_commands.py",
-        "adapters/test_nvml_worker.py",
+        "adapters/nvml/test_worker.py",
         "shell/test_agent_settings.py",
         "shipped/test_shipped_profiles.py",
     )

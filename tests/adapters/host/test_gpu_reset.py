@@ -1,0 +1,410 @@
+"""GPUs are reset if their mode is pending and no process uses them."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters.host import gpu_reset, programs
+from mig_manager.core import model
+from mig_manager.errors import Reason
+from mig_manager.sandbox.driver import states
+from testkit import nvidia_smi
+from tests.adapters.host import stand_ins
+from tests.kit import proc_tree
+from tests.node import nvml_rig
+from tests.node.nvml_rig import OFF, ON, NvmlRig, mode_step
+
+A100 = "a100-sxm4-40gb"
+BUSY = ("InUse", "in use")
+SLOW = pytest.mark.slow
+WAITING = states.Options(resets_itself=False)
+Gpus = Sequence[model.Gpu]
+
+
+class ResetMachine:
+    """A simulated node whose GPUs wait for their mode, its ``nvidia-smi``, and its ``/proc``."""
+
+    def __init__(self, rig: NvmlRig, folder: pathlib.Path) -> None:
+        self.rig = rig
+        self.state = rig.state
+        self.tool = folder / "bin/nvidia-smi"
+        self.proc = proc_tree.ProcTree(folder / "proc")
+        self.noted: list[tuple[tuple[str, ...], bool]] = []
+        """GPUs whose persistence mode is noted as on or off."""
+        nvidia_smi.install(self.tool.parent, rig.state.path)
+
+    def switch(self, *indices: int, mode: model.MigMode = ON) -> tuple[model.Gpu, ...]:
+        """Have a mode pending on some GPUs; return all GPUs."""
+        gpus = self.rig.gpus.observe()
+        with contextlib.suppress(errors.HardwareError):
+            self.rig.run(*[mode_step(gpus[index], mode) for index in indices])
+        return self.rig.gpus.observe()
+
+    def reset(self, gpus: Gpus, *, timeout_s: float = 60.0, is_repair: bool = False) -> None:
+        found = programs.Programs((), search_path=str(self.tool.parent))
+        smi = gpu_reset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root)
+        smi.reset(gpus, self._note, is_repair=is_repair)
+
+    def _note(self, uuids: Collection[str], *, is_on: bool) -> None:
+        kinds = {client.kind for client in self.state.read().clients}
+        assert states.ClientKind.PERSISTENCE_MODE in kinds
+        self.noted.append((tuple(uuids), is_on))
+
+    def refusal(self, gpus: Gpus, *, timeout_s: float = 60.0) -> errors.HostError:
+        """Return the error of a reset that must reset no GPU."""
+        before = self.resets
+        with pytest.raises(errors.HostError) as caught:
+            self.reset(gpus, timeout_s=timeout_s)
+        assert self.resets == before
+        return caught.value
+
+    @property
+    def resets(self) -> list[int]:
+        """How often each GPU was reset or switched."""
+        return [gpu.attachments for gpu in self.state.read().gpus]
+
+    def wrap(self, script: str) -> None:
+        """Have this run before the tool is called."""
+        real = self.tool.rename(self.tool.with_name("real"))
+        stand_ins.script(self.tool, f'{script}\nexec "{real}" "$@"')
+
+    def say(self, text: str, *, status: int) -> None:
+        """Have every reset refused with these words; questions are answered as before."""
+        self.wrap(f'case "$1" in --gpu-reset) echo "{text}"; exit {status};; esac')
+
+
+Boot = Callable[..., ResetMachine]
+
+
+@pytest.fixture
+def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
+    with contextlib.ExitStack() as stack:
+
+        def start(spec: str = f"2x{A100}", options: states.Options = WAITING) -> ResetMachine:
+            rig = nvml_rig.rig(tmp_path / "state", spec, options=options)
+            return ResetMachine(stack.enter_context(rig), tmp_path)
+
+        yield start
+
+
+@pytest.fixture
+def machine(boot: Boot) -> ResetMachine:
+    return boot()
+
+
+@pytest.fixture
+def gpus(machine: ResetMachine) -> Gpus:
+    """Have a mode pending on the first GPU."""
+    return machine.switch(0)
+
+
+TOGETHER = "--gpu-reset -i 00000000:07:00.0,00000000:17:00.0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("refused", "resets"),
+    [
+        ("none", [TOGETHER]),
+        ("*,*", [TOGETHER, "--gpu-reset -i 00000000:07:00.0", "--gpu-reset -i 00000000:17:00.0"]),
+    ],
+)
+def test_gpus_with_a_pending_mode_are_reset_by_one_command_unless_refused(
+    boot: Boot, refused: str, resets: list[str]
+) -> None:
+    machine = boot(f"3x{A100}")
+    gpus = machine.switch(0, 2)
+    log = machine.tool.with_name("log")
+    refusal = f'case "$1 $3" in --gpu-reset*{refused}) exit 255;; esac'
+    machine.wrap(f'echo "$@" >> "{log}"; {refusal}')
+
+    machine.reset([gpus[0], gpus[2]])
+
+    assert machine.resets == [1, 0, 1]
+    after = machine.rig.gpus.observe()
+    assert [gpu.current_mode for gpu in after] == [ON, OFF, ON]
+    assert not any(gpu.has_pending_mode for gpu in after)
+    commands = log.read_text().splitlines()
+    assert [line for line in commands if "reset" in line] == resets
+    assert len(commands) == 2 * len(resets) + 1
+
+
+@SLOW
+def test_a_gpu_that_is_in_use_does_not_keep_another_one_from_its_reset(
+    machine: ResetMachine,
+) -> None:
+    gpus = machine.switch(0, 1)
+    machine.state.add_client(gpus[1].uuid, name="daemon", kind=states.ClientKind.MONITOR)
+
+    with pytest.raises(errors.HostError, match="in use by processes"):
+        machine.reset(gpus)
+
+    assert machine.resets == [1, 0]
+
+
+def test_a_gpu_reset_by_another_program_and_none_at_all_are_not_reset(
+    machine: ResetMachine, gpus: Gpus
+) -> None:
+    assert machine.state.reset_gpu(0) is states.Code.SUCCESS
+
+    machine.reset(gpus[:1])
+
+    assert machine.resets == [1, 0]
+    machine.tool.unlink()
+    machine.reset(())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refused", ["none", "*,*"])
+def test_a_repair_resets_each_gpu_once_without_a_pending_mode(boot: Boot, refused: str) -> None:
+    machine = boot(f"3x{A100}")
+    for index in (0, 2):
+        machine.state.fail_gpu(index, action=1)
+    gpus = machine.rig.gpus.observe()
+    machine.wrap(f'case "$1 $3" in --gpu-reset*{refused}) exit 255;; esac')
+
+    machine.reset([gpus[0], gpus[2]], is_repair=True)
+
+    assert machine.resets == [1, 0, 1]
+    assert not any(gpu.awaits_reset for gpu in machine.rig.gpus.observe())
+
+
+REFUSALS: dict[str, tuple[Callable[[Gpus], Gpus], str, Reason, str]] = {
+    "no pending mode": (
+        *(list, "", Reason.RESET_REQUIRED),
+        "is not reset: no change of its MIG mode is pending",
+    ),
+    "a machine with the GPU passed through": (
+        lambda gpus: [
+            dataclasses.replace(gpus[0], virtualization=model.Virtualization.PASSTHROUGH)
+        ],
+        *("", Reason.REBOOT_REQUIRED, "passed through to this virtual machine"),
+    ),
+    "a vGPU": (
+        lambda gpus: [dataclasses.replace(gpus[0], virtualization=model.Virtualization.VGPU)],
+        *("", Reason.NOT_SUPPORTED, "only its host can reset it"),
+    ),
+    "another GPU at its address": (
+        lambda gpus: [dataclasses.replace(gpus[0], pci_address=gpus[1].pci_address)],
+        *("", Reason.RESET_REQUIRED, "does not show GPU 0"),
+    ),
+    **{
+        script: (lambda gpus: gpus[:1], script, Reason.RESET_REQUIRED, why)
+        for script, why in {
+            "exit 9": "ended with status 9",
+            "echo no XML": "does not show",
+            "echo '<nvidia_smi_log/>'": "does not show",
+            "echo '<a>&b;</a>'": "does not show",
+            "missing": "found neither with the driver nor on the host",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("choose", "script", "reason", "message"), REFUSALS.values(), ids=REFUSALS
+)
+def test_a_gpu_that_must_not_be_reset_or_is_not_shown_is_refused(
+    choose: Callable[[Gpus], Gpus],
+    script: str,
+    reason: Reason,
+    message: str,
+    machine: ResetMachine,
+    gpus: Gpus,
+) -> None:
+    if script == "missing":
+        machine.tool.unlink()
+    elif script:
+        stand_ins.script(machine.tool, script)
+
+    error = machine.refusal(choose(gpus))
+
+    assert error.reason is reason
+    assert message in error.message
+
+
+def test_a_gpu_that_is_not_shown_after_its_reset_is_not_called_unreset(
+    machine: ResetMachine, gpus: Gpus, tmp_path: pathlib.Path
+) -> None:
+    done = tmp_path / "done"
+    script = f'if [ "$1" = --gpu-reset ]; then touch {done}; elif [ -e {done} ]; then exit; fi'
+    machine.wrap(script)
+
+    with pytest.raises(errors.HostError) as caught:
+        machine.reset(gpus[:1])
+
+    assert caught.value.message.endswith(f"does not show {gpus[0]}")
+
+
+def test_an_unprivileged_reset_is_no_permission(machine: ResetMachine, gpus: Gpus) -> None:
+    machine.state.set_options(dataclasses.replace(WAITING, permitted=False))
+
+    assert machine.refusal(gpus[:1]).reason is Reason.NO_PERMISSION
+
+
+@SLOW
+def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
+    machine = boot(A100, states.Options())
+    machine.rig.fill("3g.20gb")
+    gpus = machine.switch(0, mode=OFF)
+    assert gpus[0].has_pending_mode
+
+    seen = machine.refusal(gpus)
+    unseen = machine.refusal([dataclasses.replace(gpus[0], gpu_instances=())])
+
+    assert seen.message == unseen.message
+    assert "it has GPU instances" in seen.message
+
+
+# Processes that use the GPU.
+
+
+@pytest.mark.slow
+def test_process_that_uses_a_gpu_prevents_every_reset_and_is_named(machine: ResetMachine) -> None:
+    gpus = machine.switch(0, 1)
+    pod = "0::/kubepods.slice/kubepods-pod8a0b1c2d_0001_4000_8000_0123456789ab.slice/cri.scope"
+    client = machine.state.add_client(gpus[1].uuid, name="/usr/bin/python3 train.py", pid=4711)
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is Reason.IN_USE
+    assert error.message == f"{gpus[1]} is not reset while it is in use by python3 (pid 4711)"
+
+    machine.state.remove_client(client)
+    machine.proc.add(71, "/dev/nvidiactl", "/dev/nvidia1", name="dcgm-exporter", cgroup=pod)
+    machine.proc.add(72, "/dev/nvidia5", name="elsewhere")
+    machine.proc.add(os.getpid(), "/dev/nvidia0", name="ourselves")
+    assert machine.refusal(gpus).message.endswith(
+        "in use by dcgm-exporter (pid 71, pod 8a0b1c2d-0001-4000-8000-0123456789ab)"
+    )
+    machine.reset([gpus[0]])
+
+
+def test_process_with_a_gpus_drm_node_prevents_a_reset_and_is_named(
+    machine: ResetMachine, gpus: Gpus
+) -> None:
+    machine.proc.add_drm("0000:07:00.0", "card1")
+    machine.proc.add(71, "/dev/dri/card1", name="Xorg")
+    assert machine.refusal(gpus[:1]).message.endswith("in use by Xorg (pid 71)")
+
+
+@pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
+@SLOW
+def test_daemons_that_release_the_gpu_do_not_block_a_reset(
+    name: str, machine: ResetMachine, gpus: Gpus
+) -> None:
+    machine.proc.add(73, "/dev/nvidia0", name=name)
+
+    machine.reset(gpus[:1])
+
+    assert machine.resets == [1, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_visible", [True, False])
+def test_a_daemon_that_did_not_release_the_gpu_is_named_if_it_is_visible(
+    *, is_visible: bool, machine: ResetMachine, gpus: Gpus
+) -> None:
+    machine.state.add_client(gpus[0].uuid, name="daemon", kind=states.ClientKind.MONITOR)
+    users = "processes"
+    if is_visible:
+        daemon = "nvidia-persiste (pid 73, unit nvidia-persistenced.service)"
+        users = f"{daemon}, and maybe by other processes"
+        unit = "0::/s/nvidia-persistenced.service"
+        machine.proc.add(73, "/dev/nvidia0", name="nvidia-persiste", cgroup=unit)
+
+    error = machine.refusal(gpus[:1])
+
+    assert error.reason is Reason.IN_USE
+    assert error.message.endswith(f"in use by {users} that are not visible here")
+
+
+@pytest.mark.slow
+def test_persistence_mode_is_restored_after_a_refused_reset(machine: ResetMachine) -> None:
+    uuid = machine.state.boards[0].uuid
+    for kind in (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR):
+        machine.state.add_client(uuid, name="", kind=kind)
+
+    assert machine.refusal(machine.switch(0)[:1]).reason is Reason.IN_USE
+
+    kinds = {client.kind for client in machine.state.read().clients}
+    assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
+    assert machine.noted == [((uuid,), False), ((uuid,), True)]
+
+
+@pytest.mark.slow
+def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: ResetMachine) -> None:
+    uuid = machine.state.boards[0].uuid
+    machine.state.add_client(uuid, name="", kind=states.ClientKind.PERSISTENCE_MODE)
+    gpus = machine.switch(0)
+    machine.wrap('case "$*" in "-pm 1"*) exit 4;; esac')
+
+    machine.reset(gpus[:1])
+
+    assert machine.noted == [((uuid,), False)]
+
+
+# What the tool answers.
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason", "message"),
+    [
+        pytest.param("GPU 7 is currently in use by another process.", 255, *BUSY, marks=SLOW),
+        pytest.param("Failed:\n  GPU 7: In use by another client", 255, *BUSY, marks=SLOW),
+        pytest.param("because it's being used by some other process", 255, *BUSY, marks=SLOW),
+        ("Resetting GPU 7 is not supported.", 3, "RebootRequired", "GPU 7 is not supported."),
+        ("Failed:\n  GPU 7: Not Supported", 255, "RebootRequired", "GPU 7: Not Supported"),
+        ("What it says in ten years", 3, "RebootRequired", "What it says in ten years"),
+        pytest.param("Denied", 4, "NoPermission", "ended with status 4: Denied", marks=SLOW),
+        pytest.param("Failed", 255, "ResetRequired", "ended with status 255: Failed", marks=SLOW),
+        pytest.param("", 15, "ResetRequired", "ended with status 15", marks=SLOW),
+        ("was successfully reset", 0, "ResetRequired", "yet their MIG mode is still pending"),
+        ("$(sleep 60)", 0, "ResetRequired", "did not end within 0.5 s and was killed"),
+    ],
+)
+def test_a_refusal_has_the_reason_that_its_words_mean(
+    text: str, status: int, reason: str, message: str, machine: ResetMachine, gpus: Gpus
+) -> None:
+    machine.say(text, status=status)
+
+    error = machine.refusal(gpus[:1], timeout_s=0.5 if "sleep" in text else 60.0)
+
+    assert error.reason == Reason(reason)
+    assert message in error.message
+
+
+def test_xml_with_gaps_warnings_and_odd_names_is_parsed() -> None:
+    named = (
+        "<process_info><pid>7</pid><process_name>/opt/a&#x9b;31m b</process_name></process_info>"
+        "<process_info><pid>8</pid></process_info>"
+        "<process_info><process_name>x</process_name></process_info>"
+    )
+    text = f"<gpu><uuid>GPU-1</uuid><processes>{named}</processes></gpu></nvidia_smi_log>"
+
+    (status,) = gpu_reset.parse(f"<nvidia_smi_log>{text}\nWARNING: infoROM\n")
+    assert status == gpu_reset.SmiStatus(
+        uuid="GPU-1",
+        minor=None,
+        is_pending=False,
+        is_persistent=False,
+        has_instances=False,
+        processes={7: "a?31m (pid 7)", 8: "process (pid 8)"},
+    )
+
+
+def test_nvidia_smi_is_searched_first_where_it_sees_the_drivers_daemons() -> None:
+    here, driver = pathlib.Path("/"), pathlib.Path("/driver-root")
+    roots = stand_ins.host_roots(
+        pathlib.Path("/host"), driver="/run/nvidia/driver", driver_here=driver, dev_here=driver
+    )
+
+    order = [root.path for root in gpu_reset.roots(roots)]
+
+    assert (order[0], order[-1]) == (driver, here)
+    assert gpu_reset.roots(stand_ins.host_roots(here)) == (programs.Root(path=here),)

@@ -1,0 +1,173 @@
+"""``kubectl mig`` with few rights, and on nodes whose texts mean harm."""
+
+import json
+import pathlib
+
+import pytest
+import yaml
+
+from mig_manager.core.layout import served
+from testkit import apiserver
+from tests import api_objects
+from tests.kit import plugin_rig as rig
+
+DOCS = pathlib.Path(__file__).parents[3] / "docs" / "kubectl-plugin.md"
+NASTY = "\x1b]0;owned\x07\x1b[2Jgone\r\u202etxt"
+"""Control sequences that name a terminal's window, clear it, and reverse the text after them."""
+
+
+def rules() -> list[dict[str, list[str]]]:
+    """Return what the documentation says is enough."""
+    _, _, rest = DOCS.read_text(encoding="utf-8").partition("```yaml\n")
+    found: list[dict[str, list[str]]] = yaml.safe_load(rest.partition("```")[0])["rules"]
+    return found
+
+
+def allows(granted: list[dict[str, list[str]]], access: apiserver.Access) -> bool:
+    return any(
+        access.group in rule["apiGroups"]
+        and access.resource in rule["resources"]
+        and access.verb in rule["verbs"]
+        and access.name in rule.get("resourceNames", [access.name])
+        for rule in granted
+    )
+
+
+def limited(granted: list[dict[str, list[str]]]) -> apiserver.ApiServer:
+    return apiserver.ApiServer(authorizer=lambda access: allows(granted, access))
+
+
+def without(*kinds: str) -> list[dict[str, list[str]]]:
+    return [
+        rule | {"resources": [kind for kind in rule["resources"] if kind not in kinds]}
+        for rule in rules()
+    ]
+
+
+def populated(server: apiserver.ApiServer) -> apiserver.ApiServer:
+    gpus = rig.gpus("1xA100-SXM4-40GB", "all-balanced")
+    server.store.create(rig.node("n1", gpus=gpus, requested="all-balanced"))
+    server.store.create(rig.pod("train", "n1", mig_3g_20gb=1))
+    server.store.create(api_objects.a_config_map(rig.CONFIG))
+    server.store.create(api_objects.an_event("n1", "Applied", "it is", at=rig.ago(minutes=40)))
+    return server
+
+
+@pytest.mark.slow
+def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Path) -> None:
+    with apiserver.serve(populated(limited(rules()))) as server:
+        viewer = rig.viewer(server, tmp_path)
+        lines = ("status n1", "plan all-1g.5gb", "validate", "history n1")
+        answers = [viewer.alone(*line.split()) for line in lines]
+
+    assert [each.status for each in answers] == [0, 0, 0, 0]
+    assert not any("not known" in each.out or "forbidden" in each.err for each in answers)
+
+
+@pytest.mark.slow
+def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path) -> None:
+    layout = "version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: false}\n"
+    with apiserver.serve(populated(limited(rules()))) as server:
+        viewer = rig.viewer(server, tmp_path)
+        tried = viewer.alone("apply", "n1", "-f", "-", "--dry-run", stdin=layout)
+        requested = viewer.alone("apply", "n1", "-f", "-", stdin=layout)
+
+    assert (tried.status, requested.status) == (0, 1)
+    assert "forbidden" in requested.err
+    assert "docs/kubectl-plugin.md" in requested.err
+
+
+@pytest.mark.slow
+def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.Path) -> None:
+    with apiserver.serve(populated(limited(without("pods", "events")))) as server:
+        viewer = rig.viewer(server, tmp_path)
+        lines = ("status n1", "plan all-1g.5gb n1", "history n1")
+        status, plan, history = (viewer.alone(*line.split()) for line in lines)
+
+    assert [status.status, plan.status, history.status] == [0, 0, 0]
+    assert "3g.20gb" in status.out
+    assert "The pods using the GPUs are unknown: pods is forbidden" in status.out
+    assert "The affected pods are unknown: pods is forbidden" in plan.out
+    assert "Events cannot be read: events is forbidden" in history.out
+    assert "all-balanced" in history.out
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [("nodes", ("status",)), ("nodes", ("history", "n1")), ("configmaps", ("validate",))],
+)
+def test_missing_rights_are_an_error_with_a_remedy(
+    tmp_path: pathlib.Path, missing: str, words: tuple[str, ...]
+) -> None:
+    with apiserver.serve(populated(limited(without(missing)))) as server:
+        answer = rig.viewer(server, tmp_path).real(*words)
+
+    assert (answer.status, answer.out) == (1, "")
+    assert "forbidden" in answer.err
+    assert "viewer's rights" in answer.err
+
+
+@pytest.mark.slow
+def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> None:
+    gpus = rig.gpus("1xA100-SXM4-40GB")
+    thing = rig.node("n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY)
+    notes = thing["metadata"]["annotations"]
+    notes["mig-manager.io/gpus"] = notes["mig-manager.io/gpus"].replace(
+        gpus[0].name, json.dumps(NASTY)[1:-1]
+    )
+    del thing["metadata"]["labels"]["mig-manager.io/applied"]
+    entry = served.ServedLayout(name=NASTY, content_hash=NASTY, origin=NASTY)
+    notes["mig-manager.io/layouts"] = served.to_json([entry])
+    layouts = json.dumps({"version": "v1", "mig-configs": {NASTY: [
+        {"devices": "all", "mig-enabled": True, "mig-devices": {"9g.5gb": 1}}
+    ]}})  # fmt: skip
+    with apiserver.serve() as server:
+        server.store.create(thing)
+        server.store.create(api_objects.a_config_map(layouts))
+        server.store.create(api_objects.an_event("n1", "Applied", NASTY, at=rig.ago(minutes=1)))
+        viewer = rig.viewer(server, tmp_path)
+        for words in (
+            ("status", "n1"),
+            ("status", "n1", "-o", "json"),
+            ("status", "n1", "-o", "yaml"),
+            ("plan", NASTY, "n1"),
+            ("validate",),
+            ("layouts", "n1"),
+            ("history", "n1"),
+            ("history", NASTY.replace("\x1b", "")),
+        ):
+            answer = viewer.alone(*words)
+            text = answer.out + answer.err
+            assert all(letter.isprintable() or letter == "\n" for letter in text), repr(text)
+            assert answer.out or answer.status
+
+
+@pytest.mark.parametrize("text", [None, "version: ["])
+def test_layouts_of_nodes_are_completed_without_a_usable_config_map(
+    tmp_path: pathlib.Path, text: str | None
+) -> None:
+    node = rig.node("n1")
+    entry = served.ServedLayout(name="night", content_hash="0" * 12, origin="config.yaml:1")
+    node["metadata"]["annotations"]["mig-manager.io/layouts"] = served.to_json([entry])
+    with apiserver.serve() as server:
+        server.store.create(node)
+        if text is None:
+            server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
+        else:
+            server.store.create(api_objects.a_config_map(text))
+        answer = rig.viewer(server, tmp_path).complete("plan", "")
+
+    assert answer.out == "night\n:4\n"
+
+
+def test_a_name_that_a_shell_takes_for_something_else_is_not_completed(
+    tmp_path: pathlib.Path,
+) -> None:
+    names = ["fine", "a;id", "$(id)", "a b", NASTY]
+    layouts = {name: [{"devices": "all", "mig-enabled": False}] for name in names}
+    text = json.dumps({"version": "v1", "mig-configs": layouts})
+    with apiserver.serve() as server:
+        server.store.create(api_objects.a_config_map(text))
+        answer = rig.viewer(server, tmp_path).complete("plan", "")
+
+    assert answer.out == "fine\n:4\n"

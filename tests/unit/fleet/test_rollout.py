@@ -1,0 +1,558 @@
+"""What a rollout does next, decision by decision."""
+
+import dataclasses
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from mig_manager.catalogue import hardware
+from mig_manager.cli.commands import rollout_report
+from mig_manager.core import model
+from mig_manager.core.display import bar
+from mig_manager.core.fleet import goals, marks, nodes, rollout
+from mig_manager.core.layout import config
+from mig_manager.core.node import well_known
+from mig_manager.core.records import gpu_codec
+from tests.unit.fleet.rollouts import (
+    APPLIED,
+    FORMER,
+    LAYOUT,
+    NodeState,
+    Phase,
+    asked,
+    busy,
+    decided,
+    done,
+    failed,
+    node,
+    rolling,
+    run,
+    states,
+)
+
+
+def drained(name: str) -> nodes.FleetNode:
+    """A node that another rollout drains."""
+    pending = model.State.PENDING
+    status = run("third", pending, phase="Drain")
+    return node(name, requested="third", state=pending, status=status, is_cordoned=True)
+
+
+RETRYING = run("third", model.State.FAILED, reason="InUse", retryAt="2026-01-01T00:00:00Z")
+NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "status": None}
+
+
+@pytest.mark.parametrize(
+    ("there", "most", "start"),
+    [
+        pytest.param([*map(node, "edcba")], "2", ("a", "b"), id="as many as may be unavailable"),
+        pytest.param([node("n10"), node("n9")], "1", ("n9",), id="in the order of numbers"),
+        pytest.param(
+            [node("a"), node("z", is_cordoned=True)],
+            "1",
+            ("z",),
+            id="first one cordoned by others",
+        ),
+        pytest.param(
+            [node(name, is_cordoned=True) for name in "abcdef"],
+            "2",
+            ("a", "b"),
+            id="not all that are cordoned by others at once",
+        ),
+        pytest.param([done("a"), node("b")], "1", ("b",), id="another after one is applied"),
+        pytest.param([drained("a"), node("b")], "2", ("b",), id="another than one in a change"),
+        pytest.param(
+            [node("a", requested="third", state=model.State.FAILED, status=RETRYING), node("b")],
+            "1",
+            ("a",),
+            id="first one that retries another request",
+        ),
+        pytest.param([failed("a"), node("b")], "1", ("b",), id="another after a failure"),
+        pytest.param(
+            [node("a", status=None, applied="", state=None, requested=None, gpus="published")],
+            "1",
+            ("a",),
+            id="one with published GPUs and no status",
+        ),
+        pytest.param(
+            [*(node(f"cpu-{i}", **NO_GPUS) for i in range(30)), *map(node, "edcba")],
+            "40%",
+            ("a", "b"),
+            id="a percentage of the nodes with an agent",
+        ),
+        pytest.param(
+            [node("cpu", is_cordoned=True, **NO_GPUS), node("z")],
+            "1",
+            ("z",),
+            id="whatever nodes without GPUs do",
+        ),
+    ],
+)
+def test_nodes_start(there: list[nodes.FleetNode], most: str, start: tuple[str, ...]) -> None:
+    assert decided(*there, most=most).start == start
+
+
+def test_a_failure_from_before_the_request_is_no_answer_to_it() -> None:
+    ended = run(LAYOUT, model.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z")
+    before = node(requested=None, state=model.State.FAILED, status=ended)
+    written = goals.Goal(layout=LAYOUT).mark(before)
+    assert written is not None
+    mark = marks.parse(written.to_json())
+    requested = dataclasses.replace(asked(state=model.State.FAILED, status=ended), mark=mark)
+
+    decision = decided(requested, node("b"))
+
+    assert states(decision) == {"a": NodeState.PENDING, "b": NodeState.TO_DO}
+    assert decision.start == ()
+
+
+@pytest.mark.parametrize(
+    ("most", "count", "expected"),
+    [("3", 300, 3), ("10%", 300, 30), ("10%", 39, 3), ("1%", 5, 1), ("100%", 7, 7)],
+)
+def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
+    most: str, count: int, expected: int
+) -> None:
+    assert rollout.RolloutLimits(max_unavailable=most).most(count) == expected
+
+
+@pytest.mark.parametrize(
+    "away",
+    [
+        {"is_cordoned": True},
+        {"is_ready": False},
+        {"state": model.State.PENDING},
+        {"status": run(FORMER, model.State.FAILED, retryAt="2026-01-01T00:00:00Z")},
+        {"requested": "another"},
+    ],
+    ids=lambda away: next(iter(away)),
+)
+def test_a_node_that_is_unavailable_already_or_about_to_be_counts(away: dict[str, Any]) -> None:
+    decision = decided(node("a", **away), node("y"), node("z"))
+
+    assert decision.unavailable == ("a",)
+    assert "y" not in decision.start
+
+
+def shown(decision: rollout.RolloutDecision) -> str:
+    """Return a decision in words."""
+    actions = {
+        "start": decision.start,
+        "withdraw": decision.withdraw,
+        "unavailable": decision.unavailable,
+    }
+    return "; ".join(
+        (
+            decision.phase.value,
+            ", ".join(f"{each.name} {each.state.value}" for each in decision.nodes),
+            *(f"{action} {' '.join(names)}" for action, names in actions.items() if names),
+            *(f"{each.name}: {each.message}" for each in decision.failures),
+        )
+    )
+
+
+RETRIED = failed("a", is_retried=True)
+STOPPED = asked(
+    "a",
+    state=model.State.FAILED,
+    status=run(LAYOUT, model.State.FAILED, reason="Interrupted"),
+)
+DEAD = node("z", requested="another", status=APPLIED)
+OTHER = node("z", requested="third", status=APPLIED)
+WAITING = busy("a", phase="Wait")
+
+
+def renewed(name: str) -> nodes.FleetNode:
+    """A node registered again under its name."""
+    there = node(name, requested=None, applied="", state=None, status=None, gpus="published")
+    return dataclasses.replace(there, view=dataclasses.replace(there.view, uid="new"))
+
+
+REPLACED = asked("a", mark=marks.Mark(layout="earlier", before=FORMER))
+NOT_READY = node("b", is_ready=False)
+Step = tuple[float, list[nodes.FleetNode], str]
+COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
+    "all nodes have the layout": (
+        {},
+        [
+            (0, [asked("a"), done("b")], "rolling; a pending, b success; unavailable a"),
+            (1, [done("a"), done("b")], "done; a success, b success"),
+        ],
+    ),
+    "a requested node counts before its label shows it": (
+        {"is_carried_out": True},
+        [
+            (0, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
+            (1, [node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+        ],
+    ),
+    "a node that is not ready is skipped": (
+        {"most": "5"},
+        [(0, [node("a", is_ready=False)], "failed; a skipped; unavailable a")],
+    ),
+    "a node with another manager is skipped": (
+        {},
+        [
+            (
+                0,
+                [node("a", status=None, applied=""), node("b")],
+                "rolling; a skipped, b to-do; start b",
+            ),
+        ],
+    ),
+    "a failure pauses the others once nodes in progress have ended": (
+        {"most": "2", "pauses": True},
+        [
+            (
+                0,
+                [busy("a"), busy("b"), node("c")],
+                "rolling; a pending, b pending, c to-do; unavailable a b",
+            ),
+            (
+                1,
+                [failed("a"), busy("b"), node("c")],
+                "pausing; a failed, b pending, c to-do; unavailable b; a: in use",
+            ),
+            (
+                2,
+                [failed("a"), done("b"), node("c")],
+                "paused; a failed, b success, c to-do; a: in use",
+            ),
+        ],
+    ),
+    "a pause stays while the agent retries": (
+        {"pauses": True},
+        [
+            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (1, [RETRIED, node("b")], "paused; a failed, b to-do; unavailable a; a: in use"),
+            (
+                2,
+                [busy("a"), node("b")],
+                "paused; a pending, b to-do; unavailable a; a: in use",
+            ),
+        ],
+    ),
+    "an agent that stopped during its run is awaited": (
+        {"pauses": True},
+        [
+            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (50, [STOPPED, done("b")], "rolling; a pending, b success; unavailable a"),
+            (
+                101,
+                [STOPPED, done("b")],
+                (
+                    "failed; a timed-out, b success; unavailable a; "
+                    "a: not applied 100 s after the start"
+                ),
+            ),
+        ],
+    ),
+    "earlier failures pause nothing": (
+        {"pauses": True},
+        [(0, [failed("a"), node("b")], "rolling; a failed, b to-do; start b; a: in use")],
+    ),
+    "a failure of the last node ends the rollout": (
+        {"pauses": True},
+        [
+            (0, [done("a"), busy("b")], "rolling; a success, b pending; unavailable b"),
+            (1, [done("a"), failed("b")], "failed; a success, b failed; b: in use"),
+        ],
+    ),
+    "a retrying node is awaited until its time-out": (
+        {},
+        [
+            (0, [busy("a")], "rolling; a pending; unavailable a"),
+            (1, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
+            (101, [RETRIED], "failed; a failed; unavailable a; a: in use"),
+        ],
+    ),
+    "a request without response is withdrawn and makes room": (
+        {"is_carried_out": True},
+        [
+            (0, [asked("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (9, [asked("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (
+                10,
+                [asked("a"), node("b")],
+                (
+                    "rolling; a no-response, b to-do; withdraw a; unavailable a; "
+                    "a: no agent has responded for 10 s; is it running?"
+                ),
+            ),
+            (
+                11,
+                [node("a"), node("b")],
+                (
+                    "rolling; a no-response, b to-do; start b; "
+                    "a: no agent responded; the previous request is restored"
+                ),
+            ),
+        ],
+    ),
+    "a label without a rollout's mark is not withdrawn": (
+        {},
+        [
+            (0, [asked("a", mark=None)], "rolling; a pending; unavailable a"),
+            (
+                10,
+                [asked("a", mark=None)],
+                "failed; a no-response; a: no agent has responded for 10 s; is it running?",
+            ),
+        ],
+    ),
+    "a label that replaced one of an earlier rollout is not withdrawn": (
+        {},
+        [
+            (0, [REPLACED], "rolling; a pending; unavailable a"),
+            (
+                10,
+                [REPLACED],
+                "failed; a no-response; a: no agent has responded for 10 s; is it running?",
+            ),
+        ],
+    ),
+    "a dead agent with an old request is not unavailable for ever": (
+        {},
+        [
+            (0, [node("b"), DEAD], "rolling; b to-do, z to-do; unavailable z"),
+            (10, [node("b"), DEAD], "rolling; b to-do, z to-do; start b"),
+        ],
+    ),
+    "another request restarts the silence of an agent": (
+        {},
+        [
+            (0, [node("b"), DEAD], "rolling; b to-do, z to-do; unavailable z"),
+            (9, [node("b"), OTHER], "rolling; b to-do, z to-do; unavailable z"),
+            (18, [node("b"), OTHER], "rolling; b to-do, z to-do; unavailable z"),
+            (19, [node("b"), OTHER], "rolling; b to-do, z to-do; start b"),
+        ],
+    ),
+    "a node starts after another rollout's change": (
+        {},
+        [
+            (0, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (99, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (100, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
+        ],
+    ),
+    "a change of another rollout that does not end stalls": (
+        {},
+        [
+            (0, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (100, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (110, [drained("a"), node("b")], "stalled; a to-do, b to-do; unavailable a"),
+        ],
+    ),
+    "a node registered again starts again": (
+        {"pauses": True},
+        [
+            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (1, [renewed("a"), node("b")], "rolling; a to-do, b to-do; start a"),
+        ],
+    ),
+    "a node times out, but not while it waits for a slot": (
+        {},
+        [
+            (0, [WAITING, node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (500, [WAITING, node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (599, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (
+                600,
+                [busy("a"), node("b")],
+                (
+                    "rolling; a timed-out, b to-do; unavailable a; "
+                    "a: not applied 100 s after the start"
+                ),
+            ),
+        ],
+    ),
+    "a rollout that can neither start nor await a node stalls": (
+        {},
+        [
+            (0, [node("a"), NOT_READY], "rolling; a to-do, b skipped; unavailable b"),
+            (9, [node("a"), NOT_READY], "rolling; a to-do, b skipped; unavailable b"),
+            (10, [node("a"), NOT_READY], "stalled; a to-do, b skipped; unavailable b"),
+        ],
+    ),
+    "a superseded node is left alone and a deleted one forgotten": (
+        {},
+        [
+            (0, [busy("a")], "rolling; a pending; unavailable a"),
+            (
+                1,
+                [node("a", requested="third")],
+                "failed; a superseded; unavailable a; a: layout third was requested meanwhile",
+            ),
+            (
+                1.5,
+                [node("a", requested=None)],
+                "failed; a superseded; a: the label was removed meanwhile",
+            ),
+            (2, [done("b")], "done; b success"),
+        ],
+    ),
+    "the agent of a superseded node has the whole time for its response": (
+        {"is_carried_out": True},
+        [
+            (
+                0,
+                [node("a", requested="second"), node("b")],
+                "rolling; a to-do, b to-do; unavailable a",
+            ),
+            (1, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (
+                11,
+                [node("a", requested="third"), node("b")],
+                (
+                    "rolling; a superseded, b to-do; unavailable a; "
+                    "a: layout third was requested meanwhile"
+                ),
+            ),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "steps"), COURSES.values(), ids=COURSES)
+def test_course(options: dict[str, Any], steps: list[Step]) -> None:
+    is_carried_out = options.get("is_carried_out", False)
+    rolled = rolling(options.get("most", "1"), pauses=options.get("pauses", False))
+    for now_s, there, expected in steps:
+        decision = rolled.decide(there, now_s)
+        assert shown(decision) == expected, now_s
+        for name in decision.start if is_carried_out else ():
+            rolled.record_request(name)
+        for name in decision.withdraw if is_carried_out else ():
+            rolled.withdrawn(name)
+
+
+def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
+    whole = done("b").status
+    assert whole
+    partial = dataclasses.replace(whole, unreachable=("GPU 3",))
+    decision = decided(done("a"), done("b", status=partial))
+
+    shown = rollout_report.table(decision, "title", style=bar.Style(), size=(100, 24))
+
+    assert [line.split()[0] for line in shown.splitlines()] == ["title:", "b"]
+    assert "without unreachable GPU 3" in shown
+
+
+def test_the_live_table_marks_where_it_cuts_a_line() -> None:
+    name = "ip-10-0-12-34.eu-central-1.compute.internal"
+    decision = decided(busy(name))
+
+    wide, narrow = (
+        rollout_report.table(decision, "title", style=bar.Style(), size=(columns, 24)).splitlines()
+        for columns in (120, 44)
+    )
+
+    assert "…" not in "".join(wide)
+    assert name in wide[1]
+    assert [(len(line), line[-1]) for line in narrow] == [(43, "…")] * 2
+    assert "ip-10-0-12-34.eu-cent…  pending" in narrow[1]
+
+
+# Undo
+
+
+UNDONE = marks.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
+
+
+def undoing() -> rollout.Rollout:
+    return rollout.Rollout(goals.Goal(layout=None), rollout.RolloutLimits())
+
+
+def undo(*there: nodes.FleetNode) -> rollout.RolloutDecision:
+    return undoing().decide(there, 0.0)
+
+
+def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
+    assert states(undo(done("a"), node("b"))) == {"a": NodeState.TO_DO}
+    assert goals.Goal(layout=None).target(done("a")) == FORMER
+    assert goals.Goal(layout=None).mark(done("a")) == UNDONE
+
+
+def test_an_interrupted_undo_continues() -> None:
+    decision = undo(node("a", mark=UNDONE), done("b"))
+    assert states(decision) == {"a": NodeState.SUCCESS, "b": NodeState.TO_DO}
+    assert decision.start == ("b",)
+
+
+def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
+    mark = marks.Mark(layout=LAYOUT, before=None)
+    unlabelled = node("a", requested=None, mark=dataclasses.replace(mark, is_undone=True))
+    assert goals.Goal(layout=None).target(done("a", mark=mark)) is None
+    assert undo(unlabelled).phase is Phase.DONE
+    tainted = dataclasses.replace(unlabelled.view, taint_keys=frozenset({well_known.HOLD_TAINT}))
+    pending = {**unlabelled.view.labels, well_known.STATE_LABEL: model.State.PENDING.value}
+    for view in (tainted, dataclasses.replace(unlabelled.view, labels=pending)):
+        assert undo(dataclasses.replace(unlabelled, view=view)).phase is Phase.ROLLING
+
+
+def test_undo_leaves_superseded_nodes_alone() -> None:
+    moved = node("a", requested="third", mark=done("a").mark)
+    assert states(undo(moved)) == {"a": NodeState.SUPERSEDED}
+    undone = dataclasses.replace(moved, mark=UNDONE)
+    assert undo(undone).nodes == ()
+
+    superseded_during_it = undoing()
+    superseded_during_it.decide([node("a", mark=UNDONE)], 0.0)
+    assert states(superseded_during_it.decide([undone], 1.0)) == {"a": NodeState.SUPERSEDED}
+
+    without_mark = undoing()
+    without_mark.decide([node("a", mark=UNDONE)], 0.0)
+    own = run("third", model.State.SUCCESS, phase="Done")
+    replaced = node("a", requested="third", applied="third", status=own)
+    assert states(without_mark.decide([replaced], 1.0)) == {"a": NodeState.SUPERSEDED}
+
+
+def test_a_new_rollout_is_the_newest_in_spite_of_clocks() -> None:
+    now = dt.datetime(2026, 6, 1, tzinfo=dt.UTC)
+    ahead = marks.Mark(layout="x", before=None, started_at=now + dt.timedelta(minutes=5))
+    first = goals.Goal(layout="y").of_rollout([node("a", mark=ahead)], now)
+    marked = node("b", mark=first.mark(node("b")))
+
+    later = now + dt.timedelta(minutes=1)
+    again = goals.Goal(layout="y").of_rollout([node("a", mark=ahead), marked], later)
+
+    assert first.started_at is not None
+    assert first.started_at > now + dt.timedelta(minutes=5)
+    assert again.started_at == first.started_at
+
+
+def test_mark_has_the_layout_before_and_round_trips() -> None:
+    forward = goals.Goal(layout=LAYOUT)
+    for before, there in (
+        (FORMER, node()),
+        ("kept", node(requested=None, applied="kept")),
+        (None, node(requested=None, applied="")),
+    ):
+        mark = marks.Mark(layout=LAYOUT, before=before)
+        assert forward.mark(there) == mark == marks.parse(mark.to_json())
+    dated = dataclasses.replace(UNDONE, started_at=dt.datetime(2026, 6, 1, tzinfo=dt.UTC))
+    for mark in (UNDONE, dated):
+        assert marks.parse(mark.to_json()) == mark
+
+
+def test_each_node_is_judged_by_the_gpus_that_it_publishes() -> None:
+    product = hardware.find("A100-SXM4-40GB")
+    here, elsewhere = (
+        gpu_codec.to_json([dataclasses.replace(hardware.template(product, 0), uuid=uuid)])
+        for uuid in ("GPU-" + digit * 8 + "-1111-2222-3333-444444444444" for digit in "ab")
+    )
+    rule = "{devices: [GPU-aaaaaaaa-1111-2222-3333-444444444444], mig-enabled: false}"
+    text = f"version: v1\nmig-configs:\n  {LAYOUT}: [{rule}]"
+    document = config.parse(text, source="a file")
+    goal = goals.Goal(layout=LAYOUT, document=document)
+    rolled = rollout.Rollout(goal, rollout.RolloutLimits(max_unavailable="2"))
+
+    first = rolled.decide([node("a", gpus=elsewhere), node("b", gpus=here)], 0.0)
+    # For a moment no GPU of the node can be observed.
+    meanwhile = rolled.decide([node("a"), node("b", gpus=here)], 0.5)
+    later = rolled.decide([node("a", gpus=here), node("b", gpus=here)], 1.0)
+
+    for decision in (first, meanwhile):
+        assert states(decision) == {"a": NodeState.SKIPPED, "b": NodeState.TO_DO}
+    assert later.start == ("a", "b")

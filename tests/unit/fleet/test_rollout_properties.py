@@ -1,0 +1,125 @@
+"""Whole rollouts at random, within their limits; and what one custom layout says of the next."""
+
+import dataclasses
+
+import hypothesis
+from hypothesis import strategies as st
+
+from mig_manager.core import model
+from mig_manager.core.fleet import goals, marks, nodes, rollout
+from mig_manager.core.layout import custom_layouts
+from mig_manager.core.node import well_known
+from tests.unit.fleet.rollouts import (
+    LAYOUT,
+    NodeState,
+    Phase,
+    asked,
+    busy,
+    done,
+    failed,
+    node,
+    rolling,
+    run,
+    states,
+)
+
+
+class Simulation:
+    """Nodes whose agents respond in any order and at any time, and whose labels show late."""
+
+    def __init__(self, ends: list[str], rollout: rollout.Rollout) -> None:
+        self.nodes = {f"n{index:02}": node(f"n{index:02}") for index in range(len(ends))}
+        self._ends = dict(zip(self.nodes, ends, strict=True))
+        self._unseen: dict[str, nodes.FleetNode] = {}
+        self._rollout = rollout
+
+    @property
+    def movable(self) -> list[str]:
+        return [*self._unseen, *(n for n, each in self.nodes.items() if each.requested == LAYOUT)]
+
+    def act(self, decision: rollout.RolloutDecision) -> None:
+        for name in decision.withdraw:
+            self.nodes[name] = node(name)
+            self._rollout.withdrawn(name)
+        for name in decision.start:
+            self._unseen[name] = asked(name)
+            self._rollout.record_request(name)
+
+    def move(self, name: str) -> None:
+        if name in self._unseen:
+            self.nodes[name] = self._unseen.pop(name)
+            return
+        there, end = self.nodes[name], self._ends[name]
+        last = there.status if there.status and there.status.config == LAYOUT else None
+        if end == "dead":
+            return
+        if last is None or last.is_retried:
+            self.nodes[name] = busy(name)
+        elif last.state is model.State.PENDING:
+            is_done = end == "success"
+            self.nodes[name] = done(name) if is_done else failed(name, is_retried=end == "retried")
+
+
+@hypothesis.given(
+    ends=st.lists(
+        st.sampled_from(["success", "success", "success", "failed", "retried", "dead"]),
+        min_size=1,
+        max_size=12,
+    ),
+    most=st.integers(1, 4),
+    pauses=st.sampled_from([True, False]),
+    steps=st.data(),
+)
+def test_no_more_nodes_are_unavailable_than_allowed_and_every_rollout_ends(
+    ends: list[str], *, most: int, pauses: bool, steps: st.DataObject
+) -> None:
+    rolled = rolling(str(most), pauses=pauses)
+    played = Simulation(ends, rolled)
+    phases = []
+    for number in range(400):
+        decision = rolled.decide(list(played.nodes.values()), 5.0 * number)
+        phases.append(decision.phase)
+        if decision.phase.is_over:
+            break
+        played.act(decision)
+        if played.movable:
+            played.move(steps.draw(st.sampled_from(played.movable)))
+        assert sum(each.view.is_unschedulable for each in played.nodes.values()) <= most
+    assert phases[-1].is_over
+    if phases[-1] is Phase.DONE:
+        assert all(each.applied == LAYOUT for each in played.nodes.values())
+
+
+def with_custom(text: str, *, reported: str, label: str = "custom") -> nodes.FleetNode:
+    """A node whose annotation holds ``text``, and whose agent has applied ``reported``."""
+    ended = run(
+        "custom",
+        model.State.SUCCESS,
+        phase="Done",
+        annotationHash=custom_layouts.Custom(node_name="a", text=reported).annotation_hash,
+    )
+    plain = node(requested=label, applied="custom", status=ended)
+    annotated = dataclasses.replace(plain.view, annotations={well_known.LAYOUT_ANNOTATION: text})
+    return dataclasses.replace(plain, view=annotated)
+
+
+@hypothesis.given(text=st.text(min_size=1), reported=st.text(min_size=1))
+def test_the_status_of_one_custom_layout_is_no_answer_to_the_next(
+    text: str, reported: str
+) -> None:
+    there = with_custom(text, reported=reported)
+    is_same = text == reported
+    assert (there.current_status is not None) is is_same
+    assert there.is_finished is is_same
+    assert there.has_responded is is_same
+
+
+def test_an_undo_waits_for_the_custom_layout_that_the_annotation_holds_now() -> None:
+    mark = marks.Mark(layout=LAYOUT, before="custom", is_undone=True)
+    undo = rollout.Rollout(
+        goals.Goal(layout=None),
+        rollout.RolloutLimits(node_timeout_s=100, silence_timeout_s=10),
+    )
+    for reported, state in (("one", NodeState.PENDING), ("two", NodeState.SUCCESS)):
+        there = dataclasses.replace(with_custom("two", reported=reported), mark=mark)
+        assert states(undo.decide([there], 0.0)) == {"a": state}

@@ -1,0 +1,134 @@
+"""Any text is a document that the schema admits, or an error with its place.
+
+What is written reads as it was.
+"""
+
+import json
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core.files import yaml_tree
+from mig_manager.core.layout import config, layouts
+from tests import contract
+from tests.unit.layout.drawn_documents import (
+    SOURCE,
+    WELL_FORMED,
+    WORDS,
+    documents,
+    mutated,
+)
+
+
+def check(text: str) -> None:
+    """Read a text strictly and leniently; see that it is read, or refused with a place."""
+    for is_lenient in (False, True):
+        try:
+            read = config.parse(text, source=SOURCE, is_lenient=is_lenient)
+        except errors.ConfigError as error:
+            assert error.location is not None  # noqa: PT017 - both outcomes are fine
+            assert error.location.line >= 1  # noqa: PT017 - as above
+            assert error.location.column >= 1  # noqa: PT017 - as above
+        else:
+            again = config.parse(written(read), source=SOURCE)
+            assert again == read
+            if not is_lenient:
+                contract.check("LayoutFile", yaml_tree.plain(yaml_tree.parse(text, source=SOURCE)))
+
+
+def written(read: layouts.Document) -> str:
+    return yaml_tree.dump(layouts.render(read.layouts.values()))
+
+
+JUMBLES = st.lists(WORDS, max_size=30).map("".join)
+
+DATA = st.recursive(
+    st.sampled_from(["all", "v1", "*A100*", "1g.5gb", True, False, None, 0, 1, -1, 1.5, [0]]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from([*config.DOCUMENT_KEYS, *config.KEYS, "x", "1g.5gb", "1g.5gb@4"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+STRUCTURED = st.builds(
+    lambda data, write: write({"version": "v1", "mig-configs": data}),
+    DATA | st.builds(lambda rule: {"x": [rule]}, DATA),
+    st.sampled_from([yaml_tree.dump, json.dumps]),
+)
+
+TEXTS = {
+    "any text": st.text(max_size=200),
+    "jumbles of the grammar's words": JUMBLES,
+    "a document with mistakes": mutated(),
+    "the right form with any content": STRUCTURED,
+}
+
+
+def test_the_document_that_is_mutated_is_well_formed() -> None:
+    read = config.parse(WELL_FORMED, source=SOURCE)
+    assert list(read.layouts) == ["all-disabled", "balanced", "again", "third"]
+    check(WELL_FORMED)
+
+
+@pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS.keys())
+@hypothesis.given(data=st.data())
+def test_any_text_is_a_document_or_an_error_with_a_location(
+    texts: st.SearchStrategy[str], data: st.DataObject
+) -> None:
+    check(data.draw(texts))
+
+
+# Documents themselves
+
+
+@hypothesis.given(documents())
+def test_a_document_that_is_written_reads_as_it_was(read: layouts.Document) -> None:
+    assert config.parse(written(read), source=SOURCE) == read
+    assert config.parse(json.dumps(layouts.render(read.layouts.values())), source=SOURCE) == read
+    if read.layouts:
+        contract.check("LayoutFile", layouts.render(read.layouts.values()))
+
+
+# Texts whose grammar the schema has as a pattern
+
+NOT_CONTROL = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cc", "Cs"])
+FILTER_TEXTS = st.text(st.sampled_from("01279aAfFbBgGoOxX_:*?[]()!./ -\u212a\u017f") | NOT_CONTROL)
+PROFILE_TEXTS = st.text(st.sampled_from("0123459cg.b+-,@me "), max_size=14) | st.builds(
+    "{}g.{}gb{}{}".format,
+    st.integers(0, 10**18),
+    st.integers(0, 10**18),
+    st.sampled_from(["", "+me", "-me", "+me.all,gfx", "+a.", "+,", "+"]),
+    st.sampled_from(["", "@", "@4", "@0123", "@x"]),
+)
+
+
+def has_error(rule: dict[str, object]) -> bool:
+    """Parse a document of one rule strictly; the schema must admit it if the parser does."""
+    data = {"version": "v1", "mig-configs": {"x": [{"mig-enabled": False, "devices": 0, **rule}]}}
+    try:
+        config.parse(json.dumps(data), source=SOURCE)
+    except errors.ConfigError:
+        return True
+    contract.check("LayoutFile", data)
+    return False
+
+
+@hypothesis.given(FILTER_TEXTS, PROFILE_TEXTS)
+def test_the_schema_admits_every_filter_and_profile_that_the_parser_reads(
+    text: str, name: str
+) -> None:
+    has_error({"device-filter": text})
+    has_error({"mig-enabled": True, "mig-devices": {name: 1}})
+
+
+def test_the_schema_admits_filters_and_profiles_in_rare_spellings() -> None:
+    filters = ("0b1", "017", "4294967295:0x_f", "0x0_00020B010DE", "NVIDIA \u212a", "a")
+    assert [text for text in filters if has_error({"device-filter": text})] == []
+    assert not has_error({"mig-enabled": True, "mig-devices": {"1g.5gb-me": 1}})
+    assert not has_error({"mig-enabled": True, "mig-devices": {"1g.5gb+me.all,gfx@4": 1}})

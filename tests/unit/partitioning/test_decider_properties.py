@@ -1,0 +1,189 @@
+"""What holds of every decision of the partitioner, whatever nodes and pods there are."""
+
+import collections
+import dataclasses
+import datetime as dt
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import hypothesis
+from hypothesis import strategies as st
+
+from mig_manager.core import model
+from mig_manager.core.node import resources
+from mig_manager.core.partitioning import decisions, demand, past_decisions, waiting
+from tests.kit import partitions
+from tests.node import samples
+from tests.unit.partitioning import drawn_clusters
+from tests.unit.partitioning.drawn_clusters import Cluster
+
+
+def decided(found: Cluster, *, is_expected: bool = False) -> decisions.PartitioningDecision:
+    """Decide about the pods, or about preparing nodes for them beside all but the first."""
+    pods: dict[str, Any] = {"pods": found.pods}
+    if is_expected:
+        pods = {"pods": found.pods[1:], "expected": found.pods}
+    return partitions.decided(found.nodes, **pods, **found.limits)
+
+
+def counts(gpus: Sequence[model.Gpu]) -> "collections.Counter[model.Profile]":
+    return sum(
+        (collections.Counter(samples.devices_of(gpu)) for gpu in gpus), collections.Counter()
+    )
+
+
+def devices_for(pods: Sequence[demand.Pending]) -> "collections.Counter[model.Profile]":
+    return sum((collections.Counter(pod.needs.profiles) for pod in pods), collections.Counter())
+
+
+@hypothesis.given(drawn_clusters.clusters(), st.booleans())
+def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(
+    found: Cluster,
+    is_expected: bool,  # noqa: FBT001 - a case
+) -> None:
+    for change in decided(found, is_expected=is_expected).changes:
+        every = found.gpus[change.node]
+        assert partitions.wanted(change, every).keys() <= found.in_use[change.node].keys()
+        _, gone = partitions.after(change, every)
+        assert not gone & found.spans(change.node)
+
+
+@hypothesis.given(drawn_clusters.clusters(), st.booleans())
+def test_after_a_change_its_pods_and_those_left_to_the_scheduler_fit(
+    found: Cluster,
+    is_expected: bool,  # noqa: FBT001 - a case
+) -> None:
+    decision = decided(found, is_expected=is_expected)
+    for change in decision.changes:
+        now, _ = partitions.after(change, found.gpus[change.node])
+        rooms = decision.room_since
+        left = [w.pod for w in decision.waiting if change.node in rooms.get(w.pod.uid, ())]
+        used = found.spans(change.node)
+        idle = counts(
+            [
+                dataclasses.replace(
+                    gpu,
+                    gpu_instances=tuple(
+                        gi for gi in gpu.gpu_instances if (gpu.uuid, gi.placement) not in used
+                    ),
+                )
+                for gpu in now
+            ]
+        )
+        assert change.pods or is_expected or not change.created
+        assert devices_for([*change.pods, *left]) <= idle
+
+
+@hypothesis.given(drawn_clusters.clusters(), st.booleans())
+def test_a_change_leaves_the_reserved_devices_that_there_were(
+    found: Cluster,
+    is_expected: bool,  # noqa: FBT001 - a case
+) -> None:
+    for change in decided(found, is_expected=is_expected).changes:
+        before = counts(found.gpus[change.node])
+        now, _ = partitions.after(change, found.gpus[change.node])
+        for profile, count in found.limits["reserved"].items():
+            assert counts(now)[profile] >= min(count, before[profile])
+
+
+@hypothesis.given(drawn_clusters.clusters())
+def test_each_pod_gets_exactly_one_answer(found: Cluster) -> None:
+    decision = decided(found)
+    answered = [pod.uid for change in decision.changes for pod in change.pods]
+    answered += [each.pod.uid for each in decision.unmet]
+    answered += [each.pod.uid for each in decision.waiting]
+    assert sorted(answered) == sorted(pod["metadata"]["uid"] for pod in found.pods)
+
+
+@hypothesis.given(drawn_clusters.clusters(), st.randoms(use_true_random=False))
+def test_the_order_of_nodes_and_pods_does_not_matter(
+    found: Cluster, chance: random.Random
+) -> None:
+    nodes, pods = found.nodes, list(found.pods)
+    chance.shuffle(nodes)
+    chance.shuffle(pods)
+    assert partitions.decided(nodes, pods, **found.limits) == decided(found)
+
+
+@hypothesis.given(drawn_clusters.clusters())
+def test_deciding_again_after_the_changes_wants_nothing(found: Cluster) -> None:
+    found = dataclasses.replace(found, limits={**found.limits, "max_unavailable": "100%"})
+    decision = decided(found)
+    history = past_decisions.remember(
+        past_decisions.History(),
+        *partitions.seen(found.nodes, found.pods),
+        decision,
+        now=partitions.NOW,
+    )
+    gpus = dict(found.gpus)
+    for change in decision.changes:
+        gpus[change.node] = model.ObservedGpus(partitions.after(change, gpus[change.node])[0])
+    again = partitions.decided(
+        dataclasses.replace(found, gpus=gpus).nodes,
+        found.pods,
+        history=history,
+        now=partitions.NOW + dt.timedelta(seconds=1),
+        **found.limits,
+    )
+    served = {pod.uid for change in decision.changes for pod in change.pods}
+    placed = {
+        each.pod.uid for each in again.waiting if each.reason is waiting.WaitReason.SCHEDULER
+    }
+    assert served <= placed
+    assert not any(change.pods for change in again.changes)
+
+
+def ways(
+    asked: Sequence[model.Profile], beside: list[tuple[model.Profile, model.Placement]]
+) -> Iterator[bool]:
+    """Try every placement of every device."""
+    if not asked:
+        yield True
+        return
+    for place in drawn_clusters.SPECS[asked[0]].placements:
+        there = [*beside, (asked[0], place)]
+        if drawn_clusters.fits(there):
+            yield from ways(asked[1:], there)
+
+
+@hypothesis.given(
+    drawn_clusters.instances().filter(lambda texts: not any("[" in text for text in texts)),
+    st.lists(st.sampled_from(drawn_clusters.PROFILES), min_size=1, max_size=4),
+)
+def test_pod_is_served_whenever_possible_for_the_fewest_instances(
+    texts: tuple[str, ...], names: list[str]
+) -> None:
+    asked = collections.Counter(samples.profile(name) for name in names)
+    idle = [drawn_clusters.spot(text) for text in texts if not text.endswith("*")]
+    fixed = [drawn_clusters.spot(text) for text in texts if text.endswith("*")]
+    free = collections.Counter(profile for profile, _ in idle)
+    missing = asked - free
+    costs = []
+    for size in range(len(idle), -1, -1):
+        for stay in itertools.combinations(idle, size):
+            # What of the idle devices serves the pod as it is must be there afterwards too.
+            again = (asked & free) - collections.Counter(profile for profile, _ in stay)
+            new = list((missing + again).elements())
+            if next(ways(new, [*fixed, *stay]), False):
+                costs.append(len(idle) - size)
+        if costs:
+            break
+    spec = [f"{count}x{profile}" for profile, count in asked.items()]
+    decision = partitions.decided([partitions.node("a", texts)], [partitions.pod("p", *spec)])
+    assert bool(decision.room_since) is (not missing)
+    if missing:
+        assert len(decision.changes) == bool(costs)
+        for change in decision.changes:
+            assert sum(change.destroyed.values()) == costs[0]
+
+
+def test_the_names_of_resources_and_profiles_belong_together() -> None:
+    for name in (*drawn_clusters.PROFILES, "1g.24gb+me.all", "2g.48gb-me", "1g.12gb+gfx"):
+        profile = samples.profile(name)
+        resource = resources.of_profile(profile) or ""
+        assert resources.profile_of(resource) == profile
+    assert resources.profile_of("nvidia.com/mig-1g.5gb.shared") is None
+    assert resources.profile_of("nvidia.com/gpu") is None
+    assert resources.profile_of("nvidia.com/mig-1c.2g.10gb") is None

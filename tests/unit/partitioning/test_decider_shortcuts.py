@@ -1,0 +1,184 @@
+"""The quick comparisons of a decision give the same answers as a search of every node."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import hypothesis
+from hypothesis import strategies as st
+
+from mig_manager.core.node import selectors
+from mig_manager.core.partitioning import (
+    batches,
+    decider,
+    decisions,
+    demand,
+    exclusions,
+    node_index,
+    node_requests,
+    node_sets,
+    offers,
+    past_decisions,
+)
+from tests.kit import partitions
+from tests.unit.partitioning import drawn_clusters
+from tests.unit.partitioning.drawn_clusters import Cluster
+
+_REQUIREMENTS = tuple(
+    selectors.Requirement(key=key, operator=operator, values=("1",))
+    for key in ("pool", "none")
+    for operator in ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+)
+_BY_NAME = selectors.Requirement(key="metadata.name", operator="In", values=("n1", "n3"))
+_TERMS = st.tuples(
+    st.lists(st.sampled_from(_REQUIREMENTS), max_size=2).map(tuple),
+    st.sampled_from([(), (_BY_NAME,)]),
+)
+_TOLERATIONS = (
+    demand.Toleration(key="a", operator="Exists", value="", effect=""),
+    demand.Toleration(key="", operator="Exists", value="", effect="NoExecute"),
+)
+_TAINTS = tuple(
+    demand.Taint(key=key, value="", effect=effect)
+    for key in ("a", "node.kubernetes.io/unschedulable")
+    for effect in ("NoSchedule", "NoExecute")
+)
+
+
+def claimed(found: Cluster) -> tuple[batches.Batch, list[int]]:
+    """Claim room for the pods that have it; return the other pods."""
+    nodes, pending = partitions.seen(found.nodes, found.pods)
+    batch = batches.Batch(node_index.NodeIndex(nodes), pending, found.limits["reserved"])
+    rest = []
+    for rank, group in enumerate(batch.group):
+        node = next(batch.hosts(group, ()), None)
+        if node is None:
+            rest.append(rank)
+        else:
+            assert batch.has_room(group, node)
+            batch.claim(group, node)
+    batch.end_claims()
+    return batch, rest
+
+
+def single(batch: batches.Batch, ranks: list[int]) -> Iterator[offers.Offer]:
+    """Search every node."""
+    found = offers.Offers(batch)
+    for position in range(len(batch.nodes)):
+        offer = found.offer(position, batch.queue(ranks), skipped={})
+        if offer:
+            yield offer
+
+
+@hypothesis.given(drawn_clusters.clusters())
+def test_best_offer_is_the_least_of_the_offers_of_all_nodes(found: Cluster) -> None:
+    batch, ranks = claimed(found)
+    expected = min(single(batch, ranks), key=lambda offer: offer.rank, default=None)
+    best = offers.Offers(batch).best(batch.index.every, ranks, skipped={})
+    assert (best and best.rank) == (expected and expected.rank)
+
+
+@hypothesis.given(drawn_clusters.clusters())
+def test_nodes_that_serve_a_pod_are_those_with_an_offer_to_it(
+    found: Cluster,
+) -> None:
+    batch, ranks = claimed(found)
+    for rank in ranks:
+        assert not next(batch.hosts(batch.group[rank], ()), None)
+        serving = batch.serving(batch.group[rank], batch.index.every)
+        expected = {offer.node.name for offer in single(batch, [rank])}
+        assert {*batch.index.names_of(serving)} == expected
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.sampled_from(["", "1", "2"]), st.sets(st.sampled_from(_TAINTS)))),
+    st.sets(st.sampled_from([("pool", "1"), ("none", "1")])),
+    st.none() | st.lists(_TERMS, max_size=2).map(tuple),
+    st.sets(st.sampled_from(_TOLERATIONS)),
+)
+def test_sets_of_excluded_nodes_agree_with_the_check_of_one_node(
+    facts: list[tuple[str, set[demand.Taint]]],
+    selector: set[tuple[str, str]],
+    affinity: tuple[demand.Term, ...] | None,
+    tolerations: set[demand.Toleration],
+) -> None:
+    node = partitions.seen([partitions.node("n", ("7g.40gb@0",))], ())[0][0]
+    nodes = [
+        dataclasses.replace(
+            node,
+            name=f"n{number}",
+            labels={"pool": pool} if pool else {},
+            taints=tuple(taints),
+            claimable=None if number % 3 else frozenset({"nvidia.com/mig-1g.5gb"}),
+        )
+        for number, (pool, taints) in enumerate(facts)
+    ]
+    needs = demand.Needs(
+        amounts=(("nvidia.com/mig-7g.40gb", 1),),
+        selector=tuple(sorted(selector)),
+        affinity=affinity,
+        tolerations=tuple(tolerations),
+    )
+    whys = [""] * len(nodes)
+    for why, excluded in exclusions.Exclusions(nodes).of(needs).items():
+        for position in excluded:
+            whys[position] += why
+    assert whys == ["".join(exclusions.Exclusions([node]).of(needs)) for node in nodes]
+
+
+@hypothesis.given(drawn_clusters.clusters(), drawn_clusters.clusters())
+def test_decision_is_the_same_with_what_the_last_one_derived(one: Cluster, two: Cluster) -> None:
+    cache = node_index.NodeCache()
+    limits = decisions.PartitionerLimits(**one.limits)
+    first, pending = partitions.seen(one.nodes, one.pods)
+    kept = {node.name: node for node in first}
+    for found in (one, two, one):
+        # Every other node is the same object again.
+        nodes = [
+            kept[node.name] if number % 2 and node.name in kept else node
+            for number, node in enumerate(partitions.seen(found.nodes, ())[0])
+        ]
+        assert decider.decide(
+            node_index.NodeIndex(nodes, cache),
+            pending,
+            limits,
+            now=partitions.NOW,
+            history=past_decisions.History(),
+        ) == decider.decide(
+            node_index.NodeIndex(nodes),
+            pending,
+            limits,
+            now=partitions.NOW,
+            history=past_decisions.History(),
+        )
+
+
+def test_amounts_find_the_nodes_with_less() -> None:
+    amounts = node_sets.Amounts([{"cpu": 3}, {}, {"cpu": 1}, {"cpu": 3, "memory": 1}])
+    assert [*amounts.fewer("cpu", 0)] == []
+    assert [*amounts.fewer("cpu", 2)] == [1, 2]
+    assert [*amounts.fewer("cpu", 9)] == [0, 1, 2, 3]
+    assert [*amounts.short([("cpu", 2), ("memory", 1)])] == [0, 1, 2]
+
+
+@hypothesis.given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3), st.none() | st.tuples(st.sampled_from("ab"), st.integers(0, 2))
+        )
+    )
+)
+def test_requests_of_pods_are_counted_as_they_come_and_go(
+    changes: list[tuple[int, tuple[str, int] | None]],
+) -> None:
+    requests, pods = node_requests.Requests(), dict[int, demand.BoundPod]()
+    for number, change in changes:
+        now = change and demand.BoundPod(
+            uid=f"{number}",
+            node_name=change[0],
+            amounts=demand.to_amounts({"cpu": change[1], "pods": 1}),
+        )
+        requests.replace(pods.pop(number, None), now)
+        if now:
+            pods[number] = now
+        fresh = node_requests.Requests(pods.values())
+        assert all(requests.of(name) == fresh.of(name) for name in "ab")
