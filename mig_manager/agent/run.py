@@ -67,7 +67,7 @@ def _run_locked(job: jobs.Job) -> outcomes.Outcome:
         end.add(failures.undo(job))
         raise
     except errors.MigManagerError as error:
-        if failures.is_resumed_next(job, error):
+        if execution.is_resumed_next(job, error):
             raise
         return failures.conclude(job, error)
     except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending

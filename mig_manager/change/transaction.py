@@ -80,6 +80,7 @@ class Transaction:
         observed: model.ObservedGpus,
         interrupted: model.Snapshots = (),
         points: hook_points.HookPoints | None = None,
+        is_resumed: Callable[[errors.MigManagerError], bool] = lambda _error: False,
     ) -> tuple[model.ObservedGpus, tuple[Executed, ...]]:
         """Execute a plan, and a second one if the driver reports profiles only with MIG on.
 
@@ -92,6 +93,8 @@ class Transaction:
                 again: the drift check detects changes by other programs.
             interrupted: The GPUs before an interrupted change, which a rollback restores.
             points: Where hooks run; None: no hooks.
+            is_resumed: Returns whether a later change goes on from the journal after an error, so
+                that nothing is rolled back.
 
         Returns:
             The GPUs afterwards, and the plans that were executed.
@@ -122,6 +125,8 @@ class Transaction:
             self._give_up(now, has_begun=False)
             raise
         except errors.MigManagerError as error:
+            if is_resumed(error):
+                raise
             # After the rollback, the error itself is reported.
             _log.info("change_failed", reason=error.reason.value, error=error.message)
             has_begun = has_begun and not isinstance(error, execution.REFUSALS)

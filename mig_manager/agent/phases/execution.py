@@ -1,6 +1,7 @@
 """Execute a plan on the GPUs, all or nothing."""
 
 import contextlib
+import functools
 
 from mig_manager import errors
 from mig_manager.agent import jobs
@@ -8,11 +9,20 @@ from mig_manager.agent.phases import draining, host, preparing, rebooting, recov
 from mig_manager.agent.pods import advertising, resuming
 from mig_manager.core import model
 
+_MID_CHANGE = (
+    model.Phase.EXECUTE,
+    model.Phase.ROLL_BACK,
+    model.Phase.RESUME,
+    model.Phase.VERIFY,
+)
+
 
 def execute(
     job: jobs.Job, change: preparing.PlannedChange, paused: advertising.Paused
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
+
+    An API outage before or between rounds leaves GPUs and clients as they are to the next attempt.
 
     Raises:
         MigManagerError: As ``transaction.Transaction.run`` and ``refresh``, and as
@@ -21,6 +31,7 @@ def execute(
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
     transaction = job.transaction(preparing.idle_wait(job))
+    is_resumed = functools.partial(is_resumed_next, job)
     # If this fails, the end of the run rolls back while clients and services are still paused.
     interrupted = recovery.rollback_target(job, change.gpus)
     try:
@@ -30,11 +41,14 @@ def execute(
             observed=change.gpus,
             interrupted=interrupted,
             points=job.hooks,
+            is_resumed=is_resumed,
         )
         job.journal.note_gpus(after)
         job.note_target_active()
         transaction.refresh()
     except errors.MigManagerError as error:
+        if is_resumed(error):
+            raise
         if not rebooting.may_help(job, error):
             _resume_after_failure(job, paused, error)
             raise
@@ -44,6 +58,17 @@ def execute(
         _resume_after_failure(job, paused, failure)
         raise failure from error
     return after
+
+
+def is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:
+    """Return whether to leave a change as it is, because the API does not answer for the moment.
+
+    A rollback would cost a second change of the GPUs, and a failure would be published only to be
+    replaced by the next attempt.
+    """
+    is_of_api = isinstance(error, errors.ClusterError)
+    is_outage = is_of_api and error.reason is errors.Reason.API_UNAVAILABLE
+    return is_outage and job.status.phase in _MID_CHANGE and job.request.attempt == 1
 
 
 def _resume_after_failure(

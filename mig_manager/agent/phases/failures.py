@@ -12,23 +12,6 @@ from mig_manager.core.records import requests
 
 _log = structlog.get_logger()
 
-_MID_CHANGE = (
-    model.Phase.EXECUTE,
-    model.Phase.ROLL_BACK,
-    model.Phase.RESUME,
-    model.Phase.VERIFY,
-)
-
-
-def is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:
-    """Return whether to leave a change as it is, because the API does not answer for the moment.
-
-    A rollback would cost a second change of the GPUs, and a failure would be published only to be
-    replaced by the next attempt.
-    """
-    is_outage = _is_of_api(error) and error.reason is errors.Reason.API_UNAVAILABLE
-    return is_outage and job.status.phase in _MID_CHANGE and job.request.attempt == 1
-
 
 def conclude(job: jobs.Job, error: errors.MigManagerError) -> outcomes.Outcome:
     """Undo a run after an error; return its failure."""
