@@ -236,7 +236,9 @@ class Rollout:
     def _track(self, node: fleet_nodes.FleetNode) -> _Track:
         track = self._tracks.get(node.name)
         if track is None or track.uid != node.view.uid:
-            track = _Track(uid=node.view.uid)
+            # Else the replacement of a failed node would let further nodes start.
+            has_failed = (track is not None and track.has_failed) or None
+            track = _Track(uid=node.view.uid, has_failed=has_failed)
         if track.has_joined or node.gpus in (None, track.gpus):
             # A node that shows no GPUs for a while is judged by those that it had.
             return track

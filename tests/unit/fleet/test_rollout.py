@@ -351,6 +351,31 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
             (1, [renewed("a"), node("b")], "rolling; a to-do, b to-do; start a"),
         ],
     ),
+    "a failure pauses the others also once its node is registered again": (
+        {"most": "2", "pauses": True},
+        [
+            (
+                0,
+                [busy("a"), busy("b"), node("c")],
+                "rolling; a pending, b pending, c to-do; unavailable a b",
+            ),
+            (
+                1,
+                [failed("a"), busy("b"), node("c")],
+                "pausing; a failed, b pending, c to-do; unavailable b; a: in use",
+            ),
+            (
+                2,
+                [renewed("a"), busy("b"), node("c")],
+                "pausing; a to-do, b pending, c to-do; unavailable b",
+            ),
+            (
+                3,
+                [renewed("a"), done("b"), node("c")],
+                "paused; a to-do, b success, c to-do",
+            ),
+        ],
+    ),
     "a node times out, but not while it waits for a slot": (
         {},
         [
