@@ -68,7 +68,7 @@ def double_table(_body: str) -> str:
 _FAULTS = {
     "NVML faults": "an NVML call answers with an error",
     "API faults": "a request to the API server fails",
-    "kubelet faults": "a question to kubelet fails",
+    "kubelet faults": "a call to kubelet fails",
 }
 
 

@@ -1,4 +1,4 @@
-"""An agent process whose every port call is a point at which it can be struck.
+"""An agent process whose every port call is a moment at which it can be struck.
 
 ``agent.main`` assembles it with overrides: the ports are watched, GPUs and kubelet
 are reached within the process so that it can be struck between two calls of NVML, and pauses that
@@ -21,7 +21,7 @@ from mig_manager.agent import main, settings
 from mig_manager.core import ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
-from tests.crash import points as points_
+from tests.crash import moments as moments_
 from tests.stage import in_process
 
 IDLE = "idle"
@@ -30,11 +30,13 @@ _NO_PORTS = frozenset({"clock", "telemetry"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Arguments:
+    """What an agent process is started with."""
+
     options: Mapping[str, str]
     """Of the command line, by name."""
-    points: str
-    """File to note the points in."""
+    moments: str
+    """File to note the moments in."""
     log: str
     """File for the log lines."""
     strike_at: str | None = None
@@ -43,28 +45,28 @@ class Order:
     """Whether the GPUs are reached through the real child process."""
 
 
-def serve(order: Order) -> int:
+def serve(arguments: Arguments) -> int:
     """Be an agent until a signal; return the exit status."""
-    output = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(arguments.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     log.configure(level="info", is_json=False, stream=sys.stderr)
-    points = points_.Points(
-        pathlib.Path(order.points),
-        strike_at=order.strike_at,
-        strike_with=signal.Signals(order.strike_with),
+    moments = moments_.Moments(
+        pathlib.Path(arguments.moments),
+        strike_at=arguments.strike_at,
+        strike_with=signal.Signals(arguments.strike_with),
     )
-    wanted = settings.AgentSettings.read(order.options, {})
+    wanted = settings.AgentSettings.read(arguments.options, {})
     assert wanted.gpus.simulate_state is not None
     state = nvml_faults.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
-    watched = functools.partial(_watched, points)
-    pulse = in_process.Pulse(lambda: points.come_to(IDLE))
-    if order.has_worker:
+    watched = functools.partial(_watched, moments)
+    pulse = in_process.Pulse(lambda: moments.come_to(IDLE))
+    if arguments.has_worker:
         overrides = main.Overrides(replace_ports=watched, pulse=pulse)
         agent = main.AgentService(wanted, kube, boot_id=state.boot_id, overrides=overrides)
     else:
-        simulated.load(_Library(state, points))
+        simulated.load(_Library(state, moments))
         agent = in_process.assembled(
             wanted,
             kube,
@@ -79,11 +81,11 @@ def serve(order: Order) -> int:
     return 0
 
 
-def _watched(points: points_.Points, own: ports.Dependencies) -> ports.Dependencies:
-    """Return the same with a point before and after each call of a port, also of later ones."""
+def _watched(moments: moments_.Moments, own: ports.Dependencies) -> ports.Dependencies:
+    """Return the same with a moment before and after each call of a port, also of later ones."""
     everything = {f.name: getattr(own, f.name) for f in dataclasses.fields(own)}
     watched: dict[str, Any] = {
-        name: points_.Port(port, name, points.call)
+        name: moments_.Port(port, name, moments.call)
         for name, port in everything.items()
         if name not in _NO_PORTS and port is not None and not isinstance(port, str)
     }
@@ -91,12 +93,12 @@ def _watched(points: points_.Points, own: ports.Dependencies) -> ports.Dependenc
 
 
 class _Library(nvml_faults.CountingLibrary):
-    """Comes to a point before and after each change that a GPU takes."""
+    """Comes to a moment before and after each change that a GPU takes."""
 
-    def __init__(self, state: nvml_faults.SharedState, points: points_.Points) -> None:
+    def __init__(self, state: nvml_faults.SharedState, moments: moments_.Moments) -> None:
         super().__init__(state)
-        self._points = points
+        self._moments = moments
 
     def _change(self, attempt: "simulated.RunningCall") -> None:
-        with self._points.around(f"gpu{attempt.gpu}.{attempt.name}"):
+        with self._moments.around(f"gpu{attempt.gpu}.{attempt.name}"):
             super()._change(attempt)

@@ -1,4 +1,4 @@
-"""Strike an agent at every point of a scenario, and judge what its successor makes of it."""
+"""Kill or stop an agent at a moment of a scenario, and judge how the next agent ends."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
 from tests import changes
-from tests.crash import points as points_
+from tests.crash import moments as moments_
 from tests.crash import scenarios, stage
 from tests.node.simulated_rig import devices
 
@@ -19,7 +19,7 @@ _GRACE_S = 60.0
 _CONVERGE_S = 60.0
 _TERMINAL = (model.State.SUCCESS, model.State.FAILED)
 
-Aftermath = scenarios.Aftermath
+Downtime = scenarios.Downtime
 Recorder = Callable[[scenarios.Scenario], "Recording"]
 Ends = Collection[tuple[str | None, str | None, changes.Gpus]]
 """How a node may be in the end: its state, its applied layout, and its GPUs."""
@@ -29,7 +29,7 @@ class Recording(NamedTuple):
     """What a scenario is without a disturbance."""
 
     start: stage.Start
-    points: tuple[str, ...]
+    moments: tuple[str, ...]
     """Where the agent is struck, in their order, if it always comes there.
 
     After each call that may change something, and after the first of each read that follows it.
@@ -38,9 +38,9 @@ class Recording(NamedTuple):
     """
 
 
-class Verdict(NamedTuple):
+class Result(NamedTuple):
     phase: str
-    """What the node said when our signal met the agent at its point."""
+    """Of the node when our signal struck the agent at its moment."""
     problems: tuple[str, ...] = ()
 
 
@@ -51,21 +51,21 @@ def record(scenario: scenarios.Scenario) -> Recording:
     depends on their speed; so it is played several times.
     """
     start = _start_of(scenario)
-    first, *others = (_points(scenario, start) for _ in range(_RECORDINGS))
-    points = tuple(point for point in first if all(point in each for each in others))
-    return Recording(start=start, points=points)
+    first, *others = (_moments(scenario, start) for _ in range(_RECORDINGS))
+    moments = tuple(moment for moment in first if all(moment in each for each in others))
+    return Recording(start=start, moments=moments)
 
 
-def _points(scenario: scenarios.Scenario, start: stage.Start) -> tuple[str, ...]:
+def _moments(scenario: scenarios.Scenario, start: stage.Start) -> tuple[str, ...]:
     with stage.CrashStage(scenario, start) as rig:
         assert rig.geometry() == scenario.before
         rig.label(scenario.layout)
         agent = rig.spawn()
         rig.wait(lambda: agent.has_served, f"the end of {scenario.name}")
-        problem = f"{rig.status()}\n{rig.last_words()}"
+        problem = f"{rig.status()}\n{rig.logs()}"
         assert rig.status()["state"] == scenario.ends.value, problem
         assert rig.status()["reason"] == scenario.reason.value, problem
-        return points_.chosen(agent.points())
+        return moments_.chosen(agent.moments())
 
 
 def _start_of(scenario: scenarios.Scenario) -> stage.Start:
@@ -76,7 +76,7 @@ def _start_of(scenario: scenarios.Scenario) -> stage.Start:
             rig.label(scenario.was)
             agent = rig.spawn()
             rig.wait(lambda: agent.has_served, f"layout {scenario.was}")
-            assert rig.status()["state"] == model.State.SUCCESS.value, rig.last_words()
+            assert rig.status()["state"] == model.State.SUCCESS.value, rig.logs()
             agent.kill()
         node, now = rig.node(), rig.state.read()
         return stage.Start(
@@ -87,116 +87,116 @@ def _start_of(scenario: scenarios.Scenario) -> stage.Start:
         )
 
 
-def play(play: scenarios.PlayedScenario, recording: Recording, point: str) -> Verdict | None:
-    """Strike an agent at a point, and let another one begin where it ended.
+def play(variant: scenarios.Variant, recording: Recording, moment: str) -> Result | None:
+    """Strike an agent at a moment, and start the next one on the node that it leaves.
 
     Returns:
-        None if the agent did not come to the point.
+        None if the agent did not come to the moment.
     """
-    strike = _kill if play.strike_with is signal.SIGKILL else _stop
-    with stage.CrashStage(play.scenario, recording.start) as rig:
-        rig.label(play.scenario.layout)
-        verdict = strike(rig, point)
-        if verdict and not verdict.problems:
-            _let_pass(play.aftermath, rig)
-            verdict = verdict._replace(problems=_converged(rig, rig.spawn(), play.aftermath))
-        if verdict and verdict.problems:
-            verdict = verdict._replace(problems=(*verdict.problems, rig.last_words()))
-        return verdict
+    strike = _kill if variant.strike_with is signal.SIGKILL else _stop
+    with stage.CrashStage(variant.scenario, recording.start) as rig:
+        rig.label(variant.scenario.layout)
+        result = strike(rig, moment)
+        if result and not result.problems:
+            _pass_downtime(variant.downtime, rig)
+            result = result._replace(problems=_converged(rig, rig.spawn(), variant.downtime))
+        if result and result.problems:
+            result = result._replace(problems=(*result.problems, rig.logs()))
+        return result
 
 
-def _kill(rig: stage.CrashStage, point: str) -> Verdict | None:
-    agent = rig.spawn(strike_at=point)
-    rig.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {point}")
+def _kill(rig: stage.CrashStage, moment: str) -> Result | None:
+    agent = rig.spawn(strike_at=moment)
+    rig.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {moment}")
     if not agent.is_gone():
         agent.kill()
         return None
-    ended = agent.status, agent.points()[-1:]
-    is_ours = ended == (-signal.SIGKILL, [point])
-    return Verdict(rig.phase(), () if is_ours else (f"not our kill ended it, but {ended}",))
+    end = agent.status, agent.moments()[-1:]
+    is_ours = end == (-signal.SIGKILL, [moment])
+    return Result(rig.phase(), () if is_ours else (f"not our kill ended it, but {end}",))
 
 
-def _stop(rig: stage.CrashStage, point: str) -> Verdict | None:
-    agent = rig.spawn(strike_at=point, strike_with=signal.SIGTERM)
-    rig.wait(lambda: point in agent.points() or agent.has_served, f"the way to {point}")
-    if point not in agent.points():
+def _stop(rig: stage.CrashStage, moment: str) -> Result | None:
+    agent = rig.spawn(strike_at=moment, strike_with=signal.SIGTERM)
+    rig.wait(lambda: moment in agent.moments() or agent.has_served, f"the way to {moment}")
+    if moment not in agent.moments():
         agent.kill()
         return None
     phase, problems = rig.phase(), []
     if agent.is_gone(_GRACE_S):
         if status := agent.status:
             problems.append(f"exit status {status}")
-        problems += _taken(rig, is_stopped=True)
+        problems += _not_restored(rig, is_stopped=True)
         if objects.labels(rig.node()).get(well_known.STATE_LABEL) == model.State.PENDING.value:
             problems.append("the node says pending")
     else:
         problems = [f"it still runs {_GRACE_S:g} s after SIGTERM"]
     agent.kill()
-    return Verdict(phase, tuple(problems))
+    return Result(phase, tuple(problems))
 
 
-def goes_on(rig: stage.CrashStage) -> tuple[str, ...]:
-    """Start another agent, which has a real GPU worker; return what it leaves to be desired."""
-    return _converged(rig, rig.spawn(has_worker=True), Aftermath.RESTART)
+def recovery_problems(rig: stage.CrashStage) -> tuple[str, ...]:
+    """Start another agent, with a real GPU worker; return what is wrong once it rests."""
+    return _converged(rig, rig.spawn(has_worker=True), Downtime.RESTART)
 
 
-def _let_pass(aftermath: Aftermath, rig: stage.CrashStage) -> None:
-    match aftermath:
-        case Aftermath.RESTART:
+def _pass_downtime(downtime: Downtime, rig: stage.CrashStage) -> None:
+    match downtime:
+        case Downtime.RESTART:
             pass
-        case Aftermath.REBOOT:
+        case Downtime.REBOOT:
             rig.reboot()
-        case Aftermath.OTHER_LAYOUT:
+        case Downtime.OTHER_LAYOUT:
             rig.label(rig.scenario.other)
-        case Aftermath.NO_LAYOUT:
+        case Downtime.NO_LAYOUT:
             rig.label(None)
-        case Aftermath.OLD_LAYOUT:
+        case Downtime.OLD_LAYOUT:
             rig.label(rig.scenario.was)
-        case Aftermath.CORRUPT_JOURNAL:
-            rig.spoil_journal()
+        case Downtime.CORRUPT_JOURNAL:
+            rig.cut_journal()
 
 
 # -- judging ------------------------------------------------------------------------------------
 
 
 def _converged(
-    rig: stage.CrashStage, successor: stage.AgentProcess, aftermath: Aftermath
+    rig: stage.CrashStage, successor: stage.AgentProcess, downtime: Downtime
 ) -> tuple[str, ...]:
-    """Wait for the successor to have nothing to do; return what is not as it must be then."""
+    """Wait until the next agent has nothing to do; return what is wrong then."""
     if not rig.comes_true(lambda: successor.has_served, stage.WAIT_S):
         return (f"no end within {stage.WAIT_S:g} s", f"status {dict(rig.status())}")
     problems: list[str] = []
 
-    def is_well() -> bool:
-        problems[:] = _problems(rig, aftermath)
+    def is_converged() -> bool:
+        problems[:] = _problems(rig, downtime)
         return not problems
 
     # The plugin of a failed change, and kubelet with it, come back when they come back.
-    rig.comes_true(is_well, _CONVERGE_S)
+    rig.comes_true(is_converged, _CONVERGE_S)
     return tuple(problems)
 
 
-def _problems(rig: stage.CrashStage, aftermath: Aftermath) -> Iterable[str]:
-    yield from _taken(rig)
+def _problems(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
+    yield from _not_restored(rig)
     labels, gpus = objects.labels(rig.node()), rig.geometry()
     end = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL), gpus
-    if end not in _ends(rig.scenario, aftermath):
+    if end not in _allowed_ends(rig.scenario, downtime):
         yield f"the end {end}, status {dict(rig.status())}"
     if not rig.is_offering():
         allocatable = rig.sandboxes[0].devices.allocatable()
         yield f"allocatable: {allocatable}, not {sorted(devices(rig.state))}"
-    if aftermath is not Aftermath.REBOOT:
-        yield from _hurt(rig, aftermath)
+    if downtime is not Downtime.REBOOT:
+        yield from _disturbed_pods(rig, downtime)
 
 
-def _taken(rig: stage.CrashStage, *, is_stopped: bool = False) -> list[str]:
-    hooks = ["the hooks of the end are owed"] if rig.owes_hooks() else []
+def _not_restored(rig: stage.CrashStage, *, is_stopped: bool = False) -> list[str]:
+    hooks = ["the exit hooks have not run"] if rig.awaits_exit_hooks() else []
     return hooks + rig.remaining(
         is_stopped=is_stopped, is_cordoned=rig.scenario.is_cordoned, deployed=rig.deployed
     )
 
 
-def _ends(scenario: scenarios.Scenario, aftermath: Aftermath) -> Ends:
+def _allowed_ends(scenario: scenarios.Scenario, downtime: Downtime) -> Ends:
     """Return how the node may be in the end; a change that failed has not moved an instance."""
     was, success, failed = (
         scenario.was or None,
@@ -204,27 +204,27 @@ def _ends(scenario: scenarios.Scenario, aftermath: Aftermath) -> Ends:
         model.State.FAILED.value,
     )
     done = scenario.layout, scenario.after
-    match aftermath:
-        case Aftermath.OTHER_LAYOUT:
+    match downtime:
+        case Downtime.OTHER_LAYOUT:
             return {(success, scenario.other, scenario.gpus_with(scenario.other))}
-        case Aftermath.OLD_LAYOUT:
+        case Downtime.OLD_LAYOUT:
             return {(success, was, scenario.before)}
-        case Aftermath.NO_LAYOUT:
+        case Downtime.NO_LAYOUT:
             # What is active but not yet verified has no name once the label is gone.
             named = (done, (None, scenario.after), (was, scenario.before))
             return {(state, *each) for state, each in itertools.product((success, failed), named)}
-        case Aftermath.REBOOT:
+        case Downtime.REBOOT:
             return {(success, *done)}
-        case Aftermath.RESTART | Aftermath.CORRUPT_JOURNAL:
+        case Downtime.RESTART | Downtime.CORRUPT_JOURNAL:
             if scenario.ends is model.State.SUCCESS:
                 return {(success, *done)}
             return {(failed, was, scenario.before)}
 
 
-def _hurt(rig: stage.CrashStage, aftermath: Aftermath) -> Iterable[str]:
+def _disturbed_pods(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
     """Name the pods that were disturbed although the change does not affect their devices."""
     spared = changes.each(rig.scenario.before) & changes.each(rig.scenario.changed)
-    if aftermath is Aftermath.OTHER_LAYOUT:
+    if downtime is Downtime.OTHER_LAYOUT:
         spared &= changes.each(rig.scenario.gpus_with(rig.scenario.other))
     now, in_use, ready = rig.serials(), rig.devices_by_pod(), rig.ready_pods()
     for pod in rig.pods:

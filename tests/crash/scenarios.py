@@ -140,11 +140,11 @@ ALL = (
     *(FIRST_HOPPER, ONE_SLICE, MODE_OFF, FAILING, FAILING_TWICE),
     *(DRAIN_TIMEOUT, ACTIVE, CORDONED, HOOKED),
 )
-"""Without the first layout on A100: with hooks it has the same points and more."""
+"""Without the first layout on A100: with hooks it has the same moments and more."""
 
 
-class Aftermath(enum.Enum):
-    """What happens between the end of the agent and the start of the next one."""
+class Downtime(enum.Enum):
+    """What happens while no agent runs."""
 
     RESTART = "restart"
     REBOOT = "reboot"
@@ -155,11 +155,14 @@ class Aftermath(enum.Enum):
     CORRUPT_JOURNAL = "the journal is spoilt"
 
 
-class PlayedScenario(NamedTuple):
-    """A scenario in which one agent is struck, and what happens before the next one starts."""
+class Variant(NamedTuple):
+    """A scenario, the signal that strikes its agent, and what happens before the next one starts.
+
+    It is a row of the matrix.
+    """
 
     scenario: Scenario
-    aftermath: Aftermath = Aftermath.RESTART
+    downtime: Downtime = Downtime.RESTART
     strike_with: signal.Signals = signal.SIGKILL
 
     def __str__(self) -> str:
@@ -169,21 +172,21 @@ class PlayedScenario(NamedTuple):
     def what(self) -> str:
         """For the results."""
         name = self.strike_with.name
-        return f"{name}, {self.aftermath.value}" if name == "SIGKILL" else name
+        return f"{name}, {self.downtime.value}" if name == "SIGKILL" else name
 
 
-PLAYS = (
-    *(PlayedScenario(each) for each in ALL),
+VARIANTS = (
+    *(Variant(each) for each in ALL),
     *(
-        PlayedScenario(each, Aftermath.REBOOT)
+        Variant(each, Downtime.REBOOT)
         for each in (FIRST, FIRST_HOPPER, ONE_SLICE, MODE_OFF, FAILING, DRAIN_TIMEOUT)
     ),
-    PlayedScenario(ONE_SLICE, Aftermath.OTHER_LAYOUT),
-    PlayedScenario(ONE_SLICE, Aftermath.NO_LAYOUT),
-    PlayedScenario(ONE_SLICE, Aftermath.OLD_LAYOUT),
-    PlayedScenario(ONE_SLICE, Aftermath.CORRUPT_JOURNAL),
+    Variant(ONE_SLICE, Downtime.OTHER_LAYOUT),
+    Variant(ONE_SLICE, Downtime.NO_LAYOUT),
+    Variant(ONE_SLICE, Downtime.OLD_LAYOUT),
+    Variant(ONE_SLICE, Downtime.CORRUPT_JOURNAL),
     *(
-        PlayedScenario(each, strike_with=signal.SIGTERM)
+        Variant(each, strike_with=signal.SIGTERM)
         for each in (ONE_SLICE, FAILING, DRAIN_TIMEOUT, HOOKED)
     ),
 )

@@ -153,8 +153,8 @@ class CrashStage(agent_stage.AgentStage):
         """Return the phase that the node says it is in; before its first run it says none."""
         return str(self.status().get("phase") or "none")
 
-    def owes_hooks(self) -> bool:
-        """Return whether hooks of the start ran that no hook of the end has followed."""
+    def awaits_exit_hooks(self) -> bool:
+        """Return whether start hooks ran and no exit hook after them."""
         log = self.machine.state_file.with_name("hooked")
         ran = log.read_text(encoding="utf-8").split() if log.exists() else []
         return bool(ran) and ran[-1] != hook_files.Point.APPLY_EXIT.value
@@ -193,12 +193,12 @@ class CrashStage(agent_stage.AgentStage):
         self.state.clear_faults()
         self.sandboxes[0].reboot()
 
-    def spoil_journal(self) -> None:
-        """Cut the journal short, if there is one."""
+    def cut_journal(self) -> None:
+        """Cut the journal short, if the node has one."""
         text = objects.annotations(self.node()).get(well_known.JOURNAL_ANNOTATION)
         if text is not None:
-            spoilt = {well_known.JOURNAL_ANNOTATION: text[: len(text) // 2]}
-            self.patch(annotations=spoilt)
+            cut = {well_known.JOURNAL_ANNOTATION: text[: len(text) // 2]}
+            self.patch(annotations=cut)
 
     def spawn(
         self,
@@ -207,7 +207,7 @@ class CrashStage(agent_stage.AgentStage):
         strike_with: signal.Signals = signal.SIGKILL,
         has_worker: bool = False,
     ) -> "AgentProcess":
-        """Start an agent, to be struck at a point if one is given."""
+        """Start an agent, to be struck at a moment if one is given."""
         self._agents += 1
         options = {
             "node_name": stages.NODE_NAME,
@@ -236,9 +236,9 @@ class CrashStage(agent_stage.AgentStage):
             file.write_text("\n".join(["hooks:", *lines]), encoding="utf-8")
             options["hooks_file"] = str(file)
         agent = AgentProcess(
-            agent_process.Order(
+            agent_process.Arguments(
                 options=options,
-                points=str(self.machine.state_file.with_name(f"points-{self._agents}")),
+                moments=str(self.machine.state_file.with_name(f"moments-{self._agents}")),
                 log=str(self._log_of(self._agents)),
                 strike_at=strike_at,
                 strike_with=int(strike_with),
@@ -251,7 +251,7 @@ class CrashStage(agent_stage.AgentStage):
     def _log_of(self, number: int) -> pathlib.Path:
         return self.machine.state_file.with_name(f"agent-{number}.log")
 
-    def last_words(self) -> str:
+    def logs(self) -> str:
         logs = (self._log_of(number + 1) for number in range(self._agents))
         return "\n--\n".join(log.read_text(errors="replace") for log in logs)
 
@@ -270,12 +270,12 @@ class CrashStage(agent_stage.AgentStage):
 
 
 class AgentProcess:
-    """An agent process and the points that it has come to."""
+    """An agent process and the moments that it has come to."""
 
-    def __init__(self, order: agent_process.Order) -> None:
-        self._process = _FORKS.Process(target=_be, args=(order,))
+    def __init__(self, arguments: agent_process.Arguments) -> None:
+        self._process = _FORKS.Process(target=_be, args=(arguments,))
         self._process.start()
-        self._points = pathlib.Path(order.points)
+        self._moments = pathlib.Path(arguments.moments)
 
     @property
     def pid(self) -> int:
@@ -297,19 +297,19 @@ class AgentProcess:
         self._process.kill()
         assert self.is_gone(_STOP_S)
 
-    def points(self) -> list[str]:
-        """Return the points in their order."""
+    def moments(self) -> list[str]:
+        """Return the moments in their order."""
         try:
-            return self._points.read_text(encoding="utf-8").splitlines()
+            return self._moments.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             return []
 
     @property
     def has_served(self) -> bool:
         """Whether it waits: for the next request, or for its next retry."""
-        return f"{agent_process.IDLE} #2" in self.points()
+        return f"{agent_process.IDLE} #2" in self.moments()
 
 
-def _be(order: agent_process.Order) -> None:
+def _be(arguments: agent_process.Arguments) -> None:
     """Be an agent and nothing else: what Python does at the end of a fork is not ours."""
-    os._exit(agent_process.serve(order))
+    os._exit(agent_process.serve(arguments))

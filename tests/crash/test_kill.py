@@ -1,12 +1,12 @@
-"""The agent process is killed after each of its port calls, and its successor copes.
+"""The agent process is killed after each of its port calls, and the next agent recovers.
 
 Every case has a node of its own with a real API server, a real kubelet socket and simulated GPUs.
-What must hold in the end is in ``matrix`` and, as data, in ``scenarios``: a terminal state that is
-true, the GPUs as the layout has them or exactly as they were, nothing left paused or cordoned, no
+What must hold in the end is in ``matrix`` and, as data, in ``scenarios``: a true terminal
+state, the GPUs as the layout has them or exactly as they were, nothing left paused or cordoned, no
 pod disturbed without need.
 
-A case counts only if the matrix's own signal ended the agent at the point of the case. Every point
-must be struck, and every phase that a scenario lists.
+A case counts only if the matrix's own signal ended the agent at the moment of the case. Every
+moment must be struck, and every phase that a scenario lists.
 """
 
 import collections
@@ -23,37 +23,37 @@ from tests.kit import matrices
 
 Strike = Callable[..., None]
 KNOWN = {"none", *(phase.value for phase in model.Phase)}
-STRUCK = [matrix.Verdict("Drain")] * 80
+STRUCK = [matrix.Result("Drain")] * 80
 _MATRIX = "kill matrix"
 _MAX_STEP = 4
-"""How many points the phases of every scenario have at least, but one."""
+"""How many moments the phases of every scenario have at least, but one."""
 _SHORTEST = "Resume"
-"""The phase that may have three points or fewer."""
+"""The phase that may have three moments or fewer."""
 
 
 def play_all(
     note: matrices.Note,
-    play: scenarios.PlayedScenario,
-    points: Sequence[str],
-    strike: Callable[[str], matrix.Verdict | None],
+    variant: scenarios.Variant,
+    moments: Sequence[str],
+    strike: Callable[[str], matrix.Result | None],
     *,
     phases: Collection[str],
     step: int = 1,
 ) -> None:
-    """Play a scenario once for each of its points, or for a sample of them, and judge all."""
-    row = matrices.Row(_MATRIX, scenario=play.scenario.name, what=play.what)
+    """Play a scenario once for each of its moments, or for a sample of them, and judge all."""
+    row = matrices.Row(_MATRIX, scenario=variant.scenario.name, what=variant.what)
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for point in matrices.sample(points, step):
-        if verdict := row.play(point, functools.partial(strike, point)):
-            counts[verdict.phase]["struck"] += 1
-            counts[verdict.phase]["converged"] += not verdict.problems
-            row.problems += (f"{point}: {problem}" for problem in verdict.problems)
+    for moment in matrices.sample(moments, step):
+        if result := row.play(moment, functools.partial(strike, moment)):
+            counts[result.phase]["struck"] += 1
+            counts[result.phase]["converged"] += not result.problems
+            row.problems += (f"{moment}: {problem}" for problem in result.problems)
     numbers = {
         "converged": sum(each["converged"] for each in counts.values()),
         "played again": row.played_again,
         "phases": {name: dict(each) for name, each in counts.items()},
     }
-    row.judge(note, numbers, of=len(points))
+    row.judge(note, numbers, of=len(moments))
     assert_phases(counts, phases)
 
 
@@ -67,61 +67,62 @@ def assert_phases(counts: Collection[str], phases: Collection[str]) -> None:
 def strike(recorded: matrix.Recorder, record_property: matrices.Note) -> Strike:
     """Play a scenario on nodes of its own."""
 
-    def strike(play: scenarios.PlayedScenario, **how: Any) -> None:
-        recording = recorded(play.scenario)
-        struck = functools.partial(matrix.play, play, recording)
-        play_all(record_property, play, recording.points, struck, **how)
+    def strike(variant: scenarios.Variant, **how: Any) -> None:
+        recording = recorded(variant.scenario)
+        struck = functools.partial(matrix.play, variant, recording)
+        play_all(record_property, variant, recording.moments, struck, **how)
 
     return strike
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("play", scenarios.PLAYS, ids=str)
-def test_an_agent_struck_after_any_port_call_has_a_successor_that_copes(
-    play: scenarios.PlayedScenario, strike: Strike, pytestconfig: pytest.Config
+@pytest.mark.parametrize("variant", scenarios.VARIANTS, ids=str)
+def test_next_agent_recovers_from_a_strike_after_any_port_call(
+    variant: scenarios.Variant, strike: Strike, pytestconfig: pytest.Config
 ) -> None:
     every = pytestconfig.getoption("every")
     assert every <= _MAX_STEP
-    strike(play, step=every, phases=play.scenario.phases - ({_SHORTEST} if every > 1 else set()))
+    left_out = {_SHORTEST} if every > 1 else set()
+    strike(variant, step=every, phases=variant.scenario.phases - left_out)
 
 
 def test_a_sample_of_the_matrix_converges(strike: Strike) -> None:
-    failing = scenarios.PlayedScenario(scenarios.FAILING)
+    failing = scenarios.Variant(scenarios.FAILING)
     strike(failing, step=14, phases={"Drain", "Execute", "RollBack"})
 
 
 def test_the_published_results_are_those_of_the_present_matrix() -> None:
     rows = {(each["scenario"], each["what"]): each for each in matrices.published(_MATRIX)}
-    plays = {(play.scenario.name, play.what): play for play in scenarios.PLAYS}
+    variants = {(each.scenario.name, each.what): each for each in scenarios.VARIANTS}
 
-    assert rows.keys() == plays.keys()
+    assert rows.keys() == variants.keys()
     for key, row in rows.items():
         counts = row["phases"]
-        assert_phases(counts, plays[key].scenario.phases)
+        assert_phases(counts, variants[key].scenario.phases)
         for what in ("struck", "converged"):
             assert row[what] == row["tried"] == sum(each[what] for each in counts.values())
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "phase"),
+    ("results", "phase"),
     [
         ([], "Drain"),
         (STRUCK[:1], "Drain"),
         ([*STRUCK, None], "Drain"),
-        ([*STRUCK, matrix.Verdict("Drain", ("a pod was disturbed",))], "Drain"),
-        ([*STRUCK, matrix.Verdict("unknown")], "Drain"),
+        ([*STRUCK, matrix.Result("Drain", ("a pod was disturbed",))], "Drain"),
+        ([*STRUCK, matrix.Result("unknown")], "Drain"),
         (STRUCK, "Execute"),
     ],
     ids=["no-case", "fewer", "missed", "problem", "unknown-phase", "missed-phase"],
 )
 def test_a_matrix_that_missed_a_case_or_a_phase_fails(
-    verdicts: Sequence[matrix.Verdict | None], phase: str
+    results: Sequence[matrix.Result | None], phase: str
 ) -> None:
-    def play_all_of(verdicts: Sequence[matrix.Verdict | None], phase: str) -> None:
-        play = scenarios.PlayedScenario(scenarios.ONE_SLICE)
-        strike = dict(zip(map(str, itertools.count()), verdicts, strict=False))
-        play_all(lambda *_: None, play, [*strike], strike.__getitem__, phases={phase})
+    def play_all_of(results: Sequence[matrix.Result | None], phase: str) -> None:
+        variant = scenarios.Variant(scenarios.ONE_SLICE)
+        strike = dict(zip(map(str, itertools.count()), results, strict=False))
+        play_all(lambda *_: None, variant, [*strike], strike.__getitem__, phases={phase})
 
     play_all_of(STRUCK, "Drain")
     with pytest.raises(AssertionError):
-        play_all_of(verdicts, phase)
+        play_all_of(results, phase)

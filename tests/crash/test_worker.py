@@ -44,7 +44,7 @@ def kill_at_work(rig: stage.CrashStage, is_at_work: Callable[[], bool]) -> None:
         assert all(dies(worker) for worker in workers)
 
 
-def changes(rig: stage.CrashStage) -> int:
+def gpu_changes(rig: stage.CrashStage) -> int:
     """Return how often the GPUs have changed."""
     return sum(gpu.changes for gpu in rig.state.read().gpus)
 
@@ -66,7 +66,7 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
         kill_at_work(rig, lambda: any(armed.fired for armed in rig.state.faults()))
 
         rig.state.clear_faults()
-        assert matrix.goes_on(rig) == ()
+        assert matrix.recovery_problems(rig) == ()
 
 
 @pytest.mark.slow
@@ -88,10 +88,10 @@ def test_what_the_driver_did_for_a_worker_that_died_is_resumed_or_undone(
     with stage.CrashStage(scenario, recording.start) as rig:
         usual = rig.state.read().options
         rig.state.set_options(dataclasses.replace(usual, latency=latency))
-        before = changes(rig)
+        before = gpu_changes(rig)
 
         # The driver has done it and takes its time to say so.
-        kill_at_work(rig, lambda: changes(rig) == before + nth)
+        kill_at_work(rig, lambda: gpu_changes(rig) == before + nth)
 
         rig.state.set_options(usual)
-        assert matrix.goes_on(rig) == ()
+        assert matrix.recovery_problems(rig) == ()

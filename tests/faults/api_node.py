@@ -1,7 +1,7 @@
 """A sandbox node with the whole agent on it in this process, and an API server that can fail.
 
 The server's faults strike only the agent, known by its token: the scenery (kubelet, scheduler,
-DaemonSet controller) asks the same server and must not be hurt.
+DaemonSet controller) uses the same server and must not be disturbed.
 """
 
 import collections
@@ -52,7 +52,7 @@ _WATCH = watch.WatchTimes(watch_s=1.0, stall_s=1.7, steady_s=0.0, pauses=_BACKOF
 GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 
 Wrap = Callable[[ports.DeviceAllocations, pathlib.Path], ports.DeviceAllocations]
-"""Given what asks kubelet, and kubelet's socket, return what asks in its place."""
+"""Given the adapter that calls kubelet, and the socket, return an adapter in its place."""
 
 Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, object]]]]
 """Gives what is logged meanwhile."""

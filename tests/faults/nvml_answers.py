@@ -118,10 +118,9 @@ PLAUSIBLE: Mapping[tuple[str, int], Sequence[Reason]] = {
     for function in functions
     for code in codes or nvml_codes.codes_of(function)
 }
-"""Answers that may be true, with the reasons that a run may fail with where they are not. A run
-may also recover from each."""
+"""Answers that may be true: a run may recover from them, or fail with one of the reasons."""
 
-AGAIN = {
+STALE = {
     (function, code)
     for function in (
         *("nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetComputeInstanceId"),
@@ -137,7 +136,7 @@ AGAIN = {
 NO_MIG = ("nvmlDeviceGetMigMode", NOT_SUPPORTED)
 """With ``devices: all`` a GPU that says so is left out, and the others have the layout."""
 
-UNSEEN = (
+HIDING = (
     ("nvmlDeviceGetGpuInstanceProfileInfo", NOT_SUPPORTED),
     ("nvmlDeviceGetGpuInstanceProfileInfo", INVALID_ARGUMENT),
     ("nvmlDeviceGetGpuInstances", NOT_FOUND),

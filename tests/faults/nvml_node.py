@@ -44,8 +44,8 @@ SCENARIOS = {
 }
 
 
-class Site(NamedTuple):
-    """One call of a recorded reconfiguration."""
+class Moment(NamedTuple):
+    """A call of the reconfiguration that can fail."""
 
     function: str
     gpu: int | None
@@ -59,7 +59,7 @@ class Site(NamedTuple):
         return {"nvmlInitWithFlags": "nvmlInit"}.get(name, name)
 
 
-class Ended(NamedTuple):
+class End(NamedTuple):
     """How a run ended, and how it left the node."""
 
     outcome: outcomes.Outcome
@@ -104,7 +104,7 @@ class StruckNode:
         text = changes.document(changes.LAYOUTS)
         self._pipeline = agents.reconciler(rig, text, gpus=self.gpus)
 
-    def run(self, layout: str = "", *, listen: Listen = structlog.testing.capture_logs) -> Ended:
+    def run(self, layout: str = "", *, listen: Listen = structlog.testing.capture_logs) -> End:
         """Run the pipeline once; no log line may have a traceback."""
         rig = self.cluster
         with listen() as log:
@@ -113,56 +113,60 @@ class StruckNode:
             )
         assert [line for line in log if "exc_info" in line] == []
         remaining = [each.split()[0] for each in judging.remaining(rig.node.read())]
-        return Ended(outcome, simulated_rig.geometry(self.state), remaining)
+        return End(outcome, simulated_rig.geometry(self.state), remaining)
 
     def strike(
         self,
-        site: Site,
+        moment: Moment,
         *,
         listen: Listen = structlog.testing.capture_logs,
         code: int | None = None,
         hang_s: float = 0.0,
-    ) -> Ended:
+    ) -> End:
         """Run with one fault, which must have struck, and leave the node as the run leaves it."""
         self.begin()
         self.state.add_fault(
             nvml_faults.Fault(
-                function=site.function, gpu=site.gpu, first=site.nth, code=code, hang_s=hang_s
+                function=moment.function,
+                gpu=moment.gpu,
+                first=moment.nth,
+                code=code,
+                hang_s=hang_s,
             )
         )
-        ended = self.run(listen=listen)
+        end = self.run(listen=listen)
         (armed,) = self.state.faults()
-        assert armed.fired == 1, f"{site} was not called"
+        assert armed.fired == 1, f"{moment} was not called"
         self.state.clear_faults()
-        return ended
+        return end
 
-    def record(self) -> tuple[Site, ...]:
-        """Play the reconfiguration in peace and return the calls to strike.
+    def moments(self) -> tuple[Moment, ...]:
+        """Return the calls to strike of a reconfiguration without a fault.
 
         Of each function the first call for each GPU, the first one after the first look at the
         GPUs, and the last one; and every call that changes something.
         """
         self.begin()
         self.state.log_calls(is_on=True)
-        ended = self.run()
-        assert ended.is_good
+        end = self.run()
+        assert end.is_good
         described = simulated_rig.described(self.state)
         assert described == changes.gpus_with(self.scenario.layout, len(described))
-        self.after = ended.shape
+        self.after = end.shape
         calls = nvml_faults.read_calls(self.state.path)
         self.state.log_calls(is_on=False)
         counts: collections.Counter[tuple[str, int | None]] = collections.Counter()
-        chosen: dict[Site, None] = {}
+        chosen: dict[Moment, None] = {}
         seen: set[tuple[str, int | None, bool]] = set()
         for call in calls:
             counts[call.function, call.gpu] += 1
             part = call.function, call.gpu, counts["nvmlInitWithFlags", None] > 1
             if call.function in nvml_codes.CHANGES or part not in seen:
                 seen.add(part)
-                chosen[Site(call.function, call.gpu, counts[call.function, call.gpu])] = None
-        chosen |= {Site(*key, count): None for key, count in counts.items()}
+                chosen[Moment(call.function, call.gpu, counts[call.function, call.gpu])] = None
+        chosen |= {Moment(*key, count): None for key, count in counts.items()}
         return tuple(
-            site
-            for site in chosen
-            if site.function in nvml_codes.CHANGES or not self.scenario.are_changes_all
+            moment
+            for moment in chosen
+            if moment.function in nvml_codes.CHANGES or not self.scenario.are_changes_all
         )

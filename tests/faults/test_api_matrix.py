@@ -78,7 +78,7 @@ FAILURES = {
     for name, fault in apiserver.FAULTS.items()
 }
 LIST, WATCH, GET = (Request(verb, "nodes", 1) for verb in ("list", "watch", "get"))
-"""What an agent asks first: the node, its watch, and what an interrupted run has left."""
+"""The first requests of an agent: the node, its watch, and an interrupted run."""
 
 
 def requests(stage: api_node.InProcessStage) -> list[Request]:
@@ -109,14 +109,14 @@ def requests(stage: api_node.InProcessStage) -> list[Request]:
     return sorted(each for each in made if each.nth <= _ALWAYS[each[:2]])
 
 
-def outcome(stage: api_node.InProcessStage, passing: set[errors.Reason]) -> str:
-    """Return in a word how one case ended; ``passing`` are the reasons a run may fail with."""
+def end_of(stage: api_node.InProcessStage, reasons: set[errors.Reason]) -> str:
+    """Return the end of a case; ``reasons`` are what a run may fail with."""
     ends, lost = stage.ends()
     assert stage.remaining() == []
     assert ends, "no run has ended"
     assert ends[-1] in GOOD
     bad = [reason for reason in (*ends, *lost) if reason not in GOOD]
-    assert set(bad) <= passing
+    assert set(bad) <= reasons
     assert len(bad) <= 1, "one failure may cost one run and no more"
     if not bad:
         return "went on"
@@ -124,12 +124,12 @@ def outcome(stage: api_node.InProcessStage, passing: set[errors.Reason]) -> str:
 
 
 def strike(stage: api_node.InProcessStage, failure: Failure, request: Request) -> str | None:
-    """Let a request fail; return how that ended, or None if the request was not made."""
+    """Let a request fail; return the end, or None if the agent did not make the request."""
     stage.occupy()
     stage.server.inject(failure.at(request))
     try:
         stage.reconfigure()
-        word = outcome(stage, failure.reasons(request))
+        end = end_of(stage, failure.reasons(request))
     except (AssertionError, errors.NotReadyError) as error:
         raise AssertionError(f"{request}: {error}") from error
     if request.resource == "events":
@@ -137,7 +137,7 @@ def strike(stage: api_node.InProcessStage, failure: Failure, request: Request) -
         with contextlib.suppress(errors.NotReadyError):
             stage.wait(lambda: not stage.server.faults_waiting(), "it", timeout_s=5)
     if stage.server.faults_waiting() == 0:
-        return word
+        return end
     stage.server.clear_faults()
     return None
 
@@ -157,8 +157,8 @@ def play(
     with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s, listen=listen) as stage:
         cases = requests(stage)
         for request in matrices.sample(cases, every, start=start):
-            if word := row.play(request, functools.partial(strike, stage, failure, request)):
-                ends[word] += 1
+            if end := row.play(request, functools.partial(strike, stage, failure, request)):
+                ends[end] += 1
             is_quiet = request.resource in ("events", "nodes/status")
             if is_quiet and failure.reason is errors.Reason.FORBIDDEN:
                 # An agent that may not write one of these is quiet for minutes: take a new one.
@@ -206,14 +206,14 @@ def test_label_is_served_though_first_requests_watch_or_list_fail(name: str) -> 
             stage.start_agent()
             stage.reconfigure()
             assert stage.server.faults_waiting() == 0, request
-            outcome(stage, {failure.reason})
+            end_of(stage, {failure.reason})
         for again in (WATCH, LIST):
             stage.server.inject(Fault(token=api_node.TOKEN, verb="watch", status=410))
             stage.server.inject(failure.at(again))
             # The watch is renewed every second or so.
             stage.wait(lambda: stage.server.faults_waiting() == 0, "the faults")
             stage.reconfigure()
-            outcome(stage, {failure.reason})
+            end_of(stage, {failure.reason})
 
 
 def test_a_label_is_served_after_a_watch_that_went_silent() -> None:

@@ -3,7 +3,7 @@
 Struck is of each function the first call for each GPU, the first one after the first look at the
 GPUs, and the last one; and every call that changes a GPU. Either the run recovers, or it ends with
 the reason that the code stands for, the function and the GPU in its message, the GPUs as they were
-and nothing taken; and the next run succeeds. Where every line of the log is lost, it ends alike.
+and nothing paused; and the next run succeeds. The end is the same where every log line is lost.
 A case counts only if the driver's fault has fired.
 """
 
@@ -26,7 +26,7 @@ from tests.kit import lost_stderr, matrices, nvml_codes
 Reason = errors.Reason
 
 HUNG_TIMEOUT_S = 8.0
-"""Also what a healthy worker may take on a machine that is busy with other tests."""
+"""Also answer a healthy worker may take on a machine that is busy with other tests."""
 
 WAYS = ("full-disk", "closed-pipe", "stalled-reader")
 
@@ -39,30 +39,30 @@ def node(scenario: str, tmp_path: pathlib.Path) -> Iterator[nvml_node.StruckNode
         simulated.load(None)
 
 
-def check_reason(site: nvml_node.Site, code: int, ended: nvml_node.Ended) -> None:
-    reason, message = ended.outcome.reason, ended.outcome.message
-    plausible = nvml_answers.PLAUSIBLE.get((site.function, code))
-    if plausible is not None and (ended.is_good or reason in plausible):
+def check_reason(moment: nvml_node.Moment, code: int, end: nvml_node.End) -> None:
+    reason, message = end.outcome.reason, end.outcome.message
+    plausible = nvml_answers.PLAUSIBLE.get((moment.function, code))
+    if plausible is not None and (end.is_good or reason in plausible):
         return
-    if ended.is_good and (site.function, code) in nvml_answers.AGAIN:
+    if end.is_good and (moment.function, code) in nvml_answers.STALE:
         return
-    assert not ended.is_good, "nothing says that this may be borne"
+    assert not end.is_good, "no run may survive this answer"
     assert reason is library.from_code(code, operation="").reason
-    assert site.operation in message
-    if site.gpu is not None:
-        assert f"GPU {site.gpu}" in message
+    assert moment.operation in message
+    if moment.gpu is not None:
+        assert f"GPU {moment.gpu}" in message
 
 
-def check_gpus(node: nvml_node.StruckNode, what: tuple[str, int], ended: nvml_node.Ended) -> None:
-    reason = ended.outcome.reason
-    if ended.is_good:
-        assert what == nvml_answers.NO_MIG or ended.shape == node.after
+def check_gpus(node: nvml_node.StruckNode, answer: tuple[str, int], end: nvml_node.End) -> None:
+    reason = end.outcome.reason
+    if end.is_good:
+        assert answer == nvml_answers.NO_MIG or end.shape == node.after
     elif reason is Reason.NOT_ALLOCATABLE:
         # The change was verified on the GPUs, or there was none.
-        assert ended.shape in (node.before, node.after)
+        assert end.shape in (node.before, node.after)
     else:
-        is_unseen = reason is Reason.IN_USE and what in nvml_answers.UNSEEN
-        assert is_unseen or ended.shape == node.before
+        is_hidden = reason is Reason.IN_USE and answer in nvml_answers.HIDING
+        assert is_hidden or end.shape == node.before
 
 
 def check_next(node: nvml_node.StruckNode) -> None:
@@ -71,22 +71,22 @@ def check_next(node: nvml_node.StruckNode) -> None:
 
 
 def play(
-    node: nvml_node.StruckNode, site: nvml_node.Site, code: int, listen: nvml_node.Listen
-) -> nvml_node.Ended:
+    node: nvml_node.StruckNode, moment: nvml_node.Moment, code: int, listen: nvml_node.Listen
+) -> nvml_node.End:
     """Have one call fail once, with a log that loses all and with a good one."""
-    unheard = node.strike(site, code=code, listen=listen)
-    ended = node.strike(site, code=code)
-    assert ended == unheard, "it ends differently where no line of the log is lost"
-    what = site.function, code
+    unheard = node.strike(moment, code=code, listen=listen)
+    end = node.strike(moment, code=code)
+    assert end == unheard, "it ends differently where no line of the log is lost"
+    answer = moment.function, code
     # What the change did not see at first is kept, and with it the journal until all is right.
-    assert ended.remaining in ([], ["journal"] if what in nvml_answers.UNSEEN else [])
+    assert end.remaining in ([], ["journal"] if answer in nvml_answers.HIDING else [])
     # A call that fails beside other GPUs is made once more without them.
-    is_alone = node.scenario.are_changes_all and site.function == "nvmlDeviceSetMigMode"
-    if not (ended.is_good and is_alone):
-        check_reason(site, code, ended)
-    check_gpus(node, what, ended)
+    is_alone = node.scenario.are_changes_all and moment.function == "nvmlDeviceSetMigMode"
+    if not (end.is_good and is_alone):
+        check_reason(moment, code, end)
+    check_gpus(node, answer, end)
     check_next(node)
-    return ended
+    return end
 
 
 @pytest.mark.slow
@@ -102,20 +102,24 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
     ends: collections.Counter[str] = collections.Counter()
     lost: collections.Counter[str] = collections.Counter()
 
-    def strike(site: nvml_node.Site, code: int, way: str) -> bool:
+    def strike(moment: nvml_node.Moment, code: int, way: str) -> bool:
         listen = functools.partial(lost_stderr.logging_lost, way, lost)
-        ended = play(node, site, code, listen)
-        ends["Recovered" if ended.is_good else ended.outcome.reason.value] += 1
+        end = play(node, moment, code, listen)
+        ends["Recovered" if end.is_good else end.outcome.reason.value] += 1
         return True
 
-    cases = [(site, code) for site in node.record() for code in nvml_codes.codes_of(site.function)]
+    cases = [
+        (moment, code)
+        for moment in node.moments()
+        for code in nvml_codes.codes_of(moment.function)
+    ]
     # A call that changes a GPU fails in every way, also where the others are sampled.
-    changes = [case for case in cases if case[0].function in nvml_codes.CHANGES]
-    chosen = dict.fromkeys((*changes, *matrices.sample(cases, pytestconfig.getoption("every"))))
-    for (site, code), way in zip(chosen, itertools.cycle(WAYS), strict=False):
-        name, before = f"{site}, {nvml_codes.name_of(code)}, {way}", lost.total()
+    changing = [case for case in cases if case[0].function in nvml_codes.CHANGES]
+    chosen = dict.fromkeys((*changing, *matrices.sample(cases, pytestconfig.getoption("every"))))
+    for (moment, code), way in zip(chosen, itertools.cycle(WAYS), strict=False):
+        name, before = f"{moment}, {nvml_codes.name_of(code)}, {way}", lost.total()
         try:
-            faults.play(name, functools.partial(strike, site, code, way))
+            faults.play(name, functools.partial(strike, moment, code, way))
         except AssertionError as error:
             faults.problems.append(f"{name}: {error}")
         logs.tried += 1
@@ -142,11 +146,11 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
 def test_a_call_that_hangs_is_given_up_and_the_change_undone(
     node: nvml_node.StruckNode, function: str
 ) -> None:
-    sites = [site for site in node.record() if site.function == function]
+    moments = [moment for moment in node.moments() if moment.function == function]
     command = nvml_worker.worker_command(program=simulated_worker.program(node.state.path))
     node.gpus = nvml_worker.WorkerGpus(command=command, timeout_s=HUNG_TIMEOUT_S)
-    for site in dict.fromkeys((sites[0], sites[-1])):
-        ended = node.strike(site, hang_s=600)
-        assert ended.outcome.reason is Reason.NVML_TIMEOUT, site
-        assert (ended.remaining, ended.shape) == ([], node.before)
+    for moment in dict.fromkeys((moments[0], moments[-1])):
+        end = node.strike(moment, hang_s=600)
+        assert end.outcome.reason is Reason.NVML_TIMEOUT, moment
+        assert (end.remaining, end.shape) == ([], node.before)
         check_next(node)

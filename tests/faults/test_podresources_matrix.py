@@ -1,6 +1,6 @@
-"""Each question of a run to kubelet's PodResources socket goes wrong once, as ``FAILURES`` lists.
+"""Every call of a run to kubelet's PodResources socket fails once in every way of ``FAILURES``.
 
-A case counts only if the question was asked while the socket was another one; every case must.
+A case counts only if the agent made the call while another socket was there; every case must.
 """
 
 import contextlib
@@ -139,16 +139,16 @@ FAILURES: Mapping[str, Callable[[pathlib.Path], contextlib.AbstractContextManage
 SILENT = frozenset({"hanging", "garbage", "refusing", "resetting", "trickling"})
 """Those where the adapter may wait until its deadline."""
 _MIN_CALLS, _MAX_CALLS = 8, 12
-"""How many questions a reconfiguration asks; how often a wait asks is a matter of time."""
+"""How many calls a reconfiguration makes; how often a wait polls is a matter of time."""
 
 
 class Flaky:
-    """Asks kubelet through the real adapter; the socket is another one during one question."""
+    """Calls kubelet through the real adapter; another socket is there during one call."""
 
     def __init__(self, name: str) -> None:
-        self.asked = 0
-        self.fails_at = 0
-        """The question that goes wrong; 0: none."""
+        self.calls = 0
+        self.struck = 0
+        """The number of the call that fails; 0: none."""
         self._how = FAILURES[name]
 
     def wrap(
@@ -158,22 +158,22 @@ class Flaky:
         return self
 
     def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
-        with self._question():
+        with self._call():
             return self._allocations.assigned_devices()
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
-        with self._question():
+        with self._call():
             return self._allocations.allocatable()
 
-    def _question(self) -> contextlib.AbstractContextManager[object]:
-        self.asked += 1
-        is_struck = self.asked == self.fails_at
+    def _call(self) -> contextlib.AbstractContextManager[object]:
+        self.calls += 1
+        is_struck = self.calls == self.struck
         return self._how(self._path) if is_struck else contextlib.nullcontext()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
-def test_kubelet_question_may_fail_once_and_the_layout_is_applied(
+def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
     name: str, record_property: matrices.Note
 ) -> None:
     flaky = Flaky(name)
@@ -181,22 +181,22 @@ def test_kubelet_question_may_fail_once_and_the_layout_is_applied(
     timeout_s = api_node.SILENCE_TIMEOUT_S if name in SILENT else api_node.REQUEST_TIMEOUT_S
     with api_node.staged(wrap=flaky.wrap, kubelet_timeout_s=timeout_s) as stage:
 
-        def questions(fails_at: int) -> int:
-            """Reconfigure with one question going wrong; return how many were asked."""
+        def calls_with(struck: int) -> int:
+            """Reconfigure while one call fails; return how many the agent made."""
             stage.occupy()
-            flaky.asked, flaky.fails_at = 0, fails_at
+            flaky.calls, flaky.struck = 0, struck
             stage.reconfigure()
-            return flaky.asked
+            return flaky.calls
 
         def play(nth: int) -> bool | None:
-            is_struck = questions(nth) >= nth
+            is_struck = calls_with(nth) >= nth
             ends, lost = stage.ends()
-            # The question comes again, so one without an answer makes no run fail.
+            # The agent repeats the call, so no run fails.
             assert (set(ends) <= GOOD, lost, stage.remaining()) == (True, [], []), nth
             return is_struck or None
 
-        least = min(questions(0) for _ in range(3))
+        least = min(calls_with(0) for _ in range(3))
         assert _MIN_CALLS <= least <= _MAX_CALLS
         for nth in range(1, least + 1):
-            row.play(f"question {nth}", functools.partial(play, nth))
+            row.play(f"call {nth}", functools.partial(play, nth))
     row.judge(record_property, {"played again": row.played_again}, of=least)

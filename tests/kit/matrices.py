@@ -1,10 +1,13 @@
 """Matrices play every fault at every moment of a change; ``docs/results`` has what they counted.
 
+They share these words:
+
 moment: Where a fault can strike: a call of a port, of NVML, of the API server or of kubelet.
 fault: What strikes there: a kill, an error, silence, or a write of another program.
-case: One fault at one moment. It counts as struck only if the fault came into effect there.
+case: One fault at one moment. It is struck if the fault came into effect there.
 end: How the node is once the change, or what recovers it, has ended.
-row: All cases of one change or of one fault, with their counts.
+result: What was counted in one case or in many, and what is wrong with their ends.
+row: The results of all cases of one change or one fault.
 """
 
 import json

@@ -88,13 +88,13 @@ class SoakCluster(simulated_rig.SimulatedRig):
             return False
         if not any(pod.is_ready and not pod.is_terminating for pod in self._plugins()):
             return False
-        taken = {device for devices in self.kubelet.assigned.values() for device in devices}
+        in_use = {device for devices in self.kubelet.assigned.values() for device in devices}
         real = simulated_rig.devices(self.state)
         free = sorted(
             device
             for ids in self.schedulable.values()
             for device in ids
-            if device in real and device not in taken
+            if device in real and device not in in_use
         )
         if not free:
             return False
@@ -138,8 +138,8 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     def start_other_client(self, pick: int) -> bool:
         """Let a process beside all pods hold a device."""
-        taken = {device for devices in self.kubelet.assigned.values() for device in devices}
-        free = sorted(simulated_rig.devices(self.state).keys() - taken)
+        in_use = {device for devices in self.kubelet.assigned.values() for device in devices}
+        free = sorted(simulated_rig.devices(self.state).keys() - in_use)
         if not free:
             return False
         kind = states.ClientKind.COMPUTE if pick % 2 else states.ClientKind.MONITOR
@@ -153,8 +153,8 @@ class SoakCluster(simulated_rig.SimulatedRig):
             self.state.remove_client(client)
         self.other_clients.clear()
 
-    def appease(self) -> None:
-        """Take away whatever may rightly keep a layout from coming into force."""
+    def remove_obstacles(self) -> None:
+        """Remove everything that may rightly keep a layout from being applied."""
         self.end_other_clients()
         self.state.clear_faults()
         self.disruptions.refusals.clear()

@@ -19,22 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from mig_manager import errors
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
-from tests import contract
+from tests import changes, contract
 from tests.crash.soak import cluster, process, script
 from tests.node import fakes
 from tests.stage import agent_stage
 
 _SPEC = "A100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")
-_SHORT = """
-version: v1
-mig-configs:
-  all-1g.5gb:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  all-balanced:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
-"""
-"""The same layouts; reading the whole file would be half of the time."""
 _WARM_UP = 0.1
 """Share of the runs that fill caches, and say nothing about growth."""
 _SAMPLES = 100
@@ -115,7 +106,7 @@ def growth(samples: Sequence[Sample]) -> Growth:
 def _agent() -> Iterator[Callable[[int], None]]:
     """Give what has an agent's loop apply the layouts in turn, to one GPU in memory."""
     rig = cluster.SoakCluster(_SPEC, is_gated=True, script_=script.Script())
-    agent = process.Process(rig, fakes.FakeConfig(_SHORT), heals=False)
+    agent = process.Process(rig, fakes.FakeConfig(changes.document(_LAYOUTS)), heals=False)
     layouts = itertools.cycle(_LAYOUTS)
 
     def reconfigure(times: int) -> None:

@@ -65,7 +65,7 @@ class Soak(stateful.RuleBasedStateMachine):
         spec: str,
         is_gated: bool,  # noqa: FBT001 - hypothesis passes by name
         heals: bool,  # noqa: FBT001 - as above
-        kill: list[script.Event],
+        kill: list[script.Fault],
         seeds: list[tuple[int, int, int]],
     ) -> None:
         self.rig = soak_cluster.SoakCluster(spec, is_gated=is_gated, script_=script.Script())
@@ -92,19 +92,19 @@ class Soak(stateful.RuleBasedStateMachine):
 
     # -- what people request
 
-    def request(self, name: str, happens: list[script.Event]) -> None:
+    def request(self, name: str, faults: list[script.Fault]) -> None:
         self._label(name)
-        self._serve(happens)
+        self._serve(faults)
 
-    request_layout = stateful.rule(name=script.names, happens=script.events)(request)
-    request_and_kill = stateful.rule(name=script.names, happens=script.kills)(request)
+    request_layout = stateful.rule(name=script.names, faults=script.faults)(request)
+    request_and_kill = stateful.rule(name=script.names, faults=script.kills)(request)
     request_undisturbed = stateful.rule(
-        name=st.sampled_from(layouts.NAMES), happens=script.no_events
+        name=st.sampled_from(layouts.NAMES), faults=script.no_faults
     )(request)
 
-    @stateful.rule(happens=st.one_of(script.no_events, script.events))
-    def serve_again(self, happens: list[script.Event]) -> None:
-        self._serve(happens)
+    @stateful.rule(faults=st.one_of(script.no_faults, script.faults))
+    def serve_again(self, faults: list[script.Fault]) -> None:
+        self._serve(faults)
 
     @stateful.rule()
     def take_the_label_away(self) -> None:
@@ -255,7 +255,7 @@ class Soak(stateful.RuleBasedStateMachine):
     def _judge_undisturbed(self) -> None:
         """End all disturbance: then every layout that the GPUs can have becomes active."""
         self._clear_faults()
-        self.rig.appease()
+        self.rig.remove_obstacles()
         name = next((n for n, lay in self.layouts.items() if layouts.is_feasible(lay)), "a")
         if not layouts.is_feasible(self.layouts[name]):
             self.layouts[name] = layouts.layout_of(self.products, (0, 0, 0))
@@ -277,11 +277,11 @@ class Soak(stateful.RuleBasedStateMachine):
 
     # -- one step of the agent, and what is true after it
 
-    def _serve(self, happens: list[script.Event]) -> None:
+    def _serve(self, faults: list[script.Fault]) -> None:
         if self.process is None:
             self.process = process.Process(self.rig, self.configs, heals=self.heals)
         self._begin_step()
-        self._end_step(self.process.step(happens))
+        self._end_step(self.process.step(faults))
 
     def _begin_step(self) -> None:
         rig = self.rig
@@ -302,7 +302,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.is_at_rest = not (step.is_killed or is_left)
         COUNTS["runs"] += len(step.names)
         COUNTS["kills"] += step.is_killed
-        for kind in self.rig.script.happened:
+        for kind in self.rig.script.struck:
             COUNTS[kind.value] += 1
         COUNTS["driver faults struck"] += sum((self._fired() - self.fired).values())
         if step.is_over:
@@ -364,8 +364,8 @@ class Soak(stateful.RuleBasedStateMachine):
                 not self._differences((*(None,) * index, layout[index])) for layout in self.tried
             )
             if not is_wanted and not self._was_before(index, found):
-                happened = self.rig.script.happened
-                assert index in excused, (index, found, messages, self.step, happened)
+                struck = self.rig.script.struck
+                assert index in excused, (index, found, messages, self.step, struck)
                 COUNTS["GPUs not undone"] += 1
         if self._remember(is_undone=not is_confessed):
             self.tried.clear()
@@ -427,7 +427,7 @@ class Soak(stateful.RuleBasedStateMachine):
             allocatable = {uuid for ids in self.rig.schedulable.values() for uuid in ids}
             there = simulated_rig.devices(self.rig.state)
             assert allocatable == there.keys(), (self.step.outcome, self.rig.schedulable, there)
-        if not self.rig.script.happened and len(self.step.names) == 1:
+        if not self.rig.script.struck and len(self.step.names) == 1:
             for uid, devices in self.rig.evicted.items():
                 assert devices & self.rig.gone_devices, f"{uid} was evicted in vain"
 

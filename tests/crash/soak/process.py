@@ -15,7 +15,7 @@ from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import resets
-from tests.crash import points
+from tests.crash import moments
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
 from tests.node import fakes, inboxes, strikes
@@ -75,7 +75,7 @@ class Process:
             "configs": configs,
         }
         heard: dict[str, Any] = {
-            n: points.Port(p, n, rig.script.call) for n, p in in_memory.items()
+            n: moments.Port(p, n, rig.script.call) for n, p in in_memory.items()
         }
         agent = in_process.assembled(
             settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
@@ -95,9 +95,9 @@ class Process:
         self._thread = threading.Thread(target=self._live, args=(agent,), daemon=True)
         rig.script.acts[script.Kind.STOP] = self._stop
 
-    def step(self, events: Sequence[script.Event] = ()) -> Step:
+    def step(self, faults: Sequence[script.Fault] = ()) -> Step:
         """Let the agent work until it rests, and return how that ended."""
-        self._rig.script.begin(events)
+        self._rig.script.begin(faults)
         self.box.begin()
         try:
             for _ in range(_MAX_TRIES):

@@ -1,4 +1,4 @@
-"""What happens between runs and at their n-th call: kills, faults, and other people's acts."""
+"""Faults at the n-th call of a run: kills, errors, and other people's acts, some between runs."""
 
 import enum
 import random
@@ -14,7 +14,7 @@ from tests.node import strikes
 
 
 class Kind(enum.Enum):
-    """What may happen in the middle of a run."""
+    """What may strike in the middle of a run."""
 
     KILL_BEFORE = "kill before the call"
     KILL_AFTER = "kill after the call has worked"
@@ -40,8 +40,8 @@ _AFTER = frozenset({Kind.KILL_AFTER, Kind.FAIL_AFTER})
 _BEFORE = frozenset(Kind) - IN_DRIVER - _AFTER
 
 
-class Event(NamedTuple):
-    at: int
+class Fault(NamedTuple):
+    moment: int
     """The n-th call of a port, or change of a GPU, of this run; from 1."""
     kind: Kind
     pick: int
@@ -76,56 +76,56 @@ _OTHERS = (
 """What others do between the runs; pods start most often."""
 
 
-def _happenings(seed: bytes, kinds: Sequence[Kind], most: int) -> list[Event]:
-    """Choose evenly what happens at which call: hypothesis' own numbers crowd at the edges."""
+def _faults_of(seed: bytes, kinds: Sequence[Kind], most: int) -> list[Fault]:
+    """Choose faults and their calls evenly: hypothesis' own numbers crowd at the edges."""
     dice = random.Random(seed)  # noqa: S311 - acts of a test
-    happens = []
+    faults = []
     for _ in range(dice.randint(1, most)):
         kind = dice.choice(kinds)
         # Many runs are short: most find their layout active.
         last = 14 if kind in IN_DRIVER else dice.choice((8, 25, 55))
-        happens.append(Event(dice.randint(1, last), kind, dice.randrange(1000)))
-    return happens
+        faults.append(Fault(dice.randint(1, last), kind, dice.randrange(1000)))
+    return faults
 
 
 _seeds = st.binary(min_size=8, max_size=8)
-events = _seeds.map(lambda seed: _happenings(seed, tuple(Kind), 6))
-kills = _seeds.map(lambda seed: _happenings(seed, DEADLY, 1))
-no_events = st.just(list[Event]())
+faults = _seeds.map(lambda seed: _faults_of(seed, tuple(Kind), 6))
+kills = _seeds.map(lambda seed: _faults_of(seed, DEADLY, 1))
+no_faults = st.just(list[Fault]())
 acts = st.lists(
     st.tuples(st.sampled_from((*_OTHERS, *_OTHERS[:1] * 3)), picks), min_size=1, max_size=6
 )
 
 
 class Script:
-    """Counts the calls of one run and lets happen what is due."""
+    """Counts the calls of one run, and strikes at those that have a fault."""
 
     def __init__(self) -> None:
         self.acts: dict[Kind, Callable[[int], object]] = {}
         """What other people do."""
-        self.happened: list[Kind] = []
+        self.struck: list[Kind] = []
         self.failed_ports: set[str] = set()
-        self._events: Sequence[Event] = ()
+        self._faults: Sequence[Fault] = ()
         self._calls = 0
         self._changes = 0
         self._is_dead = False
 
-    def begin(self, events: Sequence[Event]) -> None:
-        self._events = events
+    def begin(self, faults: Sequence[Fault]) -> None:
+        self._faults = faults
         self._calls = self._changes = 0
         self._is_dead = False
-        self.happened = []
+        self.struck = []
         self.failed_ports = set()
 
     def end(self) -> None:
-        self._events = ()
+        self._faults = ()
         self._is_dead = False
 
     def call(self, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Make a call of a port, and let happen what comes before and after it."""
+        """Make a call of a port, with the faults before and after it."""
 
         def decided(view: Any) -> Any:
-            # What comes before the write happens once it is decided, when it is too late.
+            # A fault before the write strikes once the write is decided, when it is too late.
             change = args[0](view)
             self._before(name)
             return change
@@ -135,40 +135,40 @@ class Script:
         else:
             self._before(name)
             answer = method(*args, **kwargs)
-        self._let_happen(name, self._calls, _AFTER)
+        self._strike(name, self._calls, _AFTER)
         return answer
 
     def _before(self, port: str) -> None:
         """Count a call of a port; it may never be made."""
         self._live()
         self._calls += 1
-        self._let_happen(port, self._calls, _BEFORE)
+        self._strike(port, self._calls, _BEFORE)
 
     def before_change(self) -> None:
         self._live()
         self._changes += 1
-        self._let_happen("gpus", self._changes, {Kind.KILL_IN_DRIVER})
+        self._strike("gpus", self._changes, {Kind.KILL_IN_DRIVER})
 
     def after_change(self) -> None:
-        """Let happen what comes after the same change."""
-        self._let_happen("gpus", self._changes, {Kind.KILL_AFTER_CHANGE})
+        """Strike after the same change."""
+        self._strike("gpus", self._changes, {Kind.KILL_AFTER_CHANGE})
 
-    def _let_happen(self, port: str, number: int, kinds: Collection[Kind]) -> None:
-        for event in self._events:
-            if event.at != number or event.kind not in kinds:
+    def _strike(self, port: str, number: int, kinds: Collection[Kind]) -> None:
+        for fault in self._faults:
+            if fault.moment != number or fault.kind not in kinds:
                 continue
-            if event.kind in DEADLY:
-                self.happened.append(event.kind)
+            if fault.kind in DEADLY:
+                self.struck.append(fault.kind)
                 self._is_dead = True
                 self._live()
-            elif event.kind in (Kind.FAIL_BEFORE, Kind.FAIL_AFTER):
-                error = _failure(port, event.pick)
+            elif fault.kind in (Kind.FAIL_BEFORE, Kind.FAIL_AFTER):
+                error = _failure(port, fault.pick)
                 if error is not None:
-                    self.happened.append(event.kind)
+                    self.struck.append(fault.kind)
                     self.failed_ports.add(port.partition(".")[0])
                     raise error
-            elif self.acts[event.kind](event.pick):
-                self.happened.append(event.kind)
+            elif self.acts[fault.kind](fault.pick):
+                self.struck.append(fault.kind)
 
     def _live(self) -> None:
         # Whatever still runs of a dead process must not reach the rig.

@@ -342,7 +342,7 @@ class _Explorer:
         self._seen.add(key)
 
     def rest(self, play: PlayedChange, allowed: Sequence[End]) -> int:
-        """Let an agent serve in peace, and judge how that ends; return how many moments it had."""
+        """Let an agent serve undisturbed, and judge its end; return how many moments it had."""
         self._judge(play, play.serve(_nothing_happens), allowed)
         return play.moment
 

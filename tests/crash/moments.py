@@ -1,8 +1,8 @@
-"""Points at which an agent process can be killed: before and after every call of a port.
+"""Moments at which an agent process can be killed: before and after every call of a port.
 
-A point's name has the side, the call and its number: ``after node.patch #3``. Reads are counted
+A moment's name has the side, the call and its number: ``after node.patch #3``. Reads are counted
 from the last call that may change something: ``after workloads.list #2 since node.patch #3``. So
-one more poll in a wait renames no other point.
+one more poll in a wait renames no other moment.
 """
 
 import collections
@@ -22,13 +22,13 @@ _CHANGE = re.compile(r"before (node\.(update|patch|announce)|hooks\.run|services
 """The first calls of an agent that change anything."""
 
 
-class Points:
-    """Notes every point that a process comes to, and strikes the process at one of them.
+class Moments:
+    """Notes every moment that a process comes to, and strikes the process at one of them.
 
     Args:
-        log: Where points are noted, one a line; what was noted before a kill is there after it.
-            A kill follows the note of its point before any other point can be noted.
-        strike_at: The point; None: nowhere.
+        log: Where moments are noted, one a line; what was noted before a kill is there after it.
+            A kill follows the note of its moment before any other moment can be noted.
+        strike_at: The moment; None: nowhere.
         strike_with: The signal.
     """
 
@@ -49,14 +49,14 @@ class Points:
         self._last = "the start"
 
     def come_to(self, what: str) -> None:
-        """Note a point; the process may not live to see the end of this call."""
+        """Note a moment; the process may not live to see the end of this call."""
         with self._lock:
             self._seen[what] += 1
             self._note(f"{what} #{self._seen[what]}")
 
     @contextlib.contextmanager
     def around(self, call: str) -> Iterator[None]:
-        """Come to the points before and after a call, also one that fails."""
+        """Come to the moments before and after a call, also one that fails."""
         self._come_to("before", call)
         try:
             yield
@@ -64,7 +64,7 @@ class Points:
             self._come_to("after", call)
 
     def call(self, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Make a call of a port between two points."""
+        """Make a call of a port between two moments."""
         with self.around(name):
             result = method(*args, **kwargs)
         # What a context manager does, it does at its beginning and its end.
@@ -97,30 +97,33 @@ class Points:
                 self._reads.clear()
             self._note(f"{what} #{self._seen[what]}")
 
-    def _note(self, point: str) -> None:
-        os.write(self._log, f"{point}\n".encode())
-        if point == self._strike_at:
+    def _note(self, moment: str) -> None:
+        os.write(self._log, f"{moment}\n".encode())
+        if moment == self._strike_at:
             os.kill(os.getpid(), self._strike_with)
 
 
-def chosen(points: Sequence[str]) -> tuple[str, ...]:
-    """Return the points at which a strike may meet a node that no other one met.
+def chosen(moments: Sequence[str]) -> tuple[str, ...]:
+    """Return the moments at which a strike may meet a node that no other one met.
 
     Args:
-        points: All that an undisturbed process came to.
+        moments: All that an undisturbed process came to.
     """
     first = next(
-        (number for number, point in enumerate(points) if _CHANGE.match(point)), len(points) - 1
+        (number for number, moment in enumerate(moments) if _CHANGE.match(moment)),
+        len(moments) - 1,
     )
-    begun = max(number for number in range(first) if points[number].startswith("after "))
+    begun = max(number for number in range(first) if moments[number].startswith("after "))
     return tuple(
-        point for point in points[begun:] if point.startswith("after ") and not _is_repeated(point)
+        moment
+        for moment in moments[begun:]
+        if moment.startswith("after ") and not _is_repeated(moment)
     )
 
 
-def _is_repeated(point: str) -> bool:
-    """Return whether a point is another poll of a wait: the agent changed nothing since."""
-    name, _, anchor = point.partition(" since ")
+def _is_repeated(moment: str) -> bool:
+    """Return whether a moment is another poll of a wait: the agent changed nothing since."""
+    name, _, anchor = moment.partition(" since ")
     return bool(anchor) and not name.endswith(" #1")
 
 
@@ -129,7 +132,7 @@ class Port:
 
     Args:
         port: The real one.
-        name: What the points call it.
+        name: What the moments call it.
         call: Makes each call: its name, the method and its arguments.
     """
 
