@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.node import pod_object, strategies, well_known
@@ -169,15 +169,19 @@ class Loss:
     kind: DeviceKind
     ending: int
     replicas: int = 1  # how many pods can share one
+    has_unknown: bool = False
+    """Whether pods may use further devices, on an unreachable GPU."""
 
     @property
     def is_total(self) -> bool:
         """Whether every pod with such a device is affected."""
-        return self.ending >= self.kind.count
+        return self.ending >= self.kind.count and not self.has_unknown
 
     @property
     def least(self) -> int:
         """How many devices in use are destroyed even if unused ones go first."""
+        if self.has_unknown:
+            return 0
         in_use = math.ceil(self.kind.requested / self.replicas)
         return max(0, in_use - max(0, self.kind.count - self.ending))
 
@@ -207,7 +211,7 @@ def kinds(
 
 def losses(
     plan: steps.Plan,
-    gpus: Iterable[model.Gpu],
+    gpus: Sequence[model.Gpu],
     pods: Iterable[pod_object.Pod],
     *,
     strategy: strategies.Strategy | None,
@@ -217,7 +221,6 @@ def losses(
 
     ``capacity`` is the node's, which counts a device once for each replica.
     """
-    gpus = tuple(gpus)
     most: collections.Counter[str] = collections.Counter()
     for name, count in devices_of(capacity).items():
         # Kubelet keeps the capacity of a device's former name, shared or not, for five minutes.
@@ -235,6 +238,7 @@ def losses(
             kind=kind,
             ending=ending[kind.resource],
             replicas=max(1, most[kind.resource] // kind.count),
+            has_unknown=bool(model.unreachable(gpus)),
         )
         for kind in kinds(gpus, pods, strategy=strategy)
         if ending[kind.resource] and kind.pods

@@ -108,6 +108,17 @@ def test_a_first_layout_changes_modes_and_resets_gpus() -> None:
     assert changes == [(0, True, True), (1, True, True)]
 
 
+def test_a_pod_that_may_use_an_unreachable_gpu_is_not_certainly_evicted() -> None:
+    both = gpus(agents.BALANCED)
+    published = gpu_values.seen_of(both, {both[1].uuid})
+
+    found = previewed(node(published, **MIXED), "all-1g.5gb", pod("p", "nvidia.com/mig-2g.10gb"))
+
+    assert found.is_changed
+    assert (found.evicted, found.maybe_evicted) == ((), ("default/p",))
+    assert [loss.least for loss in found.losses or ()] == [0]
+
+
 def test_resources_by_profile_separate_certain_from_possible_evictions() -> None:
     there = node(gpus(agents.BALANCED), **MIXED)
 
