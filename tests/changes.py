@@ -30,6 +30,8 @@ LAYOUTS: Mapping[str, str | Gpus] = {
     "uneven-changed": (_SLICE, "2g.10gb@0 3g.20gb@4"),
     "halves": "3g.20gb@0 3g.20gb@4",
     "inside": "3g.20gb@0 1c.3g.20gb@4 1c.3g.20gb@4 1c.3g.20gb@4",
+    "ones": "1g.6gb@0 1g.6gb@1 1g.6gb@2 1g.6gb@3",
+    "twos": "2g.12gb@0 2g.12gb@2",
     "ampere": "2g.12gb@0 1g.6gb@2 1g.6gb@3",
     "hopper": "1g.10gb@0 1g.10gb@1 3g.40gb@4",
 }

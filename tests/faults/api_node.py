@@ -22,6 +22,7 @@ from mig_manager.core import model, ports, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects, sandbox_node
+from tests import changes
 from tests.node import fakes
 from tests.stage import agent_stage, in_process
 
@@ -30,14 +31,6 @@ DEADLINE_S = 60.0
 """After this long a node that is not served is one that stays so."""
 DRAIN_TIMEOUT_S = 7.0
 """Longer than the pause after an eviction that got no proper answer."""
-LAYOUTS = """\
-version: v1
-mig-configs:
-  ones:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.6gb: 4}}
-  twos:
-  - {devices: all, mig-enabled: true, mig-devices: {2g.12gb: 2}}
-"""
 RESOURCES = {"ones": "nvidia.com/mig-1g.6gb", "twos": "nvidia.com/mig-2g.12gb"}
 QUICK = sandbox_node.NodeOptions(
     tick_s=0.03, pod_start_s=0.02, pod_stop_s=0.02, plugin_start_s=0.02
@@ -78,7 +71,7 @@ class InProcessStage(agent_stage.AgentStage):
     ) -> None:
         super().__init__(
             "A30",
-            text=LAYOUTS,
+            text=changes.document(RESOURCES),
             node_options=dataclasses.replace(QUICK, deploy_style=style),
         )
         self.telemetry = fakes.FakeTelemetry()
