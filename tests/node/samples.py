@@ -251,8 +251,8 @@ def words(plan: steps.Plan) -> list[str]:
     return lines
 
 
-def balanced() -> tuple[model.Gpu, ...]:
+def balanced() -> model.ObservedGpus:
     """An A100 with 1g.5gb twice, 2g.10gb and 3g.20gb."""
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     wanted = want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
-    return gpu_values.brought_to((gpu,), wanted)
+    return model.ObservedGpus(gpu_values.brought_to((gpu,), wanted))

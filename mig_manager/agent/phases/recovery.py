@@ -187,7 +187,7 @@ def _parse_record(text: str | None) -> requests.RequestRecord | None:
 
 def is_possible(
     job: jobs.Job,
-    now: Sequence[model.Gpu],
+    now: model.ObservedGpus,
     snapshot: Sequence[model.GpuSnapshot],
 ) -> bool:
     """Return whether a snapshot can be restored without taking a device from a pod.
@@ -276,7 +276,7 @@ def roll_back(job: jobs.Job) -> str:
 def _require_unused(
     deps: ports.Dependencies,
     plan: steps.Plan,
-    now: Sequence[model.Gpu],
+    now: model.ObservedGpus,
     cancel: ports.Cancellation,
 ) -> None:
     pods = survey.name_users(deps, plan, now, cancel)

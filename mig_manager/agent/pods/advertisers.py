@@ -45,14 +45,14 @@ class Advertiser(Protocol):
         """Hide the advertised devices from pods until new ones are advertised."""
 
     def missing(
-        self, job: jobs.Job, gpus: Sequence[model.Gpu], pods: Pods, changed: frozenset[str]
+        self, job: jobs.Job, gpus: model.ObservedGpus, pods: Pods, changed: frozenset[str]
     ) -> errors.NotReadyError | None:
         """Return how the advertised devices differ from the GPUs'; None if they match.
 
         All devices of the GPUs with the UUIDs ``changed`` must be healthy.
         """
 
-    def is_stale(self, job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
+    def is_stale(self, job: jobs.Job, gpus: model.ObservedGpus) -> bool:
         """Return whether a ready pod advertises outdated devices."""
 
     def why_refused(
@@ -60,7 +60,7 @@ class Advertiser(Protocol):
     ) -> str:
         """Return why it would exit with the new devices; empty if it would not, or if unknown."""
 
-    def why_not_starting(self, gpus: Iterable[model.Gpu]) -> str:
+    def why_not_starting(self, gpus: model.ObservedGpus) -> str:
         """Return why the layout may keep it from starting, for a message.
 
         Empty for a program whose incompatible layouts are refused before the change.
@@ -83,7 +83,7 @@ class PodWaitsError(errors.NotReadyError):
 
 
 def not_ready(
-    advertiser: Advertiser, pods: Pods, gpus: Iterable[model.Gpu], label: str | None
+    advertiser: Advertiser, pods: Pods, gpus: model.ObservedGpus, label: str | None
 ) -> errors.NotReadyError:
     """Return the error that no pod of a program is ready, with kubelet's reasons.
 

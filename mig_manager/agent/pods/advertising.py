@@ -97,7 +97,7 @@ def find_resumed(job: jobs.Job) -> _Advertisers:
     )
 
 
-def find(job: jobs.Job, pods: _Pods, gpus: Sequence[model.Gpu]) -> _Advertisers:
+def find(job: jobs.Job, pods: _Pods, gpus: model.ObservedGpus) -> _Advertisers:
     """Return the programs that advertise the node's devices, or must do so again.
 
     Phantom devices are removed from the node first: they look like a lost plugin's devices.
@@ -124,7 +124,7 @@ def _with_replaced(
 
 
 def is_schedulable(
-    job: jobs.Job, gpus: Sequence[model.Gpu], changed: frozenset[str] = frozenset()
+    job: jobs.Job, gpus: model.ObservedGpus, changed: frozenset[str] = frozenset()
 ) -> bool:
     """Check, without waiting, whether the node advertises the GPUs' devices.
 
@@ -139,7 +139,7 @@ def is_schedulable(
 def find_stale(
     job: jobs.Job,
     pods: _Pods,
-    gpus: Sequence[model.Gpu],
+    gpus: model.ObservedGpus,
     *,
     changed: frozenset[str] = frozenset(),
     ignored: frozenset[str] = frozenset(),
@@ -158,7 +158,7 @@ def find_stale(
 
 
 def to_restart(
-    job: jobs.Job, pods: _Pods, gpus: Sequence[model.Gpu], changed: frozenset[str] = frozenset()
+    job: jobs.Job, pods: _Pods, gpus: model.ObservedGpus, changed: frozenset[str] = frozenset()
 ) -> tuple[advertisers.Advertiser, ...]:
     """Return the advertisers with outdated devices that were not restarted for this request."""
     again = find_stale(job, pods, gpus, changed=changed, ignored=job.memory.restarted)
@@ -167,7 +167,7 @@ def to_restart(
     return again
 
 
-def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu], changed: frozenset[str]) -> Paused:
+def restart_stale(job: jobs.Job, gpus: model.ObservedGpus, changed: frozenset[str]) -> Paused:
     """Restart advertisers with outdated devices, once in all attempts at a request.
 
     Args:
@@ -194,7 +194,7 @@ def delete(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> None:
             job.deps.workloads.delete(pod)
 
 
-def wait_schedulable(job: jobs.Job, paused: Paused, gpus: Sequence[model.Gpu]) -> None:
+def wait_schedulable(job: jobs.Job, paused: Paused, gpus: model.ObservedGpus) -> None:
     """Wait until device plugin and DRA driver are ready and advertise the GPUs' devices.
 
     Problems that may need a person are published once.
@@ -230,7 +230,7 @@ def require_served(job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods:
 
 
 def _missing(
-    job: jobs.Job, paused: Paused, gpus: Sequence[model.Gpu], pods: _Pods
+    job: jobs.Job, paused: Paused, gpus: model.ObservedGpus, pods: _Pods
 ) -> errors.NotReadyError | None:
     """Return what keeps pods from getting the GPUs' devices; None if nothing does."""
     new = tuple(pod for pod in pods if pod.uid not in paused.old_uids)

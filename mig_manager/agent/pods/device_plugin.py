@@ -44,7 +44,7 @@ class DevicePlugin(advertisers.Advertiser):
     def missing(
         self,
         job: jobs.Job,
-        gpus: Sequence[model.Gpu],
+        gpus: model.ObservedGpus,
         pods: advertisers.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
@@ -60,7 +60,7 @@ class DevicePlugin(advertisers.Advertiser):
             schedulable.why_not(gpus, healthy, node, strategy=strategy, changed=changed)
         )
 
-    def is_stale(self, job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
+    def is_stale(self, job: jobs.Job, gpus: model.ObservedGpus) -> bool:
         """Return whether a ready plugin advertises outdated devices.
 
         An unhealthy device does not count: a new plugin would report it again.
@@ -70,7 +70,7 @@ class DevicePlugin(advertisers.Advertiser):
         return schedulable.is_plugin_stale(gpus, _healthy(job), node, strategy=strategy)
 
     def contradicts_label(
-        self, job: jobs.Job, gpus: Sequence[model.Gpu], pods: advertisers.Pods
+        self, job: jobs.Job, gpus: model.ObservedGpus, pods: advertisers.Pods
     ) -> bool:
         """Return whether a ready plugin of unknown strategy has other devices than the label says.
 
@@ -105,7 +105,7 @@ class DevicePlugin(advertisers.Advertiser):
             f"{refusals[strategy]}"
         )
 
-    def why_not_starting(self, gpus: Iterable[model.Gpu]) -> str:
+    def why_not_starting(self, gpus: model.ObservedGpus) -> str:
         layouts = strategies.gpu_layouts(gpus, {})
         causes = [
             f"with MIG strategy {strategy.value} it does not start: {why}"
@@ -118,7 +118,7 @@ class DevicePlugin(advertisers.Advertiser):
 
 
 def withdraw_phantoms(
-    job: jobs.Job, gpus: Sequence[model.Gpu], node: node_object.NodeView
+    job: jobs.Job, gpus: model.ObservedGpus, node: node_object.NodeView
 ) -> errors.NotReadyError | None:
     """Remove phantom devices from the node; return why that failed.
 
@@ -132,7 +132,7 @@ def withdraw_phantoms(
 
 def without_phantoms(
     job: jobs.Job,
-    gpus: Sequence[model.Gpu],
+    gpus: model.ObservedGpus,
     pods: Iterable[pod_object.Pod],
     kubelet: Callable[[], _Healthy] | None = None,
 ) -> tuple[node_object.NodeView, errors.NotReadyError | None]:
@@ -189,7 +189,7 @@ def without_phantoms(
     return node, None
 
 
-def unknown_plugin(job: jobs.Job, gpus: Sequence[model.Gpu]) -> errors.NotReadyError | None:
+def unknown_plugin(job: jobs.Job, gpus: model.ObservedGpus) -> errors.NotReadyError | None:
     """Return the error that a plugin which the agent cannot restart advertises destroyed devices.
 
     It may be a static pod, a service of the host, or a pod of another controller than a DaemonSet.

@@ -43,7 +43,7 @@ class DraDriver(advertisers.Advertiser):
     def missing(
         self,
         job: jobs.Job,
-        gpus: Sequence[model.Gpu],
+        gpus: model.ObservedGpus,
         pods: advertisers.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
@@ -54,7 +54,7 @@ class DraDriver(advertisers.Advertiser):
             return None
         return advertisers.not_allocatable(claims.why_not_advertised(gpus, slices))
 
-    def is_stale(self, job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
+    def is_stale(self, job: jobs.Job, gpus: model.ObservedGpus) -> bool:
         return self.missing(job, gpus, (), frozenset()) is not None
 
     def why_refused(
@@ -74,7 +74,7 @@ class DraDriver(advertisers.Advertiser):
         return is_used or self.is_awaited(job) or _is_deployed(job, pods)
 
     def current_uids(
-        self, job: jobs.Job, gpus: Sequence[model.Gpu], pods: Iterable[pod_object.Pod]
+        self, job: jobs.Job, gpus: model.ObservedGpus, pods: Iterable[pod_object.Pod]
     ) -> frozenset[str]:
         """Return the UIDs of its pods, if one is ready and the slices match."""
         slices = job.deps.slices.list() if has_ready(pods) and job.deps.slices else None

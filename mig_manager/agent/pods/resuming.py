@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import structlog
 
@@ -89,7 +89,7 @@ def resume_monitors(job: jobs.Job, paused: advertising.Paused) -> None:
                     advertising.delete(job, [pod])
 
 
-def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: Sequence[model.Gpu]) -> bool:
+def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: model.ObservedGpus) -> bool:
     """Wait for a DRA driver: without one, affected pods with ResourceClaims cannot end.
 
     If a claim's devices are unknown, wait for the driver's slices too. Our taint is removed
@@ -130,7 +130,7 @@ def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: Sequence[mod
 
 
 def as_if_paused(
-    job: jobs.Job, gpus: Sequence[model.Gpu], changed: Iterable[model.GpuSnapshot]
+    job: jobs.Job, gpus: model.ObservedGpus, changed: Iterable[model.GpuSnapshot]
 ) -> advertising.Paused:
     """Return the advertisers as if they had been paused for a change of some GPUs.
 

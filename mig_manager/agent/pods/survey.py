@@ -1,7 +1,7 @@
 """Find the users of devices that a plan changes, before the node is touched."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -28,7 +28,7 @@ seconds for the API server's list."""
 
 def wait_for_usage(
     deps: ports.Dependencies,
-    gpus: Sequence[model.Gpu],
+    gpus: model.ObservedGpus,
     affected: Collection[str] | None,
     cancel: ports.Cancellation,
     *,
@@ -109,7 +109,7 @@ def require_idle(
 def name_users(
     deps: ports.Dependencies,
     plan: steps.Plan,
-    gpus: Sequence[model.Gpu],
+    gpus: model.ObservedGpus,
     cancel: ports.Cancellation,
 ) -> str:
     """Name the pods that use, or may use, devices that a plan destroys, if none may be evicted.
@@ -142,7 +142,7 @@ def foreign_managers(
 
 def report_usage(
     deps: ports.Dependencies,
-    gpus: Sequence[model.Gpu],
+    gpus: model.ObservedGpus,
     *,
     has_processes: bool,
     extra_clients: _ExtraClients,
@@ -161,7 +161,7 @@ def report_usage(
 def _observe(
     deps: ports.Dependencies,
     list_pods: Callable[[], tuple[pod_object.Pod, ...]],
-    gpus: Sequence[model.Gpu],
+    gpus: model.ObservedGpus,
     needs_processes: Callable[[gpu_use.Usage], bool],
     extra_clients: _ExtraClients,
 ) -> gpu_use.Usage:

@@ -72,7 +72,7 @@ def of(node: nodes.FleetNode, now: dt.datetime) -> NodeReport:
     if why and (node.gpus or node.has_gpus):
         notes.append(why)
     notes += _notes(node, state, now)
-    notes += [gpu.sentence for gpu in model.unreachable(gpus or ())]
+    notes += [gpu.sentence for gpu in (gpus or model.NO_GPUS).unreachable]
     notes += gpu_recovery.faults(gpus or ())
     return NodeReport(node=node, state=state, gpus=gpus, notes=tuple(notes))
 

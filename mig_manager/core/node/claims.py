@@ -117,7 +117,7 @@ def resolve(devices: Iterable[Device], slices: Iterable[Slice]) -> frozenset[str
     return frozenset(uuids[each] for each in claimed) if claimed <= uuids.keys() else None
 
 
-def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> str:
+def why_not_advertised(gpus: model.ObservedGpus, slices: Iterable[Slice]) -> str:
     """Explain how the slices of our node differ from its GPUs; empty if they match."""
     current = newest(slices)
     sizes = collections.Counter(each.pool for each in current)
@@ -125,7 +125,7 @@ def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> st
         if (size := sizes[each.pool]) < each.count:
             return f"the DRA driver has published {size} of {each.count} ResourceSlices"
     # The driver may have devices of unreachable GPUs too.
-    is_partial = bool(model.unreachable(gpus))
+    is_partial = bool(gpus.unreachable)
     expected, _ = device_ids.expected_ids(gpus)
     listed = [
         uuid

@@ -12,13 +12,13 @@ DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IGN
 Other device plugins have other ids (GKE: ``nvidia0/gi7``)."""
 
 
-def of_gpus(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
+def of_gpus(gpus: model.ObservedGpus) -> frozenset[str] | None:
     """Return the ids of all devices of a node's GPUs; None if not all are known.
 
     For None, an unknown device may belong to an unreachable GPU, which no plan changes. A device
     whose UUID NVML does not report is no reason: a plan may change it.
     """
-    if model.unreachable(gpus):
+    if gpus.unreachable:
         return None
     return frozenset(uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_uuids))
 

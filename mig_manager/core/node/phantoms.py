@@ -9,7 +9,7 @@ one, because it treats the resource as one that needs no allocation.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from mig_manager.core import model
 from mig_manager.core.node import node_object, resources, strategies
@@ -18,7 +18,7 @@ _Devices = Mapping[str, frozenset[str]]
 
 
 def find(
-    gpus: Sequence[model.Gpu],
+    gpus: model.ObservedGpus,
     node: node_object.NodeView,
     strategy: strategies.Strategy | None,
     kubelet: Callable[[], _Devices | None],
@@ -56,10 +56,10 @@ def find(
 
 
 def is_possible(
-    gpus: Sequence[model.Gpu], node: node_object.NodeView, strategy: strategies.Strategy | None
+    gpus: model.ObservedGpus, node: node_object.NodeView, strategy: strategies.Strategy | None
 ) -> bool:
     """Return whether a node may have phantom devices, as far as it and the GPUs show."""
-    if not gpus or model.unreachable(gpus):
+    if not gpus or gpus.unreachable:
         return False
     advertised = resources.devices_of(node.allocatable)
     supplied = _possible_resources(gpus, advertised, strategy or strategies.Strategy.MIXED)

@@ -10,7 +10,7 @@ _REPLICAS = ".replicas"  # end of the labels of GPU feature discovery for replic
 
 
 def why_not(
-    gpus: Iterable[model.Gpu],
+    gpus: model.ObservedGpus,
     allocatable: Mapping[str, frozenset[str]] | None,
     node: node_object.NodeView,
     *,
@@ -25,8 +25,7 @@ def why_not(
     in ``changed``, or of all GPUs, must be healthy; one of an unchanged GPU need not be.
     """
     # Kubelet may have devices of unreachable GPUs too.
-    is_partial = bool(model.unreachable(gpus))
-    gpus = tuple(gpus)
+    is_partial = bool(gpus.unreachable)
     if allocatable is None:
         is_enough = is_partial and _has_at_least(node, _among(gpus, changed), strategy)
         return "" if is_enough else _why_not_counted(gpus, node, strategy, changed)
@@ -52,7 +51,7 @@ def why_not(
 
 
 def unreported_counts(
-    gpus: Sequence[model.Gpu],
+    gpus: model.ObservedGpus,
     allocatable: Mapping[str, frozenset[str]] | None,
     node: node_object.NodeView,
     *,
@@ -63,7 +62,7 @@ def unreported_counts(
     Kubelet writes them with its next heartbeat, after up to 10 s (``nodeStatusUpdateFrequency``).
     Empty unless kubelet lists exactly the devices of all GPUs as healthy.
     """
-    if allocatable is None or model.unreachable(gpus):
+    if allocatable is None or gpus.unreachable:
         return {}
     devices, ids = _devices(allocatable)
     if not ids or ids not in _possible_devices(gpus, strategy):
@@ -72,7 +71,7 @@ def unreported_counts(
 
 
 def destroyed_devices(
-    gpus: Iterable[model.Gpu],
+    gpus: model.ObservedGpus,
     allocatable: Mapping[str, frozenset[str]],
     strategy: strategies.Strategy | None,
 ) -> frozenset[str]:
@@ -127,14 +126,14 @@ def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], registered: int) 
 
 
 def is_plugin_stale(
-    gpus: Sequence[model.Gpu],
+    gpus: model.ObservedGpus,
     allocatable: Mapping[str, frozenset[str]] | None,
     node: node_object.NodeView,
     *,
     strategy: strategies.Strategy | None = None,
 ) -> bool:
     """Return whether the device plugin does not have the current devices."""
-    is_partial = bool(model.unreachable(gpus))
+    is_partial = bool(gpus.unreachable)
     possible = _possible_devices(gpus, strategy)
     devices, ids = _devices(allocatable or {})
     if not (is_partial or any(ids <= expected for expected in possible)):

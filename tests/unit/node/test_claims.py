@@ -197,6 +197,7 @@ OFF = tuple(
     samples.gpu(samples.A100, mode=model.MigMode.DISABLED, index=number) for number in (1, 2)
 )
 BALANCED = samples.balanced()
+ALL = model.ObservedGpus((*BALANCED, *OFF))
 (WHOLE,) = of_gpus(BALANCED)
 PARTIAL = gpu_values.seen_of(OFF, {OFF[1].uuid})
 VFIO = claims.parse_slice(
@@ -209,7 +210,7 @@ FIRST_OF_TWO = dataclasses.replace(WHOLE, generation=2, count=2)
 @pytest.mark.parametrize(
     ("gpus", "slices", "why"),
     [
-        pytest.param((*BALANCED, *OFF), of_gpus((*BALANCED, *OFF)), "", id="exactly the devices"),
+        pytest.param(ALL, of_gpus(ALL), "", id="exactly the devices"),
         pytest.param(BALANCED, (WHOLE, VFIO), "", id="a GPU for virtual machines"),
         pytest.param(
             BALANCED,

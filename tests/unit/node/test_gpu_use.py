@@ -347,7 +347,7 @@ def test_users_has_a_pod_whose_device_no_gpu_has_unless_it_has_no_process(
 
 
 def test_device_ids_are_unknown_with_a_gpu_that_cannot_be_observed() -> None:
-    assert device_ids.of_gpus((gpu(),)) == frozenset({GPU, *MIG.values()})
+    assert device_ids.of_gpus(model.ObservedGpus((gpu(),))) == frozenset({GPU, *MIG.values()})
     lost = model.UnreachableGpu(
         index=1, uuid="", reason=errors.Reason.GPU_LOST, code=None, message="lost"
     )

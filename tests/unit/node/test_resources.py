@@ -115,7 +115,7 @@ def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
 
 def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
     first, second = samples.balanced(), samples.gpu(samples.A100, "7g.40gb@0", index=1)
-    gpus = (*first, second)
+    gpus = model.ObservedGpus((*first, second))
     healthy = {GPU: frozenset(second.mig_uuids)}
     why = schedulable.why_not(gpus, healthy, counted({GPU: 1}, {GPU: 5}))
     assert why == (
@@ -196,7 +196,7 @@ def test_whole_gpus_count_unless_the_strategy_offers_instances(
 def test_without_kubelet_gpus_without_devices_are_compared(
     allocatable: dict[str, int], strategy: strategies.Strategy | None, *, is_good: bool
 ) -> None:
-    gpus = [samples.gpu(samples.A100, index=index) for index in range(2)]
+    gpus = model.ObservedGpus(samples.gpu(samples.A100, index=index) for index in range(2))
     why = schedulable.why_not(gpus, None, counted(allocatable), strategy=strategy)
     assert (why == "") is is_good
 
