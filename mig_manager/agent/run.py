@@ -110,7 +110,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         resolving.note_content(job, target, gpus)
     change = preparing.plan_change(job, target, gpus)
     if change.plan.is_empty:
-        snapshots = change.unrestored_snapshots(change.gpus, job.journal.entries.snapshot)
+        snapshots = change.target.unrestored_snapshots(change.gpus, job.journal.entries.snapshot)
         return verification.verify_unchanged(job, change.gpus, snapshots)
     is_new = job.request.attempt == 1 and job.may_evict and not job.request.repairs
     if is_new and job.journal.entries.is_empty:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 
 from mig_manager import errors
-from mig_manager.change import hook_points, local, pod_use
+from mig_manager.change import hook_points, local, transaction
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import layouts, plans
@@ -48,13 +48,19 @@ def apply(
     variables = {"MIG_PARTED_SELECTED_CONFIG": layout.name}
     points = hook_points.HookPoints(deps.hooks, variables=variables)
     deps = _aware_of_hooks(deps, points)
-    target = _Layout(
+    target = _Target(
         name=layout.name,
         content_hash=layout.content_hash,
-        layout=layout,
         is_mode_only=is_mode_only,
-        pods=deps.pods,
-        processes=deps.processes,
+        gpu_uuids=lambda gpus: frozenset(layouts.select(layout, gpus)),
+        plan=lambda gpus: plans.plan(
+            gpus,
+            layout,
+            is_mode_only=is_mode_only,
+            users=deps.pods.by_device,
+            processes=lambda: _known_processes(deps),
+        ),
+        unrestored_snapshots=functools.partial(layouts.unrestored_elsewhere, layout),
     )
     return _run(deps, target, points, None if is_locked else "apply")
 
@@ -74,12 +80,21 @@ def restore(
         MigManagerError: As ``apply``.
     """
     text = source.read()
-    content = checkpoint.parse(text, source=source.name)
-    target = _Checkpoint(
-        name=f"checkpoint {source.name}",
+    saved = checkpoint.parse(text, source=source.name)
+    name = f"checkpoint {source.name}"
+
+    def plan(gpus: model.ObservedGpus) -> plans.Planned:
+        restored = planner.restore_checkpoint(saved, gpus, is_mode_only=is_mode_only)
+        return plans.Planned(layout=name, gpus=gpus, desired={}, plan=restored, users={})
+
+    target = _Target(
+        name=name,
         content_hash=hashlib.sha256(text.encode(errors="replace")).hexdigest(),
-        saved=content,
         is_mode_only=is_mode_only,
+        gpu_uuids=lambda _: frozenset(gpu.uuid for gpu in saved),
+        plan=plan,
+        # A checkpoint does not cover unreachable GPUs.
+        unrestored_snapshots=model.ObservedGpus.unreachable_snapshots,
     )
     points = hook_points.HookPoints(deps.hooks)
     return _run(_aware_of_hooks(deps, points), target, points, "restore")
@@ -93,66 +108,25 @@ def _aware_of_hooks(
     return dataclasses.replace(deps, pods=pods)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """The layout of a command."""
-
-    name: str
-    content_hash: str
-    layout: layouts.Layout
-    is_mode_only: bool  # whether GPUs in the right MIG mode keep their instances
-    pods: pod_use.PodUse
-    processes: Callable[[], plans.Processes]
-    """Returns the processes that use each GPU; raises HardwareError if the driver refuses."""
-
-    def gpu_uuids(self, gpus: model.ObservedGpus) -> frozenset[str]:
-        return frozenset(layouts.select(self.layout, gpus))
-
-    def plan(self, gpus: model.ObservedGpus) -> plans.Planned:
-        return plans.plan(
-            gpus,
-            self.layout,
-            is_mode_only=self.is_mode_only,
-            users=self.pods.by_device,
-            processes=self._known_processes,
-        )
-
-    def _known_processes(self) -> plans.Processes | None:
-        # What blocks the change is asked again when it begins.
-        with contextlib.suppress(errors.HardwareError):
-            return self.processes()
-        return None
-
-    def unrestored_snapshots(
-        self, gpus: model.ObservedGpus, before: model.Snapshots
-    ) -> model.Snapshots:
-        return layouts.unrestored_elsewhere(self.layout, gpus, before)
+def _known_processes(deps: local.LocalDependencies) -> plans.Processes | None:
+    """Return the processes that use each GPU; None if the driver refuses."""
+    # What blocks the change is asked again when it begins.
+    with contextlib.suppress(errors.HardwareError):
+        return deps.processes()
+    return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Checkpoint:
-    """The checkpoint of a command."""
+class _Target:
+    """The layout or checkpoint of a command."""
 
     name: str
     content_hash: str
-    saved: tuple[checkpoint.SavedGpu, ...]
     is_mode_only: bool  # whether GPUs in the right MIG mode keep their instances
-
-    def gpu_uuids(self, _gpus: model.ObservedGpus) -> frozenset[str]:
-        return frozenset(gpu.uuid for gpu in self.saved)
-
-    def plan(self, gpus: model.ObservedGpus) -> plans.Planned:
-        plan = planner.restore_checkpoint(self.saved, gpus, is_mode_only=self.is_mode_only)
-        return plans.Planned(layout=self.name, gpus=gpus, desired={}, plan=plan, users={})
-
-    def unrestored_snapshots(
-        self, gpus: model.ObservedGpus, before: model.Snapshots
-    ) -> model.Snapshots:
-        # A checkpoint does not cover unreachable GPUs.
-        return gpus.unreachable_snapshots(before)
-
-
-_Target = _Layout | _Checkpoint
+    gpu_uuids: Callable[[model.ObservedGpus], frozenset[str]]
+    plan: Callable[[model.ObservedGpus], plans.Planned]
+    unrestored_snapshots: Callable[[model.ObservedGpus, model.Snapshots], model.Snapshots]
+    """As of ``transaction.Goal``."""
 
 
 def _run(
@@ -180,7 +154,7 @@ def _run(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Goal:
-    """Implements ``transaction.Goal``: the target, and GPUs outside it as before a killed run."""
+    """The target, and GPUs outside it as before a killed run."""
 
     target: _Target
     idle: model.Snapshots  # this change restores them
@@ -207,11 +181,6 @@ class _Goal:
         return steps.Plan(
             gpus=tuple(each for each in planned.plan.gpus if each.gpu_uuid not in pending)
         )
-
-    def unrestored_snapshots(
-        self, gpus: model.ObservedGpus, before: model.Snapshots
-    ) -> model.Snapshots:
-        return self.target.unrestored_snapshots(gpus, before)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +298,7 @@ class _LockedChange:
         try:
             after, executed = change.run(
                 first.plan,
-                goal,
+                transaction.Goal(goal.replan, self.target.unrestored_snapshots),
                 observed=first.gpus,
                 interrupted=tuple(
                     gpu for gpu in self.interrupted.snapshot if gpu not in goal.in_use

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.change import apply, local, transaction
-from mig_manager.core import model, steps
+from mig_manager.core import model
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_recovery, gpu_repair, journals
@@ -140,22 +140,6 @@ class _RestoreOutcome:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Saved:
-    """Implements ``transaction.Goal``: the saved states of GPUs."""
-
-    snapshot: model.Snapshots
-    is_repair: bool  # whether to reset the GPUs that await it first
-
-    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
-        return (planner.repair if self.is_repair else planner.restore)(gpus, self.snapshot)
-
-    def unrestored_snapshots(
-        self, _gpus: model.ObservedGpus, _before: model.Snapshots
-    ) -> model.Snapshots:
-        return ()
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _LockedBoot:
     """The restore of one saved layout, under the lock."""
@@ -216,7 +200,8 @@ class _LockedBoot:
         pending = {*self.uuids, *(gpu.uuid for gpu in self.unreachable)}
         others = tuple(gpu for uuid, gpu in before.items() if uuid in pending - {*uuids})
         saved = tuple(self.target[uuid] for uuid in uuids if uuid in self.target)
-        goal = _Saved(saved, is_repair=is_repair)
+        plan = planner.repair if is_repair else planner.restore
+        goal = transaction.Goal(lambda gpus: plan(gpus, saved), lambda *_: ())
         observed = after = model.NO_GPUS
         try:
             observed = self.deps.gpus.observe()

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.change import change_journal, local
+from mig_manager.change import change_journal, local, transaction
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import stages
 from mig_manager.core.planner import planner
@@ -121,21 +121,6 @@ def require_unused(gpu: model.Gpu) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Goal:
-    """Implements ``transaction.Goal``: a stage, whose journal ends with the course."""
-
-    desired: Mapping[str, model.DesiredGpu]  # by UUID
-
-    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
-        return planner.plan(gpus, self.desired)
-
-    def unrestored_snapshots(
-        self, _gpus: model.ObservedGpus, before: model.Snapshots
-    ) -> model.Snapshots:
-        return before
-
-
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Course:
     deps: local.LocalDependencies
@@ -202,7 +187,10 @@ class _Course:
 
     def _change(self, desired: model.DesiredGpu) -> None:
         """Bring the GPU to a state as ``apply`` does, and keep the journal of the course."""
-        goal = _Goal({self.uuid: desired})
+        goal = transaction.Goal(
+            lambda gpus: planner.plan(gpus, {self.uuid: desired}),
+            lambda _, before: before,  # the journal ends with the course
+        )
         self.observed, _ = local.new_transaction(self.deps, self.journal).run(
             goal.replan(self.observed),
             goal,

@@ -7,7 +7,6 @@ it, in the goal, and in where they keep the journal: in a file or on the Node.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
 
 import structlog
 
@@ -22,20 +21,16 @@ _MAX_ROUNDS = 3
 """The mode, then instances whose profiles are known only then, and one to spare."""
 
 
-class Goal(Protocol):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Goal:
     """What a change brings the GPUs to."""
 
-    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
-        """Plan the steps that remain; without any, the goal is reached.
-
-        Raises:
-            LayoutError: The goal is impossible on these GPUs.
-        """
-
-    def unrestored_snapshots(
-        self, gpus: model.ObservedGpus, before: model.Snapshots
-    ) -> model.Snapshots:
-        """Return the GPUs of ``before`` that a later change must restore, if this one succeeds."""
+    replan: Callable[[model.ObservedGpus], steps.Plan]
+    """Plans the steps that remain; without any, the goal is reached. LayoutError: impossible."""
+    unrestored_snapshots: Callable[[model.ObservedGpus, model.Snapshots], model.Snapshots] = (
+        model.ObservedGpus.unreachable_snapshots
+    )
+    """Returns the GPUs before the change that a later one must restore, if this one succeeds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.phases import draining, host, preparing, rebooting, recovery
 from mig_manager.agent.pods import advertising, resuming
+from mig_manager.change import transaction
 from mig_manager.core import model
 
 _MID_CHANGE = (
@@ -30,14 +31,14 @@ def execute(
         Rebooting: The machine goes down.
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
-    transaction = job.transaction(preparing.idle_wait(job))
+    gpu_change = job.transaction(preparing.idle_wait(job))
     is_resumed = functools.partial(is_resumed_next, job)
     # If this fails, the end of the run rolls back while clients and services are still paused.
     interrupted = recovery.rollback_target(job, change.gpus)
     try:
-        after, _ = transaction.run(
+        after, _ = gpu_change.run(
             change.plan,
-            change,
+            transaction.Goal(change.replan, change.target.unrestored_snapshots),
             observed=change.gpus,
             interrupted=interrupted,
             points=job.hooks,
@@ -45,7 +46,7 @@ def execute(
         )
         job.journal.note_gpus(after)
         job.note_target_active()
-        transaction.refresh()
+        gpu_change.refresh()
     except errors.MigManagerError as error:
         if is_resumed(error):
             raise

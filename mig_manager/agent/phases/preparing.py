@@ -32,7 +32,7 @@ _log = structlog.get_logger()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedChange:
-    """A planned change of the GPUs; implements ``transaction.Goal``."""
+    """A planned change of the GPUs."""
 
     target: resolving.Target
     desired: Mapping[str, model.DesiredGpu]
@@ -64,12 +64,6 @@ class PlannedChange:
         """
         plan = self.target.plan(gpus, busy=self.busy, ending=self.ending)
         return planner.combine(plan, planner.restore(gpus, self.restoring))
-
-    def unrestored_snapshots(
-        self, gpus: model.ObservedGpus, before: model.Snapshots
-    ) -> model.Snapshots:
-        """Return the unreachable GPUs outside the target, to restore later."""
-        return self.target.unrestored_snapshots(gpus, before)
 
     @property
     def affected_pods(self) -> tuple[pod_object.Pod, ...]:
