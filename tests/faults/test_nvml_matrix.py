@@ -26,7 +26,7 @@ from tests.kit import lost_stderr, matrices, nvml_codes
 Reason = errors.Reason
 
 HUNG_TIMEOUT_S = 8.0
-"""Also answer a healthy worker may take on a machine that is busy with other tests."""
+"""A healthy worker may take as long on a machine that is busy with other tests."""
 
 WAYS = ("full-disk", "closed-pipe", "stalled-reader")
 

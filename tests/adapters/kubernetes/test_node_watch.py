@@ -273,11 +273,12 @@ def test_watch_ends_soon_during(
     if fault:
         server.inject(fault)
     times = watch.WatchTimes(pauses=timing.Backoff(first_s=600, max_s=600))
-    threads = {*threading.enumerate()}
+    before = {*threading.enumerate()}
     with following(server, times=times, request_timeout_s=600):
         waiting.until(lambda: server.log.count("list", "nodes") == 1, "the list")
         if not fault:
             wait_for_watch(server)
+        started = {*threading.enumerate()} - before
+        (thread,) = (each for each in started if each.name == "node-watch")
     # No thread is left that could deliver anything, but in a request without an answer.
-    threads = {*threading.enumerate()} - threads
-    assert (fault and fault.stall) or "node-watch" not in {each.name for each in threads}
+    assert (fault and fault.stall) or not thread.is_alive()

@@ -240,12 +240,20 @@ def play_all(change: Change, *, step: int = 1) -> Result:
     start = PlayedChange.of(change)
     once = explorer.killed([start])
     twice = explorer.killed(once)
-    moments, *_ = [explorer.rest(play.fork(), (change.end,)) for play in (start, *once, *twice)]
+    for play in (start, *once, *twice):
+        explorer.rest(play.fork(), (change.end,))
     for play in (start, *once):
         for name, write in WRITES.items():
             explorer.disturb(play, name, write, itertools.count(step // 2, step))
     nodes = {"nodes after a kill": len(once), "nodes after two kills": len(twice)}
-    return explorer.result({"moments": moments} | nodes)
+    return explorer.result({"moments": moments(change)} | nodes)
+
+
+def moments(change: Change) -> int:
+    """Return at how many moments an agent that nothing disturbs can be struck."""
+    play = PlayedChange.of(change)
+    play.serve(_nothing_happens)
+    return play.moment
 
 
 def play_sample(change: Change, *, step: int, every: int) -> Result:
