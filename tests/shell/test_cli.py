@@ -193,6 +193,22 @@ def test_a_state_file_of_something_else_is_refused_and_kept(
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("part", ["spec", "seed"])
+def test_a_state_file_without_its_texts_is_refused(
+    shell: Shell, tmp_path: pathlib.Path, part: str
+) -> None:
+    path = tmp_path / "state"
+    shell("status", "--simulate-state", str(path), "--simulate", "1xA30")
+    state = json.loads(path.read_text())
+    (state if part in state else state["options"])[part] = [7]
+    path.write_text(json.dumps(state))
+
+    answer = shell("status", "--simulate-state", str(path))
+
+    assert answer.status == 2
+    assert "has no simulated GPUs" in answer.err
+
+
 def test_an_agent_without_a_cluster_writes_no_log(shell: Shell, tmp_path: pathlib.Path) -> None:
     missing = str(tmp_path / "missing")
 

@@ -264,9 +264,12 @@ def _encode(value: Any) -> Any:
 
 def _decode(raw: dict[str, Any]) -> states.MachineState:
     """Return the node that ``_encode`` wrote."""
+    for text in (raw["spec"], raw["options"]["seed"]):
+        if not isinstance(text, str):
+            raise TypeError(text)
     options = raw["options"] | {
         "latency": states.Latency(**raw["options"]["latency"]),
-        "swapped_gpus": tuple(raw["options"]["swapped_gpus"]),
+        "swapped_gpus": tuple(map(int, raw["options"]["swapped_gpus"])),
         "linked_gpus": tuple(tuple(each) for each in raw["options"]["linked_gpus"]),
         "virtualization": states.Virtualization(raw["options"]["virtualization"]),
         "mig_events": states.MigEvents(raw["options"]["mig_events"]),
