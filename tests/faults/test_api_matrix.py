@@ -24,6 +24,7 @@ from tests.kit import lost_stderr, matrices
 
 Fault = apiserver.Fault
 OPERATOR, PLAIN = objects.DeployStyle.GPU_OPERATOR, objects.DeployStyle.PLAIN
+_MATRIX = "API faults"
 _ALWAYS = {
     ("create", "events"): 2,
     ("create", "pods/eviction"): 2,
@@ -77,6 +78,14 @@ FAILURES = {
     name: Failure(fault, _REASONS.get(fault.status or 0, errors.Reason.API_UNAVAILABLE))
     for name, fault in apiserver.FAULTS.items()
 }
+ON_PLAIN_NODES = {
+    "403": "",
+    "no-answer": "",
+    "409": "full-disk",
+    "reset-when-done": "closed-pipe",
+    "500": "stalled-reader",
+}
+"""Failures on a node without the operator, with the way in which the log is lost meanwhile."""
 LIST, WATCH, GET = (Request(verb, "nodes", 1) for verb in ("list", "watch", "get"))
 """The first requests of an agent: the node, its watch, and an interrupted run."""
 
@@ -153,7 +162,7 @@ def play(
 ) -> None:
     failure = FAILURES[name]
     ends: collections.Counter[str] = collections.Counter()
-    row = matrices.Row("API faults", failure=name, node=style.value)
+    row = matrices.Row(_MATRIX, failure=name, node=style.value)
     with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s, listen=listen) as stage:
         cases = requests(stage)
         for request in matrices.sample(cases, every, start=start):
@@ -179,13 +188,7 @@ def test_api_request_may_fail_once_in_any_way_and_the_layout_is_applied(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        *(("403", ""), ("no-answer", ""), ("409", "full-disk")),
-        *(("reset-when-done", "closed-pipe"), ("500", "stalled-reader")),
-    ],
-)
+@pytest.mark.parametrize(("name", "way"), ON_PLAIN_NODES.items())
 def test_api_request_may_fail_once_with_a_hold_taint_or_a_lost_log(
     name: str, way: str, record_property: matrices.Note
 ) -> None:
@@ -193,6 +196,14 @@ def test_api_request_may_fail_once_with_a_hold_taint_or_a_lost_log(
     listen = functools.partial(lost_stderr.logging_lost, way, lost)
     play(record_property, name, PLAIN, listen=listen if way else structlog.testing.capture_logs)
     assert bool(lost[way]) is bool(way)
+
+
+def test_the_published_results_are_of_present_failures() -> None:
+    rows = {(each["failure"], each["node"]) for each in matrices.published(_MATRIX)}
+    assert rows == {
+        *((name, OPERATOR.value) for name in FAILURES),
+        *((name, PLAIN.value) for name in ON_PLAIN_NODES),
+    }
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tests.faults import nvml_answers, nvml_node
 from tests.kit import lost_stderr, matrices, nvml_codes
 
 Reason = errors.Reason
+_MATRIX, _LOST_LOGS = "NVML faults", "Lost logs"
 
 HUNG_TIMEOUT_S = 8.0
 """A healthy worker may take as long on a machine that is busy with other tests."""
@@ -97,8 +98,8 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
     record_property: matrices.Note,
     pytestconfig: pytest.Config,
 ) -> None:
-    faults = matrices.Row("NVML faults", scenario=scenario)
-    logs = matrices.Row("Lost logs", scenario=scenario)
+    faults = matrices.Row(_MATRIX, scenario=scenario)
+    logs = matrices.Row(_LOST_LOGS, scenario=scenario)
     ends: collections.Counter[str] = collections.Counter()
     lost: collections.Counter[str] = collections.Counter()
 
@@ -154,3 +155,9 @@ def test_a_call_that_hangs_is_given_up_and_the_change_undone(
         assert end.outcome.reason is Reason.NVML_TIMEOUT, moment
         assert (end.remaining, end.shape) == ([], node.before)
         check_next(node)
+
+
+@pytest.mark.parametrize("matrix", [_MATRIX, _LOST_LOGS])
+def test_the_published_results_are_of_present_scenarios(matrix: str) -> None:
+    rows = {each["scenario"] for each in matrices.published(matrix)}
+    assert rows == nvml_node.SCENARIOS.keys()

@@ -20,6 +20,7 @@ from tests.faults import api_node
 from tests.kit import kubelet_rig, matrices
 
 GOOD = api_node.GOOD
+_MATRIX = "kubelet faults"
 
 
 @contextlib.contextmanager
@@ -177,7 +178,7 @@ def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
     name: str, record_property: matrices.Note
 ) -> None:
     flaky = Flaky(name)
-    row = matrices.Row("kubelet faults", failure=name)
+    row = matrices.Row(_MATRIX, failure=name)
     timeout_s = api_node.SILENCE_TIMEOUT_S if name in SILENT else api_node.REQUEST_TIMEOUT_S
     with api_node.staged(wrap=flaky.wrap, kubelet_timeout_s=timeout_s) as stage:
 
@@ -200,3 +201,7 @@ def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
         for nth in range(1, least + 1):
             row.play(f"call {nth}", functools.partial(play, nth))
     row.judge(record_property, {"played again": row.played_again}, of=least)
+
+
+def test_the_published_results_are_of_present_failures() -> None:
+    assert {each["failure"] for each in matrices.published(_MATRIX)} == FAILURES.keys()
