@@ -35,7 +35,7 @@ _PLAIN: Mapping[object, Schema] = {
     str: {"type": "string"},
     types.NoneType: {"type": "null"},
 }
-_NOT_WRITTEN = {"gpu_uuid", "profile_id", "within"}  # of a step: ``steps.plan_data``
+_NOT_WRITTEN = {"gpu_uuid", "profile_id", "within"}  # fields of a step, as ``gpu_answers``
 _WIDTH = 100
 
 

@@ -1,4 +1,4 @@
-"""One attempt at a request, and the state that its steps share."""
+"""One attempt at a request, and the state that its phases share."""
 
 import contextlib
 import dataclasses

@@ -150,7 +150,7 @@ class _LockedBoot:
     interrupted: dict[str, model.GpuSnapshot]  # GPUs before a killed run: a rollback restores that
     unreachable: model.Snapshots  # in the journal
     faulty: tuple[model.Gpu, ...]  # to reset first
-    uuids: tuple[str, ...]  # of the GPUs to change
+    uuids: tuple[str, ...]  # UUIDs of the GPUs to change
     check: Callable[[], object]
     idle_by_s: float  # the deadline of the one wait for processes that use the GPUs
 

@@ -46,8 +46,8 @@ class Times:
 class PartitionedNode:
     """A node that has MIG devices or is opted in.
 
-    ``parse`` sets what the Node object shows, ``claimed_nodes`` what claims show, ``with_pods``
-    what pods show, and ``OwnClock`` both what pods show and the times.
+    ``parse`` sets what the Node object shows, ``claimed_nodes`` what claims show,
+    ``node_requests`` what pods show, and ``own_clock`` both what pods show and the times.
     """
 
     name: str

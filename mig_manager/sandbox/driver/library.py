@@ -138,7 +138,7 @@ class RunningCall:
         self.target: calls.HandleTarget | None = None
         self.code = int(states.Code.SUCCESS)
         self.started_ns = self.entered_ns = time.monotonic_ns()
-        """``entered``: when the driver began; for a change, when it had locked the GPU."""
+        """``entered_ns``: when the driver began; for a change, when it had locked the GPU."""
 
     @property
     def gpu(self) -> int | None:
