@@ -1,8 +1,10 @@
 """A node-local manager for NVIDIA Multi-Instance GPU (MIG).
 
-The folders are the layers, from the top: ``kubectl``, ``cli``, ``agent`` beside ``sandbox`` (a GPU
-node without GPUs or a cluster), ``adapters``, ``change`` (the transaction that agent and command
-line share), ``catalogue``, ``core`` (decisions without I/O). ``docs/architecture.md`` has the map.
+The folders are the layers, from the top: ``kubectl``, ``cli``, ``partitioner``, ``agent``,
+``sandbox`` (a GPU node without GPUs or a cluster), ``adapters``, ``change`` (the transaction that
+agent and command line share), ``catalogue``, ``core`` (decisions without I/O).
+``docs/architecture.md`` has the map. The import of this package defers modules that its
+dependencies import and most processes never use.
 """
 
 from mig_manager.adapters import lean_imports

@@ -14,11 +14,11 @@ def main() -> None:
         # The kernel drops what process 1 of a container has no handler for (pid_namespaces(7)).
         signal.signal(signal.SIGTERM, _end)
 
-    from mig_manager.cli import main as cli  # noqa: PLC0415 - as above
+    from mig_manager.cli import main as cli  # noqa: PLC0415 - takes long
     from mig_manager.cli.toolkit import console  # noqa: PLC0415 - takes long
 
     terminal = console.Console.of_process()
-    # A script that starts the interpreter can say what it was called by itself.
+    # A script that starts the interpreter passes the name by which it was called.
     called = terminal.environ.get("MIG_MANAGER_CALLED") or sys.argv[0]
     status = cli.main(sys.argv[1:], terminal, program=called.rpartition("/")[2])
     console.end_process(status)

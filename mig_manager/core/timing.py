@@ -1,4 +1,7 @@
-"""The clock port, in a module of its own so that small processes import only this."""
+"""The clock port, and what is built on it: backoff, waits, bursts and rate limits.
+
+In a module of its own, because small processes import nothing else of the core.
+"""
 
 import dataclasses
 import itertools
@@ -9,10 +12,6 @@ from typing import Protocol, TypeVar
 from mig_manager import errors
 
 _Result = TypeVar("_Result")
-
-MAX_LEASE_S = 3600.0
-"""Longer durations in a Lease count as this. The API allows 68 years, for which one Lease of
-another program could block all programs that wait for it."""
 
 
 class Clock(Protocol):

@@ -63,8 +63,8 @@ class RequestOutcomes:
     def allowance(self) -> int | None:
         """Return how many changes may be requested now; None: any number.
 
-        None are until a former leader's changes have ended: only that leader knew their pods. Few
-        or none are while agents fail requests.
+        0 until a former leader's changes have ended, because only that leader knew their pods.
+        Few or none while agents fail requests.
         """
         now_s = self._clock.monotonic()
         if self._inherited and now_s - self._leads_since_s < _INHERITED_S:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from mig_manager import errors
-from mig_manager.core import model, profile_name, timing
+from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import rollout
-from mig_manager.core.node import selectors
+from mig_manager.core.node import lease, selectors
 from mig_manager.core.partitioning import decisions, partitioned, simulated_cluster
 from mig_manager.core.settings import node_settings, options
 
@@ -136,7 +136,7 @@ class PartitionerSettings:
         default=60.0,
         minimum=_MIN_LEASE_S,
         # With longer times, replicas would disagree when a Lease has expired.
-        maximum=timing.MAX_LEASE_S,
+        maximum=lease.MAX_DURATION_S,
         group=_LEASE,
     )
     health_port: int = options.port(

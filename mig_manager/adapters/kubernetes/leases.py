@@ -130,7 +130,7 @@ class Leases:
                 lease=now.name,
                 owner=now.holder,
                 duration_s=now.duration_s,
-                counts_as_s=timing.MAX_LEASE_S,
+                counts_as_s=lease.MAX_DURATION_S,
                 hint=f"if {now.holder} is not a program of mig-manager, delete the Lease "
                 f"{now.name}",
             )

@@ -105,7 +105,8 @@ def resume_unlisted(shared: jobs.Shared, view: node_object.NodeView) -> bool:
 
     At its end, NVIDIA's driver manager writes back the values from its start, also over a label
     that was resumed meanwhile (k8s-driver-manager, ``rescheduleGPUOperatorComponents``). NVIDIA's
-    manager pauses with the same value and keeps no journal, so while it runs, such labels are its.
+    manager pauses with the same value and keeps no journal, so such labels are left to it
+    while it runs.
 
     Returns:
         Whether no such label remains.

@@ -100,7 +100,7 @@ def remedy_if_kept_away(job: jobs.Job) -> str:
 
 
 def _is_deployed(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> bool:
-    """Return whether it has a pod, or a label deploys it or did so before it was paused."""
+    """Return whether it has a pod, or its deploy label is true or was before a pause."""
     if any(map(claims.is_driver, pods)):
         return True
     return well_known.is_deployed(job.deps.node.latest().labels.get(claims.DEPLOY_LABEL))

@@ -8,7 +8,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mig_manager.core import timing
+MAX_DURATION_S = 3600.0
+"""Longer durations in a Lease count as this. The API allows 68 years, for which one Lease of
+another program could block all programs that wait for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +27,12 @@ class Lease:
 
     @property
     def is_too_long(self) -> bool:
-        """Whether its duration counts as ``MAX_LEASE_S``."""
-        return bool(self.holder) and self.duration_s > timing.MAX_LEASE_S
+        """Whether its duration counts as ``MAX_DURATION_S``."""
+        return bool(self.holder) and self.duration_s > MAX_DURATION_S
 
     def is_silent(self, min_duration_s: float = 0.0) -> bool:
         """Return whether the holder has not renewed it for its duration and at least this long."""
-        duration_s = max(min_duration_s, min(self.duration_s, timing.MAX_LEASE_S))
+        duration_s = max(min_duration_s, min(self.duration_s, MAX_DURATION_S))
         return self.read_s - self.since_s >= duration_s
 
 

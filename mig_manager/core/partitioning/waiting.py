@@ -115,7 +115,7 @@ class Causes:
         for (reason, text), nodes in self._not_now.items():
             if reason:
                 yield reason, (hosts & nodes) - self._index.ready, text
-        yield WaitReason.IN_USE, hosts & self._index.ready, "what it has is in use"
+        yield WaitReason.IN_USE, hosts & self._index.ready, "its devices are in use"
         rest = self._index.every - never - avoided
         for text, nodes in self._unpublished.items():
             yield WaitReason.UNUSABLE, (rest & nodes) - self._index.published, text

@@ -66,7 +66,7 @@ class Applied:
         )
 
     def has_same(self, gpus: Collection[model.Gpu]) -> bool:
-        """Return whether these are the GPUs of then, and have the layout."""
+        """Return whether these are the recorded GPUs, and all still have the layout."""
         return {gpu.uuid for gpu in gpus} == self.gpus.keys() and not self.differs(gpus)
 
     def differs(self, gpus: Iterable[model.Gpu]) -> bool:

@@ -112,7 +112,7 @@ class Store:
         """Store an object, fill in missing metadata, and return a copy.
 
         Raises:
-            ApiError: 404 for an unknown kind, 409 for an existing name.
+            StatusError: 404 for an unknown kind, 409 for an existing name.
         """
         kind = obj.get("apiVersion"), obj.get("kind")
         matches = (each for each in resources.RESOURCES if (each.api_version, each.kind) == kind)
@@ -227,7 +227,7 @@ class Watcher:
             The present objects, if ``since`` is 0.
 
         Raises:
-            ApiError: 410: the history does not go back to that version.
+            StatusError: 410: the history does not go back to that version.
         """
         present: list[Object] = []
         selection = self._selection

@@ -9,7 +9,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader, lease_slots
-from mig_manager.core import timing
+from mig_manager.core.node import lease
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import api_objects
@@ -56,8 +56,8 @@ class LeaderRig:
         )
 
     def holder(self) -> str:
-        lease = self.server.get(resources.LEASES, LEASE, NAMESPACE)
-        return str(lease["spec"]["holderIdentity"])
+        obj = self.server.get(resources.LEASES, LEASE, NAMESPACE)
+        return str(obj["spec"]["holderIdentity"])
 
     def pass_time(self, seconds: float, *replicas: "leader.Leader | Slot") -> None:
         """Let time pass in steps of a second, in which these replicas campaign."""
@@ -132,8 +132,8 @@ def test_lease_of_a_killed_leader_is_taken_after_its_duration(
     rig.pass_time(RENEW_S + 1, second)
 
     assert second.may_write
-    lease = rig.server.get(resources.LEASES, LEASE, NAMESPACE)
-    assert lease["spec"]["leaseTransitions"] == 1
+    obj = rig.server.get(resources.LEASES, LEASE, NAMESPACE)
+    assert obj["spec"]["leaseTransitions"] == 1
 
 
 def test_leader_that_cannot_renew_stops_before_another_may_begin(rig: LeaderRig) -> None:
@@ -216,9 +216,9 @@ def test_a_failed_request_loses_no_lease_and_makes_no_second_holder(
             (holding,) = (each for each in (first, second) if each.may_write)
             holding.release()
 
-        (lease,) = rig.server.objects(resources.LEASES, NAMESPACE)
-        assert (lease["spec"]["holderIdentity"], rig.server.faults_waiting()) == ("", 0)
-        rig.server.delete(resources.LEASES, lease["metadata"]["name"], NAMESPACE)
+        (obj,) = rig.server.objects(resources.LEASES, NAMESPACE)
+        assert (obj["spec"]["holderIdentity"], rig.server.faults_waiting()) == ("", 0)
+        rig.server.delete(resources.LEASES, obj["metadata"]["name"], NAMESPACE)
 
 
 def test_a_leader_releases_its_lease_after_a_renewal_without_an_answer(rig: LeaderRig) -> None:
@@ -256,7 +256,7 @@ def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(
 
     with structlog.testing.capture_logs() as logs:
         second.campaign()
-        rig.clock.now_s += timing.MAX_LEASE_S - 1
+        rig.clock.now_s += lease.MAX_DURATION_S - 1
         second.campaign()
         assert not second.may_write
         rig.pass_time(RENEW_S, second)
@@ -280,8 +280,8 @@ def test_a_lease_that_was_deleted_is_made_again(rig: LeaderRig) -> None:
 
 
 def test_a_lease_that_a_person_gave_to_another_stays_there(rig: LeaderRig) -> None:
-    def give(lease: dict[str, object]) -> None:
-        lease["spec"] = {"holderIdentity": "b", "leaseDurationSeconds": 60}
+    def give(obj: dict[str, object]) -> None:
+        obj["spec"] = {"holderIdentity": "b", "leaseDurationSeconds": 60}
 
     first = rig.replica("a")
     first.campaign()

@@ -314,7 +314,7 @@ DECISIONS: dict[
         {},
         [
             f"large SCHEDULER: node fixed {ROOM}",
-            "q IN_USE: it waits for fixed (what it has is in use)",
+            "q IN_USE: it waits for fixed (its devices are in use)",
         ],
     ),
     "a node whose agent has not noticed a request has room": (
