@@ -18,7 +18,7 @@ CHECKPOINT = checkpoint.render(ApplyingNode("split").gpus)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Change:
+class GpuChange:
     """A way from a start to a target."""
 
     name: str
@@ -29,21 +29,21 @@ class Change:
         return self.name
 
 
-def applied(start: str, layout: str) -> Change:
-    return Change(
+def applied(start: str, layout: str) -> GpuChange:
+    return GpuChange(
         f"{start} to {layout}", lambda: ApplyingNode(start), lambda node: node.change_to(layout)
     )
 
 
-def restored(start: str) -> Change:
-    return Change(
+def restored(start: str) -> GpuChange:
+    return GpuChange(
         f"{start} to a checkpoint",
         lambda: ApplyingNode(start),
         lambda node: node.restore(CHECKPOINT),
     )
 
 
-def booted(product: str, *, is_faulty: bool) -> Change:
+def booted(product: str, *, is_faulty: bool) -> GpuChange:
     def start() -> ApplyingNode:
         node = BootNode(product)
         node.reboot()
@@ -55,7 +55,7 @@ def booted(product: str, *, is_faulty: bool) -> Change:
         assert node.boot(repairs=is_faulty).problems == ()
         assert not any(gpu.needs_recovery for gpu in node.gpus)
 
-    return Change(f"boot of {'faulty ' * is_faulty}{product}", start, run)
+    return GpuChange(f"boot of {'faulty ' * is_faulty}{product}", start, run)
 
 
 APPLIED = {
@@ -78,7 +78,7 @@ class Played:
 
 
 @functools.cache
-def played(change: Change) -> Played:
+def played(change: GpuChange) -> Played:
     node = change.start()
     before, kills = forks.fork(node), list[ApplyingNode]()
     node.on_step = lambda _step: kills.append(forks.killed(node))
@@ -87,7 +87,7 @@ def played(change: Change) -> Played:
     return Played(before, kills, node)
 
 
-def kills(change: Change) -> Iterator[ApplyingNode]:
+def kills(change: GpuChange) -> Iterator[ApplyingNode]:
     """Yield nodes on which a change was killed, before each of its steps."""
     return map(forks.fork, played(change).kills)
 
@@ -96,7 +96,7 @@ CHANGES = [*APPLIED.values(), *RESTORED]
 
 
 @pytest.mark.parametrize("change", [*CHANGES, *BOOTED], ids=str)
-def test_a_killed_change_is_finished_by_the_same_one(change: Change) -> None:
+def test_a_killed_change_is_finished_by_the_same_one(change: GpuChange) -> None:
     for node in kills(change):
         change.run(node)
 
@@ -107,7 +107,7 @@ def test_a_killed_change_is_finished_by_the_same_one(change: Change) -> None:
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 @pytest.mark.parametrize("again", ["other", "off"])
-def test_after_a_kill_any_layout_can_be_applied(change: Change, again: str) -> None:
+def test_after_a_kill_any_layout_can_be_applied(change: GpuChange, again: str) -> None:
     for node in kills(change):
         node.change_to(again)
 
@@ -138,7 +138,7 @@ def test_after_a_kill_an_impossible_layout_restores_what_was(
 
 
 @pytest.mark.parametrize("change", RESTORED, ids=str)
-def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: Change) -> None:
+def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: GpuChange) -> None:
     for node in kills(change):
         left, journal = node.shape, node.journal.text
 
@@ -149,7 +149,7 @@ def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: Change) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_a_change_that_fails_at_any_step_is_undone(change: Change) -> None:
+def test_a_change_that_fails_at_any_step_is_undone(change: GpuChange) -> None:
     before = played(change).before
     for at in range(1, 1 + len(played(change).kills)):
         node = forks.fork(before)

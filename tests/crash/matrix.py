@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
-from tests import changes
+from tests import layout_table
 from tests.crash import moments as moments_
 from tests.crash import scenarios, stage
 from tests.node.simulated_rig import devices
@@ -21,7 +21,7 @@ _TERMINAL = (model.State.SUCCESS, model.State.FAILED)
 
 Downtime = scenarios.Downtime
 Recorder = Callable[[scenarios.Scenario], "Recording"]
-Ends = Collection[tuple[str | None, str | None, changes.Gpus]]
+Ends = Collection[tuple[str | None, str | None, layout_table.Gpus]]
 """How a node may be in the end: its state, its applied layout, and its GPUs."""
 
 
@@ -223,9 +223,10 @@ def _allowed_ends(scenario: scenarios.Scenario, downtime: Downtime) -> Ends:
 
 def _disturbed_pods(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
     """Name the pods that were disturbed although the change does not affect their devices."""
-    spared = changes.each(rig.scenario.before) & changes.each(rig.scenario.changed)
+    spared = layout_table.devices_by_gpu(rig.scenario.before)
+    spared &= layout_table.devices_by_gpu(rig.scenario.changed)
     if downtime is Downtime.OTHER_LAYOUT:
-        spared &= changes.each(rig.scenario.gpus_with(rig.scenario.other))
+        spared &= layout_table.devices_by_gpu(rig.scenario.gpus_with(rig.scenario.other))
     now, in_use, ready = rig.serials(), rig.devices_by_pod(), rig.ready_pods()
     for pod in rig.pods:
         if not spared.issuperset(pod.devices):

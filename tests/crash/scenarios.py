@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import changes
+from tests import layout_table
 
 UNDISTURBED = frozenset({"Drain", "Pause", "Execute", "Resume", "Verify"})
 """Where pods are evicted the node is tainted within the drain."""
@@ -48,21 +48,21 @@ class Scenario:
         return self.name.replace(" ", "-")
 
     @property
-    def after(self) -> changes.Gpus:
+    def after(self) -> layout_table.Gpus:
         """The GPUs with the requested layout."""
         return self.gpus_with(self.layout)
 
     @property
-    def before(self) -> changes.Gpus:
+    def before(self) -> layout_table.Gpus:
         """The GPUs before the change, and after one that fails."""
         return self.gpus_with(self.was or "all-disabled")
 
-    def gpus_with(self, layout: str) -> changes.Gpus:
+    def gpus_with(self, layout: str) -> layout_table.Gpus:
         """Return what its GPUs have with a layout."""
-        return changes.gpus_with(layout, int(self.spec.partition("x")[0]))
+        return layout_table.gpus_with(layout, int(self.spec.partition("x")[0]))
 
     @property
-    def changed(self) -> changes.Gpus:
+    def changed(self) -> layout_table.Gpus:
         """The GPUs as the change makes them, unless the drain before it fails."""
         return self.before if self.guarded else self.after
 

@@ -16,7 +16,7 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
-from tests import changes
+from tests import layout_table
 from tests.crash import agent_process, scenarios
 from tests.kit import monitors
 from tests.node import judging, simulated_rig
@@ -77,7 +77,7 @@ class CrashStage(agent_stage.AgentStage):
         labels = _CLIENT_LABELS | ({_MONITOR_LABEL: "true"} if scenario.has_monitor else {})
         super().__init__(
             scenario.spec,
-            text=changes.document(changes.LAYOUTS),
+            text=layout_table.document(layout_table.LAYOUTS),
             node_options=dataclasses.replace(
                 _QUICK, labels=labels | dict(start.labels if start else {})
             ),
@@ -141,7 +141,7 @@ class CrashStage(agent_stage.AgentStage):
             for name, pod in self.ready_pods().items()
         )
 
-    def geometry(self) -> changes.Gpus:
+    def geometry(self) -> layout_table.Gpus:
         """Return what the driver has on the GPUs, in the words of the scenarios."""
         return simulated_rig.described(self.state)
 

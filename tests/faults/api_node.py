@@ -22,7 +22,7 @@ from mig_manager.core import model, ports, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects, sandbox_node
-from tests import changes
+from tests import layout_table
 from tests.node import fakes
 from tests.stage import agent_stage, in_process
 
@@ -71,7 +71,7 @@ class InProcessStage(agent_stage.AgentStage):
     ) -> None:
         super().__init__(
             "A30",
-            text=changes.document(RESOURCES),
+            text=layout_table.document(RESOURCES),
             node_options=dataclasses.replace(QUICK, deploy_style=style),
         )
         self.telemetry = fakes.FakeTelemetry()

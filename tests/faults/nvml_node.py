@@ -17,7 +17,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
-from tests import changes
+from tests import layout_table
 from tests.kit import nvml_codes
 from tests.node import agents, fakes, judging, simulated_rig
 
@@ -101,7 +101,7 @@ class StruckNode:
         rig.live()
         if self.scenario.is_busy:
             rig.occupy()
-        text = changes.document(changes.LAYOUTS)
+        text = layout_table.document(layout_table.LAYOUTS)
         self._pipeline = agents.reconciler(rig, text, gpus=self.gpus)
 
     def run(self, layout: str = "", *, listen: Listen = structlog.testing.capture_logs) -> End:
@@ -151,7 +151,7 @@ class StruckNode:
         end = self.run()
         assert end.is_good
         described = simulated_rig.described(self.state)
-        assert described == changes.gpus_with(self.scenario.layout, len(described))
+        assert described == layout_table.gpus_with(self.scenario.layout, len(described))
         self.after = end.shape
         calls = nvml_faults.read_calls(self.state.path)
         self.state.log_calls(is_on=False)

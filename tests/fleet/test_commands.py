@@ -15,7 +15,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
-from tests import api_objects, changes, waiting
+from tests import api_objects, layout_table, waiting
 from tests.fleet import agents, census, standins
 from tests.kit import commandline
 from tests.kit.commandline import Answer
@@ -543,7 +543,7 @@ def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
         rig.publish_gpus(name, "A100-SXM4-40GB")
         listed = {
             well_known.LAYOUTS_ANNOTATION: served.to_json((), takes_custom=True),
-            well_known.LAYOUT_ANNOTATION: changes.document([LAYOUT]),
+            well_known.LAYOUT_ANNOTATION: layout_table.document([LAYOUT]),
         }
         rig.write(name, annotations=listed, labels=labels)
         rig.server.store.create(api_objects.a_pod(f"on-{name}", node=name, limits=gpu))

@@ -8,11 +8,11 @@ from mig_manager.agent import attempts, drift, jobs, outcomes, publish, reconcil
 from mig_manager.core import ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import client_table
-from tests import changes
+from tests import layout_table
 from tests.node import fakes, nodes
 
 CONFIG = (
-    changes.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
+    layout_table.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
     + """\
   all-disabled-first:
   - {devices: [0], mig-enabled: false}
@@ -26,7 +26,7 @@ CONFIG = (
 )
 
 
-BALANCED = changes.counts(*changes.gpus_with("all-balanced", 1)) or {}
+BALANCED = layout_table.counts(*layout_table.gpus_with("all-balanced", 1)) or {}
 
 
 TIMEOUTS = {

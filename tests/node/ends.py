@@ -11,14 +11,14 @@ from mig_manager.agent import outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
-from tests import changes
+from tests import layout_table
 from tests.node import agents, fakes, gpu_values, judging
 
 
 def has_layout(rig: fakes.NodeRig, layout: str) -> bool:
     """Return whether the GPUs have exactly what a layout lists, and no mode is pending."""
-    gpus, wanted = changes.described(rig.gpus), changes.gpus_with(layout)
-    return [*map(changes.counts, gpus)] == [*map(changes.counts, wanted)]
+    gpus, wanted = layout_table.layout_of(rig.gpus), layout_table.gpus_with(layout)
+    return [*map(layout_table.counts, gpus)] == [*map(layout_table.counts, wanted)]
 
 
 def assert_says_the_truth(rig: fakes.NodeRig) -> None:

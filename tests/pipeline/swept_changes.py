@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
-from tests import changes
+from tests import layout_table
 from tests.node import agents, fakes, nodes
 from tests.pipeline.gpus import repairs
 from tests.pipeline.requests import custom_requests
@@ -34,19 +34,19 @@ class Change(NamedTuple):
     """Whether a GPU awaits a reset, which the agent finds once the layout is active."""
 
     @property
-    def before(self) -> changes.Gpus:
-        return changes.gpus_with(self.was or "all-disabled")
+    def before(self) -> layout_table.Gpus:
+        return layout_table.gpus_with(self.was or "all-disabled")
 
     @property
-    def after(self) -> changes.Gpus:
+    def after(self) -> layout_table.Gpus:
         """The GPUs once the layout is active."""
-        return changes.gpus_with(agents.LAYOUT if self.custom else self.layout)
+        return layout_table.gpus_with(agents.LAYOUT if self.custom else self.layout)
 
     @property
     def other(self) -> "End":
         """How a request of another layout ends."""
         layout = "all-balanced" if self.layout == "all-1g.5gb" else "all-1g.5gb"
-        return End("success", layout, changes.gpus_with(layout))
+        return End("success", layout, layout_table.gpus_with(layout))
 
     @property
     def end(self) -> "End":
@@ -78,7 +78,7 @@ class End(NamedTuple):
 
     state: str | None
     applied: str | None
-    gpus: changes.Gpus
+    gpus: layout_table.Gpus
 
 
 def _old_node() -> fakes.NodeRig:

@@ -154,7 +154,7 @@ def _name(deaths: Mapping[str, str]) -> str:
 def test_a_change_ends_well_whatever_dies_in_whichever_phase(
     busy: rig.RealCluster, deaths: Mapping[str, str]
 ) -> None:
-    change = Change(busy)
+    change = StruckChange(busy)
     change.play({phase: _DEATHS[dies] for phase, dies in deaths.items()})
     # Kubelet refuses what the scheduler binds before it knows that the plugin is dead.
     change.judge(may_refuse=deaths.get("Verify") == "plugin")
@@ -165,12 +165,12 @@ def test_a_change_ends_well_whatever_dies_in_whichever_phase(
 def test_a_change_ends_well_if_kubelet_is_down_until_its_node_is_not_ready(
     busy: rig.RealCluster, phase: str
 ) -> None:
-    change = Change(busy)
+    change = StruckChange(busy)
     change.play({phase: _stop_kubelet})
     change.judge()
 
 
-class Change:
+class StruckChange:
     """A change of a busy node, which pauses in phases for something to die there."""
 
     def __init__(self, cluster: rig.RealCluster) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from mig_manager import errors
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
-from tests import changes, contract
+from tests import contract, layout_table
 from tests.crash.soak import cluster, process, script
 from tests.node import fakes
 from tests.stage import agent_stage
@@ -106,7 +106,7 @@ def growth(samples: Sequence[Sample]) -> Growth:
 def _agent() -> Iterator[Callable[[int], None]]:
     """Give what has an agent's loop apply the layouts in turn, to one GPU in memory."""
     rig = cluster.SoakCluster(_SPEC, is_gated=True, script_=script.Script())
-    agent = process.Process(rig, fakes.FakeConfig(changes.document(_LAYOUTS)), heals=False)
+    agent = process.Process(rig, fakes.FakeConfig(layout_table.document(_LAYOUTS)), heals=False)
     layouts = itertools.cycle(_LAYOUTS)
 
     def reconfigure(times: int) -> None:

@@ -6,7 +6,7 @@ Nothing here asks the planner or the parser, because they are what is tried.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from tests import changes
+from tests import layout_table
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,5 +86,8 @@ def document(layouts: Mapping[str, Layout]) -> str:
     lines = ["version: v1", "mig-configs:"]
     for name, layout in layouts.items():
         chosen = ((at, choice) for at, choice in enumerate(layout) if choice is not None)
-        lines += (f"  {name}:", *(changes.entry(f"[{at}]", c.devices) for at, c in chosen))
+        lines += (
+            f"  {name}:",
+            *(layout_table.rule_line(f"[{at}]", c.devices) for at, c in chosen),
+        )
     return "\n".join(lines) + "\n"

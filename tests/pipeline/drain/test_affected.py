@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests import changes
+from tests import layout_table
 from tests.node import agents, ends, fakes, nodes
 
 SIX = """
@@ -123,7 +123,11 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
 
 
 def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
-    text = "version: v1\nmig-configs:\n  whole:\n" + changes.entry("all", {"7g.40gb": 1}) + "\n"
+    text = (
+        "version: v1\nmig-configs:\n  whole:\n"
+        + layout_table.rule_line("all", {"7g.40gb": 1})
+        + "\n"
+    )
     rig = nodes.node()
     agents.run(rig, "whole", text)
     # It began while GPU 1 did not answer. Kubelet keeps the GPUs of the plugin before it.
@@ -140,7 +144,11 @@ def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
 
 
 def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
-    text = "version: v1\nmig-configs:\n  first:\n" + changes.entry("[0]", {"7g.40gb": 1}) + "\n"
+    text = (
+        "version: v1\nmig-configs:\n  first:\n"
+        + layout_table.rule_line("[0]", {"7g.40gb": 1})
+        + "\n"
+    )
     rig, agent = (rig := nodes.node()), agents.reconciler(rig, text)
     rig.driver.lost.add(rig.gpus[1].uuid)
     agents.run(rig, "first", by=agent)

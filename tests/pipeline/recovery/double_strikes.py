@@ -13,14 +13,14 @@ from typing import NamedTuple
 from mig_manager.agent import outcomes
 from mig_manager.agent.pods import orders
 from mig_manager.core.node import clients, well_known
-from tests import changes
+from tests import layout_table
 from tests.node import agents, nodes
 from tests.pipeline import lives
 from tests.pipeline.recovery import played_changes
 from tests.pipeline.recovery.played_changes import PlayedChange
 from tests.pipeline.swept_changes import Change, End
 
-_NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
+_NEXT = End("success", "all-disabled", layout_table.gpus_with("all-disabled"))
 """How the request after a change ends."""
 
 
@@ -84,7 +84,7 @@ def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = F
     existing = sorted(
         uuid
         for uuid, name in played_changes.names(rig.gpus).items()
-        if uuid in free and (name in changes.each(play.change.after)) is is_spared
+        if uuid in free and (name in layout_table.devices_by_gpu(play.change.after)) is is_spared
     )
     if existing and serving and not serving[0].is_terminating and "newcomer" not in rig.pod_names:
         uid = rig.add_pod(
@@ -146,7 +146,7 @@ _WITHOUT_PARENTHESES = str.maketrans("", "", "()")
 def kill(play: PlayedChange) -> None:
     """End the agent's process."""
     play.is_dead = True
-    left = changes.each(changes.described(play.rig.gpus))
+    left = layout_table.devices_by_gpu(layout_table.layout_of(play.rig.gpus))
     play.left = frozenset(each.translate(_WITHOUT_PARENTHESES) for each in left)
     journal = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
     play.was_about_to_evict |= "hasEvicted" in journal
@@ -180,7 +180,7 @@ WRITES: Mapping[str, Callable[[PlayedChange], None]] = {
 """What another program or a person does to the node, by what it is written to."""
 
 
-def ends(change: Change, write: str, *, unread: changes.Gpus | None = None) -> Sequence[End]:
+def ends(change: Change, write: str, *, unread: layout_table.Gpus | None = None) -> Sequence[End]:
     """Return how a change may end during which another program writes once.
 
     Args:
@@ -328,7 +328,7 @@ class _Explorer:
                 self.struck += 1
                 self.strikes["writes"] += 1
                 # The journal is read when the agent starts, and again under the lock.
-                unread = None if number > 2 else changes.described(play.rig.gpus)
+                unread = None if number > 2 else layout_table.layout_of(play.rig.gpus)
                 self._judge(forked, outcome, ends(self._change, name, unread=unread))
 
     def result(self, counts: Mapping[str, int]) -> Result:

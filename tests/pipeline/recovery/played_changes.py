@@ -14,7 +14,7 @@ from mig_manager.agent import outcomes, settings
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, well_known
-from tests import changes
+from tests import layout_table
 from tests.node import agents, ends, fakes, judging, strikes
 from tests.pipeline import lives
 from tests.pipeline.swept_changes import Change, End
@@ -55,7 +55,7 @@ class PlayedChange:
     was_about_to_evict: bool = False
     """Whether an agent was killed after it wrote that it evicts: its successor counts that."""
     left: frozenset[str] = frozenset()
-    """The GPU instances that a killed agent left, as ``changes.each`` names their devices."""
+    """The GPU instances that a killed agent left, named as in ``devices_by_gpu``."""
 
     @classmethod
     def of(cls, change: Change) -> "PlayedChange":
@@ -63,7 +63,7 @@ class PlayedChange:
         rig = change.make()
         play = cls(change, rig, fakes.FakeConfig(agents.CONFIG))
         play.request(change.layout, change.custom)
-        assert changes.described(rig.gpus) == change.before
+        assert layout_table.layout_of(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
         play.deploy_labels = judging.deploy_labels(rig.labels)
         return play
@@ -176,7 +176,7 @@ class PlayedChange:
             rig.annotations.get(well_known.JOURNAL_ANNOTATION),
             tuple(sorted(rig.labels.items())),
             rig.has_hold_taint,
-            changes.described(rig.gpus),
+            layout_table.layout_of(rig.gpus),
             tuple(gpu.awaits_reset for gpu in rig.gpus),
             tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
             tuple(pods),
@@ -197,7 +197,7 @@ class PlayedChange:
             if self.requested[0] is None and rig.driver.lost:
                 return []  # No repair follows, and the instances wait for this GPU.
             return [f"no end after {_MAX_PAUSES} pauses"]
-        labels, gpus = rig.labels, changes.described(rig.gpus)
+        labels, gpus = rig.labels, layout_table.layout_of(rig.gpus)
         problems = [*self.problems]
         state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
         published = json.loads(rig.annotations.get(well_known.STATUS_ANNOTATION, "{}"))
@@ -229,11 +229,11 @@ class PlayedChange:
         stand, and have others stand, elsewhere.
         """
         is_changed = self.config.text != agents.CONFIG
-        kept = changes.each(found.gpus) & self.left if is_changed else set()
-        if kept <= changes.each(expected.gpus):
+        kept = layout_table.devices_by_gpu(found.gpus) & self.left if is_changed else set()
+        if kept <= layout_table.devices_by_gpu(expected.gpus):
             return found == expected
         return found._replace(gpus=()) == expected._replace(gpus=()) and (
-            [*map(changes.counts, found.gpus)] == [*map(changes.counts, expected.gpus)]
+            [*map(layout_table.counts, found.gpus)] == [*map(layout_table.counts, expected.gpus)]
         )
 
     def _not_restored(self) -> Iterator[str]:
@@ -244,7 +244,7 @@ class PlayedChange:
 
     def misnamed(self) -> Iterator[str]:
         """Yield a problem if the label names a layout that is not active."""
-        change, gpus = self.change, changes.described(self.rig.gpus)
+        change, gpus = self.change, layout_table.layout_of(self.rig.gpus)
         layouts = {change.was: change.before, change.layout: change.after, None: gpus}
         applied = self.rig.labels.get(well_known.APPLIED_LABEL)
         if layouts[applied] != gpus:

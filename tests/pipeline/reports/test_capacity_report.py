@@ -12,7 +12,7 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.core.records import gpu_codec
-from tests import changes
+from tests import layout_table
 from tests.node import agents, fakes, gpu_values, nodes
 
 GPU_0 = 0
@@ -285,7 +285,7 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) ->
 def test_gpus_changed_at_rest_are_published_with_their_use(
     rig: fakes.NodeRig, layout: str | None
 ) -> None:
-    first = changes.entry("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
+    first = layout_table.rule_line("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     agent = agents.reconciler(rig, f"{agents.CONFIG}  first:\n{first}\n")
     ended = agents.run(rig, layout, by=agent) if layout else agent.rest()
     backup = dict(rig.annotations)

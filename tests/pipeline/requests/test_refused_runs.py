@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import policies, strategies, well_known
 from mig_manager.errors import Reason
-from tests import changes
+from tests import layout_table
 from tests.node import agents, ends, fakes, knobs, nodes
 from tests.pipeline.clients.dra_scenes import KEEP_ONE, without_driver, without_pods
 
@@ -70,7 +70,9 @@ NVIDIAS = {
     "container_names": ("nvidia-mig-manager",),
 }
 HAMI = {"labels": {"app.kubernetes.io/component": "hami-device-plugin"}}
-ALIKE = "version: v1\nmig-configs:\n  alike:\n" + changes.entry("all", {"1g.10gb": 7}) + "\n"
+ALIKE = (
+    "version: v1\nmig-configs:\n  alike:\n" + layout_table.rule_line("all", {"1g.10gb": 7}) + "\n"
+)
 DIFFERS = "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb"
 PARTS = "the DRA driver would not start: it knows no part of a GPU instance: 1c.2g.10gb"
 

@@ -8,7 +8,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
-from tests import changes
+from tests import layout_table
 from tests.node import agents, driver_rules, ends, gpu_values, nodes, strikes
 from tests.pipeline.rest.drifts import LAYOUT, tamper
 
@@ -65,7 +65,11 @@ def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -
 
 
 def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> None:
-    text = "version: v1\nmig-configs:\n  first:\n" + changes.entry("[0]", {"7g.40gb": 1}) + "\n"
+    text = (
+        "version: v1\nmig-configs:\n  first:\n"
+        + layout_table.rule_line("[0]", {"7g.40gb": 1})
+        + "\n"
+    )
     rig, agent, ended = agents.at_rest("first", rig=nodes.node(), text=text)
     assert agent.check_drift("first", ended) is drift.Action.REST
     desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("3g.20gb"): 2})

@@ -9,7 +9,7 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
-from tests import changes
+from tests import layout_table
 from tests.node import agents, ends, fakes, nodes
 from tests.pipeline.rest.drifts import LAYOUT, tamper
 
@@ -99,14 +99,18 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
 
 def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
     rig = nodes.node()
-    head = "version: v1\nmig-configs:\n  mine:\n" + changes.entry("[0]", {"7g.40gb": 1}) + "\n"
-    configs = fakes.FakeConfig(head + changes.entry("[1]", {"3g.20gb": 2}))
+    head = (
+        "version: v1\nmig-configs:\n  mine:\n"
+        + layout_table.rule_line("[0]", {"7g.40gb": 1})
+        + "\n"
+    )
+    configs = fakes.FakeConfig(head + layout_table.rule_line("[1]", {"3g.20gb": 2}))
     agent = agents.reconciler(rig, configs=configs)
     ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
     rig.add_pod("affected", devices=frozenset(rig.gpus[1].mig_uuids))
     rig.driver.lost.add(rig.gpus[1].uuid)
     ends.assert_ends(rig, Reason.GPU_UNREACHABLE, layout="mine", by=agent)
-    configs.text = head + changes.entry("[1]", {"7g.40gb": 1})
+    configs.text = head + layout_table.rule_line("[1]", {"7g.40gb": 1})
 
     rig.driver.lost.clear()
     ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)

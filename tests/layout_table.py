@@ -1,4 +1,4 @@
-"""Layouts, and what GPUs have with them: one table for all that strike a change.
+"""Layouts and the devices of GPUs with them: one table for all tests that strike a change.
 
 Neither the parser nor the planner is asked, because they are what is tried.
 """
@@ -61,13 +61,13 @@ def document(layouts: Iterable[str]) -> str:
         devices = LAYOUTS[layout]
         lines.append(f"  {layout}:")
         if isinstance(devices, str):
-            lines.append(entry("all", counts(devices)))
+            lines.append(rule_line("all", counts(devices)))
         else:
-            lines += (entry(f"[{at}]", counts(each)) for at, each in enumerate(devices))
+            lines += (rule_line(f"[{at}]", counts(each)) for at, each in enumerate(devices))
     return "\n".join([*lines, ""])
 
 
-def entry(devices: str, wanted: Mapping[str, int] | None) -> str:
+def rule_line(devices: str, wanted: Mapping[str, int] | None) -> str:
     """Return one line of a layout: what some GPUs shall have, None for no MIG."""
     if wanted is None:
         return f"  - {{devices: {devices}, mig-enabled: false}}"
@@ -75,17 +75,17 @@ def entry(devices: str, wanted: Mapping[str, int] | None) -> str:
     return f"  - {{devices: {devices}, mig-enabled: true, mig-devices: {{{each}}}}}"
 
 
-def each(gpus: Gpus) -> set[str]:
+def devices_by_gpu(gpus: Gpus) -> set[str]:
     """Return every device with its GPU."""
     return {f"{index}: {name}" for index, gpu in enumerate(gpus) for name in gpu.split()}
 
 
-def described(gpus: Sequence[model.Gpu]) -> Gpus:
-    """Return observed GPUs in the words of the table."""
-    return tuple(map(_described, gpus))
+def layout_of(gpus: Sequence[model.Gpu]) -> Gpus:
+    """Return the layout of observed GPUs in the words of the table."""
+    return tuple(map(_devices_of, gpus))
 
 
-def _described(gpu: model.Gpu) -> str:
+def _devices_of(gpu: model.Gpu) -> str:
     if gpu.current_mode is not gpu.pending_mode:
         return "between two modes"
     if gpu.current_mode is model.MigMode.DISABLED:
