@@ -31,7 +31,7 @@ PROGRAM = program.CommandLine(
     name="kubectl mig",
     title="kubectl-mig",
     rows=_ROWS,
-    folder=str(__package__),
+    folder=f"{__package__}.commands",
     elsewhere={
         "rollout": "; run 'mig-manager rollout', which mig-manager's Python package has",
         **dict.fromkeys(("-n", "--namespace"), "; nodes have no namespace"),

@@ -38,7 +38,7 @@ def test_a_row_names_a_module_with_settings_and_their_runner(
 
 @pytest.mark.parametrize(
     ("of", "folder"),
-    [(cli.PROGRAM, "mig_manager.cli.commands"), (plugin.PROGRAM, "mig_manager.kubectl")],
+    [(cli.PROGRAM, "mig_manager.cli.commands"), (plugin.PROGRAM, "mig_manager.kubectl.commands")],
 )
 def test_rows_name_all_commands_of_their_programs_layer(
     of: program.CommandLine, folder: str

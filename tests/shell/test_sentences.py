@@ -12,7 +12,8 @@ from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources
-from mig_manager.kubectl import history, node_history, node_plans, node_status, status
+from mig_manager.kubectl import node_history, node_plans, node_status
+from mig_manager.kubectl.commands import history, status
 from tests.kit import plugin_rig as rig
 from tests.node import samples
 

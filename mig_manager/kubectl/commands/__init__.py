@@ -1,0 +1,1 @@
+"""The commands of ``kubectl mig``, a module each."""
