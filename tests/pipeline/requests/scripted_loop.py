@@ -10,6 +10,8 @@ from mig_manager.core import model, ports
 from mig_manager.errors import Reason
 from tests.node import fake_cluster, fakes, inboxes
 
+_MAX_PAUSES = 1000
+
 
 class Capacity(capacity.CapacityReport):
     """Observes after each change of use on a node with on-demand partitioning."""
@@ -84,6 +86,7 @@ class Pipeline(reconcile.Reconciler):
 
     def pause(self, pause: inboxes.Pause) -> None:
         self.pauses_s.append(pause.seconds)
+        assert len(self.pauses_s) < _MAX_PAUSES, "the loop goes on for ever"
         if self.news:
             self.news.pop(0)()
         elif math.isfinite(pause.seconds):
