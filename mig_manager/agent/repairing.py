@@ -196,7 +196,8 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
         for why in problems.values():
             job.deps.telemetry.repair_ended(is_good=not why)
     for uuid, why in problems.items():
-        _log.log(30 if why else 20, "gpu_repair_ended", gpu=uuid, error=why or None)
+        write = _log.warning if why else _log.info
+        write("gpu_repair_ended", gpu=uuid, error=why or None)
         name = names.get(uuid, uuid)
         message = f"The repair of {name} failed: {why}" if why else f"{name} {success}."
         job.deps.node.emit(

@@ -17,7 +17,7 @@ from mig_manager.core.layout import plans
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 
-Uninterrupted = Callable[[], contextlib.AbstractContextManager[Callable[[], object]]]
+SignalsDeferred = Callable[[], contextlib.AbstractContextManager[Callable[[], object]]]
 
 RETRIED_LATER = "the next 'apply' tries again"
 
@@ -34,7 +34,7 @@ class LocalDependencies:
     boot_id: str  # differs after each reboot; empty: unknown
     lock_timeout_s: float
     notify: Callable[[str], object]
-    uninterrupted: Uninterrupted = lambda: contextlib.nullcontext(tuple)
+    uninterrupted: SignalsDeferred = lambda: contextlib.nullcontext(tuple)
     """Makes the context of a change, which delays signals. Entering it returns a check, for hooks
     and waits, that raises ``Superseded`` after a signal."""
     reset: ports.GpuReset | None = None

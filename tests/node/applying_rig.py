@@ -94,7 +94,7 @@ class ApplyingNode(fakes.NodeRig):
         self.exclusion = fakes.FakeLock()
         self.journal = FakeJournal()
         self.boot_layout = FakeJournal()
-        self.guard: local.Uninterrupted = lambda: contextlib.nullcontext(tuple)
+        self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
         self.has_reset = True
         """Whether a program resets GPUs."""

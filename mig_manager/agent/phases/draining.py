@@ -11,7 +11,7 @@ import dataclasses
 from mig_manager import errors
 from mig_manager.agent import jobs, run_journal
 from mig_manager.agent.phases import preparing, slots
-from mig_manager.agent.pods import advertising, drain, orders, pausing, survey
+from mig_manager.agent.pods import advertising, device_listing, drain, orders, pausing, survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import gpu_use, node_object, pod_object, resources, well_known
 
@@ -89,7 +89,7 @@ def _await_admission(
         ]
 
     if find_waiting(pods):
-        _, pods = job.until_solved(find_waiting, orders.ADMITTED_WITHIN_S)
+        _, pods = job.until_solved(find_waiting, device_listing.ADMITTED_WITHIN_S)
     return pods
 
 

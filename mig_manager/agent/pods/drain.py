@@ -14,7 +14,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs
-from mig_manager.agent.pods import dra_driver, eviction, orders
+from mig_manager.agent.pods import device_listing, dra_driver, eviction, orders
 from mig_manager.core import messages
 from mig_manager.core.node import gpu_use, pod_object
 
@@ -149,13 +149,13 @@ class Drain:
     ) -> Mapping[str, str]:
         """Return the affected pods for which kubelet may still list other devices, with a reason.
 
-        Empty once kubelet had the time; ``first_s`` is that of ``orders.is_any_new``.
+        Empty once kubelet had the time; ``first_s`` is that of ``device_listing.is_any_new``.
         """
         undecided = now.undecided_users(self.order.affected)
         now_s = self.job.deps.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
         max_s = self.job.limits.drain_timeout_s * 3 / 4
-        is_any_new = orders.is_any_new(undecided, first_s, now_s, max_s=max_s)
+        is_any_new = device_listing.is_any_new(undecided, first_s, now_s, max_s=max_s)
         if not (is_any_new or now.no_answer):
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent.pods import orders
+from mig_manager.agent.pods import device_listing, orders
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import (
     client_table,
@@ -61,7 +61,7 @@ def wait_for_usage(
         if is_last or not undecided:
             break
         now_s = deps.clock.monotonic()
-        if not (usage.why_incomplete or orders.is_any_new(undecided, first_s, now_s)):
+        if not (usage.why_incomplete or device_listing.is_any_new(undecided, first_s, now_s)):
             break
     if undecided and usage.why_incomplete:
         names = messages.list_names([pod.key for pod in undecided])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mig_manager.agent import outcomes
-from mig_manager.agent.pods import orders
+from mig_manager.agent.pods import device_listing
 from mig_manager.core.node import clients, well_known
 from tests import layout_table
 from tests.node import agents, nodes
@@ -91,7 +91,7 @@ def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = F
             "newcomer", devices=frozenset(existing[:1]), phase="Pending" if is_late else "Running"
         )
         if is_late:
-            rig.kubelet.listed_from_s[uid] = rig.clock.now_s + 0.6 * orders.LISTED_WITHIN_S
+            rig.kubelet.listed_from_s[uid] = rig.clock.now_s + 0.6 * device_listing.LISTED_WITHIN_S
         play.pods[uid] = "newcomer"
         is_spared &= "spared" not in play.change.evicted
         if play.change.custom is None and not is_spared:
