@@ -28,7 +28,7 @@ def a_node(
         "metadata": {
             "name": name,
             "labels": {"kubernetes.io/hostname": name, **(labels or {})},
-            "annotations": published(gpus) | dict(annotations or {}),
+            "annotations": annotations_of_agent(gpus) | dict(annotations or {}),
         },
         "status": {
             "conditions": [{"type": "Ready", "status": ready}],
@@ -37,7 +37,7 @@ def a_node(
     }
 
 
-def published(
+def annotations_of_agent(
     gpus: Sequence[model.Gpu] | None = None,
     *,
     status_text: str | None = None,

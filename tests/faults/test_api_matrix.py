@@ -199,7 +199,7 @@ def test_api_request_may_fail_once_with_a_hold_taint_or_a_lost_log(
 
 
 def test_the_published_results_are_of_present_failures() -> None:
-    rows = {(each["failure"], each["node"]) for each in matrices.published(_MATRIX)}
+    rows = {(each["failure"], each["node"]) for each in matrices.published_rows(_MATRIX)}
     assert rows == {
         *((name, OPERATOR.value) for name in FAILURES),
         *((name, PLAIN.value) for name in ON_PLAIN_NODES),

@@ -159,5 +159,5 @@ def test_a_call_that_hangs_is_given_up_and_the_change_undone(
 
 @pytest.mark.parametrize("matrix", [_MATRIX, _LOST_LOGS])
 def test_the_published_results_are_of_present_scenarios(matrix: str) -> None:
-    rows = {each["scenario"] for each in matrices.published(matrix)}
+    rows = {each["scenario"] for each in matrices.published_rows(matrix)}
     assert rows == nvml_node.SCENARIOS.keys()

@@ -204,4 +204,4 @@ def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
 
 
 def test_the_published_results_are_of_present_failures() -> None:
-    assert {each["failure"] for each in matrices.published(_MATRIX)} == FAILURES.keys()
+    assert {each["failure"] for each in matrices.published_rows(_MATRIX)} == FAILURES.keys()

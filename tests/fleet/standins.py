@@ -22,7 +22,7 @@ from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 from tests import api_objects
 
-_GPUS = api_objects.published([hardware.template(hardware.find("A100-SXM4-40GB"), 0)])
+_GPUS = api_objects.annotations_of_agent([hardware.template(hardware.find("A100-SXM4-40GB"), 0)])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

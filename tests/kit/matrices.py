@@ -79,7 +79,7 @@ class Row:
         assert of >= least(self._matrix, **self._key)
 
 
-def published(matrix: str) -> list[dict[str, Any]]:
+def published_rows(matrix: str) -> list[dict[str, Any]]:
     """Return the rows of a matrix as they were last counted whole."""
     path = _FOLDER / f"{matrix.replace(' ', '-')}.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
@@ -92,5 +92,5 @@ def least(matrix: str, *, of: str = "tried", **key: str) -> float:
     Raises:
         KeyError: They were never counted.
     """
-    numbers = {tuple(each[name] for name in key): int(each[of]) for each in published(matrix)}
+    numbers = {tuple(each[name] for name in key): int(each[of]) for each in published_rows(matrix)}
     return _KEPT * numbers[tuple(key.values())]

@@ -77,7 +77,7 @@ def item(  # noqa: PLR0913 - each is something that a node can have
         for ci in gi.compute_instances
     )
     counts.pop("", None)
-    published = api_objects.published(every, in_use=in_use, at=NOW.isoformat())
+    published = api_objects.annotations_of_agent(every, in_use=in_use, at=NOW.isoformat())
     node = api_objects.a_node(
         name,
         {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND, **(labels or {})},

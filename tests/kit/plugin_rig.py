@@ -94,7 +94,7 @@ def node(  # noqa: PLR0913 - each is named where it is called
             finishedAt=ago(minutes=minutes) if is_done else None,
         )
         labels["nvidia.com/mig.config.state"] = state.value
-        annotations = api_objects.published(status_text=text)
+        annotations = api_objects.annotations_of_agent(status_text=text)
         if state is model.State.SUCCESS:
             labels["mig-manager.io/applied"] = reported or requested
     ready = "True" if is_ready else "Unknown"

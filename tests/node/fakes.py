@@ -371,7 +371,7 @@ class NodeRig:
         return fake_cluster.FakeAllocations(self)
 
     @property
-    def published(self) -> "fake_cluster.FakeSlices | None":
+    def slices(self) -> "fake_cluster.FakeSlices | None":
         return fake_cluster.FakeSlices(self) if self.dra_driver.is_installed else None
 
     def restart_machine(self) -> None:

@@ -103,7 +103,7 @@ class PartitionerRig:
             requested = custom_layouts.Custom(node_name=name, text=self.requested(name))
             members["annotationHash"] = requested.annotation_hash
         text = api_objects.a_status(layout, state, **times | members)
-        return api_objects.published(
+        return api_objects.annotations_of_agent(
             self.gpus[name], status_text=text, in_use=self.in_use[name], at=ended_at
         )
 

@@ -199,7 +199,7 @@ def test_what_an_agent_does_today_is_no_part_of_the_past(
         "a",
         SMALL,
         labels={well_known.CONFIG_LABEL: "all", well_known.STATE_LABEL: state},
-        annotations=api_objects.published(status_text=text),
+        annotations=api_objects.annotations_of_agent(status_text=text),
     )
 
     found = replays.rows(replays.replayed(shell, [today], pods, "-o", "json"))
@@ -227,7 +227,7 @@ def test_a_request_that_an_agent_failed_before_changes_no_replay(shell: commandl
             labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: "failed"},
             annotations={
                 well_known.LAYOUT_ANNOTATION: text,
-                **api_objects.published(status_text=report),
+                **api_objects.annotations_of_agent(status_text=report),
             },
         )
         found = replays.rows(replays.replayed(shell, [failed], pods, "-o", "json"))

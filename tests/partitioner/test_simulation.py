@@ -52,7 +52,7 @@ def test_a_node_that_has_just_changed_does_not_rest_in_a_simulation(
 ) -> None:
     finished_at = dt.datetime.now(tz=dt.UTC) - dt.timedelta(seconds=age_s)
     text = api_objects.a_status("x", finishedAt=finished_at.isoformat())
-    changed = node("a", SMALL, annotations=api_objects.published(status_text=text))
+    changed = node("a", SMALL, annotations=api_objects.annotations_of_agent(status_text=text))
     answer = rigs.simulated(shell, [changed], [pod("p", "7g.40gb")], "-o", "json")
     assert answer.data["nodes"][0]["pods"] == ["ml/p"]
 

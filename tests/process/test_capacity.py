@@ -12,14 +12,14 @@ from tests.stage import agent_stage
 SMALL, LARGE = [0, 2], [4, 4]
 
 
-def published(stage: agent_stage.AgentStage) -> list[list[int]] | None:
+def published_use(stage: agent_stage.AgentStage) -> list[list[int]] | None:
     """Return the published spans in use of the only GPU."""
     text = objects.annotations(stage.node()).get(well_known.CAPACITY_ANNOTATION)
     return json.loads(text)["gpus"][0]["inUse"] if text else None
 
 
 def await_use(stage: agent_stage.AgentStage, *spans: list[int]) -> None:
-    stage.wait(lambda: published(stage) == list(spans), f"published use {spans}")
+    stage.wait(lambda: published_use(stage) == list(spans), f"published use {spans}")
 
 
 def delete(stage: agent_stage.AgentStage, name: str) -> None:
@@ -46,7 +46,7 @@ def test_published_use_follows_the_pods_while_the_node_is_on_demand() -> None:
         stage.run_pods([("large", "nvidia.com/mig-3g.20gb", {})])
         # At rest, and without the label, the agent asks the API for nothing.
         assert agents_requests(server) == []
-        assert published(stage) == []
+        assert published_use(stage) == []
 
         stage.patch(partitioning=well_known.ON_DEMAND)
         await_use(stage, LARGE)
@@ -64,7 +64,7 @@ def test_published_use_follows_the_pods_while_the_node_is_on_demand() -> None:
         delete(stage, "small")
         stage.wait(lambda: not stage.workloads(), "end of the pod")
         assert agents_requests(server) == []
-        assert published(stage) == [SMALL]
+        assert published_use(stage) == [SMALL]
         stage.stop_agent()
         stage.label(None)
         stage.patch(partitioning=well_known.ON_DEMAND)

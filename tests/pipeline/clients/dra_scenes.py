@@ -17,7 +17,7 @@ mig-configs:
 """Layout ``most-in-one`` has room for one of two pods whose instances are far apart."""
 
 
-def published(rig: fakes.NodeRig) -> frozenset[str]:
+def published_uuids(rig: fakes.NodeRig) -> frozenset[str]:
     return frozenset(uuid for each in rig.dra_driver.slices or () for uuid in each.uuids.values())
 
 

@@ -10,7 +10,12 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, device_ids, policies, well_known
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fake_cluster, fakes, gpu_values, nodes, strikes
-from tests.pipeline.clients.dra_scenes import KEEP_ONE, published, without_driver, without_pods
+from tests.pipeline.clients.dra_scenes import (
+    KEEP_ONE,
+    published_uuids,
+    without_driver,
+    without_pods,
+)
 
 
 def starts(rig: fakes.NodeRig) -> list[str]:
@@ -43,7 +48,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(*, gate
     (pod,) = (each for each in rig.pods.values() if each.name == kept)
     assert len(claimed & devices(rig)) == 1
     assert pod.claimed_ids == devices(rig) & claimed
-    assert published(rig) == devices(rig)
+    assert published_uuids(rig) == devices(rig)
     assert len(seen) == 2
     ends.assert_restored(rig)
 
@@ -66,7 +71,7 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
 
     def note() -> None:
         if "gpus.execute" in rig.log and not rig.has_hold_taint and not rig.drivers:
-            open_with.append(published(rig))
+            open_with.append(published_uuids(rig))
 
     rig.on_call = note
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
@@ -172,7 +177,7 @@ def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
     assert "restarting the device plugin and the DRA driver" in rig.statuses
     uuids = devices(rig)
     assert rig.schedulable == {"nvidia.com/gpu": uuids}
-    assert published(rig) == uuids
+    assert published_uuids(rig) == uuids
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -186,7 +191,7 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: 
     assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
 
     assert len(seen) == 2
-    assert published(rig) == devices(rig)
+    assert published_uuids(rig) == devices(rig)
     ends.assert_restored(rig)
 
 
@@ -222,7 +227,7 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
 
         assert outcome.state is model.State.SUCCESS, number
         assert rig.driver_runs, number
-        assert published(rig) == device_ids.expected_ids(rig.gpus)[0]
+        assert published_uuids(rig) == device_ids.expected_ids(rig.gpus)[0]
         ends.assert_restored(rig)
     assert number > 5
 
@@ -241,7 +246,7 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
     assert agents.run(rig, "all-balanced").state is model.State.SUCCESS
 
     assert rig.driver_runs
-    assert published(rig) == devices(rig)
+    assert published_uuids(rig) == devices(rig)
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -14,7 +14,7 @@ from mig_manager.errors import Reason
 from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
 from tests.pipeline.clients.dra_scenes import (
     KEEP_ONE,
-    published,
+    published_uuids,
     without_driver,
     without_pods,
 )
@@ -24,7 +24,7 @@ def test_driver_between_two_pods_is_waited_for_before_evictions() -> None:
     rig = without_driver(nodes.dra_node())
     ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled")
     assert not {"low", "high"} & rig.pod_names
-    assert published(rig) == {gpu.uuid for gpu in rig.gpus}
+    assert published_uuids(rig) == {gpu.uuid for gpu in rig.gpus}
 
 
 @pytest.mark.parametrize("layout", ["all-balanced", "all-disabled"])
@@ -163,7 +163,7 @@ class NewWorkloads(fake_cluster.FakeWorkloads):
         self._known: set[str] = set()
 
     def list(self) -> tuple[pod_object.Pod, ...]:
-        pods, listed = super().list(), published(self._rig)
+        pods, listed = super().list(), published_uuids(self._rig)
         self._known |= {pod.uid for pod in pods if (pod.claimed_ids or frozenset()) <= listed}
         return tuple(
             pod if pod.uid in self._known else dataclasses.replace(pod, claimed_ids=None)
@@ -215,7 +215,7 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, gated: bool) 
             outcome = agents.run(rig, "all-disabled", by=agent, attempt=2)
 
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
-        assert published(rig) == {gpu.uuid for gpu in rig.gpus}, index
+        assert published_uuids(rig) == {gpu.uuid for gpu in rig.gpus}, index
         ends.assert_restored(rig)
     assert failed > 0
 

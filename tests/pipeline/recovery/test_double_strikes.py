@@ -53,7 +53,7 @@ def test_a_strike_at_any_moment_has_an_end_that_is_true(
 
 
 def test_the_published_counts_are_of_present_changes() -> None:
-    rows = {each["change"]: each for each in matrices.published(_MATRIX)}
+    rows = {each["change"]: each for each in matrices.published_rows(_MATRIX)}
     # A new change is published by the next count of all.
     assert rows
     assert rows.keys() <= STRUCK_TWICE.keys()
@@ -62,7 +62,7 @@ def test_the_published_counts_are_of_present_changes() -> None:
         assert counts["converged"] == counts["judged"]
 
 
-@pytest.mark.parametrize("name", [each["change"] for each in matrices.published(_MATRIX)])
+@pytest.mark.parametrize("name", [each["change"] for each in matrices.published_rows(_MATRIX)])
 def test_a_published_change_keeps_its_moments(name: str) -> None:
     least = matrices.least(_MATRIX, of="moments", change=name)
     assert double_strikes.moments(STRUCK_TWICE[name]) >= least

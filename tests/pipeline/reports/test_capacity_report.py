@@ -37,7 +37,7 @@ def rig() -> fakes.NodeRig:
     return nodes.busy_node()
 
 
-def published(rig: fakes.NodeRig) -> list[list[list[int]]]:
+def published_use(rig: fakes.NodeRig) -> list[list[list[int]]]:
     """Return the published spans in use, GPU by GPU."""
     data = json.loads(rig.annotations[well_known.CAPACITY_ANNOTATION])
     return [gpu["inUse"] for gpu in data["gpus"]]
@@ -88,7 +88,7 @@ def test_run_publishes_use_and_room_in_its_last_patch(rig: fakes.NodeRig) -> Non
 def test_the_use_after_a_change_is_of_the_new_instances(rig: fakes.NodeRig) -> None:
     agents.run(rig)
 
-    assert published(rig) == [[], [[4, 4]]]
+    assert published_use(rig) == [[], [[4, 4]]]
 
 
 def test_a_node_without_a_request_publishes_the_use_once(rig: fakes.NodeRig) -> None:
@@ -96,7 +96,7 @@ def test_a_node_without_a_request_publishes_the_use_once(rig: fakes.NodeRig) -> 
         rig.clock.wait(5)
         assert not agents.reconciler(rig).rest()
 
-    assert published(rig) == [[[0, 2]], [[4, 4]]]
+    assert published_use(rig) == [[[0, 2]], [[4, 4]]]
     assert patches(rig) == 1
 
 
@@ -124,7 +124,7 @@ def test_change_of_use_at_rest_is_published_in_one_patch(rig: fakes.NodeRig) -> 
     use_changed(agent)
 
     assert catch_up(rig, agent) == [1.0]
-    assert published(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
+    assert published_use(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
     assert patches(rig) == 1
     assert "gpus.observe" not in rig.log
 
@@ -139,7 +139,7 @@ def test_gpus_that_another_manager_changes_are_published_later(rig: fakes.NodeRi
     lock.refusals = 0
     catch_up(rig, agent)
 
-    assert published(rig) == [[[0, 2]], [[4, 4]]]
+    assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
 def test_changes_without_an_end_are_published_nevertheless(rig: fakes.NodeRig) -> None:
@@ -187,10 +187,10 @@ def test_failed_observation_is_retried_with_backoff(rig: fakes.NodeRig, call: st
     use_changed(agent)
 
     assert catch_up(rig, agent, most=9) == [1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    assert published(rig) == [[[0, 2]], [[4, 4]]]
+    assert published_use(rig) == [[[0, 2]], [[4, 4]]]
     rig.refusing.clear()
     catch_up(rig, agent)
-    assert published(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
+    assert published_use(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
 
 
 def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: fakes.NodeRig) -> None:
@@ -245,10 +245,10 @@ def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(rig: fake
 
     assert catch_up(rig, agent, most=3) == [1.0, 1.0, 2.0]
     start, size = small.placement.start, small.placement.size
-    assert [start, size] in published(rig)[0]
+    assert [start, size] in published_use(rig)[0]
     processes[gpu.uuid] = ()
     assert catch_up(rig, agent) == [4.0]
-    assert published(rig)[0] == [[0, 2]]
+    assert published_use(rig)[0] == [[0, 2]]
 
 
 def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.NodeRig) -> None:
@@ -261,7 +261,7 @@ def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.No
     assert well_known.CAPACITY_ANNOTATION not in rig.annotations
     rig.kubelet.is_silent = False
     catch_up(rig, agent)
-    assert published(rig) == [[[0, 2]], [[4, 4]]]
+    assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
 def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) -> None:
@@ -278,7 +278,7 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) ->
 
     inventory = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert len(inventory[0].gpu_instances) == len(kept)
-    assert published(rig) == [[[0, 2]], [[4, 4]]]
+    assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
 @pytest.mark.parametrize("layout", [None, "first", "all-balanced"])
@@ -310,7 +310,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     check()
     inventory = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert gpu_values.geometry(inventory) == gpu_values.geometry(rig.gpus)
-    assert published(rig) == [[[0, 2]], []]
+    assert published_use(rig) == [[[0, 2]], []]
 
 
 @pytest.mark.parametrize("layout", [None, "all-balanced"])
@@ -340,7 +340,7 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
     del rig.refusing["gpus.observe"]
     check()
     assert rig.annotations[keys[0]] == before[keys[0]]
-    assert published(rig) == [[[0, 2]], [[4, 4]]]
+    assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
 def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
@@ -358,7 +358,7 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     catch_up(rig, agent)
 
     assert well_known.GPUS_ANNOTATION in rig.annotations
-    assert published(rig) == [[[0, 2]], [[4, 4]]]
+    assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
 def test_a_run_that_can_observe_no_gpu_leaves_none_shown(rig: fakes.NodeRig) -> None:

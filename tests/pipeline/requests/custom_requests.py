@@ -40,7 +40,7 @@ def run(
     return agents.run(rig, "custom", by=agent, custom=wanted or requested(), **options)
 
 
-def published(rig: fakes.NodeRig) -> status.PublishedStatus:
+def published_status(rig: fakes.NodeRig) -> status.PublishedStatus:
     return status.parse(rig.annotations[well_known.STATUS_ANNOTATION])
 
 

@@ -18,7 +18,7 @@ from tests.pipeline.requests.custom_requests import (
     CHANGED,
     ON,
     document,
-    published,
+    published_status,
     requested,
     run,
 )
@@ -34,10 +34,10 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
     assert rig.gpus[1] == second
     assert rig.labels[well_known.APPLIED_LABEL] == "custom"
     layout, _ = requested().layout()
-    assert published(rig).config == "custom"
-    assert published(rig).config_hash == layout.content_hash
-    assert published(rig).annotation_hash == requested().annotation_hash
-    assert published(rig).origin == "annotation mig-manager.io/layout of node node-a:3"
+    assert published_status(rig).config == "custom"
+    assert published_status(rig).config_hash == layout.content_hash
+    assert published_status(rig).annotation_hash == requested().annotation_hash
+    assert published_status(rig).origin == "annotation mig-manager.io/layout of node node-a:3"
     assert f"Layout custom ({layout.content_hash}) is active." in outcome.message
     ends.assert_restored(rig)
 
@@ -78,7 +78,7 @@ def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
     assert outcome.message.endswith(reason.remedy)
     assert rig.gpus == before
     assert {"affected", "spared"} <= rig.pod_names
-    assert published(rig).annotation_hash == requested(text).annotation_hash
+    assert published_status(rig).annotation_hash == requested(text).annotation_hash
     ends.assert_restored(rig)
 
 
@@ -100,7 +100,7 @@ def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> N
 
     assert outcome.reason is Reason.APPLIED
     assert outcome.message.startswith("Layout custom is active.")
-    assert published(rig).annotation_hash == ""
+    assert published_status(rig).annotation_hash == ""
     assert all(gpu.current_mode is model.MigMode.DISABLED for gpu in rig.gpus)
 
 
@@ -185,8 +185,8 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
     agents.run(rig, "all-1g.5gb")
     agent.check_drift("custom", ended, requested())
 
-    assert published(rig).reason == "Drifted"
-    assert published(rig).annotation_hash == requested().annotation_hash
+    assert published_status(rig).reason == "Drifted"
+    assert published_status(rig).annotation_hash == requested().annotation_hash
     assert well_known.APPLIED_LABEL not in rig.labels
 
 
@@ -228,7 +228,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
         outcome = run(rig, wanted, by=successor)
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
         assert rig.labels[well_known.APPLIED_LABEL] == "custom"
-        assert published(rig).annotation_hash == wanted.annotation_hash
+        assert published_status(rig).annotation_hash == wanted.annotation_hash
         ends.assert_restored(rig)
     assert is_same or changed_back
 

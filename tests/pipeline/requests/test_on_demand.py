@@ -17,7 +17,7 @@ from tests.pipeline.requests.custom_requests import (
     ON_DEMAND,
     document,
     idle_node,
-    published,
+    published_status,
     requested,
     run,
 )
@@ -42,8 +42,8 @@ def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **opti
     assert not rig.driver.executed
     assert set(rig.pods) == pods
     assert rig.labels[well_known.STATE_LABEL] == "failed"
-    assert published(rig).reason == "InUse"
-    assert published(rig).retry_at is None
+    assert published_status(rig).reason == "InUse"
+    assert published_status(rig).retry_at is None
     assert rig.labels.get(well_known.APPLIED_LABEL) != "custom"
     assert rig.clock.now_s == started_s + waits_s
     assert not any(taken)

@@ -21,7 +21,7 @@ def node(
     labels: Mapping[str, str] | None = None,
 ) -> rig.Object:
     made = rig.node(name, requested="all-balanced", labels=labels)
-    made["metadata"]["annotations"] |= api_objects.published(
+    made["metadata"]["annotations"] |= api_objects.annotations_of_agent(
         gpus, in_use=in_use, at=rig.ago(minutes=7)
     )
     return made

@@ -38,7 +38,7 @@ def node(
     every = [gpus] if isinstance(gpus, model.Gpu) else gpus
     use = {gpu.uuid: () for gpu in every} | {every[-1].uuid: in_use} if in_use else None
     text = api_objects.a_status("balanced", state, startedAt=AT, **members)
-    annotations = api_objects.published(every, status_text=text, in_use=use, at=AT)
+    annotations = api_objects.annotations_of_agent(every, status_text=text, in_use=use, at=AT)
     if before:
         journal = journals.Journal(config="balanced", applied=before)
         annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()

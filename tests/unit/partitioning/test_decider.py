@@ -105,7 +105,7 @@ def took(seconds: float) -> list[dict[str, Any]]:
     """Return a node whose last change took some time."""
     began = NOW - dt.timedelta(seconds=seconds)
     text = api_objects.a_status(startedAt=began.isoformat(), finishedAt=NOW.isoformat())
-    return [node("a", EMPTY, annotations=api_objects.published(status_text=text))]
+    return [node("a", EMPTY, annotations=api_objects.annotations_of_agent(status_text=text))]
 
 
 DECISIONS: dict[

@@ -27,7 +27,7 @@ def working(state: str = "pending", *, age_s: float = 0.0, is_ready: bool = True
         "a",
         EMPTY,
         labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: state},
-        annotations=api_objects.published(status_text=text),
+        annotations=api_objects.annotations_of_agent(status_text=text),
         is_ready=is_ready,
     )
 
@@ -50,7 +50,7 @@ RETRIED = node(
     "a",
     EMPTY,
     labels={well_known.CONFIG_LABEL: "x", well_known.STATE_LABEL: "failed"},
-    annotations=api_objects.published(
+    annotations=api_objects.annotations_of_agent(
         status_text=api_objects.a_status("x", model.State.FAILED, retryAt=NOW.isoformat())
     ),
 )

@@ -44,7 +44,7 @@ def requested(name: str, change: decisions.NodeChange, **failed: str) -> dict[st
         },
         annotations={
             well_known.LAYOUT_ANNOTATION: change.layout,
-            **(api_objects.published(status_text=text) if failed else {}),
+            **(api_objects.annotations_of_agent(status_text=text) if failed else {}),
         },
     )
 
