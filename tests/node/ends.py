@@ -1,6 +1,5 @@
 """How runs end on a node in memory, and what they have left."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -112,6 +111,5 @@ def assert_restored_or_in_drain(rig: fakes.NodeRig, before_failure: Iterable[str
     """Once a drain has removed pods, the taint stays until the next attempt, and nothing else."""
     if rig.has_hold_taint:
         assert {"workloads.evict", "workloads.delete"} & set(before_failure)
-        status = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
-        assert status["phase"] in ("Drain", "Pause")
+        assert rig.status["phase"] in ("Drain", "Pause")
     assert_restored(rig, is_in_drain=rig.has_hold_taint)

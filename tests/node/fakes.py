@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import functools
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from mig_manager.core.node import (
     policies,
     well_known,
 )
+from mig_manager.core.records import journals
 from tests.node import fake_cluster, fake_host, knobs, samples
 
 
@@ -297,6 +299,23 @@ class NodeRig:
                 for_machines=frozenset(),
             ),
         )
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The status that the agent published, empty before the first."""
+        text = self.annotations.get(well_known.STATUS_ANNOTATION, "{}")
+        status: dict[str, Any] = json.loads(text)
+        return status
+
+    @property
+    def open_journal(self) -> journals.Journal:
+        return journals.Journal.from_json(self.annotations[well_known.JOURNAL_ANNOTATION])
+
+    @property
+    def request_record(self) -> dict[str, Any]:
+        """What the agent noted about the request that it serves."""
+        record: dict[str, Any] = json.loads(self.annotations[well_known.REQUEST_ANNOTATION])
+        return record
 
     @property
     def pods_everywhere(self) -> tuple[pod_object.Pod, ...]:

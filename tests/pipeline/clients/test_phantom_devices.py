@@ -26,11 +26,6 @@ def node_at_rest(
     return rig, agent, outcome
 
 
-def published(rig: fakes.NodeRig) -> dict[str, str]:
-    status: dict[str, str] = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
-    return status
-
-
 def test_phantom_devices_after_a_change_are_removed_before_success() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
@@ -75,7 +70,7 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     assert rig.events == ["PhantomDevices"]
     assert rig.conditions[-1] == "PhantomDevices"
     command = "kubectl patch node node-a --subresource=status --type=merge -p "
-    patch = published(rig)["message"].partition(command)[2].split("'")[1]
+    patch = rig.status["message"].partition(command)[2].split("'")[1]
     assert json.loads(patch) == {"status": {"capacity": {PHANTOM: None}}}
     # As a person does.
     rig.kubelet.phantoms.clear()
@@ -90,7 +85,7 @@ def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
     for gpus in (rig.gpus, nodes.node(layout="all-balanced").gpus, rig.gpus, rig.gpus):
         rig.gpus = gpus
         agent.check_drift(LAYOUT, ended)
-        reasons.append(published(rig)["reason"])
+        reasons.append(rig.status["reason"])
 
     assert reasons == ["PhantomDevices", "Drifted", "AlreadyApplied", "PhantomDevices"]
 

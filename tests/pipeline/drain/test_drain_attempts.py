@@ -1,7 +1,6 @@
 """A drain that takes several attempts: when the node is reopened in between."""
 
 import contextlib
-import json
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, inboxes, nodes, strikes
 from tests.pipeline.drain import drains
@@ -60,8 +58,7 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
     agent = agents.reconciler(rig, CONFIG)
 
     def report() -> None:
-        text = rig.annotations.get(well_known.STATUS_ANNOTATION, "{}")
-        if serving.killed and json.loads(text)["phase"] == model.Phase.PAUSE.value:
+        if serving.killed and rig.status["phase"] == model.Phase.PAUSE.value:
             inbox.put_file_change()
 
     inbox = inboxes.Inbox(rig.clock, report=report)
@@ -106,7 +103,7 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
 
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
-    assert journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION]).draining
+    assert rig.open_journal.draining
     assert serving.killed == 2
     if has_room:
         serving.room_elsewhere = 3

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable
 
 import pytest
@@ -251,8 +250,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
     outcome = repairs.serve(rig, agent)
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 1
-    record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
-    assert [each["attempts"] for each in record["repairs"]] == [1]
+    assert [each["attempts"] for each in rig.request_record["repairs"]] == [1]
 
 
 def test_each_attempt_says_that_the_lock_keeps_it_and_an_open_repair_waiting() -> None:
@@ -267,7 +265,7 @@ def test_each_attempt_says_that_the_lock_keeps_it_and_an_open_repair_waiting() -
         outcome = repairs.request_other(rig, agent, attempt=attempt)
 
         assert outcome.reason is errors.Reason.LOCKED
-        assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["attempt"] == attempt
+        assert rig.status["attempt"] == attempt
         # It has waited for the lock once.
         assert rig.clock.now_s - began_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
 
@@ -341,8 +339,7 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
     repairs.break_gpus(rig, 0)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     agents.run(rig, repairs.LAYOUT, by=agent)
-    record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
-    assert [each["attempts"] for each in record["repairs"]] == [1]
+    assert [each["attempts"] for each in rig.request_record["repairs"]] == [1]
 
 
 def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:

@@ -71,8 +71,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
-    journal = journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
-    assert journal.host_services == ("nvsm.service",)
+    assert rig.open_journal.host_services == ("nvsm.service",)
     assert not rig.is_unschedulable
 
     rig.on_call = lambda: None

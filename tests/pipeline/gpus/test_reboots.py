@@ -61,7 +61,7 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     assert rig.has_hold_taint
     assert "Rebooting" in rig.events
     assert rig.conditions[-1] == "Rebooting"
-    assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["rebooted"] is True
+    assert rig.status["rebooted"] is True
     rig.driver.mode_waits = False
     rig.restart_machine()
     outcome = agents.resume(rig, LAYOUT)
@@ -136,8 +136,7 @@ def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_
 
     agents.run(rig, LAYOUT, attempt=attempt, retry_after_s=300.0)
 
-    status = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
-    assert status["retryAt"] == rig.clock.now_iso(after_s=after_s)
+    assert rig.status["retryAt"] == rig.clock.now_iso(after_s=after_s)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +283,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
         return agent
 
     go_down(rig, by=successor())
-    before = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
+    before = rig.status
     restart_without_the_mode(rig)
     if reason is Reason.INVALID_CONFIG:
         outcome = agents.run(rig, LAYOUT, by=successor("version: v2"))
@@ -294,7 +293,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
         outcome = agents.run(rig, LAYOUT, by=successor())
         rig.refusing.clear()
     assert outcome.reason is reason
-    after = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
+    after = rig.status
     assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
 
     assert agents.run(rig, LAYOUT, by=successor()).reason is Reason.RESET_REQUIRED
@@ -391,7 +390,7 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(refusal
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     # It may be asked for again by the next agent.
-    asked = json.loads(rig.annotations[well_known.STATUS_ANNOTATION]).get("rebooted", False)
+    asked = rig.status.get("rebooted", False)
     assert asked is not bool(refusal)
 
 

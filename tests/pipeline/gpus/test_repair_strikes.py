@@ -1,7 +1,6 @@
 """Repairs that are killed, superseded, delayed, or overtaken by other changes."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -202,5 +201,4 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 1
     assert "affected" not in rig.pod_names
-    record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
-    assert record["mayEvict"] is False
+    assert rig.request_record["mayEvict"] is False

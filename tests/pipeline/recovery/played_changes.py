@@ -6,7 +6,6 @@ What must hold in the end is written here as data; neither the planner nor the j
 import collections
 import copy
 import dataclasses
-import json
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from mig_manager import errors
@@ -169,10 +168,9 @@ class PlayedChange:
     def key(self) -> Hashable:
         """What the next agent and the pods meet: strikes that lead to the same count once."""
         rig = self.rig
-        published = json.loads(rig.annotations.get(well_known.STATUS_ANNOTATION, "{}"))
         pods = sorted((p.name, p.is_terminating, p.is_ready, p.phase) for p in rig.pods.values())
         return (
-            *(published.get(name) for name in ("config", "configHash", "state", "phase")),
+            *(rig.status.get(name) for name in ("config", "configHash", "state", "phase")),
             rig.annotations.get(well_known.JOURNAL_ANNOTATION),
             tuple(sorted(rig.labels.items())),
             rig.has_hold_taint,
@@ -200,12 +198,11 @@ class PlayedChange:
         labels, gpus = rig.labels, layout_table.layout_of(rig.gpus)
         problems = [*self.problems]
         state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
-        published = json.loads(rig.annotations.get(well_known.STATUS_ANNOTATION, "{}"))
         if not any(self._is_end(End(state, applied, gpus), each) for each in ends):
-            problems.append(f"ended {state} {applied} {gpus}: {published.get('message')}")
+            problems.append(f"ended {state} {applied} {gpus}: {rig.status.get('message')}")
         known = {outcome.state.value} if outcome and self.requested[0] else set()
-        if len({state, published.get("state"), *known}) != 1:
-            problems.append(f"label {state}, status {published.get('state')}, not {known}")
+        if len({state, rig.status.get("state"), *known}) != 1:
+            problems.append(f"label {state}, status {rig.status.get('state')}, not {known}")
         problems += self._not_restored()
         if self.is_as_begun and not self.is_cordoned and any(g.awaits_reset for g in rig.gpus):
             problems.append(f"not repaired: {rig.recovery_condition}")

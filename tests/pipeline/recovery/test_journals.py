@@ -1,7 +1,6 @@
 """What journals and nodes without a request say about an interrupted run."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -22,9 +21,8 @@ def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
 
     agents.run(rig, layout, attempt=3, retry_after_s=40)
 
-    published = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
-    assert published["attempt"] == 3
-    assert published.get("retryAt") == (rig.clock.now_iso(after_s=40) if passes else None)
+    assert rig.status["attempt"] == 3
+    assert rig.status.get("retryAt") == (rig.clock.now_iso(after_s=40) if passes else None)
 
 
 V1 = (

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 
 import pytest
 
@@ -296,7 +295,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     agent.stop()
 
     assert not rig.has_hold_taint
-    assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["config"] == agents.LAYOUT
+    assert rig.status["config"] == agents.LAYOUT
 
 
 @pytest.mark.parametrize("lost", ["run", "service", "hook"])

@@ -65,7 +65,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
     assert any(f"at {place} on GPU 0 is new, and is kept" in text for text in rig.messages)
-    journal = journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
+    journal = rig.open_journal
     assert journal.snapshot
     assert not journal.hold_taint
     assert successor.rest()
@@ -195,7 +195,7 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
     rig.add_pod("newcomer", devices=frozenset({nodes.device_at(rig, 0)}))
     assert agents.undo(rig)
     assert rig.events.count("Recovered") == 1
-    journal = journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
+    journal = rig.open_journal
     first, *others = journal.snapshot
     gone = model.Creation(rig.gpus[0].gpu_instances[0].profile, model.Placement(6, 1))
     first = dataclasses.replace(first, created=(*(first.created or ()), gone))

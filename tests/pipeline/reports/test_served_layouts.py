@@ -1,7 +1,6 @@
 """The layouts that an agent serves: its file's, and those generated from the GPUs."""
 
 import dataclasses
-import json
 from typing import Any
 
 import pytest
@@ -38,9 +37,7 @@ def apply(
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
     agent = agents.reconciler(rig, text, limits=limits)
     outcome = agents.run(rig, layout, by=agent)
-    return outcome.reason, json.loads(rig.annotations[well_known.STATUS_ANNOTATION]).get(
-        "origin", ""
-    )
+    return outcome.reason, rig.status.get("origin", "")
 
 
 def listed(rig: fakes.NodeRig) -> dict[str, str]:
@@ -50,9 +47,7 @@ def listed(rig: fakes.NodeRig) -> dict[str, str]:
 
 
 def devices(rig: fakes.NodeRig) -> list[dict[str, int]]:
-    return [
-        gpu["devices"] for gpu in json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["gpus"]
-    ]
+    return [gpu["devices"] for gpu in rig.status["gpus"]]
 
 
 def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
@@ -61,7 +56,7 @@ def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
 
     def origin(layout: str) -> str:
         assert agents.run(rig, layout, by=agent).reason is errors.Reason.APPLIED
-        return str(json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["origin"])
+        return str(rig.status["origin"])
 
     assert origin("team-a") == "test.yaml:4"
     assert origin("all-balanced") == "test.yaml:6"
@@ -87,8 +82,8 @@ def test_only_layouts_that_fit_are_listed_with_their_hash(rig: fakes.NodeRig) ->
     assert "for-another-product" not in listed(rig)
     for entry in served.from_json(text):
         assert apply(rig, entry.name)[0] in (errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED)
-        status = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
-        assert (status["configHash"], status["origin"]) == (entry.content_hash, entry.origin)
+        assert rig.status["configHash"] == entry.content_hash
+        assert rig.status["origin"] == entry.origin
     assert rig.annotations[well_known.LAYOUTS_ANNOTATION] == text
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from mig_manager.core import steps
 from mig_manager.core.node import well_known
-from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, nodes, strikes
 
@@ -15,10 +14,6 @@ START, MODE, CONFIG, EXIT = "start", "mode", "config", "exit"
 def rig() -> fakes.NodeRig:
     """A busy node with a hook at each point."""
     return nodes.hooked(nodes.busy_node())
-
-
-def journal(rig: fakes.NodeRig) -> journals.Journal:
-    return journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
 
 
 def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
@@ -101,7 +96,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.
     outcome = ends.assert_ends(rig, Reason.HOOK_FAILED, by=agent)
 
     assert outcome.should_retry
-    assert journal(rig).exit_hook
+    assert rig.open_journal.exit_hook
     rig.hooks.broken = set()
     executed = len(rig.driver.executed)
     ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
@@ -152,7 +147,7 @@ def test_exit_hook_runs_once_after_a_kill_in_a_hook(
     rig: fakes.NodeRig, number: int, *, resumes: bool
 ) -> None:
     kill_in_hook(rig, number)
-    assert journal(rig).exit_hook
+    assert rig.open_journal.exit_hook
     if resumes:
         assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
         assert rig.hooks.commands.count(EXIT) == 1
@@ -178,7 +173,7 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: fakes.N
     agents.reconciler(rig).recover(None)
 
     assert any("hooks.yaml:2:1" in each for each in rig.messages)
-    assert journal(rig).exit_hook
+    assert rig.open_journal.exit_hook
 
 
 def test_a_hook_gives_signs_of_life(rig: fakes.NodeRig) -> None:

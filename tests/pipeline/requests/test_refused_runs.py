@@ -214,9 +214,8 @@ def test_refused_run_changes_nothing(case: str) -> None:
     may_evict = rig.policy.drain is not policies.DrainPolicy.NONE
     assert may_evict or "workloads.can_evict" not in rig.log
     assert is_late or rig.pods == pods
-    published = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
-    assert reason.remedy in published["message"]
-    assert ("retryAt" in published) is outcome.should_retry
+    assert reason.remedy in rig.status["message"]
+    assert ("retryAt" in rig.status) is outcome.should_retry
 
 
 @pytest.mark.parametrize("why", ["uniform layout", "other plugin config", "no plugin"])

@@ -1,7 +1,6 @@
 """A budget for the cluster in one run: a slot before the taint, released at every exit."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -94,9 +93,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
     rig = fake.rig
     fake.denials = [USED_BY_B] * 3
     seen: list[dict[str, object]] = []
-    rig.clock.on_wait.append(
-        lambda: seen.append(json.loads(rig.annotations[well_known.STATUS_ANNOTATION]))
-    )
+    rig.clock.on_wait.append(lambda: seen.append(rig.status))
 
     ends.assert_ends(rig, Reason.APPLIED)
 

@@ -1,7 +1,6 @@
 """A node at rest whose configuration file is unusable now."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -39,7 +38,7 @@ def node_without_file(
 )
 def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals: bool) -> None:
     rig, agent, ended = node_without_file(text, heals=heals)
-    verified = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])["verified"]
+    verified = rig.request_record["verified"]
     assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
     assert rig.events == []
 
@@ -51,8 +50,7 @@ def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals:
     rig.gpus = before
     assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
     assert rig.labels[well_known.STATE_LABEL] == "success"
-    record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
-    assert record["verified"] == verified
+    assert rig.request_record["verified"] == verified
 
 
 def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> None:
@@ -62,7 +60,7 @@ def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> No
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
     rig.driver.lost.add(rig.gpus[1].uuid)
     _, agent, ended = agents.at_rest("mine", rig=rig, configs=configs)
-    verified = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])["verified"]
+    verified = rig.request_record["verified"]
     before = tamper(rig)
     agent.check_drift("mine", ended)
 
@@ -70,7 +68,7 @@ def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> No
     agent.check_drift("mine", ended)
 
     assert rig.labels[well_known.STATE_LABEL] == "success"
-    assert json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])["verified"] == verified
+    assert rig.request_record["verified"] == verified
 
 
 def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
