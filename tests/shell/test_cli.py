@@ -48,7 +48,7 @@ def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str)
 
     assert (before.status, before.out, data.status) == (1, "", 1)
     assert "layout 'one' is not applied: GPU 0: the whole GPU, not partitioned" in before.err
-    assert json.loads(data.out)["isApplied"] is False
+    assert data.data["isApplied"] is False
     assert "MIG off → on, resets the GPU" in planned.out
     assert "Layout one: 0 instances destroyed, 10 created" in planned.out
     assert (applied.status, applied.out) == (0, "MIG configuration applied successfully\n")
@@ -98,7 +98,7 @@ def test_every_answer_can_be_had_as_json_and_yaml(shell: Shell, argv: tuple[str,
     as_yaml = shell(*argv, "-o", "yaml", *SPEC)
 
     parsed = yaml_tree.plain(yaml_tree.parse(as_yaml.out, source="out"))
-    assert json.loads(as_json.out) == parsed
+    assert as_json.data == parsed
     assert (as_json.status, as_yaml.status) == (0, 0)
     if argv[0] in {"export", "generate-config"}:
         assert as_yaml.out.startswith("version: v1\nmig-configs:\n")
@@ -242,7 +242,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
     shell: Shell, layouts: str
 ) -> None:
     plan = shell("plan", "one", "-f", layouts, *SPEC)
-    data = json.loads(shell("plan", "one", "-f", layouts, "-o", "json", *SPEC).out)
+    data = shell("plan", "one", "-f", layouts, "-o", "json", *SPEC).data
     validated = shell("validate", "-f", layouts, "one", "--gpu", "A100-SXM4-40GB")
 
     sentence = "Not for a device plugin with MIG strategy single: MIG devices differ: 1g.5gb"

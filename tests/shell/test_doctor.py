@@ -1,6 +1,5 @@
 """``mig-manager doctor`` on nodes that are ill in every way we know."""
 
-import json
 import pathlib
 import threading
 from typing import Any
@@ -49,7 +48,7 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shel
     assert "driver           fail     driver 440.33.01" in text.out
     assert "remedy: Install a newer NVIDIA driver." in text.out
     assert text.out.count("no kubeconfig") == 1
-    found = json.loads(data.out)
+    found = data.data
     assert found["isGood"] is False
     assert {f["check"] for f in found["findings"] if f["verdict"] == "fail"} == {"driver"}
     assert found["counts"]["fail"] == 1

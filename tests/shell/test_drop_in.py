@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -131,7 +130,7 @@ def test_debug_may_stand_before_the_command(command: str) -> None:
 
 
 def gpu(shell: Shell) -> dict[str, Any]:
-    (found,) = json.loads(shell("status", "-o", "json", *SPEC).out)["gpus"]
+    (found,) = shell("status", "-o", "json", *SPEC).data["gpus"]
     assert isinstance(found, dict)
     return found
 
@@ -172,7 +171,7 @@ def test_the_mode_alone_is_applied_and_asserted(shell: Shell, layouts: str) -> N
 
 
 def test_the_exported_layout_has_the_requested_name(shell: Shell) -> None:
-    assert json.loads(shell("export", "-ojson", "-l", "monday", *SPEC).out) == {
+    assert shell("export", "-ojson", "-l", "monday", *SPEC).data == {
         "version": "v1",
         "mig-configs": {"monday": [{"devices": "all", "mig-enabled": False, "mig-devices": {}}]},
     }
@@ -191,7 +190,7 @@ def test_exported_mixed_nodes_are_merged_as_mig_parted_merges_them(shell: Shell)
     """
     shell("apply", "-f", "-", *node, stdin=text)
 
-    rules = json.loads(shell("export", "-o", "json", *node).out)["mig-configs"]["current"]
+    rules = shell("export", "-o", "json", *node).data["mig-configs"]["current"]
 
     filters = ["0x20B010DE", "0x20B710DE"]
     assert rules == [

@@ -1,6 +1,5 @@
 """``mig-manager generate-config``: for a node, for products, into a file."""
 
-import json
 import pathlib
 
 import pytest
@@ -29,7 +28,7 @@ def test_mixed_layouts_come_on_request_and_can_be_applied(shell: Shell) -> None:
     assert name in mixed.out
     applied = shell("apply", "-f", "-", "-c", name, *SPEC, stdin=mixed.out)
     assert applied.status == 0
-    (gpu,) = json.loads(shell("status", "-o", "json", *SPEC).out)["gpus"]
+    (gpu,) = shell("status", "-o", "json", *SPEC).data["gpus"]
     made = [each["profile"] for each in gpu["gpuInstances"]]
     assert sorted(made) == ["1g.6gb", "1g.6gb+me", "2g.12gb"]
 

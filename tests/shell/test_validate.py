@@ -1,6 +1,5 @@
 """``validate``, ``--lenient`` and ``export --placements`` as they are used at a shell."""
 
-import json
 import pathlib
 import re
 import shlex
@@ -92,7 +91,7 @@ def test_a_node_distinguishes_layouts_that_fit_other_gpus(shell: Shell) -> None:
 
     answer = shell("validate", "-f", file, "--simulate", "1xA30", "-o", "json")
 
-    verdicts = {each["layout"]: each for each in json.loads(answer.out)["verdicts"]}
+    verdicts = {each["layout"]: each for each in answer.data["verdicts"]}
     assert {name: each["fit"] for name, each in verdicts.items()} == {
         "seven": "elsewhere",
         "eight": "does-not-fit",
@@ -216,7 +215,7 @@ def test_every_position_that_is_not_portable_is_named(shell: Shell) -> None:
     file = shell.file(OURS)
 
     answer = shell("validate", "--portable", "-f", file)
-    data = json.loads(shell("validate", "--portable", "-f", file, "-o", "json").out)
+    data = shell("validate", "--portable", "-f", file, "-o", "json").data
 
     assert answer.status == 1
     assert re.findall(rf"{re.escape(file)}:(\d+:\d+):\s", answer.out) == ["4:21", "4:35", "4:71"]
@@ -255,7 +254,7 @@ def test_all_problems_of_several_files_are_reported(shell: Shell) -> None:
     assert "1g.7gb" in answer.out
     assert good in answer.out
     assert shell("validate", "--files", "--gpu", "*", good).status == 0
-    data = json.loads(shell("validate", "--files", "--portable", "-o", "json", good).out)
+    data = shell("validate", "--files", "--portable", "-o", "json", good).data
     assert data["isValid"] is True
     assert [each["source"] for each in data["files"]] == [good]
     assert none.status == 2
@@ -362,7 +361,7 @@ def test_leniently_a_layout_that_matches_nothing_does_nothing_and_says_so(shell:
     lenient = shell("apply", "-f", file, "--lenient", "-o", "json", *SPEC)
 
     assert (strict.status, lenient.status) == (1, 0)
-    (warning,) = json.loads(lenient.out)["warnings"]
+    (warning,) = lenient.data["warnings"]
     assert "selects none of this node's GPUs" in warning
     assert "(nothing is done)" in warning
 
@@ -387,7 +386,7 @@ def test_a_profile_the_gpus_do_not_have_is_reported_with_its_position(
 @pytest.mark.slow
 def test_a_layout_with_placements_is_planned_applied_asserted_and_exported(shell: Shell) -> None:
     spec = ("--simulate", "2xA100-SXM4-40GB")
-    uuid = json.loads(shell("status", *spec, "-o", "json").out)["gpus"][0]["uuid"]
+    uuid = shell("status", *spec, "-o", "json").data["gpus"][0]["uuid"]
     rule = instances('1g.5gb@4: 1, "2c.3g.20gb@0": 1, "1c.3g.20gb@0": 1, 1g.5gb: 1')
     file = shell.file(layouts(x=rule.replace("all", f"[{uuid}]")))
 
