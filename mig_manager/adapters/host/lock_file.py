@@ -160,10 +160,10 @@ def _lock(path: pathlib.Path) -> int:
             # Removed before we locked it: the next manager would lock another file.
             os.close(file)
         except BlockingIOError as error:
-            owner = _who(_locking_process(os.fstat(file)), _text(path))
+            manager = _who(_locking_process(os.fstat(file)), _text(path))
             os.close(file)
             raise errors.LockedError(
-                f"another manager is at work on this node's GPUs: {owner.description}"
+                f"another manager is at work on this node's GPUs: {manager.description}"
             ) from error
         except BaseException:
             os.close(file)

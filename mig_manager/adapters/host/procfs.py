@@ -142,11 +142,11 @@ def using_gpu(
     drm: Collection[str] = (),
 ) -> tuple[DeviceFileUser, ...]:
     """Return the processes that have a device node of a GPU or of its instances open."""
-    capabilities, nodes = frozenset(caps), frozenset(drm)
+    cap_minors, nodes = frozenset(caps), frozenset(drm)
     return tuple(
         each
         for each in processes
-        if minor in each.gpus or each.caps & capabilities or each.drm & nodes
+        if minor in each.gpus or each.caps & cap_minors or each.drm & nodes
     )
 
 

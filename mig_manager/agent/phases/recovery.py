@@ -52,13 +52,13 @@ def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Jo
         ClusterError: The API refused or does not answer.
     """
     journal = _published_journal(shared, view)
-    host = journals.parse_or_none(requests.saved_journal(_read_host(shared.deps.request_file)))
+    copy = journals.parse_or_none(requests.saved_journal(_read_host(shared.deps.request_file)))
     if journal is None:
-        journal = host if host and not _is_outdated(host, view) else journals.NONE
+        journal = copy if copy and not _is_outdated(copy, view) else journals.NONE
     journal = dataclasses.replace(journal, hold_taint=well_known.HOLD_TAINT in view.taint_keys)
-    if host and host.persistent_gpus and host.boot_id == shared.deps.boot_id:
-        uuids = dict.fromkeys((*journal.persistent_gpus, *host.persistent_gpus))
-        boot_id = journal.boot_id or host.boot_id
+    if copy and copy.persistent_gpus and copy.boot_id == shared.deps.boot_id:
+        uuids = dict.fromkeys((*journal.persistent_gpus, *copy.persistent_gpus))
+        boot_id = journal.boot_id or copy.boot_id
         journal = dataclasses.replace(journal, boot_id=boot_id, persistent_gpus=tuple(uuids))
     return journal
 

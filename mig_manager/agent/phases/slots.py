@@ -32,14 +32,14 @@ def wait(job: jobs.Job) -> None:
         return
     if journal.has_nothing_to_undo and _changes_nothing(job):
         return
-    wait = dataclasses.replace(
+    waiting = dataclasses.replace(
         job.wait(math.inf),
         # A random pause, so that waiting nodes do not ask at the same time.
         sleep=lambda seconds: job.cancel.wait(seconds * random.uniform(0.5, 1.0)),  # noqa: S311
         backoff=_BACKOFF,
     )
     published, published_at_s = "", 0.0
-    for _ in wait.attempts():
+    for _ in waiting.attempts():
         why = _why_none(slots)
         if not why:
             return

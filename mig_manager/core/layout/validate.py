@@ -81,12 +81,11 @@ class Validated:
     @property
     def unserved(self) -> Mapping[strategies.Strategy, Sequence[str]]:
         """The layouts that fit but make the device plugin exit, by MIG strategy."""
-        layouts = {
-            strategy: [v.layout for v in self.verdicts.values() if strategy in v.unserved]
-            for strategy in strategies.Strategy
-        }
+        verdicts = self.verdicts.values()
         return {
-            strategy: list(dict.fromkeys(names)) for strategy, names in layouts.items() if names
+            strategy: list(dict.fromkeys(v.layout for v in verdicts if strategy in v.unserved))
+            for strategy in strategies.Strategy
+            if any(strategy in v.unserved for v in verdicts)
         }
 
     def to_data(self) -> "answers.Validation":
@@ -117,7 +116,7 @@ Others = Callable[[], Sequence[model.Gpu]]
 
 
 def against_products(
-    layouts: Sequence[layouts.Layout],
+    checked: Sequence[layouts.Layout],
     *,
     source: str,
     templates: Sequence[model.Gpu],
@@ -142,20 +141,20 @@ def against_products(
             variants=_layouts_for_product(layout, template),
             members=(template,),
         )
-        for layout in layouts
+        for layout in checked
         for label, template in labelled.items()
     ]
     has_indices = any(
         rule.indices and any(map(rule.filters_match, templates))
-        for layout in layouts
+        for layout in checked
         for rule in layout.rules
     )
-    result = _judge(layouts, source, tuple(labelled), others, cases)
+    result = _judge(checked, source, tuple(labelled), others, cases)
     return dataclasses.replace(result, has_unchecked_indices=has_indices)
 
 
 def against_node(
-    layouts: Sequence[layouts.Layout],
+    checked: Sequence[layouts.Layout],
     *,
     source: str,
     gpus: Sequence[model.Gpu],
@@ -171,14 +170,14 @@ def against_node(
             members=[gpu for gpu in gpus if gpu.name == product],
             node=gpus,
         )
-        for layout in layouts
+        for layout in checked
         for product in products
     ]
-    return _judge(layouts, source, products, others, cases)
+    return _judge(checked, source, products, others, cases)
 
 
 def _judge(
-    layouts: Sequence[layouts.Layout],
+    checked: Sequence[layouts.Layout],
     source: str,
     products: tuple[str, ...],
     others: Others | None,
@@ -187,7 +186,7 @@ def _judge(
     judge = _Judge(others)
     return Validated(
         source=source,
-        layouts=tuple(layout.name for layout in layouts),
+        layouts=tuple(layout.name for layout in checked),
         products=products,
         verdicts={(case.layout.name, case.product): judge.verdict(case) for case in cases},
     )

@@ -65,9 +65,9 @@ def mask(place: model.Placement) -> int:
     return ((1 << place.size) - 1) << place.start
 
 
-def slices(spans: Iterable[model.Placement]) -> int:
+def slices(placements: Iterable[model.Placement]) -> int:
     """Return the slices of several spans as one bit mask."""
-    return functools.reduce(lambda total, span: total | mask(span), spans, 0)
+    return functools.reduce(lambda total, span: total | mask(span), placements, 0)
 
 
 def count_sizes(devices: Mapping[model.Profile, int], profile: model.Profile) -> Counts:
@@ -157,13 +157,13 @@ def ways(
             yield (span, *others)
 
 
-def inside(profile: model.Profile, spans: Spans) -> tuple[steps.TargetComputeInstance, ...]:
+def inside(profile: model.Profile, placements: Spans) -> tuple[steps.TargetComputeInstance, ...]:
     """Return the compute instances at these spans of a GPU instance."""
     return tuple(
         steps.TargetComputeInstance(
             profile=dataclasses.replace(profile, compute_slices=span.size), placement=span
         )
-        for span in spans
+        for span in placements
     )
 
 
@@ -179,11 +179,13 @@ def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -
         return []
     # The other GPU instances have room for the rest.
     least = total_slices(desired) - (most - 1) * slots
-    ways: dict[tuple[tuple[int, ...], Counts], Packing] = {((), desired): Packing(busy=0, cost=0)}
+    packings: dict[tuple[tuple[int, ...], Counts], Packing] = {
+        ((), desired): Packing(busy=0, cost=0)
+    }
     for position, occupants in enumerate(live):
         following: dict[tuple[tuple[int, ...], Counts], Packing] = {}
         menu = _choices(tuple(occupants), desired, least)
-        for ((stays, rest), option), choice in itertools.product(ways.items(), menu):
+        for ((stays, rest), option), choice in itertools.product(packings.items(), menu):
             if not _includes(rest, choice.part):
                 continue
             kept = () if choice.content is None else ((position, choice.content),)
@@ -195,9 +197,9 @@ def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -
             key = stays + tuple(p for p, _ in kept), _minus(rest, choice.part)
             if key not in following or after.price < following[key].price:
                 following[key] = after
-        ways = following
+        packings = following
     cheapest: dict[tuple[tuple[int, ...], int], Packing] = {}
-    for (stays, rest), option in ways.items():
+    for (stays, rest), option in packings.items():
         fresh = bins(rest)
         if len(stays) + len(fresh) > most:
             continue
@@ -272,12 +274,12 @@ def _subsets(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
         counts = tuple(sizes.count(size + 1) for size in range(len(desired)))
         if not _includes(desired, counts):
             continue
-        spans = [span for i in kept if (span := occupants[i].span)]
+        placements = [span for i in kept if (span := occupants[i].span)]
         subsets.append(
             _Subset(
                 kept=kept,
                 counts=counts,
-                occupied=slices(spans) if len(spans) == len(kept) else None,
+                occupied=slices(placements) if len(placements) == len(kept) else None,
                 busy=sum(each.use for i, each in enumerate(occupants) if i not in kept),
             )
         )

@@ -52,9 +52,11 @@ def plan(
     return changes
 
 
-def combine(plan: steps.Plan, other: steps.Plan) -> steps.Plan:
+def combine(first: steps.Plan, second: steps.Plan) -> steps.Plan:
     """Join two plans for different GPUs."""
-    return steps.Plan(gpus=tuple(sorted((*plan.gpus, *other.gpus), key=lambda gpu: gpu.gpu_index)))
+    return steps.Plan(
+        gpus=tuple(sorted((*first.gpus, *second.gpus), key=lambda gpu: gpu.gpu_index))
+    )
 
 
 def restore(
@@ -113,7 +115,7 @@ def unowned_instances(
 
 
 def baseline(
-    plan: steps.Plan, gpus: Sequence[model.Gpu], older: Sequence[model.GpuSnapshot] = ()
+    change: steps.Plan, gpus: Sequence[model.Gpu], older: Sequence[model.GpuSnapshot] = ()
 ) -> tuple[model.GpuSnapshot, ...]:
     """Return snapshots of the GPUs that a plan changes, with the instances that it creates.
 
@@ -121,7 +123,7 @@ def baseline(
     """
     by_uuid = {gpu.uuid: gpu for gpu in older}
     live = {gpu.uuid: gpu for gpu in gpus}
-    for each in plan.gpus:
+    for each in change.gpus:
         if not each.steps or each.gpu_uuid not in live:
             continue
         gpu = live[each.gpu_uuid]
@@ -150,8 +152,8 @@ def trim(
     )
 
 
-def _creations(plan: steps.GpuPlan) -> Iterator[model.Creation]:
-    for step in plan.steps:
+def _creations(gpu_plan: steps.GpuPlan) -> Iterator[model.Creation]:
+    for step in gpu_plan.steps:
         match step:
             case steps.CreateGpuInstance():
                 yield model.Creation(step.profile, step.placement)
@@ -174,8 +176,8 @@ def restore_checkpoint(
         LayoutError: Only the host can partition a GPU (NOT_SUPPORTED), or one is unreachable.
     """
     snapshots = restoring.snapshots(saved, gpus, is_mode_only=is_mode_only)
-    plan = restore(gpus, snapshots)
-    vgpus.refuse(gpus, plan)
+    restored = restore(gpus, snapshots)
+    vgpus.refuse(gpus, restored)
     # Without profiles, only MIG mode can be restored before the next observation.
     blind = set() if is_mode_only else {gpu.uuid for gpu in gpus if gpu.profiles is None}
     partitioned = {device.uuid for device in saved if device.instances}
@@ -183,7 +185,7 @@ def restore_checkpoint(
         dataclasses.replace(each, is_provisional=True, target=())
         if each.gpu_uuid in blind & partitioned
         else each
-        for each in plan.gpus
+        for each in restored.gpus
     )
     return steps.Plan(gpus=changes)
 

@@ -237,12 +237,12 @@ def seconds(
 
     def parse(value: str) -> float:
         try:
-            seconds = float(value)
+            number = float(value)
         except ValueError:
-            seconds = math.nan
-        if not minimum <= seconds <= maximum:
+            number = math.nan
+        if not minimum <= number <= maximum:
             raise ValueError(f"is not a number of seconds from {minimum:g} to {maximum:.10g}")
-        return seconds
+        return number
 
     return declare(Option(help=meaning, metavar=SECONDS, parse=parse, default=default, **more))
 
