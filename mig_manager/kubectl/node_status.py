@@ -180,8 +180,5 @@ def headline(report: node_reports.NodeReport, now: dt.datetime, style: bar.Style
         rest.append(f"attempt {run.attempt}")
     if run and run.retry_at and run.retry_at > now:
         rest.append(f"next attempt in {timestamps.age(now, run.retry_at)}")
-    line = style.fit(" · ".join([node.name, report.state.value, *rest]))
-    name = style.paint(node.name, bar.Tone.STRONG)
-    state = style.paint(report.state.value, overview.TONES.get(report.state, bar.Tone.BAD))
-    start = f"{node.name} · {report.state.value}"
-    return style.plain(line.replace(start, f"{name} · {state}", 1))
+    state = report.state.value, overview.TONES.get(report.state, bar.Tone.BAD)
+    return style.title([(node.name, bar.Tone.STRONG), state], rest)

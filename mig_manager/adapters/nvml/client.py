@@ -7,6 +7,7 @@ could prevent a reset.
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import time
@@ -260,12 +261,12 @@ class WorkerGpus(standbys.Standby):
         if worker.child.status is None:
             fate = f"(pid {worker.child.pid}) cannot be killed and was left behind"
         if worker.running:
+            verbs = itertools.chain(["has not returned for"], itertools.repeat("for"))
             calls = procfs.name_users(
-                f"{call} for {round(max(0.0, worker.ended_s - call.since_s), 1):g} s"
-                for call in worker.running
+                f"{call} {verb} {round(max(0.0, worker.ended_s - call.since_s), 1):g} s"
+                for call, verb in zip(worker.running, verbs, strict=False)
             )
-            message = calls.replace(" for ", " has not returned for ", 1)
-            message += f"; the GPU worker {fate}"
+            message = f"{calls}; the GPU worker {fate}"
         else:
             message = f"the GPU worker gave no answer within {self.timeout_s:g} s and {fate}"
             if worker.calls:

@@ -78,6 +78,20 @@ class Style:
             return line
         return wrap_text(line, self.table_width, "", further)
 
+    def title(self, start: Sequence[tuple[str, Tone]], rest: Iterable[str]) -> str:
+        """Return words in one line that fits the page, the first ones in the colour of a tone.
+
+        They stay plain if the line breaks within them.
+        """
+        words = [word for word, _ in start]
+        line = self.plain(self.fit(" · ".join([*words, *rest])))
+        plain = self.plain(" · ".join(words))
+        if not line.startswith(plain):
+            return line
+        # Painted last, because colours take no columns.
+        painted = self.plain(" · ".join(self.paint(*each) for each in start))
+        return painted + line.removeprefix(plain)
+
     def paint(self, text: str, tone: Tone) -> str:
         """Return the text in the colour of the tone, or as it is."""
         if not self.colour or tone is Tone.PLAIN or not text:

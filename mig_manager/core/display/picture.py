@@ -171,9 +171,8 @@ def _header(alike: Sequence[model.Gpu], note: str, style: bar.Style) -> str:
     # ``GPU-`` and the first group of digits distinguish the GPUs of one node.
     short = "-".join(first.uuid.split("-")[:2])
     who = f"{len(alike)} alike" if len(alike) > 1 else short
-    title = f"GPU {indices(alike)}"
-    line = style.fit(f"{title} · {first.name} · {note} · {who}")
-    return style.plain(line).replace(title, style.paint(title, bar.Tone.STRONG), 1)
+    title = f"GPU {indices(alike)}", bar.Tone.STRONG
+    return style.title([title], [first.name, note, who])
 
 
 def _mode_text(gpu: model.Gpu) -> str:

@@ -185,14 +185,12 @@ def pictures(result: Layouts, *, style: bar.Style) -> str:
 
 
 def _picture(listed: Listed, style: bar.Style) -> str:
-    name = listed.entry.name
-    words = [name, listed.entry.origin]
+    words = [listed.entry.origin]
     if listed.is_applied:
         words.append("active")
     elif listed.is_requested:
         words.append("requested")
-    title = style.plain(style.fit(" · ".join(words)))
-    lines = [title.replace(name, style.paint(name, bar.Tone.STRONG), 1)]
+    lines = [style.title([(listed.entry.name, bar.Tone.STRONG)], words)]
     if listed.gpus is None:
         why = "    its content is in no known layout file; name one with -f"
         lines.append(style.fit(why))

@@ -146,3 +146,19 @@ def test_block_erases_its_last_drawing() -> None:
     assert block.draw(["c"]) == "\r\x1b[2A\x1b[Jc\n"
     assert block.draw(()) == "\r\x1b[1A\x1b[J"
     assert not block.draw(())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("GPU 0", "\x1b[1mGPU 0\x1b[0m · {rest}"),
+        (f"GPU 0, {'1' * 60}", f"GPU 0,\n    {'1' * 60}\n    · {{rest}}"),
+    ],
+    ids=["one line", "a break within it"],
+)
+def test_a_title_is_painted_unless_the_line_breaks_within_it(name: str, expected: str) -> None:
+    rest = "A100-SXM4-40GB"
+
+    title = bar.Style(colour=True, columns=60).title([(name, bar.Tone.STRONG)], [rest])
+
+    assert title == expected.format(rest=rest)
