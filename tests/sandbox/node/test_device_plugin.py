@@ -1,8 +1,10 @@
 import dataclasses
+import itertools
 
 import pytest
 
 from mig_manager.core import model
+from mig_manager.core.node import strategies
 from mig_manager.sandbox.node import device_plugin
 
 _1G = model.Profile(compute_slices=1, gpu_slices=1, memory_gb=5)
@@ -72,3 +74,29 @@ def test_layouts_that_a_strategy_cannot_name_make_the_plugin_exit(
 ) -> None:
     with pytest.raises(device_plugin.ExitedError, match=word):
         device_plugin.enumerate_devices(gpus, strategy)
+
+
+@pytest.mark.parametrize("strategy", strategies.Strategy)
+def test_the_plugin_exits_where_the_agent_refuses(strategy: strategies.Strategy) -> None:
+    """The agent's rules and those of the plugin are written apart."""
+    layouts = (None, (), (_1G,), (_2G, _2G), (_1G, _2G), (_PARTIAL, _PARTIAL))
+    for pair in itertools.product(layouts, repeat=2):
+        gpus = [
+            gpu(index, *(profiles or ()), enabled=profiles is not None)
+            for index, profiles in enumerate(pair)
+        ]
+        described = [
+            strategies.GpuLayout(
+                name=each.uuid,
+                is_enabled=each.is_mig_enabled,
+                profiles=[*each.mig_devices.values()],
+            )
+            for each in gpus
+        ]
+        refused = dict(strategies.refusals(described))
+        try:
+            device_plugin.enumerate_devices(gpus, device_plugin.PluginStrategy(strategy.value))
+        except device_plugin.ExitedError:
+            assert strategy in refused, pair
+        else:
+            assert strategy not in refused, pair

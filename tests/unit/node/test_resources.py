@@ -1,7 +1,6 @@
 """Extended resources: names, counts, whether they are schedulable, and who asks for them."""
 
 import dataclasses
-import itertools
 
 import pytest
 
@@ -16,7 +15,6 @@ from mig_manager.core.node import (
     strategies,
 )
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.node import device_plugin
 from tests.node import gpu_values, samples
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -201,15 +199,11 @@ def test_without_kubelet_gpus_without_devices_are_compared(
     assert (why == "") is is_good
 
 
-# Which layouts a device plugin serves; compared with the sandbox's plugin, written apart
+# Which layouts a device plugin serves
 
 
 Mig = tuple[str, ...] | None
 """The profiles of a GPU's MIG devices; None: MIG is off."""
-LAYOUTS: tuple[Mig, ...] = (
-    *(None, (), ("1g.5gb",), ("2g.10gb", "2g.10gb"), ("1g.5gb", "2g.10gb")),
-    ("1c.2g.10gb", "1c.2g.10gb"),
-)
 
 
 def refusals(*layouts: Mig) -> dict[strategies.Strategy, str]:
@@ -222,29 +216,6 @@ def refusals(*layouts: Mig) -> dict[strategies.Strategy, str]:
         for index, names in enumerate(layouts)
     ]
     return dict(strategies.refusals(gpus))
-
-
-@pytest.mark.parametrize("strategy", strategies.Strategy)
-def test_a_layout_is_refused_where_the_plugin_exits(strategy: strategies.Strategy) -> None:
-    for layouts in itertools.product(LAYOUTS, repeat=2):
-        gpus = [
-            device_plugin.EnumeratedGpu(
-                index=index,
-                uuid=f"GPU-{index}",
-                is_mig_enabled=names is not None,
-                mig_devices={
-                    f"MIG-{index}-{number}": profile_name.parse(name)
-                    for number, name in enumerate(names or ())
-                },
-            )
-            for index, names in enumerate(layouts)
-        ]
-        try:
-            device_plugin.enumerate_devices(gpus, device_plugin.PluginStrategy(strategy.value))
-        except device_plugin.ExitedError:
-            assert strategy in refusals(*layouts), layouts
-        else:
-            assert strategy not in refusals(*layouts), layouts
 
 
 @pytest.mark.parametrize(
