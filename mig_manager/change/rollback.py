@@ -46,7 +46,9 @@ class Rollback:
 
     def run(self) -> RollbackOutcome:
         """Restore the GPUs, and verify them."""
-        now, has_begun, pauses_s = model.NO_GPUS, False, iter(_PAUSES_S)
+        now = model.NO_GPUS
+        has_begun = False
+        pauses_s = iter(_PAUSES_S)
         while True:
             is_executing = False
             try:

@@ -61,9 +61,13 @@ def apply(
             "observe none"
         )
     if isinstance(wanted, str):
-        name, custom, text, planned = wanted, None, None, report
+        name = wanted
+        custom = text = None
+        planned = report
     else:
-        name, custom, text = well_known.CUSTOM_LAYOUT, wanted, annotation(wanted, command.now)
+        name = well_known.CUSTOM_LAYOUT
+        custom = wanted
+        text = annotation(wanted, command.now)
         custom_layouts.single(text, source=custom.location.source)
         document = layouts.Document(source=custom.origin, layouts={})
         annotations = {**node.view.annotations, well_known.LAYOUT_ANNOTATION: text}

@@ -222,28 +222,30 @@ class _Replay:
     def _row(
         self, name: str, result: simulated_cluster.SimulationResult
     ) -> replay_report.ReplayRow:
-        everything = []
-        groups = [
-            collections.defaultdict[str, list[tuple[float | None, float]]](list) for _ in "ab"
-        ]
+        everything: list[replay_report.PodWait] = []
+        by_profile = collections.defaultdict[str, list[replay_report.PodWait]](list)
+        by_namespace = collections.defaultdict[str, list[replay_report.PodWait]](list)
         for job in self.counted:
             wait, late_s = result.waits[job.pod.uid], self.end_s - job.at_s
             # What becomes free at the end itself serves no pod.
             is_late = wait is None or 0 < late_s <= wait
             each = None if is_late else wait, late_s
             everything.append(each)
-            groups[0][profile_name.with_counts(job.pod.needs.profiles)].append(each)
-            groups[1][job.pod.namespace].append(each)
-        by_profile, by_namespace = (
-            {key: replay_report.Waits.of(group[key]) for key in sorted(group)} for group in groups
-        )
+            by_profile[profile_name.with_counts(job.pod.needs.profiles)].append(each)
+            by_namespace[job.pod.namespace].append(each)
         return replay_report.ReplayRow(
             name=name,
             waits=replay_report.Waits.of(everything),
-            by_profile=by_profile,
-            by_namespace=by_namespace,
+            by_profile=_waits(by_profile),
+            by_namespace=_waits(by_namespace),
             result=result,
         )
+
+
+def _waits(
+    groups: Mapping[str, Sequence[replay_report.PodWait]],
+) -> Mapping[str, replay_report.Waits]:
+    return {key: replay_report.Waits.of(groups[key]) for key in sorted(groups)}
 
 
 def _with_layouts(

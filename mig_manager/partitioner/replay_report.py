@@ -18,6 +18,10 @@ _MAX_GROUPS = 12
 _SECOND_UNITS = ((3600.0, "h"), (60.0, "min"))
 
 
+PodWait = tuple[float | None, float]
+"""How long a pod waited (None: it was not placed), and from its creation to the end."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
     """How long a group of pods waited for a node; a pod without one waits until the end."""
@@ -28,8 +32,8 @@ class Waits:
     p95_s: float | None  # None: fewer than 95 % are placed
 
     @staticmethod
-    def of(each: Sequence[tuple[float | None, float]]) -> "Waits":
-        """Summarize waits, each with the time from the pod's creation to the end."""
+    def of(each: Sequence[PodWait]) -> "Waits":
+        """Summarize the waits of pods."""
         ordered = sorted(math.inf if wait is None else wait for wait, _ in each)
         p95_s = ordered[math.ceil(0.95 * len(ordered)) - 1]
         return Waits(

@@ -116,7 +116,7 @@ class LineWriter:
             lines = [f"<{priority.value}>{line}" for line in lines]
         # Ends the rest of a truncated line.
         lead = [""] if self._is_torn else []
-        erased = _ERASED * self._is_shown
+        erased = _ERASED if self._is_shown else ""
         self._is_shown = False
         data = (erased + "\n".join([*lead, *lines, ""])).encode(self._encoding, "backslashreplace")
         written = 0

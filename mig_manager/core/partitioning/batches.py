@@ -173,16 +173,18 @@ class Batch:
     def _most(self) -> node_sets.Amounts:
         """How many devices of each requested profile nodes might have room for, beside claims."""
         names = {resources.of_profile(profile) or "": profile for profile in self.profiles}
-        return node_sets.Amounts(
-            [
-                {name: gpus.most(each) + free.get(each, 0) for name, each in names.items()}
-                for position, facts in enumerate(self.index.facts)
-                for gpus, free in [(facts.gpus, self.free(position))]
-            ]
-        )
+        amounts: list[dict[str, int]] = []
+        for position, facts in enumerate(self.index.facts):
+            free = self.free(position)
+            amounts.append(
+                {name: facts.gpus.most(each) + free.get(each, 0) for name, each in names.items()}
+            )
+        return node_sets.Amounts(amounts)
 
     def _has_devices(self, position: int, needs: demand.Needs) -> bool:
-        node, facts, free = self.nodes[position], self.index.facts[position], self.free(position)
+        node = self.nodes[position]
+        facts = self.index.facts[position]
+        free = self.free(position)
         (profile, count), *others = needs.devices
         is_certain = not (others or profile in free or node.name in self._claims)
         most = count * len(facts.gpus.states)
@@ -245,12 +247,13 @@ class Batch:
 
     def _floor(self, facts: node_index.NodeFacts) -> dict[model.Profile, int]:
         """Return how many idle devices of each profile a change keeps."""
-        return {
-            profile: least
-            for profile, count in self._reserved.items()
-            for total in [facts.devices.get(profile, 0)]
-            if (least := min(count, total) - (total - facts.gpus.idle.get(profile, 0))) > 0
-        }
+        floor: dict[model.Profile, int] = {}
+        for profile, count in self._reserved.items():
+            total = facts.devices.get(profile, 0)
+            in_use = total - facts.gpus.idle.get(profile, 0)
+            if (least := min(count, total) - in_use) > 0:
+                floor[profile] = least
+        return floor
 
 
 def _is_opted_in(node: partitioned.PartitionedNode) -> bool:

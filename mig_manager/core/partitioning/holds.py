@@ -166,10 +166,16 @@ class Holds:
                 for index, state in facts.gpus.states.items()
                 if (position, index) not in self._taken and (most := state.capacity.most(largest))
             )
-            fill, new, indices, missing = 0, 0, list[int](), profiles[largest]
+            fill = new = 0
+            indices: list[int] = []
+            missing = profiles[largest]
             for used, is_new, index, most in ordered:
-                fill, new, missing = fill + used, new + is_new, missing - most
+                fill += used
+                new += is_new
                 indices.append(index)
+                missing -= most
                 if missing <= 0:
                     yield fill, new, position, tuple(indices)
-                    fill, new, indices, missing = 0, 0, [], profiles[largest]
+                    fill = new = 0
+                    indices = []
+                    missing = profiles[largest]

@@ -140,12 +140,13 @@ class Source:
         An option that the command does not take keeps its default, even if its variable is set.
         """
         names = {option.name for option in of(settings)}
-        return {
-            field.name: self.get(option) if option.name in names else option.default
-            for field in dataclasses.fields(settings)
-            if _KEY in field.metadata
-            for option in (next(_of_field(field)),)
-        }
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(settings):
+            if _KEY in field.metadata:
+                option = next(_of_field(field))
+                is_taken = option.name in names
+                values[field.name] = self.get(option) if is_taken else option.default
+        return values
 
     def _find(self, option: Option) -> tuple[str, str]:
         """Return the value as text, and its origin: the flag or the variable."""
