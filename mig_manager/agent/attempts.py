@@ -1,247 +1,223 @@
-"""The attempts at a node's requests, one after the other, and what each leaves to the next."""
+"""One attempt at a request, and the state that its phases share."""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-import structlog
-
-from mig_manager import errors
-from mig_manager.agent import jobs, outcomes, publish, run_journal
-from mig_manager.agent.phases import failures, host, recovery
-from mig_manager.change import hook_points
-from mig_manager.core import messages, model, ports
+from mig_manager.agent import publish, run_journal, settings, successors
+from mig_manager.change import boot_layouts, change_journal, execution, hook_points, transaction
+from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.records import gpu_repair, journals, requests, status
+from mig_manager.core.node import pod_object
+from mig_manager.core.records import status
 
-_FOLLOWED = (errors.SupersededBy.OTHER_LAYOUT, errors.SupersededBy.SAME_LAYOUT)
-"""Another run follows, and publishes its own state."""
+_Problem = TypeVar("_Problem")
 
-_log = structlog.get_logger()
+_REFUSAL_PAUSE_S = 10.0
 
 
-class Attempts:
-    """The journal and the record of the request, which every attempt takes over and leaves.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The requested layout, and how to attempt it."""
 
-    Raises:
-        ClusterError: From every method: the API refused or does not answer.
-    """
-
-    def __init__(
-        self, shared: jobs.Shared, on_gpus: Callable[[model.ObservedGpus], object]
-    ) -> None:
-        self._shared = shared
-        self._on_gpus = on_gpus
-        """Called after each attempt, with the GPUs as last observed in it."""
-        self._record: requests.RequestRecord | None = None
-        """None: not read yet."""
-        self.journal = journals.NONE
-        """The journal of earlier runs, from which the next run resumes."""
-        self.may_be_pending = False
-        """Whether the Node may show a run whose outcome was not published."""
+    config: str = ""
+    """The name of the layout; empty: none is requested."""
+    custom: custom_layouts.Custom | None = None
+    """The content of ``custom``; None for other layouts."""
+    annotation_hash: str = ""
+    """Hash of ``custom`` where its content is not needed, because nothing is applied."""
+    is_new: bool = False
+    """Whether label or annotation have changed since the last run."""
+    may_evict: bool = True
+    """Whether pods may be evicted, if the layout was not verified since it was requested."""
+    attempt: int = 1
+    retry_after_s: float = 0.0
+    """The pause before the next attempt, if this one fails."""
+    repairs: frozenset[str] = frozenset()
+    """UUIDs of the GPUs to repair, in an attempt that repairs; empty: the layout is applied."""
 
     @property
-    def record(self) -> requests.RequestRecord:
-        """The current request and its results."""
-        return self._record or requests.NONE
+    def key(self) -> tuple[str, str]:
+        """Name of the layout, and hash of its annotation."""
+        custom = self.custom
+        return self.config, custom.annotation_hash if custom else self.annotation_hash
 
-    def record_request(self, request: jobs.Request) -> requests.RequestRecord:
-        """Record that a request is served; return its record with earlier results."""
-        if request.attempt == 1:
-            self._shared.memory.forget_restarts()
-        now_s = self._shared.deps.clock.unix_s()
-        current = custom_layouts.request_for(request.config, request.custom)
-        self._record = self.record.continued_as(current, is_new=request.is_new, now_s=now_s)
-        return self._record
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether pods stay: a custom layout on a node with on-demand partitioning."""
+        return self.custom is not None and self.custom.is_on_demand and not self.repairs
 
-    def forget_request(self) -> None:
-        """Record that nothing is requested: the next layout is always a new request."""
-        before = self.record
-        repairs = gpu_repair.postpone(before.repairs, self._shared.deps.clock.unix_s())
-        self._record = dataclasses.replace(
-            requests.NONE, awaited=before.awaited, applied=before.applied, repairs=repairs
-        )
-        self._save_on_host()
 
-    def publish_record(self) -> None:
-        """Publish the record of the request before an attempt at it."""
-        self._shared.publisher.annotate(publish.of_record(self.record))
-        self._save_on_host()
+@dataclasses.dataclass(slots=True)
+class AttemptMemory:
+    """What attempts on one node remember of earlier ones, besides the journal."""
 
-    def _save_on_host(self) -> None:
-        self._shared.publisher.save_on_host(self.record, self.journal)
+    stuck_uids: frozenset[str] = frozenset()
+    """UIDs of pods that did not stop by the deadline of an earlier pause."""
+    returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
+    """Where evicted pods return, over the attempts of one drain."""
+    restarted: frozenset[str] = frozenset()
+    """Names of the programs with outdated devices that attempts at this request restarted."""
+    stopped_services: frozenset[str] = frozenset()
+    """Names of the host services that this process stopped, and has not started since."""
+    _removal_refused_s: float = dataclasses.field(default=-math.inf, init=False)
 
-    def recover(self, request: jobs.Request) -> None:
-        """Take over from an interrupted run; undo it unless the same layout is requested.
+    def forget_restarts(self) -> None:
+        """Forget what attempts at an earlier request restarted, or what had other devices."""
+        self.restarted = frozenset()
 
-        Raises:
-            LockedError: Another manager is at work; nothing was undone.
-        """
-        deps, publisher = self._shared.deps, self._shared.publisher
-        view = publisher.read()
-        saved = recovery.read_saved(deps.request_file, view)
-        journal = recovery.find_journal(self._shared, view)
-        self.journal = journal
-        if self._record is None:
-            self._record = recovery.find_record(saved, view, journal)
-        if recovery.has_ended(journal, view):
-            return
-        is_resumed = bool(request.config) and journal.request == request.key
-        _log.warning(
-            "interrupted_run_found",
-            config=journal.config,
-            has_rebooted=bool(journal.boot_id) and journal.boot_id != deps.boot_id,
-            is_resumed=is_resumed,
-        )
-        if not is_resumed:
-            self.undo()
-            return
-        message = f"resuming {request.config} after an interruption"
-        deps.node.emit(reason="Recovered", message=message, is_warning=False)
+    def note_restarted(self, names: Iterable[str]) -> None:
+        """Remember programs that were restarted because of outdated devices."""
+        self.restarted |= frozenset(names)
 
-    @contextlib.contextmanager
-    def begin(
-        self, request: jobs.Request, cancel: ports.Cancellation | None = None
-    ) -> Iterator[jobs.Job]:
-        """Yield an attempt that takes over the journal; keep its record, and what it leaves.
+    def begin_drain(self) -> None:
+        """Forget where the pods of an earlier drain returned."""
+        self.returning = successors.Successors()
 
-        The attempt is ended if it is superseded. After another error its journal is still on the
-        Node, from which ``recover`` reads it; ours lets ``stop`` end the run.
-        """
-        job = _new_job(
-            self._shared,
-            request,
-            self.record,
-            self.journal,
-            cancel or recovery.Uninterrupted(self._shared.deps),
-        )
-        self.may_be_pending = True
-        try:
-            try:
-                yield job
-            except errors.Superseded as end:
-                try:
-                    _supersede(job, end)
-                finally:
-                    self._keep_journal(job)
-                self.may_be_pending = end.by in _FOLLOWED
-                raise
-            except errors.ClusterError:
-                self.journal = job.journal.entries
-                raise
-            except errors.LockedError:
-                self._release_slot(job)
-                raise
-            self._keep_journal(job)
-            self.may_be_pending = False
-        finally:
-            self._shared.deps.standby.dismiss()
-            self._record = job.journal.record
-            self._on_gpus(job.status.gpus)
+    def note_stuck(self, pods: Iterable[pod_object.Pod]) -> None:
+        """Remember pods that did not stop in time."""
+        self.stuck_uids |= {pod.uid for pod in pods}
 
-    def _keep_journal(self, job: jobs.Job) -> None:
-        self.journal = job.journal.entries
-        self._release_slot(job)
+    def note_stopped_services(self, names: Iterable[str]) -> None:
+        """Remember host services before they are stopped."""
+        self.stopped_services |= frozenset(names)
 
-    def _release_slot(self, job: jobs.Job) -> None:
-        slots = self._shared.deps.slots
-        if slots is not None and not job.journal.entries.blocks_workloads:
-            slots.release()
+    def note_started_service(self, name: str) -> None:
+        """Forget a host service that was started."""
+        self.stopped_services -= {name}
 
-    def undo(self) -> None:
-        """Roll back and restore all entries of the journal.
+    def may_remove_phantoms(self, now_s: float) -> bool:
+        """Return whether to request a removal: waits check more often, and each is a request."""
+        return now_s >= self._removal_refused_s + _REFUSAL_PAUSE_S
+
+    def note_refused_removal(self, now_s: float) -> None:
+        """Remember that the API refused to remove phantom devices."""
+        self._removal_refused_s = now_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """The state shared by all attempts on one node."""
+
+    deps: ports.Dependencies
+    limits: settings.Limits
+    publisher: publish.Publisher
+    memory: AttemptMemory
+
+    @property
+    def saved_layout(self) -> boot_layouts.BootLayout:
+        """The verified layout, saved for the next boot."""
+        return boot_layouts.BootLayout(self.deps.boot_layout, self.deps.boot_id)
+
+    def hold_lock(
+        self, doing: str, wait: timing.Wait | None = None, *, changes_gpus: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
+        """Hold the node's lock in the context; without ``wait``, try once.
 
         Raises:
-            LockedError: Another manager is at work; nothing was undone.
+            LockedError: On entering: another manager had it until the deadline.
+            Superseded: On entering: the wait was interrupted.
         """
-        with self.begin(jobs.Request(config=self.journal.config)) as job:
-            failures.undo_interrupted(job)
+        wait = wait or timing.Wait(clock=self.deps.clock)
+        return transaction.hold_lock(self.deps.lock, doing, wait, changes_gpus=changes_gpus)
 
-    def end_pending(self, why: str, key: tuple[str, str] = ("", "")) -> None:
-        """Publish the end of a run that no attempt continues, and restore node and host.
-
-        ``key`` is the request's; empty: none is left.
+    def observe(self) -> model.ObservedGpus:
+        """Observe the GPUs while no other manager changes them.
 
         Raises:
-            LockedError: Another manager is at work; nothing was restored.
+            HardwareError: None can be observed.
+            LockedError: Another manager is at work.
         """
-        request = jobs.Request(config=key[0], annotation_hash=key[1])
-        with self.begin(request) as job, job.hold_lock(why):
-            job.journal.take_over()
-            why = messages.join(why, host.restore(job))
-            job.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
+        with self.hold_lock("observing the GPUs", changes_gpus=False):
+            return self.deps.gpus.observe()
 
 
-def _supersede(job: jobs.Job, end: errors.Superseded) -> None:
-    """Restore the node after a run that was superseded, unless it goes down."""
-    _log.info("run_superseded", why=end.why)
-    if end.by in _FOLLOWED:
-        job.journal.abandon(keeps_taint=end.by is errors.SupersededBy.SAME_LAYOUT)
-        job.deps.telemetry.run_superseded()
-    elif not isinstance(end, errors.Rebooting):
-        job.journal.finish(job.journal.failure(errors.Reason.INTERRUPTED, end.why))
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt(Shared):
+    """One attempt at a request; its fields never change."""
 
+    request: Request
+    cancel: ports.Cancellation
+    """Can cancel the attempt until GPUs are touched."""
+    journal: run_journal.RunJournal
+    hooks: hook_points.HookPoints
 
-def _new_job(
-    shared: jobs.Shared,
-    request: jobs.Request,
-    record: requests.RequestRecord,
-    journal: journals.Journal,
-    cancel: ports.Cancellation,
-) -> jobs.Job:
-    """Return an attempt at a request, with the journal of earlier attempts."""
-    deps, limits = shared.deps, shared.limits
-    # A failure before the layout is resolved must not cause a second reboot.
-    rebooted = record.rebooted_hash if record.config == request.config else None
-    first = status.RunStatus(
-        config=request.config,
-        config_hash=rebooted or "",
-        state=model.State.PENDING,
-        phase=model.Phase.RESOLVE,
-        reason=None,
-        message="",
-        attempt=request.attempt,
-        started_at=deps.clock.now_iso(),
-        finished_at=None,
-        annotation_hash=request.key[1],
-        is_rebooted=rebooted is not None or bool(journal.rebooted_from),
-    )
+    @property
+    def status(self) -> status.RunStatus:
+        """The status, with the GPUs as last observed in this attempt; empty before."""
+        return self.journal.status
 
-    def resume(journal: journals.Journal) -> journals.Journal:
-        return journal.at_start(
-            request.key,
-            boot_id=deps.boot_id,
-            # On-demand layouts never evict, so the node must not stay tainted until pods are gone.
-            may_drain=not request.is_on_demand,
+    @property
+    def is_first(self) -> bool:
+        """Whether no attempt at the same request came before."""
+        return self.request.attempt == 1
+
+    @property
+    def may_evict(self) -> bool:
+        """Whether pods may be evicted: for a repair, or if the layout was not verified yet.
+
+        A repair has the right from the owner's setting, whatever the origin of the layout.
+        """
+        is_new = self.request.may_evict and self.journal.record.verified is None
+        return is_new or bool(self.request.repairs)
+
+    @property
+    def plugin_config(self) -> str | None:
+        """The device plugin's config for this layout; None keeps the present one."""
+        is_repair = bool(self.request.repairs)
+        return None if is_repair else self.limits.policy.plugin_config(self.request.config)
+
+    def note_target_active(self) -> None:
+        """Note that an undo no longer restores the former layout, unless a repair kept it."""
+        if not self.request.repairs:
+            self.journal.note(applied="")
+
+    def wait(self, timeout_s: float) -> timing.Wait:
+        """Return a wait that a newer request ends."""
+        return timing.Wait(
+            clock=self.deps.clock,
+            timeout_s=timeout_s,
+            sleep=self.cancel.wait,
+            backoff=self.limits.backoff,
         )
 
-    def read() -> journals.Journal:
-        view = shared.publisher.read()
-        recovery.resume_unlisted(shared, view)
-        # Without an interrupted run, a copy on the host is outdated.
-        has_any = not journal.is_empty or recovery.shows_change(view)
-        return resume(recovery.find_journal(shared, view) if has_any else journal)
+    def until_solved(
+        self, find: Callable[[tuple[pod_object.Pod, ...]], _Problem], timeout_s: float
+    ) -> tuple[_Problem, tuple[pod_object.Pod, ...]]:
+        """Wait until ``find`` finds no problem with the node's pods.
 
-    return jobs.Job(
-        deps=deps,
-        limits=limits,
-        publisher=shared.publisher,
-        memory=shared.memory,
-        request=request,
-        cancel=cancel,
-        journal=run_journal.RunJournal(
-            deps,
-            shared.publisher,
-            first,
-            entries=resume(journal),
-            read=read,
-            record=record,
-            startup_taints=limits.policy.startup_taints,
-            retry_after_s=request.retry_after_s,
-        ),
-        hooks=hook_points.HookPoints(
-            deps.hooks,
-            variables={"MIG_PARTED_SELECTED_CONFIG": request.config},
-            telemetry=deps.telemetry,
-        ),
-    )
+        A list confirms the watch's report, because a watch may lag behind.
+
+        Returns:
+            The problem at the deadline, if it remains, and the pods as last listed.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+            Superseded: Another layout is requested, or the agent stops.
+        """
+        workloads = self.deps.workloads
+        attempts = dataclasses.replace(self.wait(timeout_s), sleep=self.cancel.pause).attempts()
+        while True:
+            is_late = next(attempts)
+            watched = None if is_late else workloads.from_watch()
+            if watched is None or not find(watched):
+                pods = workloads.list()
+                if not (problem := find(pods)) or is_late:
+                    return problem, pods
+
+    def transaction(self, idle_wait: timing.Wait | None = None) -> transaction.Transaction:
+        """Return a transaction on the node's GPUs."""
+        return transaction.Transaction(
+            executor=execution.Execution(
+                gpus=self.deps.gpus,
+                reset=self.deps.reset,
+                note_persistence=functools.partial(change_journal.note_persistence, self.journal),
+                clock=self.deps.clock,
+            ),
+            journal=self.journal,
+            refresh_files=self.deps.refresh_files,
+            idle_wait=idle_wait or timing.Wait(clock=self.deps.clock),
+        )

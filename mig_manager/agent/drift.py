@@ -9,7 +9,7 @@ from typing import Self
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes
+from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import resolving
 from mig_manager.agent.pods import advertising, device_plugin, survey
 from mig_manager.core import model, steps
@@ -62,31 +62,31 @@ class Observation:
         return self.is_unchanged if self.plan is None else self.plan.is_empty
 
 
-def observe(job: jobs.Job) -> Observation:
+def observe(attempt: attempts.Attempt) -> Observation:
     """Observe the GPUs, and plan the layout of a run without executing anything.
 
     Raises:
         LockedError: Another manager changes the GPUs.
     """
     try:
-        with job.hold_lock(f"checking layout {job.request.config}", changes_gpus=False):
+        with attempt.hold_lock(f"checking layout {attempt.request.config}", changes_gpus=False):
             try:
-                resolved = resolving.resolve(job)
+                resolved = resolving.resolve(attempt)
             except (errors.ConfigError, errors.LayoutError):
                 # A file that cannot be used hides neither a change nor a fault of the GPUs.
-                resolving.observe(job)
+                resolving.observe(attempt)
                 raise
-            gpus = resolving.observe_once(job, resolved)
+            gpus = resolving.observe_once(attempt, resolved)
             plan = resolved.plan(gpus)
     except errors.LockedError:
         raise
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
-        gpus, record = job.status.gpus, job.journal.record
+        gpus, record = attempt.status.gpus, attempt.journal.record
         verified, then = record.verified, record.verified_gpus
-        is_file_unusable = verified is not None and resolving.is_about_file(job, error)
+        is_file_unusable = verified is not None and resolving.is_about_file(attempt, error)
         if verified:
-            job.journal.note_status(
+            attempt.journal.note_status(
                 config_hash=verified.config_hash,
                 is_from_owner=verified.is_from_owner,
                 config_problem=error.message if is_file_unusable else "",
@@ -98,12 +98,12 @@ def observe(job: jobs.Job) -> Observation:
             message=error.message,
             is_unchanged=not then.differs(gpus) if gpus and then else None,
             is_file_unusable=is_file_unusable,
-            missing=record.absent_gpus(gpus, job.deps.boot_id),
+            missing=record.absent_gpus(gpus, attempt.deps.boot_id),
         )
     return Observation(
         gpus=gpus,
         plan=plan,
-        missing=job.journal.record.absent_gpus(gpus, job.deps.boot_id),
+        missing=attempt.journal.record.absent_gpus(gpus, attempt.deps.boot_id),
     )
 
 
@@ -163,7 +163,7 @@ class _Verdict(enum.Enum):
 
 
 def act(
-    job: jobs.Job,
+    attempt: attempts.Attempt,
     memory: DriftMemory,
     outcome: outcomes.Outcome,
     observation: Observation,
@@ -190,34 +190,35 @@ def act(
         drifted_devices=devices,
     )
     is_success, action = outcome.state is model.State.SUCCESS, Action.REST
-    match _judge(job, before, outcome, observation, node):
+    match _judge(attempt, before, outcome, observation, node):
         case _Verdict.CHANGED:
-            _log.info("hardware_changed", config=job.request.config)
+            _log.info("hardware_changed", config=attempt.request.config)
             # A GPU that is back must not cause evictions on another GPU.
             action, now = (Action.HEAL if is_success else Action.RUN), before
         case _Verdict.UNKNOWN:
-            now = _count_failure(job, before, observation, is_success=is_success)
+            now = _count_failure(attempt, before, observation, is_success=is_success)
         case _Verdict.RELOADED | _Verdict.STALE:
             action = Action.HEAL
         case _Verdict.DRIFTED:
-            description = _handle_drift(job, observation, before, outcome)
+            description = _handle_drift(attempt, observation, before, outcome)
             if description:
-                _restart_stale(job, observation, is_new=devices != before.drifted_devices)
+                _restart_stale(attempt, observation, is_new=devices != before.drifted_devices)
             now = dataclasses.replace(now, description=description)
             action = Action.REST if description else Action.HEAL
         case _Verdict.ACTIVE_AGAIN:
-            job.deps.telemetry.drift_found(is_drifted=False)
-            _finish_active_again(job)
+            attempt.deps.telemetry.drift_found(is_drifted=False)
+            _finish_active_again(attempt)
             now = dataclasses.replace(now, has_phantoms=False)
         case _Verdict.ACTIVE:
             now = dataclasses.replace(
-                now, has_phantoms=is_success and _withdraw_phantoms(job, now, observation, node)
+                now,
+                has_phantoms=is_success and _withdraw_phantoms(attempt, now, observation, node),
             )
     return action, now
 
 
 def _judge(
-    job: jobs.Job,
+    attempt: attempts.Attempt,
     memory: DriftMemory,
     outcome: outcomes.Outcome,
     observation: Observation,
@@ -238,8 +239,8 @@ def _judge(
     if observation.is_active is None or not (is_success or is_drifted):
         return _Verdict.UNKNOWN
     if observation.is_active:
-        is_suspect = _is_suspect(job, memory, outcome, observation, node)
-        if is_suspect and advertising.find_stale(job, job.deps.workloads.present(), gpus):
+        is_suspect = _is_suspect(attempt, memory, outcome, observation, node)
+        if is_suspect and advertising.find_stale(attempt, attempt.deps.workloads.present(), gpus):
             return _Verdict.STALE
         was_unsure = memory.is_drifted or memory.is_unknown
         return _Verdict.ACTIVE_AGAIN if was_unsure else _Verdict.ACTIVE
@@ -252,14 +253,14 @@ def _judge(
 
 
 def _is_suspect(
-    job: jobs.Job,
+    attempt: attempts.Attempt,
     memory: DriftMemory,
     outcome: outcomes.Outcome,
     observation: Observation,
     node: node_object.NodeView,
 ) -> bool:
     """Return whether the plugin may advertise other devices than the active layout has."""
-    gpus, applied = observation.gpus, job.journal.record.applied
+    gpus, applied = observation.gpus, attempt.journal.record.applied
     # The same instances may have another place.
     differs = applied is None or not applied.has_same(gpus)
     # Without a plan, a run can verify only what the last one did.
@@ -274,7 +275,7 @@ def _is_suspect(
 
 
 def _count_failure(
-    job: jobs.Job, memory: DriftMemory, observation: Observation, *, is_success: bool
+    attempt: attempts.Attempt, memory: DriftMemory, observation: Observation, *, is_success: bool
 ) -> DriftMemory:
     """Count a check that observed no GPU; publish that readiness is unknown after several."""
     if observation.error is None or observation.gpus:
@@ -287,83 +288,89 @@ def _count_failure(
     is_ready = is_success and not (memory.is_drifted or memory.has_phantoms or memory.is_unknown)
     is_unknown = is_ready and memory.failed_checks >= memory.max_failed_checks
     if is_unknown:
-        name, reason = job.request.config, observation.error
+        name, reason = attempt.request.config, observation.error
         condition = readiness.unknown(name, reason, observation.message)
-        job.deps.node.set_condition(condition)
-        job.deps.node.emit(reason=reason.value, message=condition.message, is_warning=True)
+        attempt.deps.node.set_condition(condition)
+        attempt.deps.node.emit(reason=reason.value, message=condition.message, is_warning=True)
     return dataclasses.replace(memory, is_unknown=memory.is_unknown or is_unknown)
 
 
 def _handle_drift(
-    job: jobs.Job, observation: Observation, before: DriftMemory, outcome: outcomes.Outcome
+    attempt: attempts.Attempt,
+    observation: Observation,
+    before: DriftMemory,
+    outcome: outcomes.Outcome,
 ) -> str:
     """Describe the drift, and publish the description if it is new; empty: restore the layout.
 
     ``before`` is as of the last check, or of the run with the ``outcome``.
     """
     affected, plan, missing = "", observation.plan, observation.missing
-    if job.limits.heals_drift and plan is not None and not missing:
+    if attempt.limits.heals_drift and plan is not None and not missing:
         try:
-            affected = survey.name_users(job.deps, plan, observation.gpus, job.cancel)
+            affected = survey.name_users(attempt.deps, plan, observation.gpus, attempt.cancel)
         except errors.KubeletError as error:
             affected = error.message
         if not affected:
             return ""
     message = (
-        outcomes.missing_message(job.status.title, missing)
+        outcomes.missing_message(attempt.status.title, missing)
         if missing
-        else outcomes.drift_message(job.status.title, affected, observation.message)
+        else outcomes.drift_message(attempt.status.title, affected, observation.message)
     )
     # A run may describe the same drift in more words.
-    start = message if missing else outcomes.drift_message(job.status.title, "")
+    start = message if missing else outcomes.drift_message(attempt.status.title, "")
     published = before.description
     is_same = (
         published.startswith(start) if published == outcome.description else published == message
     )
     if not is_same:
-        job.deps.telemetry.drift_found(is_drifted=True)
-        _log.warning("drift_found", config=job.request.config, pods=affected)
-        job.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
+        attempt.deps.telemetry.drift_found(is_drifted=True)
+        _log.warning("drift_found", config=attempt.request.config, pods=affected)
+        attempt.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
     return message
 
 
-def _restart_stale(job: jobs.Job, observation: Observation, *, is_new: bool) -> None:
+def _restart_stale(attempt: attempts.Attempt, observation: Observation, *, is_new: bool) -> None:
     """Restart what offers devices that are gone, once for each drift; the next check retries.
 
     Between changes of the node's pods no request is sent.
     """
-    pods = job.deps.workloads.present()
-    if survey.foreign_managers(job.deps, pods):
+    pods = attempt.deps.workloads.present()
+    if survey.foreign_managers(attempt.deps, pods):
         return
     if is_new:
-        job.memory.forget_restarts()
+        attempt.memory.forget_restarts()
     with contextlib.suppress(errors.ClusterError):
-        if advertising.to_restart(job, pods, observation.gpus):
-            advertising.restart_stale(job, observation.gpus, frozenset())
+        if advertising.to_restart(attempt, pods, observation.gpus):
+            advertising.restart_stale(attempt, observation.gpus, frozenset())
 
 
 def _withdraw_phantoms(
-    job: jobs.Job, memory: DriftMemory, observation: Observation, node: node_object.NodeView
+    attempt: attempts.Attempt,
+    memory: DriftMemory,
+    observation: Observation,
+    node: node_object.NodeView,
 ) -> bool:
     """Remove phantom devices from the node; return whether the API refuses."""
-    refused = device_plugin.withdraw_phantoms(job, observation.gpus, node)
+    refused = device_plugin.withdraw_phantoms(attempt, observation.gpus, node)
     if refused is not None and not memory.has_phantoms:
-        failed = job.journal.failure(refused.reason, refused.message)
+        failed = attempt.journal.failure(refused.reason, refused.message)
         # If the layout is active, no run is needed, and the next drift check retries.
-        is_undone = job.journal.entries.remaining.has_nothing_to_undo
-        job.journal.finish(dataclasses.replace(failed, should_retry=not is_undone))
+        is_undone = attempt.journal.entries.remaining.has_nothing_to_undo
+        attempt.journal.finish(dataclasses.replace(failed, should_retry=not is_undone))
     elif refused is None and memory.has_phantoms:
-        _finish_active_again(job)
+        _finish_active_again(attempt)
     return refused is not None
 
 
-def _finish_active_again(job: jobs.Job) -> None:
-    job.journal.finish(
+def _finish_active_again(attempt: attempts.Attempt) -> None:
+    attempt.journal.finish(
         outcomes.success(
-            job.status,
+            attempt.status,
             errors.Reason.ALREADY_APPLIED,
             "is active again",
-            gpus=job.status.gpus,
+            gpus=attempt.status.gpus,
         )
     )
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.core.layout import custom_layouts
 
 _MIN_PAUSE_S = 0.02
@@ -44,7 +44,7 @@ class Inbox:
             if custom and before.request.custom == dataclasses.replace(custom, is_on_demand=True):
                 # The owner ended on-demand partitioning: this run still must not evict pods.
                 custom = before.request.custom
-            request = jobs.Request(config=name or "", custom=custom)
+            request = attempts.Request(config=name or "", custom=custom)
             is_first = before.generation == 0
             is_new = is_first or request != before.request
             after = dataclasses.replace(
@@ -178,7 +178,7 @@ class ReceivedRequest:
     """A request by label and annotation; as ``ports.Cancellation`` a newer one supersedes it."""
 
     inbox: Inbox
-    request: jobs.Request = dataclasses.field(default_factory=jobs.Request)
+    request: attempts.Request = dataclasses.field(default_factory=attempts.Request)
     generation: int = 0  # 0: the label is not known yet
     since: int = 0
     """The generation in which label or annotation changed; 0: they are as this process first

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drift, intake, jobs, outcomes, reconcile, settings
+from mig_manager.agent import attempts, drift, intake, outcomes, reconcile, settings
 from mig_manager.core import liveness, ports, timing
 
 _log = structlog.get_logger()
@@ -139,7 +139,7 @@ class Agent:
             received.check()
 
     def _try(
-        self, request: jobs.Request, received: intake.ReceivedRequest
+        self, request: attempts.Request, received: intake.ReceivedRequest
     ) -> tuple[outcomes.Outcome | None, bool]:
         """Run the pipeline once; return the outcome, if it was published, and whether to retry."""
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))

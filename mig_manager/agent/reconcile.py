@@ -10,9 +10,9 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import (
+    attempt_series,
     attempts,
     drift,
-    jobs,
     outcomes,
     publish,
     repairing,
@@ -36,21 +36,21 @@ class Reconciler:
 
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
-        self._shared = jobs.Shared(
+        self._shared = attempts.Shared(
             deps=deps,
             limits=limits,
             publisher=publish.Publisher(deps.node, deps.request_file),
-            memory=jobs.AttemptMemory(),
+            memory=attempts.AttemptMemory(),
         )
         self._layouts = served_layouts.LayoutList(deps, limits)
         self._drift = drift.DriftMemory()
         self.node = deps.node
         self.capacity = capacity.CapacityReport(self._shared)
-        self._attempts = attempts.Attempts(self._shared, self.capacity.note_gpus)
+        self._attempts = attempt_series.AttemptSeries(self._shared, self.capacity.note_gpus)
         is_reported = limits.repair is not settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
-    def recover(self, request: jobs.Request) -> None:
+    def recover(self, request: attempts.Request) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
 
         If that run was for the same layout (for ``custom``: the same content), the next run
@@ -62,7 +62,7 @@ class Reconciler:
         """
         self._attempts.recover(request)
 
-    def run(self, request: jobs.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
+    def run(self, request: attempts.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
         """Apply the requested layout, and publish the outcome.
 
         ``cancel`` ends the run until GPUs are touched. Unless the request is new, no pod is
@@ -83,19 +83,19 @@ class Reconciler:
                 # owner can remove the node's label during a wait of this run.
                 self._attempts.publish_record()
         locked = repairing.repair(self._attempts, request, cancel)
-        with self._attempts.begin(request, cancel) as job:
-            outcome = locked or run.run(job)
-            outcome, decision = repairing.follow_up(job, outcome)
+        with self._attempts.begin(request, cancel) as attempt:
+            outcome = locked or run.run(attempt)
+            outcome, decision = repairing.follow_up(attempt, outcome)
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
-            fitting = self._layouts.fitting(job.status.gpus)
+            fitting = self._layouts.fitting(attempt.status.gpus)
             annotations = self._layouts.annotations(fitting)
             if not outcome.should_retry:
-                annotations |= self.capacity.observe_annotations(job.status.gpus)
-            job.journal.finish(outcome, annotations)
+                annotations |= self.capacity.observe_annotations(attempt.status.gpus)
+            attempt.journal.finish(outcome, annotations)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
-        if job.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
-            self.faults.publish(job.status.gpus, decision.why_not, decision.uuids)
+        if attempt.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
+            self.faults.publish(attempt.status.gpus, decision.why_not, decision.uuids)
         return outcome
 
     @property
@@ -103,16 +103,16 @@ class Reconciler:
         """Whether the last drift check met no driver, and the next one should follow soon."""
         return self._drift.awaits_driver
 
-    def check_drift(self, request: jobs.Request, outcome: outcomes.Outcome) -> drift.Action:
+    def check_drift(self, request: attempts.Request, outcome: outcomes.Outcome) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift and changed GPUs.
 
         Raises:
             ClusterError: The API refused or does not answer.
             HardwareError: The driver does not list the processes of pods.
         """
-        with self._attempts.begin(request) as job:
+        with self._attempts.begin(request) as attempt:
             try:
-                observation = drift.observe(job)
+                observation = drift.observe(attempt)
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
@@ -128,9 +128,9 @@ class Reconciler:
                 is_drifted = observation.is_active is False and not may_differ
                 why = repairing.DRIFTED if is_drifted else ""
                 repair = self._publish_faults(observation.gpus, why=why)
-            action, self._drift = drift.act(job, self._drift, outcome, observation, view)
+            action, self._drift = drift.act(attempt, self._drift, outcome, observation, view)
             if repair.gpus and action in (drift.Action.REST, drift.Action.RUN):
-                repairing.begin(job, repair)
+                repairing.begin(attempt, repair)
                 return drift.Action.RUN
         # A run publishes them itself.
         if action is drift.Action.REST and is_news:

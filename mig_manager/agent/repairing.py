@@ -10,7 +10,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, jobs, outcomes, run, settings
+from mig_manager.agent import attempt_series, attempts, outcomes, run, settings
 from mig_manager.agent.pods import remembering
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import claims, well_known
@@ -47,7 +47,7 @@ NOTHING = Decision()
 
 
 def repair(
-    served: attempts.Attempts, request: jobs.Request, cancel: ports.Cancellation
+    served: attempt_series.AttemptSeries, request: attempts.Request, cancel: ports.Cancellation
 ) -> outcomes.Outcome | None:
     """Run the repairs that have begun, before the run of the requested layout.
 
@@ -64,24 +64,26 @@ def repair(
     repairs = gpu_repair.open_gpus(served.record.repairs)
     if not repairs:
         return None
-    with served.begin(dataclasses.replace(request, repairs=repairs), cancel) as job:
+    with served.begin(dataclasses.replace(request, repairs=repairs), cancel) as attempt:
         # An earlier agent may have begun it, with other settings.
-        if why := _why_forbidden(job):
+        if why := _why_forbidden(attempt):
             # The layout's run takes over the journal, and restores the node.
-            _postpone(job, why)
+            _postpone(attempt, why)
             return None
-        outcome = run.run(job)
+        outcome = run.run(attempt)
         if outcome.reason is errors.Reason.LOCKED:
-            labels = job.deps.node.latest().labels
+            labels = attempt.deps.node.latest().labels
             if labels.get(well_known.STATE_LABEL) != model.State.SUCCESS.value:
                 return outcome
             raise errors.LockedError(outcome.description)
-        _end(job, outcome)
-        job.journal.abandon()
+        _end(attempt, outcome)
+        attempt.journal.abandon()
         return None
 
 
-def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcome, Decision]:
+def follow_up(
+    attempt: attempts.Attempt, outcome: outcomes.Outcome
+) -> tuple[outcomes.Outcome, Decision]:
     """Begin the repairs that a failed layout needs, and decide about others.
 
     Returns:
@@ -89,22 +91,22 @@ def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcom
         the repairs.
     """
     why = DRIFTED if outcome.reason is errors.Reason.DRIFTED else ""
-    decision = decide(job, job.journal.record, job.status.gpus, why)
+    decision = decide(attempt, attempt.journal.record, attempt.status.gpus, why)
     if outcome.state is model.State.SUCCESS:
-        if not job.limits.drift_check_interval_s:
+        if not attempt.limits.drift_check_interval_s:
             # A check would begin it.
             decision = dataclasses.replace(decision, gpus=())
-        return _with_problems(outcome, job.journal.record), decision
+        return _with_problems(outcome, attempt.journal.record), decision
     if not decision.gpus:
         return outcome, decision
-    begin(job, decision)
+    begin(attempt, decision)
     now = f"To be reset by the agent: {messages.list_names([*map(str, decision.gpus)])}."
     remedy = f"{now} {decision.why_not}".rstrip()
     return dataclasses.replace(outcome, remedy=remedy, should_retry=True), decision
 
 
 def decide(
-    shared: jobs.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
+    shared: attempts.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
 ) -> Decision:
     """Decide which GPUs to repair; none if ``why`` has a reason against it, or the API fails."""
     try:
@@ -116,7 +118,7 @@ def decide(
 
 
 def _decide(
-    shared: jobs.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
+    shared: attempts.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
 ) -> Decision:
     if shared.limits.repair is not settings.RepairPolicy.RESET:
         return NOTHING
@@ -145,35 +147,35 @@ def _decide(
     return Decision(gpus=tuple(ready), why_not=why_not)
 
 
-def begin(job: jobs.Job, decision: Decision) -> None:
+def begin(attempt: attempts.Attempt, decision: Decision) -> None:
     """Record that a repair has begun, for the next run, and report it."""
-    record, uuids = job.journal.record, decision.uuids
+    record, uuids = attempt.journal.record, decision.uuids
     names = messages.list_names([*map(str, decision.gpus)])
-    repairs = gpu_repair.begin(record.repairs, uuids, job.deps.clock.unix_s())
+    repairs = gpu_repair.begin(record.repairs, uuids, attempt.deps.clock.unix_s())
     _log.warning("gpu_repair_begun", gpus=uuids)
     which = "it" if len(uuids) == 1 else "them"
     message = f"The agent evicts the pods of {names}, and resets {which}."
-    job.deps.node.emit(reason="GpuRepairBegun", message=message, is_warning=True)
-    job.journal.note_record(dataclasses.replace(record, repairs=repairs))
+    attempt.deps.node.emit(reason="GpuRepairBegun", message=message, is_warning=True)
+    attempt.journal.note_record(dataclasses.replace(record, repairs=repairs))
 
 
-def _postpone(job: jobs.Job, why: str) -> None:
+def _postpone(attempt: attempts.Attempt, why: str) -> None:
     """Withdraw the repairs under way: they have not failed, and a drift check may begin others."""
     _log.info("gpu_repair_postponed", reason=why)
-    record = job.journal.record
-    repairs = gpu_repair.postpone(record.repairs, job.deps.clock.unix_s())
-    job.journal.note_record(dataclasses.replace(record, repairs=repairs))
+    record = attempt.journal.record
+    repairs = gpu_repair.postpone(record.repairs, attempt.deps.clock.unix_s())
+    attempt.journal.note_record(dataclasses.replace(record, repairs=repairs))
 
 
-def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
+def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
     """Record and report how the repair of a run ended; the next patch publishes the record.
 
     A repair that evicted no pod is neither counted nor reported if something else kept it from
     it: the next drift check decides again.
     """
-    record = job.journal.record
-    if outcome.reason in _OBSTACLES and not job.journal.entries.has_evicted:
-        _postpone(job, outcome.reason.value)
+    record = attempt.journal.record
+    if outcome.reason in _OBSTACLES and not attempt.journal.entries.has_evicted:
+        _postpone(attempt, outcome.reason.value)
         return
     after = {gpu.uuid: gpu for gpu in outcome.verified_gpus}
 
@@ -185,27 +187,27 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
         return gpu_recovery.fault(gpu) if gpu else f"GPU {uuid} is unreachable"
 
     repairs = gpu_repair.end(record.repairs, problem)
-    names = {gpu.uuid: str(gpu) for gpu in job.status.gpus}
-    problems = {uuid: problem(uuid) for uuid in sorted(job.request.repairs)}
+    names = {gpu.uuid: str(gpu) for gpu in attempt.status.gpus}
+    problems = {uuid: problem(uuid) for uuid in sorted(attempt.request.repairs)}
     success = "was reset"
     if outcome.reason is errors.Reason.ALREADY_APPLIED and not any(problems.values()):
         # A person reset the GPUs after the drift check.
         success = "no longer needs a reset"
-        repairs = gpu_repair.postpone(record.repairs, job.deps.clock.unix_s())
+        repairs = gpu_repair.postpone(record.repairs, attempt.deps.clock.unix_s())
     else:
         for why in problems.values():
-            job.deps.telemetry.repair_ended(is_good=not why)
+            attempt.deps.telemetry.repair_ended(is_good=not why)
     for uuid, why in problems.items():
         write = _log.warning if why else _log.info
         write("gpu_repair_ended", gpu=uuid, error=why or None)
         name = names.get(uuid, uuid)
         message = f"The repair of {name} failed: {why}" if why else f"{name} {success}."
-        job.deps.node.emit(
+        attempt.deps.node.emit(
             reason="GpuRepairFailed" if why else "GpuRepaired",
             message=messages.fit(messages.with_full_stop(message), messages.MAX_BYTES),
             is_warning=bool(why),
         )
-    job.journal.note_record(dataclasses.replace(record, repairs=repairs))
+    attempt.journal.note_record(dataclasses.replace(record, repairs=repairs))
 
 
 def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) -> outcomes.Outcome:
@@ -219,20 +221,20 @@ def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) ->
     return dataclasses.replace(outcome, description=outcome.description + failed)
 
 
-def _why_forbidden(job: jobs.Job) -> str:
+def _why_forbidden(attempt: attempts.Attempt) -> str:
     """Return why a repair that has begun may not go on, as part of a sentence; empty: it may."""
-    if job.limits.repair is not settings.RepairPolicy.RESET or job.deps.reset is None:
+    if attempt.limits.repair is not settings.RepairPolicy.RESET or attempt.deps.reset is None:
         return "the agent may not reset GPUs"
     try:
-        if job.journal.entries.has_evicted or job.journal.entries.snapshot:
+        if attempt.journal.entries.has_evicted or attempt.journal.entries.snapshot:
             # It may have evicted the pods that show which taints belong to the node.
-            return gpu_repair.why_cordoned(job.deps.node.latest())
-        return _left_to_others(job)
+            return gpu_repair.why_cordoned(attempt.deps.node.latest())
+        return _left_to_others(attempt)
     except errors.ClusterError as error:
         return error.message
 
 
-def _left_to_others(shared: jobs.Shared) -> str:
+def _left_to_others(shared: attempts.Shared) -> str:
     slices = (shared.deps.slices.list() if shared.deps.slices else None) or ()
     return gpu_repair.why_left_to_others(
         shared.deps.node.latest(),

@@ -15,7 +15,7 @@ import contextlib
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes
+from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import (
     draining,
     execution,
@@ -34,7 +34,7 @@ from mig_manager.core.planner import vgpus
 _log = structlog.get_logger()
 
 
-def run(job: jobs.Job) -> outcomes.Outcome:
+def run(attempt: attempts.Attempt) -> outcomes.Outcome:
     """Apply the layout or repair GPUs, or roll back; return the outcome without publishing it.
 
     Raises:
@@ -44,92 +44,98 @@ def run(job: jobs.Job) -> outcomes.Outcome:
     """
     with contextlib.ExitStack() as locked:
         try:
-            slots.wait(job)
-            wait = job.wait(job.limits.lock_timeout_s)
-            locked.enter_context(job.hold_lock(f"applying layout {job.request.config}", wait))
-            job.journal.take_over()
+            slots.wait(attempt)
+            wait = attempt.wait(attempt.limits.lock_timeout_s)
+            locked.enter_context(
+                attempt.hold_lock(f"applying layout {attempt.request.config}", wait)
+            )
+            attempt.journal.take_over()
             # The interrupted run may be another agent's, unknown before.
-            slots.take_again(job)
+            slots.take_again(attempt)
         except (errors.ClusterError, errors.LockedError) as error:
-            return job.journal.failure(error.reason, error.message)
-        outcome = _run_locked(job)
-        _save_for_boot(job, outcome)
+            return attempt.journal.failure(error.reason, error.message)
+        outcome = _run_locked(attempt)
+        _save_for_boot(attempt, outcome)
         return outcome
 
 
-def _run_locked(job: jobs.Job) -> outcomes.Outcome:
+def _run_locked(attempt: attempts.Attempt) -> outcomes.Outcome:
     """Execute the steps, and undo them after an error."""
     try:
-        return _steps(job)
+        return _steps(attempt)
     except errors.Rebooting:
         raise
     except errors.Superseded as end:
-        end.add(failures.undo(job))
+        end.add(failures.undo(attempt))
         raise
     except errors.MigManagerError as error:
-        if execution.is_resumed_next(job, error):
+        if execution.is_resumed_next(attempt, error):
             raise
-        return failures.conclude(job, error)
+        return failures.conclude(attempt, error)
     except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
         _log.exception("run_crashed")
         problem = f"{type(error).__name__}: {error}"
-        failures.note_costs(job, errors.MigManagerError(problem, reason=errors.Reason.INTERNAL))
-        return job.journal.failure(errors.Reason.INTERNAL, problem, failures.undo(job))
+        failures.note_costs(
+            attempt, errors.MigManagerError(problem, reason=errors.Reason.INTERNAL)
+        )
+        return attempt.journal.failure(errors.Reason.INTERNAL, problem, failures.undo(attempt))
 
 
-def _save_for_boot(job: jobs.Job, outcome: outcomes.Outcome) -> None:
+def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
     """Save a verified layout for the next boot; a failure is logged.
 
     Once the lock is released, another manager may have changed the GPUs and saved its layout.
     """
-    if job.request.repairs:
+    if attempt.request.repairs:
         # The layout's own run follows.
         return
     if outcome.state is model.State.SUCCESS:
-        status, gpus = job.status, outcome.verified_gpus
-        if why := job.saved_layout.save(
+        status, gpus = attempt.status, outcome.verified_gpus
+        if why := attempt.saved_layout.save(
             gpus,
             config=status.config,
             config_hash=status.config_hash,
-            covered={gpu.uuid for gpu in gpus} - job.journal.record.gpus_outside(gpus),
+            covered={gpu.uuid for gpu in gpus} - attempt.journal.record.gpus_outside(gpus),
         ):
             _log.warning("layout_not_saved", error=why)
-    elif any(gpu.has_pending_mode for gpu in job.status.gpus):
-        rebooting.keep_pending_modes(job, job.status.gpus)
+    elif any(gpu.has_pending_mode for gpu in attempt.status.gpus):
+        rebooting.keep_pending_modes(attempt, attempt.status.gpus)
 
 
-def _steps(job: jobs.Job) -> outcomes.Outcome:
+def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     """Execute the steps listed at the top of this module."""
     try:
-        target = resolving.resolve(job)
+        target = resolving.resolve(attempt)
     except (errors.ConfigError, errors.LayoutError) as error:
-        return verification.verify_unchanged(job, resolving.keep_verified(job, error))
-    job.deps.standby.prepare()
-    gpus = resolving.observe_once(job, target)
+        return verification.verify_unchanged(attempt, resolving.keep_verified(attempt, error))
+    attempt.deps.standby.prepare()
+    gpus = resolving.observe_once(attempt, target)
     if isinstance(target, resolving.Resolved):
-        resolving.note_content(job, target, gpus)
-    change = preparing.plan_change(job, target, gpus)
+        resolving.note_content(attempt, target, gpus)
+    change = preparing.plan_change(attempt, target, gpus)
     if change.plan.is_empty:
-        snapshots = change.target.unrestored_snapshots(change.gpus, job.journal.entries.snapshot)
-        return verification.verify_unchanged(job, change.gpus, snapshots)
-    is_new = job.request.attempt == 1 and job.may_evict and not job.request.repairs
-    if is_new and job.journal.entries.is_empty:
+        snapshots = change.target.unrestored_snapshots(
+            change.gpus, attempt.journal.entries.snapshot
+        )
+        return verification.verify_unchanged(attempt, change.gpus, snapshots)
+    is_new = attempt.is_first and attempt.may_evict and not attempt.request.repairs
+    if is_new and attempt.journal.entries.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
-        job.journal.enter(model.Phase.RESOLVE, "checking which pods use the GPUs")
-    change = preparing.require_possible(job, change)
-    slots.require(job)
-    host.start_hooks(job, change.plan)
-    draining.taint(job, change)
-    change = preparing.follow_pods(job, change)
-    pod_drain = drain.Drain.begin(job, change.order)
+        attempt.journal.enter(model.Phase.RESOLVE, "checking which pods use the GPUs")
+    change = preparing.require_possible(attempt, change)
+    slots.require(attempt)
+    host.start_hooks(attempt, change.plan)
+    draining.taint(attempt, change)
+    change = preparing.follow_pods(attempt, change)
+    pod_drain = drain.Drain.begin(attempt, change.order)
     usage = pod_drain.run(change.usage)
-    paused = draining.pause_clients(job, change, pod_drain, usage)
-    host.stop_services(job, change.services, change.plan)
-    gpus = execution.execute(job, change, paused)
+    paused = draining.pause_clients(attempt, change, pod_drain, usage)
+    host.stop_services(attempt, change.services, change.plan)
+    gpus = execution.execute(attempt, change, paused)
     forced = pod_drain.evictions.forced
     notes = [f" Deleted by force: {messages.list_names(forced)}."] if forced else []
     notes += [
         f" Note: {messages.with_full_stop(warning)}"
         for warning in vgpus.host_warnings(gpus, change.plan)
     ]
-    return verification.resume_and_verify(job, paused, gpus, notes)
+    return verification.resume_and_verify(attempt, paused, gpus, notes)

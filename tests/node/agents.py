@@ -4,7 +4,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mig_manager.agent import attempts, drift, jobs, outcomes, publish, reconcile, settings
+from mig_manager.agent import (
+    attempt_series,
+    attempts,
+    drift,
+    outcomes,
+    publish,
+    reconcile,
+    settings,
+)
 from mig_manager.core import ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import client_table
@@ -65,16 +73,17 @@ def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
     )
 
 
-def job(
+def new_attempt(
     rig: fakes.NodeRig, limits: settings.Limits, cancel: ports.Cancellation, **replaced: Any
-) -> jobs.Job:
+) -> attempts.Attempt:
     """Return an attempt at a layout, for a part of a run; ``replaced`` as for ``reconciler``."""
     deps = dataclasses.replace(dependencies(rig), **replaced)
     publisher = publish.Publisher(deps.node, deps.request_file)
-    memory = jobs.AttemptMemory()
-    shared = jobs.Shared(deps=deps, limits=limits, publisher=publisher, memory=memory)
-    request = jobs.Request(config=LAYOUT)
-    with attempts.Attempts(shared, lambda _gpus: None).begin(request, cancel) as attempt:
+    memory = attempts.AttemptMemory()
+    shared = attempts.Shared(deps=deps, limits=limits, publisher=publisher, memory=memory)
+    request = attempts.Request(config=LAYOUT)
+    series = attempt_series.AttemptSeries(shared, lambda _gpus: None)
+    with series.begin(request, cancel) as attempt:
         return attempt
 
 
@@ -88,13 +97,13 @@ class AgentInMemory(reconcile.Reconciler):
 
     def recover(
         self,
-        request: jobs.Request | str | None,
+        request: attempts.Request | str | None,
         custom: custom_layouts.Custom | None = None,
     ) -> None:
         super().recover(_requested(request, custom=custom))
 
     def run(
-        self, request: jobs.Request | str, cancel: ports.Cancellation, **members: Any
+        self, request: attempts.Request | str, cancel: ports.Cancellation, **members: Any
     ) -> outcomes.Outcome:
         outcome = super().run(_requested(request, **members), cancel)
         self.ended.append(outcome)
@@ -102,17 +111,17 @@ class AgentInMemory(reconcile.Reconciler):
 
     def check_drift(
         self,
-        request: jobs.Request | str,
+        request: attempts.Request | str,
         outcome: outcomes.Outcome,
         custom: custom_layouts.Custom | None = None,
     ) -> drift.Action:
         return super().check_drift(_requested(request, custom=custom), outcome)
 
 
-def _requested(request: jobs.Request | str | None, **members: Any) -> jobs.Request:
-    if isinstance(request, jobs.Request):
+def _requested(request: attempts.Request | str | None, **members: Any) -> attempts.Request:
+    if isinstance(request, attempts.Request):
         return request
-    return jobs.Request(config=request or "", **members)
+    return attempts.Request(config=request or "", **members)
 
 
 def reconciler(

@@ -9,23 +9,23 @@ the change.
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.agent import jobs, run_journal
+from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.phases import preparing, slots
 from mig_manager.agent.pods import advertising, device_listing, drain, orders, pausing, survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import gpu_use, node_object, pod_object, resources, well_known
 
 
-def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
+def taint(attempt: attempts.Attempt, change: preparing.PlannedChange) -> None:
     """Taint the node, record the layout labelled as applied, and name the affected pods.
 
     Raises:
         ClusterError: The API refused or does not answer.
         NotReadyError: SLOTS_TAKEN: another node may take the slot soon.
     """
-    slots.require(job)
+    slots.require(attempt)
     affected = change.affected_pods
-    message = f"applying {job.status.title}"
+    message = f"applying {attempt.status.title}"
     if affected:
         act = "evict" if isinstance(change.order.rights, orders.Evict) else "wait for"
         count = messages.count(len(affected), "pod")
@@ -33,20 +33,23 @@ def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
 
     def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
         # An interrupted run has removed the label, and its journal names the layout.
-        applied = view.labels.get(well_known.APPLIED_LABEL) or job.journal.entries.applied
+        applied = view.labels.get(well_known.APPLIED_LABEL) or attempt.journal.entries.applied
         return run_journal.PhaseStart(
             message=message,
-            entries=dataclasses.replace(job.journal.entries, hold_taint=True, applied=applied),
+            entries=dataclasses.replace(attempt.journal.entries, hold_taint=True, applied=applied),
         )
 
-    job.journal.enter_decided(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)
+    attempt.journal.enter_decided(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)
     if affected:
-        text = f"{job.status.title}: {message}"
-        job.deps.node.emit(reason="Draining", message=text, is_warning=False)
+        text = f"{attempt.status.title}: {message}"
+        attempt.deps.node.emit(reason="Draining", message=text, is_warning=False)
 
 
 def pause_clients(
-    job: jobs.Job, change: preparing.PlannedChange, pod_drain: drain.Drain, usage: gpu_use.Usage
+    attempt: attempts.Attempt,
+    change: preparing.PlannedChange,
+    pod_drain: drain.Drain,
+    usage: gpu_use.Usage,
 ) -> advertising.Paused:
     """Pause the GPU clients, so that no pod gets a device any more.
 
@@ -59,21 +62,21 @@ def pause_clients(
         MigManagerError: IN_USE: pods use devices to be destroyed, and none may be evicted.
         Superseded: Another layout is requested, or the agent stops.
     """
-    job.journal.note_awaited(job.journal.record.awaited | change.awaited)
-    usage = usage.with_pods(_await_admission(job, usage.pods))
-    now = pausing.pause_clients(job, change.plan, usage)
+    attempt.journal.note_awaited(attempt.journal.record.awaited | change.awaited)
+    usage = usage.with_pods(_await_admission(attempt, usage.pods))
+    now = pausing.pause_clients(attempt, change.plan, usage)
     # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
     drained = pod_drain.run(now)
-    paused = pausing.pause_driver(job, change.plan, usage)
+    paused = pausing.pause_driver(attempt, change.plan, usage)
     if advertising.DRIVER in paused.programs:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
         pod_drain.require_done(drained)
-    job.cancel.check()
+    attempt.cancel.check()
     return paused
 
 
 def _await_admission(
-    job: jobs.Job, pods: tuple[pod_object.Pod, ...]
+    attempt: attempts.Attempt, pods: tuple[pod_object.Pod, ...]
 ) -> tuple[pod_object.Pod, ...]:
     """Wait until kubelet has admitted the pods that were bound before the taint; return the pods.
 
@@ -89,12 +92,12 @@ def _await_admission(
         ]
 
     if find_waiting(pods):
-        _, pods = job.until_solved(find_waiting, device_listing.ADMITTED_WITHIN_S)
+        _, pods = attempt.until_solved(find_waiting, device_listing.ADMITTED_WITHIN_S)
     return pods
 
 
 def drain_whole_node(
-    job: jobs.Job, change: preparing.PlannedChange, paused: advertising.Paused
+    attempt: attempts.Attempt, change: preparing.PlannedChange, paused: advertising.Paused
 ) -> None:
     """Evict every pod with a GPU before a reboot, regardless of the drain policy.
 
@@ -103,14 +106,16 @@ def drain_whole_node(
         DrainError: The deadline passed.
         MigManagerError: REBOOT_REQUIRED: pods cannot end. IN_USE: pods may not be evicted.
     """
-    if job.request.is_on_demand:
+    if attempt.request.is_on_demand:
         raise errors.MigManagerError(
             "a custom layout does not reboot an on-demand node",
             reason=errors.Reason.REBOOT_REQUIRED,
         )
     order = orders.Order(affected=None, rights=change.order.rights)
     clients = change.usage.extra_clients
-    usage = survey.wait_for_usage(job.deps, change.gpus, None, job.cancel, extra_clients=clients)
+    usage = survey.wait_for_usage(
+        attempt.deps, change.gpus, None, attempt.cancel, extra_clients=clients
+    )
     claiming = [pod.key for pod in usage.users(None) if pod.may_claim]
     if claiming and advertising.DRIVER in paused.programs:
         raise errors.MigManagerError(
@@ -118,4 +123,4 @@ def drain_whole_node(
             f"{messages.list_names(claiming)}; drain the node and reboot it",
             reason=errors.Reason.REBOOT_REQUIRED,
         )
-    drain.Drain.begin(job, order).run(usage)
+    drain.Drain.begin(attempt, order).run(usage)

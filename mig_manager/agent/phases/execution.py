@@ -4,7 +4,7 @@ import contextlib
 import functools
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.agent.phases import draining, host, preparing, rebooting, recovery
 from mig_manager.agent.pods import advertising, resuming
 from mig_manager.change import transaction
@@ -19,7 +19,7 @@ _MID_CHANGE = (
 
 
 def execute(
-    job: jobs.Job, change: preparing.PlannedChange, paused: advertising.Paused
+    attempt: attempts.Attempt, change: preparing.PlannedChange, paused: advertising.Paused
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
@@ -31,37 +31,37 @@ def execute(
         Rebooting: The machine goes down.
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
-    gpu_change = job.transaction(preparing.idle_wait(job))
-    is_resumed = functools.partial(is_resumed_next, job)
+    gpu_change = attempt.transaction(preparing.idle_wait(attempt))
+    is_resumed = functools.partial(is_resumed_next, attempt)
     # If this fails, the end of the run rolls back while clients and services are still paused.
-    interrupted = recovery.rollback_target(job, change.gpus)
+    interrupted = recovery.rollback_target(attempt, change.gpus)
     try:
         after, _ = gpu_change.run(
             change.plan,
             transaction.Goal(change.replan, change.target.unrestored_snapshots),
             observed=change.gpus,
             interrupted=interrupted,
-            points=job.hooks,
+            points=attempt.hooks,
             is_resumed=is_resumed,
         )
-        job.journal.note_gpus(after)
-        job.note_target_active()
+        attempt.journal.note_gpus(after)
+        attempt.note_target_active()
         gpu_change.refresh()
     except errors.MigManagerError as error:
         if is_resumed(error):
             raise
-        if not rebooting.may_help(job, error):
-            _resume_after_failure(job, paused, error)
+        if not rebooting.may_help(attempt, error):
+            _resume_after_failure(attempt, paused, error)
             raise
         failure = rebooting.reboot(
-            job, error, lambda: draining.drain_whole_node(job, change, paused)
+            attempt, error, lambda: draining.drain_whole_node(attempt, change, paused)
         )
-        _resume_after_failure(job, paused, failure)
+        _resume_after_failure(attempt, paused, failure)
         raise failure from error
     return after
 
 
-def is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:
+def is_resumed_next(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     """Return whether to leave a change as it is, because the API does not answer for the moment.
 
     A rollback would cost a second change of the GPUs, and a failure would be published only to be
@@ -69,16 +69,16 @@ def is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:
     """
     is_of_api = isinstance(error, errors.ClusterError)
     is_outage = is_of_api and error.reason is errors.Reason.API_UNAVAILABLE
-    return is_outage and job.status.phase in _MID_CHANGE and job.request.attempt == 1
+    return is_outage and attempt.status.phase in _MID_CHANGE and attempt.is_first
 
 
 def _resume_after_failure(
-    job: jobs.Job, paused: advertising.Paused, error: errors.MigManagerError
+    attempt: attempts.Attempt, paused: advertising.Paused, error: errors.MigManagerError
 ) -> None:
     """Resume host services and device plugin, but report the original failure."""
-    failed = host.restore(job)
+    failed = host.restore(attempt)
     if failed:
         error.add(failed)
     # If the API fails now, the end of the run restores the rest.
     with contextlib.suppress(errors.ClusterError):
-        resuming.resume_advertisers(job, paused)
+        resuming.resume_advertisers(attempt, paused)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.core import messages, model, steps
 from mig_manager.core.files import service_files
 from mig_manager.core.node import clients
@@ -13,7 +13,7 @@ from mig_manager.core.node import clients
 _log = structlog.get_logger()
 
 
-def restore(job: jobs.Job) -> str:
+def restore(attempt: attempts.Attempt) -> str:
     """Start the stopped services and run the exit hooks.
 
     Returns:
@@ -22,47 +22,49 @@ def restore(job: jobs.Job) -> str:
     failures = []
     for undo in (start_services, exit_hooks):
         try:
-            undo(job)
+            undo(attempt)
         except errors.MigManagerError as error:
             failures.append(error.message)
     return messages.join(*failures)
 
 
-def running_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> tuple[str, ...]:
+def running_services(
+    attempt: attempts.Attempt, names: Sequence[str], plan: steps.Plan
+) -> tuple[str, ...]:
     """Return the running services to stop, if the plan removes devices.
 
     Raises:
         HostError: HOST_SERVICE_FAILED or NO_PERMISSION: the init system does not answer.
     """
-    if job.deps.services is None or not names or not clients.destroys_instances(plan):
+    if attempt.deps.services is None or not names or not clients.destroys_instances(plan):
         return ()
-    return job.deps.services.running(names)
+    return attempt.deps.services.running(names)
 
 
-def stop_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> None:
+def stop_services(attempt: attempts.Attempt, names: Sequence[str], plan: steps.Plan) -> None:
     """Stop the running services, if the plan removes devices.
 
     Raises:
         ClusterError: The API refused or does not answer; no service was stopped.
         HostError: HOST_SERVICE_FAILED: a service did not stop.
     """
-    stopped = job.journal.entries.host_services
-    running = running_services(job, names, plan)
-    if job.deps.services is None or not running:
+    stopped = attempt.journal.entries.host_services
+    running = running_services(attempt, names, plan)
+    if attempt.deps.services is None or not running:
         return
-    job.journal.enter(
+    attempt.journal.enter(
         model.Phase.PAUSE,
         f"stopping the host's {', '.join(running)}",
         host_services=tuple(dict.fromkeys((*stopped, *running))),
     )
-    job.memory.note_stopped_services(running)
+    attempt.memory.note_stopped_services(running)
     for name in running:
-        job.deps.telemetry.still_working()
-        job.deps.services.stop(name)
+        attempt.deps.telemetry.still_working()
+        attempt.deps.services.stop(name)
         _log.info("host_service_stopped", service=name)
 
 
-def start_services(job: jobs.Job) -> None:
+def start_services(attempt: attempts.Attempt) -> None:
     """Start the stopped services; services that do not start stay in the journal.
 
     Other programs can write to the journal, because it is an annotation. So the agent starts only
@@ -73,27 +75,27 @@ def start_services(job: jobs.Job) -> None:
         HostError: HOST_SERVICE_FAILED: some services did not start.
     """
     failures: list[str] = []
-    for name in service_files.start_order(job.journal.entries.host_services):
-        job.deps.telemetry.still_working()
+    for name in service_files.start_order(attempt.journal.entries.host_services):
+        attempt.deps.telemetry.still_working()
         try:
-            _start(job, name)
+            _start(attempt, name)
         except errors.MigManagerError as error:
             _log.warning("host_service_not_started", service=name, error=error.message)
             failures.append(error.message)
             continue
-        stopped = job.journal.entries.host_services
-        job.journal.note(host_services=tuple(one for one in stopped if one != name))
+        stopped = attempt.journal.entries.host_services
+        attempt.journal.note(host_services=tuple(one for one in stopped if one != name))
     if failures:
         raise errors.HostError("; ".join(failures), reason=errors.Reason.HOST_SERVICE_FAILED)
 
 
-def _start(job: jobs.Job, name: str) -> None:
-    services, is_own = job.deps.services, name in job.memory.stopped_services
+def _start(attempt: attempts.Attempt, name: str) -> None:
+    services, is_own = attempt.deps.services, name in attempt.memory.stopped_services
     if services is None or not (
-        is_own or services.may_have_stopped(name, job.deps.service_names())
+        is_own or services.may_have_stopped(name, attempt.deps.service_names())
     ):
         _log.warning("host_service_refused", service=name)
-        job.deps.node.emit(
+        attempt.deps.node.emit(
             reason="HostServiceRefused",
             message=f"{name} is in the journal of an interrupted run, but not among the host "
             "services that this agent may start, so it was not started. If it is yours, start it "
@@ -102,12 +104,12 @@ def _start(job: jobs.Job, name: str) -> None:
         )
         return
     was_down = services.start(name)
-    job.memory.note_started_service(name)
+    attempt.memory.note_started_service(name)
     if was_down:
         _log.info("host_service_started", service=name)
 
 
-def start_hooks(job: jobs.Job, plan: steps.Plan) -> None:
+def start_hooks(attempt: attempts.Attempt, plan: steps.Plan) -> None:
     """Run the ``apply-start`` hooks, if the programs of all hooks for this change exist.
 
     After ``apply-start``, ``apply-exit`` must run. The journal records this first, so that the
@@ -118,31 +120,31 @@ def start_hooks(job: jobs.Job, plan: steps.Plan) -> None:
         HostError: HOOK_FAILED; nothing was changed.
         Superseded: Another layout is requested; ``apply-exit`` must run if a hook was running.
     """
-    job.hooks.require(plan)
-    if not job.hooks.has_hooks:
+    attempt.hooks.require(plan)
+    if not attempt.hooks.has_hooks:
         return
-    is_exit_pending = job.journal.entries.exit_hook
-    job.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
+    is_exit_pending = attempt.journal.entries.exit_hook
+    attempt.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
     try:
-        job.hooks.start(job.cancel.check)
+        attempt.hooks.start(attempt.cancel.check)
     except errors.MigManagerError:
-        job.journal.note(exit_hook=is_exit_pending)
+        attempt.journal.note(exit_hook=is_exit_pending)
         raise
     except errors.Superseded:
-        job.journal.note(exit_hook=is_exit_pending or job.hooks.has_run)
+        attempt.journal.note(exit_hook=is_exit_pending or attempt.hooks.has_run)
         raise
 
 
-def exit_hooks(job: jobs.Job) -> None:
+def exit_hooks(attempt: attempts.Attempt) -> None:
     """Run the ``apply-exit`` hooks, if the journal lists them; every run tries once.
 
     Raises:
         ConfigError: The hooks file is unreadable or invalid.
         HostError: HOOK_FAILED.
     """
-    if not job.journal.entries.exit_hook or job.hooks.has_passed_exit:
+    if not attempt.journal.entries.exit_hook or attempt.hooks.has_passed_exit:
         return
-    if job.deps.hooks is None:
+    if attempt.deps.hooks is None:
         _log.warning("hook_forgotten", point="apply-exit")
-    job.hooks.exit()
-    job.journal.note(exit_hook=False)
+    attempt.hooks.exit()
+    attempt.journal.note(exit_hook=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes, settings
+from mig_manager.agent import attempts, outcomes, settings
 from mig_manager.agent.phases import host, recovery, resolving
 from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
 from mig_manager.core import messages, model, steps, timing
@@ -72,7 +72,7 @@ class PlannedChange:
 
 
 def plan_change(
-    job: jobs.Job, target: resolving.Target, gpus: model.ObservedGpus
+    attempt: attempts.Attempt, target: resolving.Target, gpus: model.ObservedGpus
 ) -> PlannedChange:
     """Plan the layout or the repair for the observed GPUs.
 
@@ -82,33 +82,33 @@ def plan_change(
         LayoutError: The layout is impossible on these GPUs.
         MigManagerError: DRIFTED: the driver no longer lists a GPU of the verified layout.
     """
-    usage = gpu_use.Usage(pods=(), assigned=None, extra_clients=job.deps.extra_clients())
-    services = job.deps.service_names()
-    job.hooks.load()
-    missing = job.journal.record.absent_gpus(gpus, job.deps.boot_id)
-    if missing and not job.request.repairs:
+    usage = gpu_use.Usage(pods=(), assigned=None, extra_clients=attempt.deps.extra_clients())
+    services = attempt.deps.service_names()
+    attempt.hooks.load()
+    missing = attempt.journal.record.absent_gpus(gpus, attempt.deps.boot_id)
+    if missing and not attempt.request.repairs:
         raise errors.MigManagerError(
-            outcomes.missing_message(job.status.title, missing), reason=errors.Reason.DRIFTED
+            outcomes.missing_message(attempt.status.title, missing), reason=errors.Reason.DRIFTED
         )
-    recovery.restore_persistence(job, gpus)
+    recovery.restore_persistence(attempt, gpus)
     desired = target.select(gpus)
-    others = tuple(gpu for gpu in job.journal.entries.snapshot if gpu.uuid not in desired)
-    restoring = others if others and recovery.is_possible(job, gpus, others) else ()
+    others = tuple(gpu for gpu in attempt.journal.entries.snapshot if gpu.uuid not in desired)
+    restoring = others if others and recovery.is_possible(attempt, gpus, others) else ()
     plan = planner.combine(target.plan(gpus), planner.restore(gpus, restoring))
-    _require_repaired(job, gpus, plan)
+    _require_repaired(attempt, gpus, plan)
     return PlannedChange(
         target=target,
         desired=desired,
         gpus=gpus,
         plan=plan,
-        order=_order(job, gpus, plan, _rights(job, plan)),
+        order=_order(attempt, gpus, plan, _rights(attempt, plan)),
         usage=usage,
         restoring=restoring,
         services=services,
     )
 
 
-def require_possible(job: jobs.Job, planned: PlannedChange) -> PlannedChange:
+def require_possible(attempt: attempts.Attempt, planned: PlannedChange) -> PlannedChange:
     """Return the change with the use of devices, or fail if the node rules it out.
 
     Raises:
@@ -122,13 +122,13 @@ def require_possible(job: jobs.Job, planned: PlannedChange) -> PlannedChange:
         NotReadyError: PLUGIN_NOT_READY, or IN_USE: a paused daemon has not stopped.
         Superseded: Another layout is requested, or the agent stops.
     """
-    change = _survey(job, planned)
-    if resuming.await_driver(job, change.affected_pods, change.usage.pods, change.gpus):
-        change = _survey(job, change)
-    return _require_unhindered(job, change)
+    change = _survey(attempt, planned)
+    if resuming.await_driver(attempt, change.affected_pods, change.usage.pods, change.gpus):
+        change = _survey(attempt, change)
+    return _require_unhindered(attempt, change)
 
 
-def follow_pods(job: jobs.Job, change: PlannedChange) -> PlannedChange:
+def follow_pods(attempt: attempts.Attempt, change: PlannedChange) -> PlannedChange:
     """Plan again after the taint, if pods with GPUs were bound or have ended since the survey.
 
     Hooks may take long, and a pod may have got a device to be destroyed while another is free.
@@ -136,17 +136,17 @@ def follow_pods(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     Raises:
         MigManagerError: As ``require_possible``.
     """
-    pods = job.deps.workloads.list()
+    pods = attempt.deps.workloads.list()
     followed = dataclasses.replace(change, usage=change.usage.with_pods(pods))
     if not change.order.affected or _gpu_pods(pods) == _gpu_pods(change.usage.pods):
         return followed
     try:
-        surveyed = _survey(job, change)
+        surveyed = _survey(attempt, change)
     except errors.KubeletError as error:
         # The drain has more time for kubelet.
         _log.warning("pod_resources_unavailable", error=error.message)
         return followed
-    return _require_unhindered(job, surveyed)
+    return _require_unhindered(attempt, surveyed)
 
 
 def _gpu_pods(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[str, bool]]:
@@ -159,22 +159,22 @@ def _gpu_pods(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[str, bool]]:
     )
 
 
-def _require_unhindered(job: jobs.Job, change: PlannedChange) -> PlannedChange:
+def _require_unhindered(attempt: attempts.Attempt, change: PlannedChange) -> PlannedChange:
     """Return the change, or fail if pods, processes or services of the node rule it out."""
     try:
-        _require_idle(job, change, timing.Wait(clock=job.deps.clock))
+        _require_idle(attempt, change, timing.Wait(clock=attempt.deps.clock))
     except errors.GpuInUseError:
-        change = _avoid_processes(job, change)
-        _require_idle(job, change, idle_wait(job))
+        change = _avoid_processes(attempt, change)
+        _require_idle(attempt, change, idle_wait(attempt))
     # Ask before pods are evicted: a silent init system could not stop services later.
-    host.running_services(job, change.services, change.plan)
+    host.running_services(attempt, change.services, change.plan)
     change.order.require_allowed(change.usage.describe_users(change.affected_pods))
     return change
 
 
-def _require_idle(job: jobs.Job, change: PlannedChange, wait: timing.Wait) -> None:
+def _require_idle(attempt: attempts.Attempt, change: PlannedChange, wait: timing.Wait) -> None:
     survey.require_idle(
-        job.deps,
+        attempt.deps,
         change.plan,
         change.order,
         change.usage,
@@ -183,18 +183,24 @@ def _require_idle(job: jobs.Job, change: PlannedChange, wait: timing.Wait) -> No
     )
 
 
-def _avoid_processes(job: jobs.Job, change: PlannedChange) -> PlannedChange:
+def _avoid_processes(attempt: attempts.Attempt, change: PlannedChange) -> PlannedChange:
     """Plan again so that instances that processes use stay, unless that affects other pods."""
-    processes = job.deps.processes() if job.deps.processes else None
-    other = _plan(job, change, used_ids=frozenset(steps.ids_in_use(change.gpus, processes or {})))
+    processes = attempt.deps.processes() if attempt.deps.processes else None
+    other = _plan(
+        attempt, change, used_ids=frozenset(steps.ids_in_use(change.gpus, processes or {}))
+    )
     before, after = ({pod.key for pod in each.affected_pods} for each in (change, other))
     return other if after <= before else change
 
 
-def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan) -> None:
+def _require_repaired(
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, plan: steps.Plan
+) -> None:
     """Refuse a layout on a GPU that the agent is to reset first: no new work runs before that."""
-    repairs = job.limits.repair is settings.RepairPolicy.RESET and job.deps.reset is not None
-    if job.request.repairs or not repairs:
+    repairs = (
+        attempt.limits.repair is settings.RepairPolicy.RESET and attempt.deps.reset is not None
+    )
+    if attempt.request.repairs or not repairs:
         return
     changed = {each.gpu_uuid for each in plan.gpus}
     faulty = [str(gpu) for gpu in gpus if gpu.uuid in changed and gpu_repair.is_possible(gpu)]
@@ -205,96 +211,99 @@ def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan)
         )
 
 
-def _rights(job: jobs.Job, plan: steps.Plan) -> orders.DrainRights:
+def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> orders.DrainRights:
     """Return whether the change may evict."""
-    if not job.may_evict:
-        title = job.status.title
-        if plan.gpu_uuids == job.journal.record.returned_gpus(plan.gpu_uuids):
+    if not attempt.may_evict:
+        title = attempt.status.title
+        if plan.gpu_uuids == attempt.journal.record.returned_gpus(plan.gpu_uuids):
             # The layout has not drifted there.
             gpus = messages.list_names([*map(str, plan.gpus)])
             message = functools.partial(outcomes.owed_message, title, gpus)
             return orders.Refuse(errors.Reason.IN_USE, message)
         message = functools.partial(outcomes.drift_message, title)
         return orders.Refuse(errors.Reason.DRIFTED, message)
-    if job.request.is_on_demand:
+    if attempt.request.is_on_demand:
         return orders.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)
-    failed = job.journal.record.failed_changes
-    if failed and not failed.may_evict(job.status.config_hash, job.deps.boot_id):
+    failed = attempt.journal.record.failed_changes
+    if failed and not failed.may_evict(attempt.status.config_hash, attempt.deps.boot_id):
         message = functools.partial(
-            outcomes.failed_changes_message, job.status.title, failed.count, failed.problem
+            outcomes.failed_changes_message, attempt.status.title, failed.count, failed.problem
         )
         return orders.Refuse(failed.reason, message)
-    if job.limits.policy.drain is policies.DrainPolicy.NONE:
+    if attempt.limits.policy.drain is policies.DrainPolicy.NONE:
         return orders.WaitOnly("--drain-policy none evicts no pod")
     return orders.Evict()
 
 
 def _order(
-    job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan, rights: orders.DrainRights
+    attempt: attempts.Attempt,
+    gpus: model.ObservedGpus,
+    plan: steps.Plan,
+    rights: orders.DrainRights,
 ) -> orders.Order:
     """Return the drain for a plan."""
     may_evict = isinstance(rights, orders.Evict)
-    is_whole_node = may_evict and job.limits.policy.drain is policies.DrainPolicy.NODE
+    is_whole_node = may_evict and attempt.limits.policy.drain is policies.DrainPolicy.NODE
     return orders.Order(
         affected=None if is_whole_node else clients.affected_ids(plan, gpus),
         rights=rights,
         # A wait for the DRA driver makes an earlier attempt's drain start over.
-        has_begun=job.journal.entries.draining,
+        has_begun=attempt.journal.entries.draining,
     )
 
 
-def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
+def _survey(attempt: attempts.Attempt, change: PlannedChange) -> PlannedChange:
     """Survey the use of devices, and plan again so that busy devices are destroyed last."""
-    job.deps.standby.prepare()
-    if job.deps.pod_watch is not None:
-        job.deps.pod_watch.expect_change()
-    first, change = change.order, _plan_for_usage(job, change)
+    attempt.deps.standby.prepare()
+    if attempt.deps.pod_watch is not None:
+        attempt.deps.pod_watch.expect_change()
+    first, change = change.order, _plan_for_usage(attempt, change)
     # Another plan may affect other pods, for which the survey did not wait.
     is_other = change.order.affected != first.affected
     if is_other and change.usage.undecided_users(change.order.affected):
-        change = _plan_for_usage(job, change)
+        change = _plan_for_usage(attempt, change)
     usage = change.usage
-    if not job.limits.allows_foreign_managers:
-        others = survey.foreign_managers(job.deps, usage.pods)
+    if not attempt.limits.allows_foreign_managers:
+        others = survey.foreign_managers(attempt.deps, usage.pods)
         if others:
             raise errors.MigManagerError(
                 f"another program manages MIG on this node: {', '.join(others)}",
                 reason=errors.Reason.FOREIGN_MANAGER,
             )
-    pausing.require_none_stuck(job, usage.pods)
+    pausing.require_none_stuck(attempt, usage.pods)
     desired = strategies.gpu_layouts(change.gpus, change.desired)
-    advertising.require_served(job, desired, usage.pods)
+    advertising.require_served(attempt, desired, usage.pods)
     awaited = change.awaited | advertising.labels_to_await(usage.pods)
     return dataclasses.replace(change, awaited=awaited)
 
 
-def _plan_for_usage(job: jobs.Job, change: PlannedChange) -> PlannedChange:
+def _plan_for_usage(attempt: attempts.Attempt, change: PlannedChange) -> PlannedChange:
     usage = survey.wait_for_usage(
-        job.deps,
+        attempt.deps,
         change.gpus,
         change.order.affected,
-        job.cancel,
+        attempt.cancel,
         extra_clients=change.usage.extra_clients,
     )
-    return _plan(job, dataclasses.replace(change, usage=usage))
+    return _plan(attempt, dataclasses.replace(change, usage=usage))
 
 
 def _plan(
-    job: jobs.Job, change: PlannedChange, *, used_ids: frozenset[str] = frozenset()
+    attempt: attempts.Attempt, change: PlannedChange, *, used_ids: frozenset[str] = frozenset()
 ) -> PlannedChange:
     """Plan for the use of devices; ``used_ids`` are in use without a pod."""
-    ending = change.usage.ending_ids(job.deps.clock.unix_s(), job.limits.drain_timeout_s)
+    ending = change.usage.ending_ids(attempt.deps.clock.unix_s(), attempt.limits.drain_timeout_s)
     change = dataclasses.replace(
         change, busy=change.usage.device_ids | used_ids, ending=ending - used_ids
     )
     plan = change.replan(change.gpus)
-    order = _order(job, change.gpus, plan, change.order.rights)
+    order = _order(attempt, change.gpus, plan, change.order.rights)
     return dataclasses.replace(change, plan=plan, order=order)
 
 
-def idle_wait(job: jobs.Job) -> timing.Wait:
+def idle_wait(attempt: attempts.Attempt) -> timing.Wait:
     """Return the wait for processes that use devices to be destroyed."""
     return dataclasses.replace(
-        job.wait(0.0 if job.request.is_on_demand else job.limits.in_use_timeout_s),
+        attempt.wait(0.0 if attempt.request.is_on_demand else attempt.limits.in_use_timeout_s),
         on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
 from mig_manager.core import model, timing
 from mig_manager.core.node import policies
@@ -14,34 +14,34 @@ from mig_manager.core.node import policies
 _log = structlog.get_logger()
 
 
-def may_help(job: jobs.Job, error: errors.MigManagerError) -> bool:
+def may_help(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     """Return whether a reboot can help after an error, is allowed, and was not done before.
 
     It helps if a GPU's new MIG mode is pending, or a process prevents a reset.
     """
-    was_rebooted = job.status.is_rebooted
+    was_rebooted = attempt.status.is_rebooted
     # The journal is newer than the status.
-    before = job.journal.entries.rebooted_from
+    before = attempt.journal.entries.rebooted_from
     if before:
-        was_rebooted = before != job.deps.boot_id
-    elif job.journal.record.rebooted_from == job.deps.boot_id:
+        was_rebooted = before != attempt.deps.boot_id
+    elif attempt.journal.record.rebooted_from == attempt.deps.boot_id:
         # A reboot was requested, but the machine is still up.
         was_rebooted = False
-    drains = job.limits.policy.drain is not policies.DrainPolicy.NONE
-    if was_rebooted or job.deps.reboot is None or not drains or job.request.repairs:
+    drains = attempt.limits.policy.drain is not policies.DrainPolicy.NONE
+    if was_rebooted or attempt.deps.reboot is None or not drains or attempt.request.repairs:
         return False
     if isinstance(error, errors.HostError):
         return error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
     try:
         return error.reason.is_mode_pending and any(
-            gpu.has_pending_mode for gpu in job.deps.gpus.observe()
+            gpu.has_pending_mode for gpu in attempt.deps.gpus.observe()
         )
     except errors.HardwareError:
         return False
 
 
 def reboot(
-    job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[], object]
+    attempt: attempts.Attempt, error: errors.MigManagerError, drain_node: Callable[[], object]
 ) -> errors.MigManagerError:
     """Drain the node, request a reboot, and wait for it.
 
@@ -52,45 +52,44 @@ def reboot(
     Raises:
         Rebooting: The agent stops, because the node goes down.
     """
-    name, why, machine = job.request.config, error.message, job.deps.reboot
+    name, why, machine = attempt.request.config, error.message, attempt.deps.reboot
     reason = errors.Reason.REBOOT_REQUIRED
     try:
         if machine is not None:
             machine.check()
         drain_node()
-        job.journal.note_status(is_rebooted=True)
-        job.journal.enter(
+        attempt.journal.note_status(is_rebooted=True)
+        attempt.journal.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
             draining=False,
-            rebooted_from=job.deps.boot_id or "unknown",
+            rebooted_from=attempt.deps.boot_id or "unknown",
         )
-        job.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
-        keep_pending_modes(job, resolving.observe_at_end(job))
+        attempt.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
+        keep_pending_modes(attempt, resolving.observe_at_end(attempt))
         if machine is not None:
             machine.request(f"MIG layout {name} needs it")
-        _wait_for_stop(job)
-        refusal = (
-            f"the machine is still up {job.limits.reboot_timeout_s:g} s after the reboot request"
-        )
+        _wait_for_stop(attempt)
+        waited_s = attempt.limits.reboot_timeout_s
+        refusal = f"the machine is still up {waited_s:g} s after the reboot request"
     except errors.MigManagerError as refused:
-        job.journal.note_status(is_rebooted=False)
+        attempt.journal.note_status(is_rebooted=False)
         refusal = refused.message
         # The node does not stay tainted, so a retry would evict the successors of evicted pods.
         is_drain = isinstance(refused, errors.DrainError)
-        may_pass = is_drain and not job.journal.entries.draining
+        may_pass = is_drain and not attempt.journal.entries.draining
         if may_pass or isinstance(refused, errors.ClusterError):
             reason = refused.reason
     return errors.MigManagerError(f"{why}; no reboot: {refusal}", reason=reason)
 
 
-def keep_pending_modes(job: jobs.Job, gpus: model.ObservedGpus) -> None:
+def keep_pending_modes(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> None:
     """Have the boot unit of the host keep the pending modes of GPUs; a failure is logged."""
-    if why := job.saved_layout.drop_pending(gpus):
+    if why := attempt.saved_layout.drop_pending(gpus):
         _log.warning("layout_not_saved", error=why)
 
 
-def _wait_for_stop(job: jobs.Job) -> None:
+def _wait_for_stop(attempt: attempts.Attempt) -> None:
     """Wait for the signal to stop; another layout does not end the wait.
 
     A run for that layout would work on a node that is going down.
@@ -98,14 +97,16 @@ def _wait_for_stop(job: jobs.Job) -> None:
 
     def sleep(seconds: float) -> None:
         try:
-            job.cancel.wait(seconds)
+            attempt.cancel.wait(seconds)
         except errors.Superseded as end:
             if end.by is errors.SupersededBy.STOP:
                 raise errors.Rebooting(end.why) from end
-            job.deps.clock.wait(seconds)
+            attempt.deps.clock.wait(seconds)
 
     wait = dataclasses.replace(
-        job.wait(job.limits.reboot_timeout_s), sleep=sleep, backoff=timing.Backoff(first_s=1.0)
+        attempt.wait(attempt.limits.reboot_timeout_s),
+        sleep=sleep,
+        backoff=timing.Backoff(first_s=1.0),
     )
     for _ in wait.attempts():
-        job.deps.telemetry.still_working()
+        attempt.deps.telemetry.still_working()

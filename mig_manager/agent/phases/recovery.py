@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.agent.phases import host
 from mig_manager.agent.pods import pausing, resuming, survey
 from mig_manager.change import change_journal, rollback
@@ -37,7 +37,7 @@ def shows_change(view: node_object.NodeView) -> bool:
     )
 
 
-def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal:
+def find_journal(shared: attempts.Shared, view: node_object.NodeView) -> journals.Journal:
     """Return the journal of an interrupted run.
 
     If the Node has lost it, or it is invalid, the host has a copy of the entries that no write to
@@ -72,7 +72,9 @@ def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
     return is_final or copy.request != (published.config, published.annotation_hash)
 
 
-def _published_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal | None:
+def _published_journal(
+    shared: attempts.Shared, view: node_object.NodeView
+) -> journals.Journal | None:
     """Return the journal on the Node; None if it has none, or after an invalid one is set aside.
 
     Raises:
@@ -100,7 +102,7 @@ def _published_journal(shared: jobs.Shared, view: node_object.NodeView) -> journ
     return None
 
 
-def resume_unlisted(shared: jobs.Shared, view: node_object.NodeView) -> bool:
+def resume_unlisted(shared: attempts.Shared, view: node_object.NodeView) -> bool:
     """Resume the GPU clients whose deploy label has our paused value, but is in no journal.
 
     At its end, NVIDIA's driver manager writes back the values from its start, also over a label
@@ -187,7 +189,7 @@ def _parse_record(text: str | None) -> requests.RequestRecord | None:
 
 
 def is_possible(
-    job: jobs.Job,
+    attempt: attempts.Attempt,
     now: model.ObservedGpus,
     snapshot: Sequence[model.GpuSnapshot],
 ) -> bool:
@@ -200,74 +202,74 @@ def is_possible(
     """
     try:
         plan = planner.restore(now, snapshot)
-        return not survey.name_users(job.deps, plan, now, job.cancel)
+        return not survey.name_users(attempt.deps, plan, now, attempt.cancel)
     except errors.LayoutError as error:
         _log.warning("rollback_impossible", error=error.message)
         return False
 
 
-def rollback_target(job: jobs.Job, gpus: model.ObservedGpus) -> model.Snapshots:
+def rollback_target(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> model.Snapshots:
     """Return the snapshot to restore, of the GPUs that an interrupted change has touched."""
-    before = job.journal.entries.snapshot
-    if not before or is_possible(job, gpus, before):
+    before = attempt.journal.entries.snapshot
+    if not before or is_possible(attempt, gpus, before):
         return before
     # Without these GPUs, the previous layout cannot be restored completely.
-    job.journal.note(applied="")
+    attempt.journal.note(applied="")
     return gpus.unreachable_snapshots(before)
 
 
-def restore_persistence(job: jobs.Job, gpus: model.ObservedGpus) -> None:
+def restore_persistence(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> None:
     """Switch on the persistence mode that a killed agent switched off for a reset.
 
     The journal keeps the GPUs where that fails, is not allowed, or that are unreachable.
     """
-    uuids = job.journal.entries.persistent_gpus
+    uuids = attempt.journal.entries.persistent_gpus
     present = [gpu for gpu in gpus if gpu.uuid in uuids]
-    if present and job.deps.reset and job.deps.reset.restore_persistence(present):
-        change_journal.note_persistence(job.journal, [gpu.uuid for gpu in present], is_on=True)
+    if present and attempt.deps.reset and attempt.deps.reset.restore_persistence(present):
+        change_journal.note_persistence(attempt.journal, [gpu.uuid for gpu in present], is_on=True)
 
 
-def roll_back(job: jobs.Job) -> str:
+def roll_back(attempt: attempts.Attempt) -> str:
     """Restore the snapshot and the persistence mode in the journal, if no pod is affected.
 
     Returns:
         The result as part of a sentence; empty if there was nothing to do.
     """
-    snapshot = job.journal.entries.snapshot
-    if not (snapshot or job.journal.entries.persistent_gpus):
+    snapshot = attempt.journal.entries.snapshot
+    if not (snapshot or attempt.journal.entries.persistent_gpus):
         return ""
     try:
-        now = job.deps.gpus.observe()
-        job.journal.note_gpus(now)
-        restore_persistence(job, now)
+        now = attempt.deps.gpus.observe()
+        attempt.journal.note_gpus(now)
+        restore_persistence(attempt, now)
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(now, snapshot)
-        job.journal.note(snapshot=snapshot)
-        change = job.transaction()
-        plan, cancel = planner.restore(now, snapshot), Uninterrupted(job.deps)
+        attempt.journal.note(snapshot=snapshot)
+        change = attempt.transaction()
+        plan, cancel = planner.restore(now, snapshot), Uninterrupted(attempt.deps)
         if plan.is_empty:
             return change.conclude(rollback.verify_without_steps(now, snapshot)).message
-        _require_unused(job.deps, plan, now, cancel)
-        job.journal.begin_rollback()
-        pausing_job = dataclasses.replace(job, cancel=cancel)
+        _require_unused(attempt.deps, plan, now, cancel)
+        attempt.journal.begin_rollback()
+        pausing_attempt = dataclasses.replace(attempt, cancel=cancel)
         usage = gpu_use.Usage(
-            pods=job.deps.workloads.list(),
+            pods=attempt.deps.workloads.list(),
             assigned=None,
-            extra_clients=survey.extra_clients(job.deps),
+            extra_clients=survey.extra_clients(attempt.deps),
         )
-        pausing.pause_clients(pausing_job, plan, usage)
-        paused = pausing.pause_driver(pausing_job, plan, usage)
+        pausing.pause_clients(pausing_attempt, plan, usage)
+        paused = pausing.pause_driver(pausing_attempt, plan, usage)
         try:
             # From now on kubelet cannot assign a device.
-            _require_unused(job.deps, plan, now, cancel)
+            _require_unused(attempt.deps, plan, now, cancel)
             # If they cannot be stopped, the GPUs may be idle all the same.
             with contextlib.suppress(errors.ConfigError, errors.HostError):
-                host.stop_services(job, job.deps.service_names(), plan)
+                host.stop_services(attempt, attempt.deps.service_names(), plan)
             result = change.roll_back(snapshot, requires_idle=True)
         finally:
             # An API failure must not hide the reason; the end of the run resumes the rest.
             with contextlib.suppress(errors.ClusterError):
-                resuming.resume_advertisers(job, paused)
+                resuming.resume_advertisers(attempt, paused)
     except errors.MigManagerError as error:
         _log.warning("older_rollback_failed", reason=error.reason.value, error=error.message)
         return f"the interrupted change could not be rolled back: {error.message}"

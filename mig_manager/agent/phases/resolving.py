@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, served_layouts
+from mig_manager.agent import attempts, served_layouts
 from mig_manager.agent.pods import remembering
 from mig_manager.core import messages, model, steps
 from mig_manager.core.files import yaml_tree
@@ -105,7 +105,7 @@ Target = Resolved | PlannedRepair
 """What a run changes the GPUs to."""
 
 
-def resolve(job: jobs.Job) -> Target:
+def resolve(attempt: attempts.Attempt) -> Target:
     """Return the GPUs to repair, or else the requested layout.
 
     Raises:
@@ -114,34 +114,36 @@ def resolve(job: jobs.Job) -> Target:
         HardwareError: The GPUs must be known, and none can be observed.
         LayoutError: The layout or the annotation does not exist.
     """
-    return _resolve_repair(job) if job.request.repairs else _resolve_layout(job)
+    return _resolve_repair(attempt) if attempt.request.repairs else _resolve_layout(attempt)
 
 
-def _resolve_repair(job: jobs.Job) -> PlannedRepair:
-    gpus, unknown = remembering.remember(job, observe(job))
-    uuids = job.request.repairs
+def _resolve_repair(attempt: attempts.Attempt) -> PlannedRepair:
+    gpus, unknown = remembering.remember(attempt, observe(attempt))
+    uuids = attempt.request.repairs
     if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
         raise errors.KubeletError(
             f"the pods of {messages.list_names([*map(str, lost)])} are not known: {unknown}"
         )
-    snapshots = {gpu.uuid: gpu for gpu in job.journal.entries.snapshot if gpu.uuid in uuids}
+    snapshots = {gpu.uuid: gpu for gpu in attempt.journal.entries.snapshot if gpu.uuid in uuids}
     now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - snapshots.keys())
     return PlannedRepair(before=(*snapshots.values(), *now), observed=gpus)
 
 
-def _resolve_layout(job: jobs.Job) -> Resolved:
-    request = job.request
+def _resolve_layout(attempt: attempts.Attempt) -> Resolved:
+    request = attempt.request
     if request.custom:
         # The file has no part in it.
-        job.deps.telemetry.config_read(is_usable=True)
-        layout, warnings = request.custom.layout(is_lenient=job.limits.is_lenient)
+        attempt.deps.telemetry.config_read(is_usable=True)
+        layout, warnings = request.custom.layout(is_lenient=attempt.limits.is_lenient)
         resolved = Resolved(layout=layout, warnings=warnings, is_from_owner=True)
     else:
-        resolved = _resolve_named(job)
-    layout, rebooted = resolved.layout, job.journal.record.rebooted_hash
+        resolved = _resolve_named(attempt)
+    layout, rebooted = resolved.layout, attempt.journal.record.rebooted_hash
     is_same = not resolved.is_from_owner or rebooted in ("", layout.content_hash)
-    was_rebooted = bool(job.journal.entries.rebooted_from) or (rebooted is not None and is_same)
-    job.journal.note_status(
+    was_rebooted = bool(attempt.journal.entries.rebooted_from) or (
+        rebooted is not None and is_same
+    )
+    attempt.journal.note_status(
         config_hash=layout.content_hash,
         is_from_owner=resolved.is_from_owner,
         origin=layout.origin,
@@ -150,51 +152,51 @@ def _resolve_layout(job: jobs.Job) -> Resolved:
     return resolved
 
 
-def _resolve_named(job: jobs.Job) -> Resolved:
+def _resolve_named(attempt: attempts.Attempt) -> Resolved:
     """Return the layout of the file, or a generated one; report whether the file has it."""
-    name, is_usable = job.request.config, False
+    name, is_usable = attempt.request.config, False
     gpus: model.ObservedGpus | None = None
 
     def observe_and_note() -> model.ObservedGpus:
         nonlocal gpus
-        gpus = observe(job)
+        gpus = observe(attempt)
         return gpus
 
     try:
         layout, warnings = served_layouts.find(
-            name, job.deps.configs, job.limits, observe_and_note
+            name, attempt.deps.configs, attempt.limits, observe_and_note
         )
-        is_from_owner = not (layout.is_generated or job.limits.has_default_layouts)
-        verified = job.journal.record.verified
+        is_from_owner = not (layout.is_generated or attempt.limits.has_default_layouts)
+        verified = attempt.journal.record.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash
         if verified and verified.is_from_owner and is_other and not is_from_owner:
             raise errors.LayoutError(
-                f"{job.deps.configs.name} no longer has layout '{name}', which was applied; "
+                f"{attempt.deps.configs.name} no longer has layout '{name}', which was applied; "
                 "a generated layout of that name is not applied without a new request",
                 reason=errors.Reason.UNKNOWN_CONFIG,
             )
         is_usable = True
     finally:
-        job.deps.telemetry.config_read(is_usable=is_usable)
+        attempt.deps.telemetry.config_read(is_usable=is_usable)
     return Resolved(layout=layout, warnings=warnings, is_from_owner=is_from_owner, observed=gpus)
 
 
-def note_content(job: jobs.Job, resolved: Resolved, gpus: model.ObservedGpus) -> None:
+def note_content(attempt: attempts.Attempt, resolved: Resolved, gpus: model.ObservedGpus) -> None:
     """Record the layout's content, which may end the verification of an earlier one."""
-    record = job.journal.record.with_content(
+    record = attempt.journal.record.with_content(
         resolved.layout.content_hash,
         layouts.goal_hashes(resolved.layout, gpus),
         is_from_owner=resolved.is_from_owner,
     )
-    job.journal.note_record(record)
+    attempt.journal.note_record(record)
 
 
-def is_about_file(job: jobs.Job, error: errors.MigManagerError) -> bool:
+def is_about_file(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     """Return whether an error is that the file is unusable or lacks the layout."""
-    return error.reason in _ABOUT_FILE and job.request.custom is None
+    return error.reason in _ABOUT_FILE and attempt.request.custom is None
 
 
-def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> model.ObservedGpus:
+def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> model.ObservedGpus:
     """Return the GPUs if they have the verified layout, although the file now lacks it.
 
     Otherwise a typo in the file would fail every node, although their layouts are active.
@@ -202,64 +204,64 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> model.Observe
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
-    verified, then = job.journal.record.verified, job.journal.record.applied
+    verified, then = attempt.journal.record.verified, attempt.journal.record.applied
     if not (
-        is_about_file(job, error)
-        and job.journal.entries.has_nothing_to_undo
+        is_about_file(attempt, error)
+        and attempt.journal.entries.has_nothing_to_undo
         and verified
         and verified.is_as_applied
         and then
     ):
         raise error
-    gpus = observe(job)
+    gpus = observe(attempt)
     if not then.has_same(gpus):
         raise error
-    job.journal.note_status(
+    attempt.journal.note_status(
         config_hash=verified.config_hash,
         is_from_owner=verified.is_from_owner,
         config_problem=error.message,
     )
     _log.warning("config_not_used", reason=error.reason.value, error=error.message)
     message = f"{messages.with_full_stop(error.message)} {error.reason.remedy}"
-    job.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
+    attempt.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
     return gpus
 
 
-def observe_once(job: jobs.Job, target: Target) -> model.ObservedGpus:
+def observe_once(attempt: attempts.Attempt, target: Target) -> model.ObservedGpus:
     """Return the GPUs observed for the target, or observe them.
 
     Raises:
         HardwareError: No GPU can be observed.
     """
-    return observe(job) if target.observed is None else target.observed
+    return observe(attempt) if target.observed is None else target.observed
 
 
-def observe(job: jobs.Job) -> model.ObservedGpus:
+def observe(attempt: attempts.Attempt) -> model.ObservedGpus:
     """Observe the GPUs.
 
     Raises:
         HardwareError: No GPU can be observed; from the second attempt on the message says so.
     """
-    attempt = job.request.attempt
     try:
-        gpus = job.deps.gpus.observe()
+        gpus = attempt.deps.gpus.observe()
     except errors.HardwareError as error:
-        job.journal.note_gpus(model.ObservedGpus())
-        if attempt > 1:
-            error.add(f"no GPU can be observed at attempt {attempt} either")
+        attempt.journal.note_gpus(model.ObservedGpus())
+        if not attempt.is_first:
+            number = attempt.request.attempt
+            error.add(f"no GPU can be observed at attempt {number} either")
         raise
-    job.journal.note_gpus(gpus)
+    attempt.journal.note_gpus(gpus)
     return gpus
 
 
-def observe_at_end(job: jobs.Job) -> model.ObservedGpus:
+def observe_at_end(attempt: attempts.Attempt) -> model.ObservedGpus:
     """Observe the GPUs as a failed run left them; if that fails, return none and note none.
 
     The modes that it left pending are still those of the GPUs that it saw last.
     """
     try:
-        gpus = job.deps.gpus.observe()
+        gpus = attempt.deps.gpus.observe()
     except errors.HardwareError:
         return model.NO_GPUS
-    job.journal.note_gpus(gpus)
+    attempt.journal.note_gpus(gpus)
     return gpus

@@ -7,7 +7,7 @@ import random
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
 from mig_manager.core import model, ports, timing
 
@@ -19,7 +19,7 @@ _PUBLISH_AGAIN_S = 60.0
 _log = structlog.get_logger()
 
 
-def wait(job: jobs.Job) -> None:
+def wait(attempt: attempts.Attempt) -> None:
     """Take a slot, before the lock because it may take long; not for an interrupted change.
 
     Raises:
@@ -27,15 +27,15 @@ def wait(job: jobs.Job) -> None:
         LockedError: Another manager is at work.
         Superseded: Another layout is requested, or the agent stops.
     """
-    slots, clock, journal = job.deps.slots, job.deps.clock, job.journal.entries
+    slots, clock, journal = attempt.deps.slots, attempt.deps.clock, attempt.journal.entries
     if slots is None or journal.blocks_workloads:
         return
-    if journal.has_nothing_to_undo and _changes_nothing(job):
+    if journal.has_nothing_to_undo and _changes_nothing(attempt):
         return
     waiting = dataclasses.replace(
-        job.wait(math.inf),
+        attempt.wait(math.inf),
         # A random pause, so that waiting nodes do not ask at the same time.
-        sleep=lambda seconds: job.cancel.wait(seconds * random.uniform(0.5, 1.0)),  # noqa: S311
+        sleep=lambda seconds: attempt.cancel.wait(seconds * random.uniform(0.5, 1.0)),  # noqa: S311
         backoff=_BACKOFF,
     )
     published, published_at_s = "", 0.0
@@ -47,13 +47,13 @@ def wait(job: jobs.Job) -> None:
         may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
         if why != published and may_publish:
             published, published_at_s = why, now_s
-            job.journal.enter(model.Phase.WAIT, why)
+            attempt.journal.enter(model.Phase.WAIT, why)
 
 
-def take_again(job: jobs.Job) -> None:
+def take_again(attempt: attempts.Attempt) -> None:
     """Take the slot of an interrupted change, which goes on without one: it blocks workloads."""
-    slots = job.deps.slots
-    if slots is None or not job.journal.entries.blocks_workloads:
+    slots = attempt.deps.slots
+    if slots is None or not attempt.journal.entries.blocks_workloads:
         return
     try:
         why = str(slots.take() or "")
@@ -63,17 +63,17 @@ def take_again(job: jobs.Job) -> None:
         _log.warning("slot_not_taken_again", why=why)
 
 
-def require(job: jobs.Job) -> None:
+def require(attempt: attempts.Attempt) -> None:
     """Check that the node has its slot, before anything that another node must not do meanwhile.
 
     Raises:
         NotReadyError: SLOTS_TAKEN: it has none, or another node may take it soon.
     """
-    if job.deps.slots is not None and not job.journal.entries.blocks_workloads:
-        job.deps.slots.check()
+    if attempt.deps.slots is not None and not attempt.journal.entries.blocks_workloads:
+        attempt.deps.slots.check()
 
 
-def _changes_nothing(job: jobs.Job) -> bool:
+def _changes_nothing(attempt: attempts.Attempt) -> bool:
     """Return whether the layout is active, or cannot be resolved or planned now.
 
     An error of the plan, even if it passes soon, costs no slot; ``require`` then stops a run that
@@ -84,10 +84,12 @@ def _changes_nothing(job: jobs.Job) -> bool:
         Superseded: Another layout is requested, or the agent stops.
     """
     try:
-        wait = job.wait(job.limits.lock_timeout_s)
-        with job.hold_lock(f"planning layout {job.request.config}", wait, changes_gpus=False):
-            resolved = resolving.resolve(job)
-            return resolved.plan(resolving.observe_once(job, resolved)).is_empty
+        wait = attempt.wait(attempt.limits.lock_timeout_s)
+        with attempt.hold_lock(
+            f"planning layout {attempt.request.config}", wait, changes_gpus=False
+        ):
+            resolved = resolving.resolve(attempt)
+            return resolved.plan(resolving.observe_once(attempt, resolved)).is_empty
     except errors.LockedError:
         # Else the run would wait for the lock a second time.
         raise

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes
+from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import host
 from mig_manager.agent.pods import advertising, resuming
 from mig_manager.core import messages, model
@@ -16,7 +16,7 @@ _log = structlog.get_logger()
 
 
 def resume_and_verify(
-    job: jobs.Job,
+    attempt: attempts.Attempt,
     paused: advertising.Paused,
     gpus: model.ObservedGpus,
     notes: Sequence[str] = (),
@@ -29,13 +29,13 @@ def resume_and_verify(
         NotReadyError: The devices are not schedulable by the deadline.
         Superseded: Another layout is requested; the next run verifies this change.
     """
-    host.start_services(job)
-    host.exit_hooks(job)
-    resumed = resuming.resume_advertisers(job, paused, plugin_config=job.plugin_config)
-    _wait_schedulable(job, resumed, gpus, "waiting for the new devices to be schedulable")
-    resuming.resume_monitors(job, resumed)
+    host.start_services(attempt)
+    host.exit_hooks(attempt)
+    resumed = resuming.resume_advertisers(attempt, paused, plugin_config=attempt.plugin_config)
+    _wait_schedulable(attempt, resumed, gpus, "waiting for the new devices to be schedulable")
+    resuming.resume_monitors(attempt, resumed)
     return outcomes.success(
-        job.status,
+        attempt.status,
         errors.Reason.APPLIED,
         "is active",
         gpus=gpus,
@@ -44,7 +44,7 @@ def resume_and_verify(
 
 
 def verify_unchanged(
-    job: jobs.Job, gpus: model.ObservedGpus, unrestored: model.Snapshots = ()
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, unrestored: model.Snapshots = ()
 ) -> outcomes.Outcome:
     """Finish an interrupted run whose change is done but not verified, if there is one.
 
@@ -54,60 +54,62 @@ def verify_unchanged(
         MigManagerError: As ``resume_and_verify``; DEVICE_FILES_FAILED.
         Superseded: Another layout is requested.
     """
-    interrupted = job.journal.entries
+    interrupted = attempt.journal.entries
     snapshot = interrupted.snapshot
     unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
     is_stale = interrupted.stale_files or bool(unverified)
-    job.journal.note(snapshot=unrestored, stale_files=is_stale)
-    job.note_target_active()
+    attempt.journal.note(snapshot=unrestored, stale_files=is_stale)
+    attempt.note_target_active()
     if not dataclasses.replace(interrupted, snapshot=unverified).has_nothing_to_undo:
-        paused = resuming.as_if_paused(job, gpus, snapshot)
-        job.transaction().refresh()
-        return resume_and_verify(job, paused, gpus)
+        paused = resuming.as_if_paused(attempt, gpus, snapshot)
+        attempt.transaction().refresh()
+        return resume_and_verify(attempt, paused, gpus)
     if is_stale:
-        job.transaction().refresh()
+        attempt.transaction().refresh()
     # Kubelet still counts the devices that a plugin registered before the GPU was lost.
-    returned = job.journal.record.returned_gpus(gpu.uuid for gpu in gpus)
-    config_now = job.deps.node.latest().labels.get(well_known.PLUGIN_CONFIG_LABEL)
-    if job.plugin_config not in (None, config_now):
+    returned = attempt.journal.record.returned_gpus(gpu.uuid for gpu in gpus)
+    config_now = attempt.deps.node.latest().labels.get(well_known.PLUGIN_CONFIG_LABEL)
+    if attempt.plugin_config not in (None, config_now):
         paused = resuming.resume_advertisers(
-            job,
-            resuming.as_if_paused(job, gpus, unrestored),
-            plugin_config=job.plugin_config,
+            attempt,
+            resuming.as_if_paused(attempt, gpus, unrestored),
+            plugin_config=attempt.plugin_config,
         )
-        _wait_schedulable(job, paused, gpus, "waiting for the plugin's new config")
-    elif not advertising.is_schedulable(job, gpus, returned):
-        job.journal.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
-        advertising.wait_schedulable(job, advertising.restart_stale(job, gpus, returned), gpus)
+        _wait_schedulable(attempt, paused, gpus, "waiting for the plugin's new config")
+    elif not advertising.is_schedulable(attempt, gpus, returned):
+        attempt.journal.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
+        advertising.wait_schedulable(
+            attempt, advertising.restart_stale(attempt, gpus, returned), gpus
+        )
     return outcomes.success(
-        job.status, errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
+        attempt.status, errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
     )
 
 
 def verify_restored(
-    job: jobs.Job, gpus: model.ObservedGpus, outcome: outcomes.Outcome
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, outcome: outcomes.Outcome
 ) -> outcomes.Outcome:
     """Verify that the former devices are schedulable, if the failed run paused their advertisers.
 
     No attempt follows that would report it, so the outcome does, and the label of the applied
     layout is not restored. A newer request, or the end of the agent, ends the wait.
     """
-    programs = advertising.find_resumed(job)
+    programs = advertising.find_resumed(attempt)
     if not (programs and gpus):
         return outcome
     try:
-        advertising.wait_schedulable(job, advertising.Paused(programs=programs), gpus)
+        advertising.wait_schedulable(attempt, advertising.Paused(programs=programs), gpus)
     except errors.Superseded as end:
         _log.info("former_devices_not_verified", why=end.why)
     except (errors.ClusterError, errors.NotReadyError) as error:
-        job.journal.note(applied="")
+        attempt.journal.note(applied="")
         description = messages.join(outcome.description, error.message)
         return dataclasses.replace(outcome, description=description)
     return outcome
 
 
 def _wait_schedulable(
-    job: jobs.Job, paused: advertising.Paused, gpus: model.ObservedGpus, message: str
+    attempt: attempts.Attempt, paused: advertising.Paused, gpus: model.ObservedGpus, message: str
 ) -> None:
-    job.journal.enter(model.Phase.VERIFY, message)
-    advertising.wait_schedulable(job, paused, gpus)
+    attempt.journal.enter(model.Phase.VERIFY, message)
+    advertising.wait_schedulable(attempt, paused, gpus)

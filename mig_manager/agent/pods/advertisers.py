@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.core import model
 from mig_manager.core.node import pod_object, strategies
 from mig_manager.core.records import journals
@@ -20,7 +20,7 @@ class Advertiser(Protocol):
     """A program that advertises devices, even if the node does not run it.
 
     Raises:
-        ClusterError: From every method of a job: the API refused or does not answer.
+        ClusterError: From every method of an attempt: the API refused or does not answer.
     """
 
     name: str
@@ -32,31 +32,35 @@ class Advertiser(Protocol):
     def was_paused(self, entries: journals.Journal) -> bool:
         """Return whether it served the node before it was paused."""
 
-    def is_awaited(self, job: jobs.Job) -> bool:
+    def is_awaited(self, attempt: attempts.Attempt) -> bool:
         """Return whether it must serve the node again, even without a pod now.
 
         With its deploy label the owner can say that it must not.
         """
-        journal = job.journal
+        journal = attempt.journal
         is_owed = self.was_paused(journal.entries) or self.deploy_label in journal.record.awaited
-        return is_owed and job.deps.node.latest().labels.get(self.deploy_label) != "false"
+        return is_owed and attempt.deps.node.latest().labels.get(self.deploy_label) != "false"
 
-    def withdraw(self, job: jobs.Job) -> None:
+    def withdraw(self, attempt: attempts.Attempt) -> None:
         """Hide the advertised devices from pods until new ones are advertised."""
 
     def missing(
-        self, job: jobs.Job, gpus: model.ObservedGpus, pods: Pods, changed: frozenset[str]
+        self,
+        attempt: attempts.Attempt,
+        gpus: model.ObservedGpus,
+        pods: Pods,
+        changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Return how the advertised devices differ from the GPUs'; None if they match.
 
         All devices of the GPUs with the UUIDs ``changed`` must be healthy.
         """
 
-    def is_stale(self, job: jobs.Job, gpus: model.ObservedGpus) -> bool:
+    def is_stale(self, attempt: attempts.Attempt, gpus: model.ObservedGpus) -> bool:
         """Return whether a ready pod advertises outdated devices."""
 
     def why_refused(
-        self, job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: Pods
+        self, attempt: attempts.Attempt, layouts: Sequence[strategies.GpuLayout], pods: Pods
     ) -> str:
         """Return why it would exit with the new devices; empty if it would not, or if unknown."""
 

@@ -1,6 +1,6 @@
 """Wait until the GPUs' devices are schedulable, and remove obstacles.
 
-Every function of a job raises ClusterError if the API refuses or does not answer.
+Every function of an attempt raises ClusterError if the API refuses or does not answer.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.agent.pods import advertisers, device_plugin, dra_driver
 from mig_manager.core import model
 from mig_manager.core.node import (
@@ -79,65 +79,65 @@ def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
     return frozenset(pod.uid for pod in pods if is_advertiser(pod))
 
 
-def find_awaited(job: jobs.Job) -> _Advertisers:
+def find_awaited(attempt: attempts.Attempt) -> _Advertisers:
     """Return the advertisers that must serve the node again, even without a pod now."""
-    return _with_replaced(job, frozenset(each for each in ALL if each.is_awaited(job)))
+    return _with_replaced(attempt, frozenset(each for each in ALL if each.is_awaited(attempt)))
 
 
-def find_resumed(job: jobs.Job) -> _Advertisers:
+def find_resumed(attempt: attempts.Attempt) -> _Advertisers:
     """Return the advertisers that were paused for a change, and may run again."""
-    entries = job.journal.entries
+    entries = attempt.journal.entries
     return frozenset(
         each
         for each in ALL
-        if each.is_awaited(job)
+        if each.is_awaited(attempt)
         and each.was_paused(entries)
         and not entries.hold_taint
         and each.deploy_label not in entries.paused_labels
     )
 
 
-def find(job: jobs.Job, pods: _Pods, gpus: model.ObservedGpus) -> _Advertisers:
+def find(attempt: attempts.Attempt, pods: _Pods, gpus: model.ObservedGpus) -> _Advertisers:
     """Return the programs that advertise the node's devices, or must do so again.
 
     Phantom devices are removed from the node first: they look like a lost plugin's devices.
     """
-    node, _ = device_plugin.without_phantoms(job, gpus, pods)
+    node, _ = device_plugin.without_phantoms(attempt, gpus, pods)
     # Any other value is another program's decision to keep it away, not a failure.
     deployed = frozenset(
         each
         for each in ALL
-        if well_known.is_deployed(node.labels.get(each.deploy_label)) or each.is_awaited(job)
+        if well_known.is_deployed(node.labels.get(each.deploy_label)) or each.is_awaited(attempt)
     )
-    return _with_replaced(job, owners(pods) | deployed, node)
+    return _with_replaced(attempt, owners(pods) | deployed, node)
 
 
 def _with_replaced(
-    job: jobs.Job, programs: _Advertisers, node: node_object.NodeView | None = None
+    attempt: attempts.Attempt, programs: _Advertisers, node: node_object.NodeView | None = None
 ) -> _Advertisers:
     """Add a device plugin whose pod is being replaced."""
     if PLUGIN not in programs and device_plugin.is_being_replaced(
-        job, node or job.deps.node.latest()
+        attempt, node or attempt.deps.node.latest()
     ):
         return programs | {PLUGIN}
     return programs
 
 
 def is_schedulable(
-    job: jobs.Job, gpus: model.ObservedGpus, changed: frozenset[str] = frozenset()
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: frozenset[str] = frozenset()
 ) -> bool:
     """Check, without waiting, whether the node advertises the GPUs' devices.
 
     All devices of the GPUs with the UUIDs ``changed`` must be healthy.
     """
-    pods = job.deps.workloads.list()
-    paused = Paused(programs=find(job, pods, gpus), changed=changed)
-    is_complete = not _missing(job, paused, gpus, pods)
-    return is_complete and not PLUGIN.contradicts_label(job, gpus, pods)
+    pods = attempt.deps.workloads.list()
+    paused = Paused(programs=find(attempt, pods, gpus), changed=changed)
+    is_complete = not _missing(attempt, paused, gpus, pods)
+    return is_complete and not PLUGIN.contradicts_label(attempt, gpus, pods)
 
 
 def find_stale(
-    job: jobs.Job,
+    attempt: attempts.Attempt,
     pods: _Pods,
     gpus: model.ObservedGpus,
     *,
@@ -153,48 +153,56 @@ def find_stale(
         for each in ALL
         if each.name not in ignored
         and advertisers.is_any_ready(filter(each.owns, pods))
-        and (each.is_stale(job, gpus) or (changed and each.missing(job, gpus, pods, changed)))
+        and (
+            each.is_stale(attempt, gpus)
+            or (changed and each.missing(attempt, gpus, pods, changed))
+        )
     )
 
 
 def to_restart(
-    job: jobs.Job, pods: _Pods, gpus: model.ObservedGpus, changed: frozenset[str] = frozenset()
+    attempt: attempts.Attempt,
+    pods: _Pods,
+    gpus: model.ObservedGpus,
+    changed: frozenset[str] = frozenset(),
 ) -> tuple[advertisers.Advertiser, ...]:
     """Return the advertisers with outdated devices that were not restarted for this request."""
-    again = find_stale(job, pods, gpus, changed=changed, ignored=job.memory.restarted)
-    if PLUGIN not in again and PLUGIN.contradicts_label(job, gpus, pods):
+    again = find_stale(attempt, pods, gpus, changed=changed, ignored=attempt.memory.restarted)
+    if PLUGIN not in again and PLUGIN.contradicts_label(attempt, gpus, pods):
         return PLUGIN, *again
     return again
 
 
-def restart_stale(job: jobs.Job, gpus: model.ObservedGpus, changed: frozenset[str]) -> Paused:
+def restart_stale(
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: frozenset[str]
+) -> Paused:
     """Restart advertisers with outdated devices, once in all attempts at a request.
 
     Args:
-        job: The attempt.
+        attempt: The attempt.
         gpus: The node's GPUs.
         changed: UUIDs of GPUs; all their devices must be healthy.
 
     Returns:
         The argument of ``wait_schedulable``: their new pods, or pods that are starting.
     """
-    pods = job.deps.workloads.list()
-    present = find(job, pods, gpus)
-    again = to_restart(job, pods, gpus, changed)
+    pods = attempt.deps.workloads.list()
+    present = find(attempt, pods, gpus)
+    again = to_restart(attempt, pods, gpus, changed)
     stale = tuple(pod for each in again for pod in pods if each.owns(pod))
-    delete(job, stale)
-    job.memory.note_restarted(each.name for each in again)
+    delete(attempt, stale)
+    attempt.memory.note_restarted(each.name for each in again)
     return Paused(programs=present, old_uids=uids(stale), changed=changed)
 
 
-def delete(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> None:
+def delete(attempt: attempts.Attempt, pods: Iterable[pod_object.Pod]) -> None:
     """Delete the pods that are not terminating already, so that new ones start."""
     for pod in pods:
         if not pod.is_terminating:
-            job.deps.workloads.delete(pod)
+            attempt.deps.workloads.delete(pod)
 
 
-def wait_schedulable(job: jobs.Job, paused: Paused, gpus: model.ObservedGpus) -> None:
+def wait_schedulable(attempt: attempts.Attempt, paused: Paused, gpus: model.ObservedGpus) -> None:
     """Wait until device plugin and DRA driver are ready and advertise the GPUs' devices.
 
     Problems that may need a person are published once.
@@ -205,12 +213,12 @@ def wait_schedulable(job: jobs.Job, paused: Paused, gpus: model.ObservedGpus) ->
     """
     if not paused.programs:
         _log.info("no_device_plugin_found")
-        if not _missing(job, paused, gpus, ()):
+        if not _missing(attempt, paused, gpus, ()):
             return
-    timeout_s = job.limits.plugin_timeout_s
-    report = _ProblemReport(job)
-    missing, _ = job.until_solved(
-        lambda pods: report.note(_missing(job, paused, gpus, pods)), timeout_s
+    timeout_s = attempt.limits.plugin_timeout_s
+    report = _ProblemReport(attempt)
+    missing, _ = attempt.until_solved(
+        lambda pods: report.note(_missing(attempt, paused, gpus, pods)), timeout_s
     )
     if missing:
         raise errors.NotReadyError(
@@ -218,19 +226,21 @@ def wait_schedulable(job: jobs.Job, paused: Paused, gpus: model.ObservedGpus) ->
         )
 
 
-def require_served(job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: _Pods) -> None:
+def require_served(
+    attempt: attempts.Attempt, layouts: Sequence[strategies.GpuLayout], pods: _Pods
+) -> None:
     """Fail if a plugin or driver would exit with the devices that the GPUs will have.
 
     Raises:
         LayoutError: STRATEGY_MISMATCH.
     """
     for each in reversed(ALL):
-        if why := each.why_refused(job, layouts, pods):
+        if why := each.why_refused(attempt, layouts, pods):
             raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)
 
 
 def _missing(
-    job: jobs.Job, paused: Paused, gpus: model.ObservedGpus, pods: _Pods
+    attempt: attempts.Attempt, paused: Paused, gpus: model.ObservedGpus, pods: _Pods
 ) -> errors.NotReadyError | None:
     """Return what keeps pods from getting the GPUs' devices; None if nothing does."""
     new = tuple(pod for pod in pods if pod.uid not in paused.old_uids)
@@ -238,20 +248,20 @@ def _missing(
     for each in present:
         program_pods = tuple(filter(each.owns, new))
         if not advertisers.is_any_ready(program_pods):
-            label = job.deps.node.latest().labels.get(each.deploy_label)
+            label = attempt.deps.node.latest().labels.get(each.deploy_label)
             return advertisers.not_ready(each, program_pods, gpus, label)
-    problems = (each.missing(job, gpus, new, paused.changed) for each in present)
+    problems = (each.missing(attempt, gpus, new, paused.changed) for each in present)
     problem = next(filter(None, problems), None)
     if problem is None and PLUGIN not in present:
-        return device_plugin.unknown_plugin(job, gpus)
+        return device_plugin.unknown_plugin(attempt, gpus)
     return problem
 
 
 class _ProblemReport:
     """Reports problems that may need a person, and ends a wait that only a person can end."""
 
-    def __init__(self, job: jobs.Job) -> None:
-        self._job = job
+    def __init__(self, attempt: attempts.Attempt) -> None:
+        self._attempt = attempt
         self._reported: set[str] = set()
         self._phantoms_since_s: float | None = None
 
@@ -263,11 +273,11 @@ class _ProblemReport:
         """
         if isinstance(missing, advertisers.PodWaitsError) and missing.why not in self._reported:
             self._reported.add(missing.why)
-            self._job.journal.enter(model.Phase.VERIFY, missing.message)
+            self._attempt.journal.enter(model.Phase.VERIFY, missing.message)
         if missing is None or missing.reason is not errors.Reason.PHANTOM_DEVICES:
             self._phantoms_since_s = None
             return missing
-        now_s = self._job.deps.clock.monotonic()
+        now_s = self._attempt.deps.clock.monotonic()
         if self._phantoms_since_s is None:
             self._phantoms_since_s = now_s
         if now_s - self._phantoms_since_s >= _PHANTOMS_STAY_S:

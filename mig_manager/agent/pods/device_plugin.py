@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import messages, model
 from mig_manager.core.node import (
@@ -37,40 +37,40 @@ class DevicePlugin(advertisers.Advertiser):
     def was_paused(self, entries: journals.Journal) -> bool:
         return entries.has_plugin
 
-    def withdraw(self, job: jobs.Job) -> None:
+    def withdraw(self, attempt: attempts.Attempt) -> None:
         """Remove kubelet's devices from the node until a new plugin registers."""
-        job.deps.node.withdraw_devices()
+        attempt.deps.node.withdraw_devices()
 
     def missing(
         self,
-        job: jobs.Job,
+        attempt: attempts.Attempt,
         gpus: model.ObservedGpus,
         pods: advertisers.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Return the devices that kubelet lacks, or has although no GPU has them."""
-        healthy, strategy = _healthy(job), _strategy(pods)
-        node, refused = without_phantoms(job, gpus, pods, lambda: healthy)
+        healthy, strategy = _healthy(attempt), _strategy(pods)
+        node, refused = without_phantoms(attempt, gpus, pods, lambda: healthy)
         if refused is not None:
             return refused
         if counts := schedulable.unreported_counts(gpus, healthy, node, strategy=strategy):
-            job.deps.node.report_devices(counts)
-            node = job.deps.node.latest()
+            attempt.deps.node.report_devices(counts)
+            node = attempt.deps.node.latest()
         return advertisers.not_allocatable(
             schedulable.why_not(gpus, healthy, node, strategy=strategy, changed=changed)
         )
 
-    def is_stale(self, job: jobs.Job, gpus: model.ObservedGpus) -> bool:
+    def is_stale(self, attempt: attempts.Attempt, gpus: model.ObservedGpus) -> bool:
         """Return whether a ready plugin advertises outdated devices.
 
         An unhealthy device does not count: a new plugin would report it again.
         """
-        node = job.deps.node.latest()
-        strategy = _strategy(job.deps.workloads.present())
-        return schedulable.is_plugin_stale(gpus, _healthy(job), node, strategy=strategy)
+        node = attempt.deps.node.latest()
+        strategy = _strategy(attempt.deps.workloads.present())
+        return schedulable.is_plugin_stale(gpus, _healthy(attempt), node, strategy=strategy)
 
     def contradicts_label(
-        self, job: jobs.Job, gpus: model.ObservedGpus, pods: advertisers.Pods
+        self, attempt: attempts.Attempt, gpus: model.ObservedGpus, pods: advertisers.Pods
     ) -> bool:
         """Return whether a ready plugin of unknown strategy has other devices than the label says.
 
@@ -78,23 +78,26 @@ class DevicePlugin(advertisers.Advertiser):
         this is a reason for one restart, and for no failure.
         """
         plugins = tuple(filter(self.owns, pods))
-        node = job.deps.node.latest()
+        node = attempt.deps.node.latest()
         labelled = strategies.from_labels(node.labels)
-        is_known = _strategy(plugins) is not None or job.plugin_config is not None
-        if labelled is None or is_known or self.name in job.memory.restarted:
+        is_known = _strategy(plugins) is not None or attempt.plugin_config is not None
+        if labelled is None or is_known or self.name in attempt.memory.restarted:
             return False
         return advertisers.is_any_ready(plugins) and schedulable.is_plugin_stale(
-            gpus, _healthy(job), node, strategy=labelled
+            gpus, _healthy(attempt), node, strategy=labelled
         )
 
     def why_refused(
-        self, job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: advertisers.Pods
+        self,
+        attempt: attempts.Attempt,
+        layouts: Sequence[strategies.GpuLayout],
+        pods: advertisers.Pods,
     ) -> str:
         refusals = strategies.refusals(layouts)
         if not refusals:
             return ""
-        labels = job.deps.node.latest().labels
-        if job.plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
+        labels = attempt.deps.node.latest().labels
+        if attempt.plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
             # The new config may set another strategy.
             return ""
         strategy = strategies.of_plugin(list(filter(self.owns, pods)), labels)
@@ -118,20 +121,20 @@ class DevicePlugin(advertisers.Advertiser):
 
 
 def withdraw_phantoms(
-    job: jobs.Job, gpus: model.ObservedGpus, node: node_object.NodeView
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, node: node_object.NodeView
 ) -> errors.NotReadyError | None:
     """Remove phantom devices from the node; return why that failed.
 
     If the last known state of the ``node`` has no phantom devices, no request is sent.
     """
     if not phantoms.is_possible(gpus, node, strategies.from_labels(node.labels)):
-        job.deps.telemetry.phantoms_found({}, are_removed=False)
+        attempt.deps.telemetry.phantoms_found({}, are_removed=False)
         return None
-    return without_phantoms(job, gpus, job.deps.workloads.present())[1]
+    return without_phantoms(attempt, gpus, attempt.deps.workloads.present())[1]
 
 
 def without_phantoms(
-    job: jobs.Job,
+    attempt: attempts.Attempt,
     gpus: model.ObservedGpus,
     pods: Iterable[pod_object.Pod],
     kubelet: Callable[[], _Healthy] | None = None,
@@ -141,7 +144,7 @@ def without_phantoms(
     Returns:
         The node, and an error with the devices whose removal the API server refuses, if any.
     """
-    deps = job.deps
+    deps = attempt.deps
     node = deps.node.latest()
     if deps.is_advertiser:
         return node, None
@@ -149,7 +152,7 @@ def without_phantoms(
 
     def find(node: node_object.NodeView) -> dict[str, int]:
         strategy = strategies.of_plugin(plugins, node.labels)
-        return phantoms.find(gpus, node, strategy, kubelet or (lambda: _healthy(job)))
+        return phantoms.find(gpus, node, strategy, kubelet or (lambda: _healthy(attempt)))
 
     advertised = find(node)
     if advertised:
@@ -164,12 +167,12 @@ def without_phantoms(
         f"{what}, and the agent could not remove them: " + phantoms.remedy(node.name, advertised),
         reason=errors.Reason.PHANTOM_DEVICES,
     )
-    if not job.memory.may_remove_phantoms(deps.clock.monotonic()):
+    if not attempt.memory.may_remove_phantoms(deps.clock.monotonic()):
         return node, refused
     try:
         node = deps.node.remove_resources(advertised.keys())
     except errors.ClusterError as error:
-        job.memory.note_refused_removal(deps.clock.monotonic())
+        attempt.memory.note_refused_removal(deps.clock.monotonic())
         _log.warning(
             "phantom_devices_not_removed",
             resources=advertised,
@@ -189,15 +192,17 @@ def without_phantoms(
     return node, None
 
 
-def unknown_plugin(job: jobs.Job, gpus: model.ObservedGpus) -> errors.NotReadyError | None:
+def unknown_plugin(
+    attempt: attempts.Attempt, gpus: model.ObservedGpus
+) -> errors.NotReadyError | None:
     """Return the error that a plugin which the agent cannot restart advertises destroyed devices.
 
     It may be a static pod, a service of the host, or a pod of another controller than a DaemonSet.
     """
-    if job.deps.is_advertiser:
+    if attempt.deps.is_advertiser:
         return None
-    strategy = strategies.from_labels(job.deps.node.latest().labels)
-    gone = schedulable.destroyed_devices(gpus, _healthy(job) or {}, strategy)
+    strategy = strategies.from_labels(attempt.deps.node.latest().labels)
+    gone = schedulable.destroyed_devices(gpus, _healthy(attempt) or {}, strategy)
     if not gone:
         return None
     return errors.NotReadyError(
@@ -207,20 +212,20 @@ def unknown_plugin(job: jobs.Job, gpus: model.ObservedGpus) -> errors.NotReadyEr
     )
 
 
-def is_being_replaced(job: jobs.Job, node: node_object.NodeView) -> bool:
+def is_being_replaced(attempt: attempts.Attempt, node: node_object.NodeView) -> bool:
     """Return whether a plugin ran until recently: its DaemonSet may be replacing its pod.
 
     Kubelet keeps a stopped plugin's devices for five minutes, all of them unhealthy
     (``endpointStopGracePeriod`` of its device manager). A deploy label that keeps the plugin away
     takes precedence.
     """
-    if job.deps.is_advertiser or well_known.PLUGIN_DEPLOY_LABEL in node.labels:
+    if attempt.deps.is_advertiser or well_known.PLUGIN_DEPLOY_LABEL in node.labels:
         return False
     # Other resources are of other plugins, such as ``nvidia.com/hostdev``.
     names = resources.devices_of(node.capacity)
     if not names:
         return False
-    healthy = _healthy(job)
+    healthy = _healthy(attempt)
     return healthy is not None and not any(healthy.get(name) for name in names)
 
 
@@ -232,10 +237,10 @@ def _strategy(pods: Iterable[pod_object.Pod]) -> strategies.Strategy | None:
     return strategies.of_plugin(list(filter(clients.is_device_plugin, pods)), {})
 
 
-def _healthy(job: jobs.Job) -> _Healthy:
+def _healthy(attempt: attempts.Attempt) -> _Healthy:
     """Return the healthy devices; None if kubelet does not answer."""
     try:
-        return job.deps.allocations.allocatable()
+        return attempt.deps.allocations.allocatable()
     except errors.KubeletError as error:
         _log.info("pod_resources_unavailable", error=error.message)
         return None

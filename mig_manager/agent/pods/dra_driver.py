@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import model
 from mig_manager.core.node import claims, pod_object, strategies, well_known
@@ -26,14 +26,14 @@ class DraDriver(advertisers.Advertiser):
     def was_paused(self, entries: journals.Journal) -> bool:
         return entries.has_dra_driver
 
-    def withdraw(self, job: jobs.Job) -> None:
+    def withdraw(self, attempt: attempts.Attempt) -> None:
         """Delete the ResourceSlices, until a new driver publishes its own.
 
         Its start removes the taints of faulty devices. An Event keeps what they were.
         """
-        slices = job.deps.slices.withdraw() if job.deps.slices is not None else ()
+        slices = attempt.deps.slices.withdraw() if attempt.deps.slices is not None else ()
         if tainted := ", ".join(claims.tainted_devices(slices)):
-            job.deps.node.emit(
+            attempt.deps.node.emit(
                 reason="DeviceTaintsCleared",
                 message=f"the restart of the DRA driver clears the taints of {tainted}. "
                 "Check the GPU: it may still be faulty.",
@@ -42,42 +42,45 @@ class DraDriver(advertisers.Advertiser):
 
     def missing(
         self,
-        job: jobs.Job,
+        attempt: attempts.Attempt,
         gpus: model.ObservedGpus,
         pods: advertisers.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Return how the slices differ from the GPUs; None also if they cannot be listed."""
-        slices = job.deps.slices.list() if job.deps.slices else None
+        slices = attempt.deps.slices.list() if attempt.deps.slices else None
         if slices is None:
             _log.warning("resource_slices_not_verified")
             return None
         return advertisers.not_allocatable(claims.why_not_advertised(gpus, slices))
 
-    def is_stale(self, job: jobs.Job, gpus: model.ObservedGpus) -> bool:
-        return self.missing(job, gpus, (), frozenset()) is not None
+    def is_stale(self, attempt: attempts.Attempt, gpus: model.ObservedGpus) -> bool:
+        return self.missing(attempt, gpus, (), frozenset()) is not None
 
     def why_refused(
-        self, job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: advertisers.Pods
+        self,
+        attempt: attempts.Attempt,
+        layouts: Sequence[strategies.GpuLayout],
+        pods: advertisers.Pods,
     ) -> str:
         why = claims.why_not_served(layouts)
-        if why and (self.is_awaited(job) or _is_deployed(job, pods)):
+        if why and (self.is_awaited(attempt) or _is_deployed(attempt, pods)):
             return f"the DRA driver would not start: {why}"
         return ""
 
-    def is_expected(self, job: jobs.Job, pods: Iterable[pod_object.Pod]) -> bool:
+    def is_expected(self, attempt: attempts.Attempt, pods: Iterable[pod_object.Pod]) -> bool:
         """Return whether it belongs on the node, even without a pod now.
 
         A device allocated by a ResourceClaim proves it: only a driver allocates those.
         """
         is_used = any(pod.claimed_ids for pod in pods)
-        return is_used or self.is_awaited(job) or _is_deployed(job, pods)
+        return is_used or self.is_awaited(attempt) or _is_deployed(attempt, pods)
 
     def current_uids(
-        self, job: jobs.Job, gpus: model.ObservedGpus, pods: Iterable[pod_object.Pod]
+        self, attempt: attempts.Attempt, gpus: model.ObservedGpus, pods: Iterable[pod_object.Pod]
     ) -> frozenset[str]:
         """Return the UIDs of its pods, if one is ready and the slices match."""
-        slices = job.deps.slices.list() if has_ready(pods) and job.deps.slices else None
+        slices = attempt.deps.slices.list() if has_ready(pods) and attempt.deps.slices else None
         if slices is None or claims.why_not_advertised(gpus, slices):
             return frozenset()
         return frozenset(p.uid for p in pods if self.owns(p) and not p.is_terminating)
@@ -88,9 +91,9 @@ def has_ready(pods: Iterable[pod_object.Pod]) -> bool:
     return advertisers.is_any_ready(filter(claims.is_driver, pods))
 
 
-def remedy_if_kept_away(job: jobs.Job) -> str:
+def remedy_if_kept_away(attempt: attempts.Attempt) -> str:
     """Return the remedy if another program's label keeps it away; empty: none does."""
-    value = job.deps.node.latest().labels.get(claims.DEPLOY_LABEL)
+    value = attempt.deps.node.latest().labels.get(claims.DEPLOY_LABEL)
     if value is None or well_known.is_deployed(value):
         return ""
     return (
@@ -99,8 +102,8 @@ def remedy_if_kept_away(job: jobs.Job) -> str:
     )
 
 
-def _is_deployed(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> bool:
+def _is_deployed(attempt: attempts.Attempt, pods: Iterable[pod_object.Pod]) -> bool:
     """Return whether it has a pod, or its deploy label is true or was before a pause."""
     if any(map(claims.is_driver, pods)):
         return True
-    return well_known.is_deployed(job.deps.node.latest().labels.get(claims.DEPLOY_LABEL))
+    return well_known.is_deployed(attempt.deps.node.latest().labels.get(claims.DEPLOY_LABEL))

@@ -13,7 +13,7 @@ from typing import Self
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.agent.pods import device_listing, dra_driver, eviction, orders
 from mig_manager.core import messages
 from mig_manager.core.node import gpu_use, pod_object
@@ -36,18 +36,18 @@ class _End:
 class Drain:
     """One drain: evict, wait, and retry where a budget refused."""
 
-    job: jobs.Job
+    attempt: attempts.Attempt
     order: orders.Order
     evictions: eviction.Evictions
 
     @classmethod
-    def begin(cls, job: jobs.Job, order: orders.Order) -> Self:
+    def begin(cls, attempt: attempts.Attempt, order: orders.Order) -> Self:
         """Return a new drain, or the next attempt at one that an earlier attempt has begun."""
         if not order.has_begun:
-            job.memory.begin_drain()
-        elif not job.request.repairs:
-            job.journal.note(has_evicted=True)
-        return cls(job, order, eviction.Evictions(job))
+            attempt.memory.begin_drain()
+        elif not attempt.request.repairs:
+            attempt.journal.note(has_evicted=True)
+        return cls(attempt, order, eviction.Evictions(attempt))
 
     def run(self, usage: gpu_use.Usage) -> gpu_use.Usage:
         """Wait until no pod uses an affected device.
@@ -66,18 +66,18 @@ class Drain:
             MigManagerError: The order refuses a change that affects pods.
             Superseded: Another layout is requested, or the agent stops.
         """
-        before = self.job.journal.entries
+        before = self.attempt.journal.entries
         try:
             return self._run(usage)
         finally:
             if not self.evictions.evicted:
                 # The API has refused the evictions that the journal lists.
-                self.job.journal.note(draining=before.draining, has_evicted=before.has_evicted)
+                self.attempt.journal.note(draining=before.draining, has_evicted=before.has_evicted)
 
     def _run(self, usage: gpu_use.Usage) -> gpu_use.Usage:
         if self.order.affected is not None and not self.order.affected:
             return usage
-        self.job.memory.returning.begin(usage.pods)
+        self.attempt.memory.returning.begin(usage.pods)
         self.evictions.begin()
         end = self._wait(self._act, usage, self._usage(usage.pods, usage))
         is_forced = self._may_force(end.remaining)
@@ -96,7 +96,7 @@ class Drain:
             DrainError: Names the pods; the node does not stay tainted.
             MigManagerError: As ``run``.
         """
-        now = self._usage(self.job.deps.workloads.list(), usage)
+        now = self._usage(self.attempt.deps.workloads.list(), usage)
         names = messages.list_names([pod.key for pod in now.users(self.order.affected)])
         self.order.require_allowed(names)
         if names:
@@ -125,15 +125,15 @@ class Drain:
         """
         deadline_s = self._new_deadline_s()
         first_s: dict[tuple[str, bool], float] = {}
-        pauses_s = map(self.job.limits.backoff.delay_s, itertools.count())
+        pauses_s = map(self.attempt.limits.backoff.delay_s, itertools.count())
         while True:
             if now is None:
-                self.job.cancel.pause(next(pauses_s))
+                self.attempt.cancel.pause(next(pauses_s))
                 now = self._observe(before, deadline_s)
             remaining = now.users(self.order.affected) if now else ()
             if now and not remaining:
                 return _End(usage=now)
-            self.job.cancel.check()
+            self.attempt.cancel.check()
             if now:
                 progress = self.evictions.progress
                 blocked = self._await_listing(now, first_s) or act(remaining)
@@ -152,23 +152,23 @@ class Drain:
         Empty once kubelet had the time; ``first_s`` is that of ``device_listing.is_any_new``.
         """
         undecided = now.undecided_users(self.order.affected)
-        now_s = self.job.deps.clock.monotonic()
+        now_s = self.attempt.deps.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
-        max_s = self.job.limits.drain_timeout_s * 3 / 4
+        max_s = self.attempt.limits.drain_timeout_s * 3 / 4
         is_any_new = device_listing.is_any_new(undecided, first_s, now_s, max_s=max_s)
         if not (is_any_new or now.no_answer):
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}
 
     def _new_deadline_s(self) -> float:
-        return self.job.deps.clock.monotonic() + self.job.limits.drain_timeout_s
+        return self.attempt.deps.clock.monotonic() + self.attempt.limits.drain_timeout_s
 
     def _is_late(self, deadline_s: float) -> bool:
-        return self.job.deps.clock.monotonic() >= deadline_s
+        return self.attempt.deps.clock.monotonic() >= deadline_s
 
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
         return (
-            self.job.limits.policy.is_forced
+            self.attempt.limits.policy.is_forced
             and isinstance(self.order.rights, orders.Evict)
             and bool(remaining)
             and not any(map(eviction.why_not_evictable, remaining))
@@ -180,7 +180,7 @@ class Drain:
         The watch is enough for waiting. Evictions and the end of a drain need a list, because a
         watch may lag behind.
         """
-        workloads = self.job.deps.workloads
+        workloads = self.attempt.deps.workloads
         watched = None if self._is_late(deadline_s) else workloads.from_watch()
         if watched is not None and self._has_only_to_wait(self._usage(watched, before)):
             return None
@@ -204,7 +204,7 @@ class Drain:
             return latest
         # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
         try:
-            assigned = self.job.deps.allocations.assigned_devices()
+            assigned = self.attempt.deps.allocations.assigned_devices()
         except errors.KubeletError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
             return dataclasses.replace(latest, no_answer=error.message)
@@ -229,7 +229,7 @@ class Drain:
         has_evicted = self.evictions.evicted > 0 or self.order.has_begun
         reason, more = self.evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
-        timeout_s = self.job.limits.drain_timeout_s
+        timeout_s = self.attempt.limits.drain_timeout_s
         by_force = ", and as long again by force" if is_forced else ""
         lacks_driver = any(pod.may_claim for pod in remaining) and not (
             dra_driver.has_ready(end.usage.pods)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.core import messages, model
 from mig_manager.core.node import evictions, pod_object, policies, well_known
 
@@ -69,7 +69,7 @@ class _Round:
 class Evictions:
     """The evictions of one drain."""
 
-    job: jobs.Job
+    attempt: attempts.Attempt
     forced: tuple[str, ...] = ()
     """Names of the pods that were deleted by force."""
     _has_begun: bool = False
@@ -95,17 +95,17 @@ class Evictions:
     @property
     def progress(self) -> int:
         """How many of the evicted pods were on the node at the start."""
-        return sum(not self.job.memory.returning.is_new(pod) for pod in self._evicted.values())
+        return sum(not self.attempt.memory.returning.is_new(pod) for pod in self._evicted.values())
 
     @property
     def is_rolling(self) -> bool:
         """Whether it evicts what the last count of the budgets granted, which was only a part."""
-        is_rolling = self.job.limits.policy.strategy is policies.DrainStrategy.ROLLING
+        is_rolling = self.attempt.limits.policy.strategy is policies.DrainStrategy.ROLLING
         return is_rolling and bool(self._round.spent)
 
     def is_any_ready(self, remaining: Iterable[pod_object.Pod]) -> bool:
         """Return whether a pod can be evicted or deleted now."""
-        is_time = self.job.deps.clock.monotonic() >= self._round.next_s
+        is_time = self.attempt.deps.clock.monotonic() >= self._round.next_s
         return is_time and any(map(self._is_pending, remaining))
 
     def evict(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
@@ -116,7 +116,7 @@ class Evictions:
             DrainError: PODS_RETURN.
             Superseded: Another layout is requested, or the agent stops.
         """
-        self.job.memory.returning.refuse_more(filter(self._is_pending, remaining))
+        self.attempt.memory.returning.refuse_more(filter(self._is_pending, remaining))
         not_evictable = _not_evictable(remaining)
         # An admission webhook may have answered instead of the API server.
         accepted = [
@@ -125,13 +125,13 @@ class Evictions:
             if self._last_attempt(pod).is_done and not pod.is_terminating
         ]
         pending = [pod for pod in remaining if self._is_pending(pod)]
-        if pending and self.job.deps.clock.monotonic() >= self._round.next_s:
+        if pending and self.attempt.deps.clock.monotonic() >= self._round.next_s:
             # Pods without a controller last: no controller starts them again. Successors first: if
             # others follow, no more pods are evicted in vain.
             pending.sort(
                 key=lambda pod: (
                     pod.owner_kind is None,
-                    not self.job.memory.returning.include(pod),
+                    not self.attempt.memory.returning.include(pod),
                 )
             )
             counted, error = self._count(pending)
@@ -141,7 +141,7 @@ class Evictions:
                 blocked=blocked,
                 spent=counted.spent,
                 error=error,
-                next_s=max(self.job.deps.clock.monotonic() + _RETRY_S, not_before_s),
+                next_s=max(self.attempt.deps.clock.monotonic() + _RETRY_S, not_before_s),
             )
         evicted = [pod.key for pod in pending if self._last_attempt(pod).is_done]
         return (
@@ -153,7 +153,7 @@ class Evictions:
 
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now; as ``evict``."""
-        self.job.memory.returning.refuse_more(filter(self._is_pending, remaining))
+        self.attempt.memory.returning.refuse_more(filter(self._is_pending, remaining))
         if not_evictable := _not_evictable(remaining):
             return not_evictable
         pending = [pod for pod in remaining if self._is_pending(pod)]
@@ -161,8 +161,8 @@ class Evictions:
             self._has_begun = True
             message = f"deleting by force {_names(pending)}"
             self._enter(message)
-            text = f"{self.job.status.title}: {message}"
-            self.job.deps.node.emit(reason="ForcedDrain", message=text, is_warning=True)
+            text = f"{self.attempt.status.title}: {message}"
+            self.attempt.deps.node.emit(reason="ForcedDrain", message=text, is_warning=True)
         return self._try_each(pending, self._delete_one, verb="delete")
 
     def why_incomplete(
@@ -200,10 +200,10 @@ class Evictions:
         """Evict as the budgets grant; return why other pods are not evicted yet."""
         if not self._has_begun:
             is_possible = not _not_evictable(remaining)
-            is_whole = self.job.limits.policy.strategy is policies.DrainStrategy.WHOLE
+            is_whole = self.attempt.limits.policy.strategy is policies.DrainStrategy.WHOLE
             blocked = dict(counted.refused if is_whole else counted.exhausted)
             if is_possible and not blocked:
-                blocked = self._try_each(pending, self.job.deps.workloads.can_evict)
+                blocked = self._try_each(pending, self.attempt.deps.workloads.can_evict)
             if blocked or not is_possible:
                 return blocked
             self._has_begun = True
@@ -230,7 +230,7 @@ class Evictions:
         budgets: tuple[evictions.Budget, ...] = ()
         if self._may_list_budgets:
             try:
-                budgets = self.job.deps.workloads.budgets({pod.namespace for pod in pods})
+                budgets = self.attempt.deps.workloads.budgets({pod.namespace for pod in pods})
             except errors.ClusterError as error:
                 if error.reason is errors.Reason.API_UNAVAILABLE:
                     _log.warning("budgets_not_listed", error=error.message)
@@ -252,7 +252,7 @@ class Evictions:
             covered = [
                 pod
                 for budget in self._round.spent
-                for pod in self.job.deps.workloads.covered_by(budget)
+                for pod in self.attempt.deps.workloads.covered_by(budget)
             ]
         except errors.ClusterError as error:
             _log.warning("successors_not_listed", error=error.message)
@@ -284,7 +284,7 @@ class Evictions:
                 blocked[pod.key] = why
                 continue
             # Evictions may take long, for example because of a slow webhook.
-            self.job.cancel.check()
+            self.attempt.cancel.check()
             before = self._attempts.pop(pod.uid, _Attempt()).error
             failure: errors.ClusterError | None = None
             try:
@@ -303,24 +303,24 @@ class Evictions:
                 why = f"{fails} {verb} it ({reason})"
                 pause_s = max(_RETRY_S, error.retry_after_s or 0.0)
             blocked[pod.key] = why
-            not_before_s = self.job.deps.clock.monotonic() + pause_s
+            not_before_s = self.attempt.deps.clock.monotonic() + pause_s
             self._attempts[pod.uid] = _Attempt(not_before_s=not_before_s, why=why, error=failure)
         return blocked
 
     def _why_paused(self, pod: pod_object.Pod) -> str | None:
         """Return why a pod was refused, until the server's requested pause is over."""
         last = self._last_attempt(pod)
-        return last.why if self.job.deps.clock.monotonic() < last.not_before_s else None
+        return last.why if self.attempt.deps.clock.monotonic() < last.not_before_s else None
 
     def _evict_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        verdict = self._remove(pod, self.job.deps.workloads.evict)
+        verdict = self._remove(pod, self.attempt.deps.workloads.evict)
         if verdict.answer is not evictions.Eviction.BLOCKED:
             _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
         return verdict
 
     def _delete_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         def delete(pod: pod_object.Pod) -> evictions.EvictionResponse:
-            self.job.deps.workloads.delete(pod)
+            self.attempt.deps.workloads.delete(pod)
             return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
 
         verdict = self._remove(pod, delete, is_forced=True)
@@ -344,14 +344,14 @@ class Evictions:
             raise
         if verdict.answer is not evictions.Eviction.BLOCKED:
             self._attempts[pod.uid] = _Attempt(is_done=True)
-            self.job.memory.returning.note_removed(pod)
+            self.attempt.memory.returning.note_removed(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
             self._count_evicted(pod, is_forced=is_forced)
         return verdict
 
     def _enter(self, message: str) -> None:
         """Publish which pods go next, and record it as ``_record_eviction``."""
-        self.job.journal.enter(model.Phase.DRAIN, message, draining=True, has_evicted=True)
+        self.attempt.journal.enter(model.Phase.DRAIN, message, draining=True, has_evicted=True)
 
     def _record_eviction(self) -> None:
         """Record before the first eviction that the run costs pods.
@@ -359,17 +359,17 @@ class Evictions:
         The record decides whether the node stays tainted, and whether a failure of the run counts,
         also if the agent is killed or the answer to the eviction is lost.
         """
-        entries = self.job.journal.entries
+        entries = self.attempt.journal.entries
         if not (entries.draining and entries.has_evicted):
-            self.job.journal.publish(draining=True, has_evicted=True)
+            self.attempt.journal.publish(draining=True, has_evicted=True)
 
     def _count_evicted(self, pod: pod_object.Pod, *, is_forced: bool) -> None:
-        self.job.memory.returning.note_removed(pod)
+        self.attempt.memory.returning.note_removed(pod)
         if is_forced and pod.key not in self.forced:
             self.forced += (pod.key,)
         if pod.uid not in self._evicted:
             self._evicted[pod.uid] = pod
-            self.job.deps.telemetry.pod_evicted()
+            self.attempt.deps.telemetry.pod_evicted()
 
 
 def why_not_evictable(pod: pod_object.Pod) -> str:

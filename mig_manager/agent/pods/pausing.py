@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.agent import jobs, run_journal
+from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.pods import advertising, dra_driver
 from mig_manager.core import messages, model, steps
 from mig_manager.core.node import (
@@ -27,7 +27,9 @@ from mig_manager.core.node import (
 _Pods = tuple[pod_object.Pod, ...]
 
 
-def pause_clients(job: jobs.Job, plan: steps.Plan, usage: gpu_use.Usage) -> gpu_use.Usage:
+def pause_clients(
+    attempt: attempts.Attempt, plan: steps.Plan, usage: gpu_use.Usage
+) -> gpu_use.Usage:
     """Pause the clients that must not see the change, and wait until they have stopped.
 
     The DRA driver still runs, so pods with claims can end.
@@ -41,29 +43,31 @@ def pause_clients(job: jobs.Job, plan: steps.Plan, usage: gpu_use.Usage) -> gpu_
         Superseded: Another layout is requested, or the agent stops.
     """
     # Record which programs must serve the node again although no deploy label shows it.
-    awaited = job.journal.record.awaited | advertising.labels_to_await(usage.pods)
-    job.journal.note_awaited(awaited)
-    pods = _pause(job, functools.partial(_choose, usage, plan, is_driver=False))
+    awaited = attempt.journal.record.awaited | advertising.labels_to_await(usage.pods)
+    attempt.journal.note_awaited(awaited)
+    pods = _pause(attempt, functools.partial(_choose, usage, plan, is_driver=False))
     return usage.with_pods(pods) if pods else usage
 
 
-def pause_driver(job: jobs.Job, plan: steps.Plan, usage: gpu_use.Usage) -> advertising.Paused:
+def pause_driver(
+    attempt: attempts.Attempt, plan: steps.Plan, usage: gpu_use.Usage
+) -> advertising.Paused:
     """Pause the DRA driver as ``pause_clients`` pauses the others; return all that are paused."""
-    _pause(job, functools.partial(_choose, usage, plan, is_driver=True))
+    _pause(attempt, functools.partial(_choose, usage, plan, is_driver=True))
     return advertising.Paused(
-        programs=advertising.find_awaited(job),
+        programs=advertising.find_awaited(attempt),
         old_uids=advertising.uids(usage.pods),
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(
             key
-            for key in job.journal.entries.paused_labels
+            for key in attempt.journal.entries.paused_labels
             if clients.gated_by(usage.pods, (key,))
         ),
         extra_clients=usage.extra_clients,
     )
 
 
-def require_none_stuck(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> None:
+def require_none_stuck(attempt: attempts.Attempt, pods: Iterable[pod_object.Pod]) -> None:
     """Fail while a pod is still terminating that did not stop by the deadline of an earlier pause.
 
     Another attempt would evict pods, and fail in the same place. A pod whose deletion began too
@@ -72,11 +76,13 @@ def require_none_stuck(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> None:
     Raises:
         NotReadyError: IN_USE; nothing was touched.
     """
-    stuck = job.memory.stuck_uids
+    stuck = attempt.memory.stuck_uids
     terminating = (pod for pod in pods if pod.is_terminating and not pod.is_finished)
     remaining = [pod for pod in terminating if pod.uid in stuck]
     if remaining:
-        raise _stuck_error(job, "paused daemons have not stopped since the last try", remaining)
+        raise _stuck_error(
+            attempt, "paused daemons have not stopped since the last try", remaining
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +115,14 @@ def _choose(
     )
 
 
-def _pause(job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause]) -> _Pods:
+def _pause(attempt: attempts.Attempt, choose: Callable[[node_object.NodeView], _Pause]) -> _Pods:
     """Pause the clients chosen for the node's current state, and wait until they have stopped.
 
     Returns:
         The node's pods now; none if no pod had to stop.
     """
-    before = job.journal.entries
-    pause = choose(job.deps.node.latest())
+    before = attempt.journal.entries
+    pause = choose(attempt.deps.node.latest())
 
     def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
         pause = choose(view)
@@ -140,27 +146,29 @@ def _pause(job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause]) -> _
         )
 
     if pause.labels or pause.to_delete:
-        pause = choose(job.journal.enter_decided(model.Phase.PAUSE, decide))
+        pause = choose(attempt.journal.enter_decided(model.Phase.PAUSE, decide))
     for pod in pause.to_delete:
-        job.deps.workloads.delete(pod)
+        attempt.deps.workloads.delete(pod)
     uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}
     if not uids:
         return ()
-    timeout_s = job.limits.plugin_timeout_s
-    stuck, latest = job.until_solved(
+    timeout_s = attempt.limits.plugin_timeout_s
+    stuck, latest = attempt.until_solved(
         lambda pods: [pod for pod in pods if pod.uid in uids and not pod.is_finished], timeout_s
     )
     if stuck:
-        job.memory.note_stuck(stuck)
-        raise _stuck_error(job, f"paused daemons did not stop within {timeout_s:g} s", stuck)
+        attempt.memory.note_stuck(stuck)
+        raise _stuck_error(attempt, f"paused daemons did not stop within {timeout_s:g} s", stuck)
     return latest
 
 
-def _stuck_error(job: jobs.Job, what: str, pods: Sequence[pod_object.Pod]) -> errors.NotReadyError:
+def _stuck_error(
+    attempt: attempts.Attempt, what: str, pods: Sequence[pod_object.Pod]
+) -> errors.NotReadyError:
     # The claim of a monitor may have no device of its own.
     has_claim = any(pod.may_claim or pod.claimed_ids is not None for pod in pods)
     return errors.NotReadyError(
         f"{what}: {messages.list_names([pod.key for pod in pods])}",
         reason=errors.Reason.IN_USE,
-        remedy=dra_driver.remedy_if_kept_away(job) if has_claim else "",
+        remedy=dra_driver.remedy_if_kept_away(attempt) if has_claim else "",
     )

@@ -7,13 +7,13 @@ with each verified layout, and UUIDs are valid until the next boot.
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.agent.pods import survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import gpu_use, policies
 
 
-def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
+def remember(shared: attempts.Shared, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
     """Return the GPUs, with those that require a reset as they were when last verified.
 
     None is remembered if any pod may use one of them and is not known to: an instance that another
@@ -51,7 +51,9 @@ def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.Obser
     return every, ""
 
 
-def why_unknown(shared: jobs.Shared, gpus: model.ObservedGpus, faulty: Iterable[model.Gpu]) -> str:
+def why_unknown(
+    shared: attempts.Shared, gpus: model.ObservedGpus, faulty: Iterable[model.Gpu]
+) -> str:
     """Return why kubelet does not show the pods to evict for a repair; empty if it does.
 
     Raises:
@@ -63,7 +65,7 @@ def why_unknown(shared: jobs.Shared, gpus: model.ObservedGpus, faulty: Iterable[
     return usage.why_incomplete if usage.undecided_users(ids) else ""
 
 
-def _usage(shared: jobs.Shared, gpus: model.ObservedGpus) -> gpu_use.Usage:
+def _usage(shared: attempts.Shared, gpus: model.ObservedGpus) -> gpu_use.Usage:
     """Return who uses devices, also if the owner's list of GPU clients is invalid."""
     clients = survey.extra_clients(shared.deps)
     return survey.report_usage(shared.deps, gpus, has_processes=False, extra_clients=clients)
@@ -73,7 +75,7 @@ def _device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str]:
     return frozenset(uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_uuids))
 
 
-def _verified_gpus(shared: jobs.Shared) -> Mapping[str, model.Gpu]:
+def _verified_gpus(shared: attempts.Shared) -> Mapping[str, model.Gpu]:
     """Return the GPUs of the layout that was verified since the boot, by UUID."""
     verified = shared.saved_layout.read()
     if verified is None or verified.boot_id != shared.deps.boot_id:

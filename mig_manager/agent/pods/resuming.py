@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs
+from mig_manager.agent import attempts
 from mig_manager.agent.pods import advertising, dra_driver
 from mig_manager.core import messages, model
 from mig_manager.core.node import client_table, clients, pod_object
@@ -18,7 +18,7 @@ _Pods = tuple[pod_object.Pod, ...]
 
 
 def resume_advertisers(
-    job: jobs.Job, paused: advertising.Paused, *, plugin_config: str | None = None
+    attempt: attempts.Attempt, paused: advertising.Paused, *, plugin_config: str | None = None
 ) -> advertising.Paused:
     """Resume device plugin and DRA driver with new pods, and with the layout's plugin config.
 
@@ -29,34 +29,34 @@ def resume_advertisers(
         ClusterError: The API refused or does not answer.
     """
     # A pod that tolerates every taint came back during the change, and is stale too.
-    pods = job.deps.workloads.list()
+    pods = attempt.deps.workloads.list()
     stale = (
         *filter(advertising.is_advertiser, pods),
         *client_table.members(pods, paused.extra_clients),
     )
     early = tuple(pod for pod in stale if pod.uid not in paused.kept_uids)
-    entries = job.journal.entries
+    entries = attempt.journal.entries
     for each in paused.restarted:
-        each.withdraw(job)
+        each.withdraw(attempt)
     is_paused = not entries.paused_labels.keys().isdisjoint(advertising.DEPLOY_LABELS)
     if is_paused or entries.hold_taint or plugin_config:
         names = " and ".join(f"the {each.name}" for each in paused.restarted)
         what = f"restarting {names or 'the device plugin'}"
-        job.journal.resume(advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
-    advertising.delete(job, early)
+        attempt.journal.resume(advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
+    advertising.delete(attempt, early)
     old_uids = paused.old_uids | {pod.uid for pod in early}
     return dataclasses.replace(paused, old_uids=old_uids)
 
 
-def resume_monitors(job: jobs.Job, paused: advertising.Paused) -> None:
+def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> None:
     """Restore the other deploy labels one by one, and have the operator validate again.
 
     The layout is already active and verified, so a monitor that does not become ready is only a
     warning. A newer request or an API failure ends the wait; the end of the run restores the
     remaining labels.
     """
-    timeout_s = job.limits.monitor_timeout_s
-    labels = job.journal.entries.paused_labels
+    timeout_s = attempt.limits.monitor_timeout_s
+    labels = attempt.journal.entries.paused_labels
     waited_for = [key for key in labels if key in paused.labels_with_pods]
     others = labels.keys() - waited_for
     try:
@@ -66,12 +66,12 @@ def resume_monitors(job: jobs.Job, paused: advertising.Paused) -> None:
                 placed = clients.gated_by(pods, (key,))
                 is_ready = placed and all(p.is_ready and not p.is_terminating for p in placed)
                 # Another value is the decision of another program or a person, also meanwhile.
-                return not is_ready and job.deps.node.latest().labels.get(key) == "true"
+                return not is_ready and attempt.deps.node.latest().labels.get(key) == "true"
 
-            job.journal.resume({key, *others})
+            attempt.journal.resume({key, *others})
             others = set()
-            if job.until_solved(is_unready, timeout_s)[0]:
-                job.deps.node.emit(
+            if attempt.until_solved(is_unready, timeout_s)[0]:
+                attempt.deps.node.emit(
                     reason="MonitorNotReady",
                     message=f"{key}: no pod is ready after {timeout_s:g} s",
                     is_warning=True,
@@ -83,13 +83,15 @@ def resume_monitors(job: jobs.Job, paused: advertising.Paused) -> None:
     # Feature discovery with a deploy label was restarted already.
     is_old = clients.DISCOVERY_DEPLOY_LABEL not in paused.labels_with_pods
     with _warn_on_error():
-        for pod in job.deps.workloads.present():
+        for pod in attempt.deps.workloads.present():
             if clients.is_validator(pod) or (is_old and clients.is_feature_discovery(pod)):
                 with _warn_on_error():
-                    advertising.delete(job, [pod])
+                    advertising.delete(attempt, [pod])
 
 
-def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: model.ObservedGpus) -> bool:
+def await_driver(
+    attempt: attempts.Attempt, affected: _Pods, pods: _Pods, gpus: model.ObservedGpus
+) -> bool:
     """Wait for a DRA driver: without one, affected pods with ResourceClaims cannot end.
 
     If a claim's devices are unknown, wait for the driver's slices too. Our taint is removed
@@ -101,45 +103,47 @@ def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: model.Observ
         Superseded: Another layout is requested, or the agent stops.
     """
     claiming = [pod for pod in affected if pod.may_claim]
-    if not claiming or not advertising.DRIVER.is_expected(job, pods):
+    if not claiming or not advertising.DRIVER.is_expected(attempt, pods):
         return False
     needs_slices = not all(pod.claimed_ids for pod in claiming)
 
     def is_lacking(pods: _Pods) -> bool:
         is_ready = dra_driver.has_ready(pods)
-        return not is_ready or (needs_slices and advertising.DRIVER.is_stale(job, gpus))
+        return not is_ready or (needs_slices and advertising.DRIVER.is_stale(attempt, gpus))
 
     if not is_lacking(pods):
         return False
-    if job.journal.entries.keeps_pods_away and not dra_driver.has_ready(pods):
+    if attempt.journal.entries.keeps_pods_away and not dra_driver.has_ready(pods):
         # Evicted pods may come back, so an earlier attempt's drain starts over.
-        job.journal.note(draining=False)
-        resume_advertisers(job, as_if_paused(job, gpus, job.journal.entries.snapshot))
-    job.journal.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
-    timeout_s = job.limits.plugin_timeout_s
+        attempt.journal.note(draining=False)
+        resume_advertisers(attempt, as_if_paused(attempt, gpus, attempt.journal.entries.snapshot))
+    attempt.journal.enter(
+        model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
+    )
+    timeout_s = attempt.limits.plugin_timeout_s
     # Slices that do not match in time are no failure: a claim may then use any GPU.
-    is_late, pods = job.until_solved(is_lacking, timeout_s)
+    is_late, pods = attempt.until_solved(is_lacking, timeout_s)
     if is_late and not dra_driver.has_ready(pods):
         raise errors.NotReadyError(
             f"no DRA driver pod is ready after {timeout_s:g} s, and without it pods with "
             "ResourceClaims cannot end: " + messages.list_names([pod.key for pod in claiming]),
             reason=errors.Reason.PLUGIN_NOT_READY,
-            remedy=dra_driver.remedy_if_kept_away(job),
+            remedy=dra_driver.remedy_if_kept_away(attempt),
         )
     return True
 
 
 def as_if_paused(
-    job: jobs.Job, gpus: model.ObservedGpus, changed: Iterable[model.GpuSnapshot]
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: Iterable[model.GpuSnapshot]
 ) -> advertising.Paused:
     """Return the advertisers as if they had been paused for a change of some GPUs.
 
     An up-to-date DRA driver is kept: restarting it would change nothing.
     """
-    pods = job.deps.workloads.list()
-    kept_uids = advertising.DRIVER.current_uids(job, gpus, pods)
+    pods = attempt.deps.workloads.list()
+    kept_uids = advertising.DRIVER.current_uids(attempt, gpus, pods)
     return advertising.Paused(
-        programs=advertising.find(job, pods, gpus),
+        programs=advertising.find(attempt, pods, gpus),
         old_uids=advertising.uids(pods) - kept_uids,
         kept_uids=kept_uids,
         changed=frozenset(gpu.uuid for gpu in changed),

@@ -11,7 +11,7 @@ import math
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, publish
+from mig_manager.agent import attempts, publish
 from mig_manager.agent.pods import survey
 from mig_manager.core import model, timing
 from mig_manager.core.node import instance_use, well_known
@@ -38,7 +38,7 @@ _NO_RETRY = _Retry()
 class CapacityReport:
     """The published use of the node's GPU instances; for the loop's thread."""
 
-    def __init__(self, shared: jobs.Shared) -> None:
+    def __init__(self, shared: attempts.Shared) -> None:
         self._shared = shared
         self._deps = shared.deps
         self._gpus = model.NO_GPUS

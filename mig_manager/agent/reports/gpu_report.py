@@ -5,7 +5,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, publish, served_layouts
+from mig_manager.agent import attempts, publish, served_layouts
 from mig_manager.agent.reports import capacity, faults
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
@@ -13,7 +13,9 @@ from mig_manager.core.node import node_object, well_known
 _log = structlog.get_logger()
 
 
-def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.ObservedGpus, bool]:
+def observe(
+    shared: attempts.Shared, report: faults.FaultReport
+) -> tuple[model.ObservedGpus, bool]:
     """Observe the GPUs, and report a failure that is due to them.
 
     Returns:
@@ -28,14 +30,14 @@ def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.Obse
         return (model.NO_GPUS if is_locked else model.ObservedGpus()), error.reason.is_transient
 
 
-def is_published(shared: jobs.Shared, gpus: model.ObservedGpus) -> bool:
+def is_published(shared: attempts.Shared, gpus: model.ObservedGpus) -> bool:
     """Return whether the node shows what was observed."""
     shown = publish.of_gpus(gpus).items()
     return all(shared.publisher.written(key) == (text or "") for key, text in shown)
 
 
 def publish_gpus(
-    shared: jobs.Shared,
+    shared: attempts.Shared,
     gpus: model.ObservedGpus,
     layouts: served_layouts.LayoutList,
     report: capacity.CapacityReport,

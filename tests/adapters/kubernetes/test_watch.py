@@ -279,11 +279,11 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     usage = gpu_use.Usage(pods=workloads.list(), assigned=None, known_ids=destroyed)
     waiting.until(lambda: workloads.from_watch() is not None, "the watch of pods")
 
-    job = agents.job(
+    attempt = agents.new_attempt(
         rig, settings.Limits(drain_timeout_s=30), fakes.FakeRequest(clock), workloads=workloads
     )
     order = orders.Order(affected=destroyed, rights=orders.Evict())
-    ours = drain.Drain.begin(job, order)
+    ours = drain.Drain.begin(attempt, order)
     ours.run(usage)
     assert ours.evictions.evicted == 1
     # At the latest when the last list is too old to trust a silent watch.

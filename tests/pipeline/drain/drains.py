@@ -38,8 +38,8 @@ def new_drain(
         affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
         rights=orders.WaitOnly("none") if is_passive else orders.Evict(),
     )
-    job = agents.job(rig, limits, request or fakes.FakeRequest(rig.clock), **replaced)
-    return drain.Drain.begin(job, order)
+    attempt = agents.new_attempt(rig, limits, request or fakes.FakeRequest(rig.clock), **replaced)
+    return drain.Drain.begin(attempt, order)
 
 
 def usage_of(rig: NodeRig) -> gpu_use.Usage:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mig_manager.agent import drift, jobs, loop, outcomes, reconcile, settings
+from mig_manager.agent import attempts, drift, loop, outcomes, reconcile, settings
 from mig_manager.agent.reports import capacity
 from mig_manager.core import model, ports
 from mig_manager.errors import Reason
@@ -94,7 +94,7 @@ class Pipeline(reconcile.Reconciler):
         else:
             pause.stop()
 
-    def recover(self, request: jobs.Request) -> None:
+    def recover(self, request: attempts.Request) -> None:
         self.recovered.append(request.config)
         if self.recoveries:
             raise self.recoveries.pop(0)
@@ -119,14 +119,14 @@ class Pipeline(reconcile.Reconciler):
     def forget_node(self) -> None:
         self.forgotten += 1
 
-    def check_drift(self, request: jobs.Request, outcome: outcomes.Outcome) -> drift.Action:
+    def check_drift(self, request: attempts.Request, outcome: outcomes.Outcome) -> drift.Action:
         assert request.config == self.runs[-1][0]
         assert not outcome.should_retry
         self.looks += 1
         action, self.next_action = self.next_action, drift.Action.REST
         return action
 
-    def run(self, request: jobs.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
+    def run(self, request: attempts.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
         self.runs.append((request.config, request.attempt))
         self.delays_s.append(request.retry_after_s)
         self.evicting.append(request.may_evict)

@@ -1,0 +1,247 @@
+"""The attempts at a node's requests, one after the other, and what each leaves to the next."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import attempts, outcomes, publish, run_journal
+from mig_manager.agent.phases import failures, host, recovery
+from mig_manager.change import hook_points
+from mig_manager.core import messages, model, ports
+from mig_manager.core.layout import custom_layouts
+from mig_manager.core.records import gpu_repair, journals, requests, status
+
+_FOLLOWED = (errors.SupersededBy.OTHER_LAYOUT, errors.SupersededBy.SAME_LAYOUT)
+"""Another run follows, and publishes its own state."""
+
+_log = structlog.get_logger()
+
+
+class AttemptSeries:
+    """The journal and the record of the request, which every attempt takes over and leaves.
+
+    Raises:
+        ClusterError: From every method: the API refused or does not answer.
+    """
+
+    def __init__(
+        self, shared: attempts.Shared, on_gpus: Callable[[model.ObservedGpus], object]
+    ) -> None:
+        self._shared = shared
+        self._on_gpus = on_gpus
+        """Called after each attempt, with the GPUs as last observed in it."""
+        self._record: requests.RequestRecord | None = None
+        """None: not read yet."""
+        self.journal = journals.NONE
+        """The journal of earlier runs, from which the next run resumes."""
+        self.may_be_pending = False
+        """Whether the Node may show a run whose outcome was not published."""
+
+    @property
+    def record(self) -> requests.RequestRecord:
+        """The current request and its results."""
+        return self._record or requests.NONE
+
+    def record_request(self, request: attempts.Request) -> requests.RequestRecord:
+        """Record that a request is served; return its record with earlier results."""
+        if request.attempt == 1:
+            self._shared.memory.forget_restarts()
+        now_s = self._shared.deps.clock.unix_s()
+        current = custom_layouts.request_for(request.config, request.custom)
+        self._record = self.record.continued_as(current, is_new=request.is_new, now_s=now_s)
+        return self._record
+
+    def forget_request(self) -> None:
+        """Record that nothing is requested: the next layout is always a new request."""
+        before = self.record
+        repairs = gpu_repair.postpone(before.repairs, self._shared.deps.clock.unix_s())
+        self._record = dataclasses.replace(
+            requests.NONE, awaited=before.awaited, applied=before.applied, repairs=repairs
+        )
+        self._save_on_host()
+
+    def publish_record(self) -> None:
+        """Publish the record of the request before an attempt at it."""
+        self._shared.publisher.annotate(publish.of_record(self.record))
+        self._save_on_host()
+
+    def _save_on_host(self) -> None:
+        self._shared.publisher.save_on_host(self.record, self.journal)
+
+    def recover(self, request: attempts.Request) -> None:
+        """Take over from an interrupted run; undo it unless the same layout is requested.
+
+        Raises:
+            LockedError: Another manager is at work; nothing was undone.
+        """
+        deps, publisher = self._shared.deps, self._shared.publisher
+        view = publisher.read()
+        saved = recovery.read_saved(deps.request_file, view)
+        journal = recovery.find_journal(self._shared, view)
+        self.journal = journal
+        if self._record is None:
+            self._record = recovery.find_record(saved, view, journal)
+        if recovery.has_ended(journal, view):
+            return
+        is_resumed = bool(request.config) and journal.request == request.key
+        _log.warning(
+            "interrupted_run_found",
+            config=journal.config,
+            has_rebooted=bool(journal.boot_id) and journal.boot_id != deps.boot_id,
+            is_resumed=is_resumed,
+        )
+        if not is_resumed:
+            self.undo()
+            return
+        message = f"resuming {request.config} after an interruption"
+        deps.node.emit(reason="Recovered", message=message, is_warning=False)
+
+    @contextlib.contextmanager
+    def begin(
+        self, request: attempts.Request, cancel: ports.Cancellation | None = None
+    ) -> Iterator[attempts.Attempt]:
+        """Yield an attempt that takes over the journal; keep its record, and what it leaves.
+
+        The attempt is ended if it is superseded. After another error its journal is still on the
+        Node, from which ``recover`` reads it; ours lets ``stop`` end the run.
+        """
+        attempt = _new_attempt(
+            self._shared,
+            request,
+            self.record,
+            self.journal,
+            cancel or recovery.Uninterrupted(self._shared.deps),
+        )
+        self.may_be_pending = True
+        try:
+            try:
+                yield attempt
+            except errors.Superseded as end:
+                try:
+                    _supersede(attempt, end)
+                finally:
+                    self._keep_journal(attempt)
+                self.may_be_pending = end.by in _FOLLOWED
+                raise
+            except errors.ClusterError:
+                self.journal = attempt.journal.entries
+                raise
+            except errors.LockedError:
+                self._release_slot(attempt)
+                raise
+            self._keep_journal(attempt)
+            self.may_be_pending = False
+        finally:
+            self._shared.deps.standby.dismiss()
+            self._record = attempt.journal.record
+            self._on_gpus(attempt.status.gpus)
+
+    def _keep_journal(self, attempt: attempts.Attempt) -> None:
+        self.journal = attempt.journal.entries
+        self._release_slot(attempt)
+
+    def _release_slot(self, attempt: attempts.Attempt) -> None:
+        slots = self._shared.deps.slots
+        if slots is not None and not attempt.journal.entries.blocks_workloads:
+            slots.release()
+
+    def undo(self) -> None:
+        """Roll back and restore all entries of the journal.
+
+        Raises:
+            LockedError: Another manager is at work; nothing was undone.
+        """
+        with self.begin(attempts.Request(config=self.journal.config)) as attempt:
+            failures.undo_interrupted(attempt)
+
+    def end_pending(self, why: str, key: tuple[str, str] = ("", "")) -> None:
+        """Publish the end of a run that no attempt continues, and restore node and host.
+
+        ``key`` is the request's; empty: none is left.
+
+        Raises:
+            LockedError: Another manager is at work; nothing was restored.
+        """
+        request = attempts.Request(config=key[0], annotation_hash=key[1])
+        with self.begin(request) as attempt, attempt.hold_lock(why):
+            attempt.journal.take_over()
+            why = messages.join(why, host.restore(attempt))
+            attempt.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
+
+
+def _supersede(attempt: attempts.Attempt, end: errors.Superseded) -> None:
+    """Restore the node after a run that was superseded, unless it goes down."""
+    _log.info("run_superseded", why=end.why)
+    if end.by in _FOLLOWED:
+        attempt.journal.abandon(keeps_taint=end.by is errors.SupersededBy.SAME_LAYOUT)
+        attempt.deps.telemetry.run_superseded()
+    elif not isinstance(end, errors.Rebooting):
+        attempt.journal.finish(attempt.journal.failure(errors.Reason.INTERRUPTED, end.why))
+
+
+def _new_attempt(
+    shared: attempts.Shared,
+    request: attempts.Request,
+    record: requests.RequestRecord,
+    journal: journals.Journal,
+    cancel: ports.Cancellation,
+) -> attempts.Attempt:
+    """Return an attempt at a request, with the journal of earlier attempts."""
+    deps, limits = shared.deps, shared.limits
+    # A failure before the layout is resolved must not cause a second reboot.
+    rebooted = record.rebooted_hash if record.config == request.config else None
+    first = status.RunStatus(
+        config=request.config,
+        config_hash=rebooted or "",
+        state=model.State.PENDING,
+        phase=model.Phase.RESOLVE,
+        reason=None,
+        message="",
+        attempt=request.attempt,
+        started_at=deps.clock.now_iso(),
+        finished_at=None,
+        annotation_hash=request.key[1],
+        is_rebooted=rebooted is not None or bool(journal.rebooted_from),
+    )
+
+    def resume(journal: journals.Journal) -> journals.Journal:
+        return journal.at_start(
+            request.key,
+            boot_id=deps.boot_id,
+            # On-demand layouts never evict, so the node must not stay tainted until pods are gone.
+            may_drain=not request.is_on_demand,
+        )
+
+    def read() -> journals.Journal:
+        view = shared.publisher.read()
+        recovery.resume_unlisted(shared, view)
+        # Without an interrupted run, a copy on the host is outdated.
+        has_any = not journal.is_empty or recovery.shows_change(view)
+        return resume(recovery.find_journal(shared, view) if has_any else journal)
+
+    return attempts.Attempt(
+        deps=deps,
+        limits=limits,
+        publisher=shared.publisher,
+        memory=shared.memory,
+        request=request,
+        cancel=cancel,
+        journal=run_journal.RunJournal(
+            deps,
+            shared.publisher,
+            first,
+            entries=resume(journal),
+            read=read,
+            record=record,
+            startup_taints=limits.policy.startup_taints,
+            retry_after_s=request.retry_after_s,
+        ),
+        hooks=hook_points.HookPoints(
+            deps.hooks,
+            variables={"MIG_PARTED_SELECTED_CONFIG": request.config},
+            telemetry=deps.telemetry,
+        ),
+    )
