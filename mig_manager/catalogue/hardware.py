@@ -248,9 +248,9 @@ def kinds(
     Of products with the same PCI id it returns the first: a layout's filter cannot distinguish
     them.
     """
-    products = _select_products(patterns, warn)
+    selected = _select_products(patterns, warn)
     by_ids: dict[tuple[int, ...], Product] = {}
-    for product in products:
+    for product in selected:
         first = by_ids.setdefault(product.pci_device_ids, product)
         if product.is_mig_capable and first is not product:
             warn(f"{product.key} is left out: it has the PCI id of {first.key}")
@@ -264,7 +264,7 @@ def kinds(
         if product.is_mig_capable
     )
     if not gpu_kinds:
-        names = ", ".join(product.name for product in products)
+        names = ", ".join(product.name for product in selected)
         raise errors.UsageError(f"{names} has no MIG")
     return gpu_kinds
 

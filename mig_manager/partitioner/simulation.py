@@ -155,15 +155,15 @@ def items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
         raise errors.UsageError(
             f"the file with {kind.lower()}s is not JSON{place}; write it with '{command}'"
         ) from error
-    items = data.get("items", [data]) if isinstance(data, dict) else None
-    if not isinstance(items, list) or not all(
-        isinstance(each, dict) and each.get("kind", kind) == kind for each in items
+    objects = data.get("items", [data]) if isinstance(data, dict) else None
+    if not isinstance(objects, list) or not all(
+        isinstance(each, dict) and each.get("kind", kind) == kind for each in objects
     ):
         raise errors.UsageError(
             f"the file with {kind.lower()}s is not a list of {kind} objects; "
             f"write it with '{command}'"
         )
-    return items
+    return objects
 
 
 def _node_text(result: NodeResult, style: bar.Style) -> str:

@@ -93,7 +93,7 @@ class Changes:
     def request(
         self,
         node: partitioned.PartitionedNode,
-        wanted: Mapping[str, model.DesiredGpu],
+        desired: Mapping[str, model.DesiredGpu],
         pods: tuple[demand.Pending, ...],
         why: str,
         *,
@@ -105,10 +105,10 @@ class Changes:
         differs, because the agent ignores an equal annotation.
         """
         try:
-            plan = planner.plan(node.gpus, wanted)
+            plan = planner.plan(node.gpus, desired)
         except errors.LayoutError:
             return False
-        document = custom_layouts.written(wanted)
+        document = custom_layouts.written(desired)
         # A GPU that awaits a reset has no known use.
         is_safe = all(
             step.gpu_uuid in node.in_use and step.placement not in node.in_use[step.gpu_uuid]
@@ -119,7 +119,7 @@ class Changes:
             if finished_at is None or decisions.is_recent(finished_at, now=self._now):
                 self._too_early.add(node.name)
                 return False
-            document = custom_layouts.written(wanted, addition=f"after {finished_at}")
+            document = custom_layouts.written(desired, addition=f"after {finished_at}")
         if (plan.is_empty and not is_withdrawal) or not is_safe:
             return False
         self._budget -= 1
@@ -131,7 +131,7 @@ class Changes:
             layout=document.text,
             content_hash=document.content_hash,
             pods=pods,
-            goals=wanted,
+            goals=desired,
             plan=plan,
             why=f"{why}{where}",
         )

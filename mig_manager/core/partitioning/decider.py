@@ -229,13 +229,13 @@ class _Decider:
             since = self._history.demand_at.get(node.name)
             is_due = since and (self._now - since).total_seconds() >= after_s
             # A hold has just destroyed the idle instances of its GPUs.
-            is_wanted = node.name in on_hold or self._batch.is_claimed(node)
-            if not is_due or is_wanted or not self.changes.can_change(node):
+            is_needed = node.name in on_hold or self._batch.is_claimed(node)
+            if not is_due or is_needed or not self.changes.can_change(node):
                 continue
-            wanted = self._states.with_base(node, base.get(node.name, {}))
-            if self._states.keeps_reserved(node, wanted):
+            desired = self._states.with_base(node, base.get(node.name, {}))
+            if self._states.keeps_reserved(node, desired):
                 why = "no pod has requested its idle instances"
-                self.changes.request(node, wanted, (), why)
+                self.changes.request(node, desired, (), why)
 
 
 def _early(holding: Iterable[holds.Hold], node: partitioned.PartitionedNode) -> set[int]:

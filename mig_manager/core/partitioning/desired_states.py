@@ -48,13 +48,13 @@ class DesiredStates:
         self, node: partitioned.PartitionedNode, base: Mapping[str, model.DesiredGpu]
     ) -> dict[str, model.DesiredGpu]:
         """Return all GPUs with as much of their base layout as fits beside fixed instances."""
-        wanted = self.present(node)
+        desired = self.present(node)
         for gpu, state in self._states(node):
             goal = base.get(gpu.uuid)
             if goal is None or goal.mode is not model.MigMode.ENABLED:
                 continue
             if not state.fixed:
-                wanted[gpu.uuid] = goal
+                desired[gpu.uuid] = goal
                 continue
             capacity = placement.Capacity(gpu.profiles or ())
             rest = collections.Counter(goal.counts)
@@ -64,18 +64,21 @@ class DesiredStates:
                 for _ in range(count if profile.spans else 0):
                     if capacity.fits(content + collections.Counter([profile]), pinned=state.fixed):
                         content[profile] += 1
-            wanted[gpu.uuid] = _desired_gpu(gpu, state.fixed, model.in_order(content))
-        return wanted
+            desired[gpu.uuid] = _desired_gpu(gpu, state.fixed, model.in_order(content))
+        return desired
 
     def keeps_reserved(
-        self, node: partitioned.PartitionedNode, wanted: Mapping[str, model.DesiredGpu]
+        self, node: partitioned.PartitionedNode, desired: Mapping[str, model.DesiredGpu]
     ) -> bool:
         """Return whether a node with these states of GPUs, by UUID, keeps reserved devices."""
         before = self._index.facts[self._index.position[node.name]].devices
         after = collections.Counter(
-            device.profile for gpu in node.gpus if gpu.uuid not in wanted for device in gpu.devices
+            device.profile
+            for gpu in node.gpus
+            if gpu.uuid not in desired
+            for device in gpu.devices
         )
-        for goal in wanted.values():
+        for goal in desired.values():
             after.update(goal.counts)
         return all(
             after[profile] >= min(count, before.get(profile, 0))

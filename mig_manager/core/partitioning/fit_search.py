@@ -213,19 +213,19 @@ class FitSearch:
     def _fits(
         self, state: GpuFacts, new: model.Devices, spare: Mapping[model.Profile, int]
     ) -> Iterator[Fit]:
-        capacity, wanted = state.capacity, collections.Counter(dict(new))
+        capacity, desired = state.capacity, collections.Counter(dict(new))
         had = collections.Counter(dict(state.idle_devices))
         required = had - collections.Counter(spare)  # kept, or created again
-        is_known = all(profile in capacity.by_profile for profile in wanted)
-        if not (is_known and capacity.fits(wanted + required, pinned=state.fixed)):
+        is_known = all(profile in capacity.by_profile for profile in desired)
+        if not (is_known and capacity.fits(desired + required, pinned=state.fixed)):
             return  # nor does it fit beside idle instances
         for count in range(len(state.idle), -1, -1):
             for stays in itertools.combinations(state.idle, count):
                 kept = collections.Counter(profile for profile, _ in stays)
                 again = required - kept
-                if capacity.fits(wanted + again, pinned=(*state.fixed, *stays)):
+                if capacity.fits(desired + again, pinned=(*state.fixed, *stays)):
                     yield Fit(
-                        content=model.in_order(wanted + again + kept),
+                        content=model.in_order(desired + again + kept),
                         lost=model.in_order(had - kept - again),
                         destroyed=len(state.idle) - count,
                     )

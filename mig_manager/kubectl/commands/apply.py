@@ -50,9 +50,9 @@ def run(settings: Settings, terminal: console.Console) -> int:
     with command.layout_first("apply", settings.layout, [settings.node]):
         report = command.node(settings.node)
     custom = None if settings.filename is None else select(document, settings.layout)
-    wanted = custom or str(settings.layout)
+    requested = custom or str(settings.layout)
     result = layout_requests.apply(
-        command, report, wanted, document, is_dry_run=settings.is_dry_run
+        command, report, requested, document, is_dry_run=settings.is_dry_run
     )
     return command.answer(
         result.to_data, lambda: text(result, style=command.style), is_good=result.is_good

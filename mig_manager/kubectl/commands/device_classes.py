@@ -57,14 +57,14 @@ class ClassRow:
     """The class of a profile."""
 
     profile: model.Profile
-    wanted: device_classes.DeviceClass
+    desired: device_classes.DeviceClass
     present: str  # name of a class of the cluster that serves the resource; empty for none
     nodes: int  # how many nodes have such GPUs
 
     @property
     def is_foreign(self) -> bool:
         """Whether a class with another name serves the resource."""
-        return self.present not in ("", self.wanted.name)
+        return self.present not in ("", self.desired.name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class DeviceClasses:
         Of several classes with one resource the scheduler uses one.
         """
         items = [
-            device_classes.manifest(row.profile, row.wanted)
+            device_classes.manifest(row.profile, row.desired)
             for row in self.rows
             if not row.is_foreign
         ]
@@ -100,12 +100,12 @@ def for_nodes(
         rows=tuple(
             ClassRow(
                 profile=profile,
-                wanted=wanted,
-                present=serving.get(wanted.resource, ""),
+                desired=desired,
+                present=serving.get(desired.resource, ""),
                 nodes=counts[profile],
             )
             for profile in sorted(counts)
-            if (wanted := device_classes.of_profile(profile))
+            if (desired := device_classes.of_profile(profile))
         )
     )
 
@@ -114,8 +114,8 @@ def table(result: DeviceClasses, *, style: bar.Style) -> str:
     """Return a line for each class."""
     rows = [
         (
-            row.wanted.name,
-            row.wanted.resource,
+            row.desired.name,
+            row.desired.resource,
             (row.present, bar.Tone.BAD)
             if row.is_foreign
             else ("yes" if row.present else ("no", bar.Tone.WARN)),
