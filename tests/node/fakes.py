@@ -199,7 +199,7 @@ class NodeRig:
             has_let_go &= self.clock.now_s >= self.kubelet.ends_from_s.get(uid, 0.0)
             if pod.is_terminating and has_let_go:
                 self.remove_pod(uid)
-                if clients.is_device_plugin(pod) and not self._plugins():
+                if clients.is_device_plugin(pod) and not self.plugins:
                     # Kubelet calls the devices of a plugin that has ended unhealthy.
                     self.schedulable = dict.fromkeys(self.schedulable, frozenset())
             elif pod.phase == "Pending" and self.clock.now_s >= self.kubelet.listed_from_s.get(
@@ -240,13 +240,14 @@ class NodeRig:
                 )
         for name in self.daemons.loose - names:
             self.add_pod(name, labels={"app": name}, owner_kind="DaemonSet")
-        if self._plugin_is_wanted() and not self._plugins():
+        if self._plugin_is_wanted() and not self.plugins:
             self.start_plugin()
         is_selected = self.labels.get(dra.DEPLOY_LABEL) == "true" or not self.dra_driver.is_gated
         if self.dra_driver.is_installed and is_selected and not self.drivers:
             self.start_driver()
 
-    def _plugins(self) -> list[pod_object.Pod]:
+    @property
+    def plugins(self) -> list[pod_object.Pod]:
         return [pod for pod in self.pods.values() if clients.is_device_plugin(pod)]
 
     def _plugin_is_wanted(self) -> bool:

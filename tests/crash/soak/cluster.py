@@ -86,7 +86,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         """Schedule a pod, as kubelet would admit it: on a free device that the plugin offers."""
         if self.is_unschedulable or self.has_hold_taint:
             return False
-        if not any(pod.is_ready and not pod.is_terminating for pod in self._plugins()):
+        if not any(pod.is_ready and not pod.is_terminating for pod in self.plugins):
             return False
         in_use = {device for devices in self.kubelet.assigned.values() for device in devices}
         real = simulated_rig.devices(self.state)

@@ -423,7 +423,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _judge_success(self, name: str) -> None:
         assert self._differences(self._note_applied(name)) == []
-        if self.rig._plugins():
+        if self.rig.plugins:
             allocatable = {uuid for ids in self.rig.schedulable.values() for uuid in ids}
             there = simulated_rig.devices(self.rig.state)
             assert allocatable == there.keys(), (self.step.outcome, self.rig.schedulable, there)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mig_manager.agent import outcomes
 from mig_manager.agent.pods import device_listing
-from mig_manager.core.node import clients, well_known
+from mig_manager.core.node import well_known
 from tests import layout_table
 from tests.node import agents, nodes
 from tests.pipeline import lives
@@ -78,7 +78,7 @@ def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = F
     ``is_late``: Kubelet lists the device only a while after that.
     """
     rig = play.rig
-    serving = [p for p in rig.pods.values() if clients.is_device_plugin(p) and p.is_ready]
+    serving = [plugin for plugin in rig.plugins if plugin.is_ready]
     in_use = frozenset().union(*rig.kubelet.assigned.values())
     free = frozenset().union(*rig.schedulable.values()) - in_use
     existing = sorted(

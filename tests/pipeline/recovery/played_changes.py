@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.agent import outcomes, settings
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import clients, well_known
+from mig_manager.core.node import well_known
 from tests import layout_table
 from tests.node import agents, ends, fakes, judging, strikes
 from tests.pipeline import lives
@@ -213,7 +213,7 @@ class PlayedChange:
                 uuid for each in rig.dra_driver.slices or () for uuid in each.uuids.values()
             }
         else:
-            serving = [pod for pod in rig.pods.values() if clients.is_device_plugin(pod)]
+            serving = rig.plugins
             devices = set().union(*rig.schedulable.values())
         if len(serving) != 1 or devices != names(rig.gpus).keys():
             problems.append(f"{len(serving)} plugins or drivers offer {sorted(devices)}")

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent.pods import advertising
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, device_ids, well_known
+from mig_manager.core.node import device_ids, well_known
 from tests.node import agents, ends, fakes, nodes, strikes
 from tests.node.nodes import DCGM, EXPORTER, GFD, monitored_node
 from tests.pipeline.swept_changes import CHANGES, SWEPT
@@ -128,8 +128,7 @@ def test_node_is_restored_after_any_call_fails_and_the_retry_ends_as_before(name
         for key in advertising.DEPLOY_LABELS:
             assert rig.labels.get(key) == before.labels.get(key)
         assert rig.driver_runs is rig.dra_driver.is_installed, index
-        has_plugin = any(clients.is_device_plugin(pod) for pod in rig.pods.values())
-        assert has_plugin is not rig.dra_driver.is_installed, index
+        assert bool(rig.plugins) is not rig.dra_driver.is_installed, index
 
 
 @pytest.mark.parametrize("name", SWEPT)

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, well_known
+from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import agents, fakes, gpu_values, nodes, strikes
 
@@ -166,7 +166,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
 
     rig.driver.step_error = refuse
     assert agents.run(rig).reason is Reason.INSUFFICIENT_RESOURCES
-    assert not any(map(clients.is_device_plugin, rig.pods.values()))
+    assert not rig.plugins
     for _ in range(attempts):
         assert start(rig, agents.CONFIG, layout=then) is Reason.PLUGIN_NOT_READY
         # Kubelet forgets a stopped plugin after five minutes.
@@ -179,4 +179,4 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     reason = start(rig, agents.CONFIG, layout=then)
 
     assert reason in {Reason.APPLIED, Reason.ALREADY_APPLIED}
-    assert any(map(clients.is_device_plugin, rig.pods.values())) is (end == "is back")
+    assert bool(rig.plugins) is (end == "is back")
