@@ -42,7 +42,9 @@ def rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _row(gpu: Mapping[str, Any], driver: str) -> dict[str, Any]:
-    pci, name, memory_mib = gpu["pciDeviceId"], gpu["name"], int(gpu["memoryMib"])
+    pci = gpu["pciDeviceId"]
+    name = gpu["name"]
+    memory_mib = int(gpu["memoryMib"])
     product = hardware.of_gpu(int(pci, 16), name, memory_mib)
     is_capable = gpu["migMode"] is not None
     profiles = [

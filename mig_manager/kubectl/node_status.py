@@ -53,7 +53,9 @@ class ClusterStatus:
         }
 
     def _node(self, report: node_reports.NodeReport) -> "answers.NodeStatus":
-        run, kinds, gpus = report.node.status, self.kinds(report), report.gpus
+        run = report.node.status
+        kinds = self.kinds(report)
+        gpus = report.gpus
         return {
             "node": report.node.name,
             "state": report.state.value,

@@ -64,7 +64,9 @@ class Term:
     """What a leader does, and remembers between decisions; the next term begins with a new one."""
 
     def __init__(self, parts: Parts) -> None:
-        settings, clock, telemetry = parts.settings, parts.clock, parts.telemetry
+        settings = parts.settings
+        clock = parts.clock
+        telemetry = parts.telemetry
         self._cluster = parts.cluster
         self._leader = parts.leader
         self._settings = settings

@@ -100,7 +100,9 @@ def archive(members: Mapping[str, str], *, folder: str, now: dt.datetime) -> byt
         for name, text in members.items():
             content = text.encode()
             entry = tarfile.TarInfo(f"{folder}/{name}")
-            entry.size, entry.mode, entry.mtime = len(content), 0o600, at_s
+            entry.size = len(content)
+            entry.mode = 0o600
+            entry.mtime = at_s
             tar.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 
@@ -111,7 +113,9 @@ def _sources(
     terminal: console.Console,
 ) -> Mapping[str, _Read]:
     """Return the functions that read the files."""
-    name, checks_s, environ = node.node_name, node.timeout_s + _MARGIN_S, terminal.environ
+    name = node.node_name
+    checks_s = node.timeout_s + _MARGIN_S
+    environ = terminal.environ
     facts = doctor_facts.facts(node, terminal.replace_adapter)
     diagnosis = doctor_facts.Once(
         lambda: doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=checks_s),

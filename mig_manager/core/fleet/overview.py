@@ -67,7 +67,9 @@ def _mig_requests(pod: pod_object.Pod) -> Mapping[str, int]:
 
 def _headline(report: node_reports.NodeReport, width: int, style: bar.Style) -> str:
     """Return a node's name, state, layout and current activity in one line."""
-    node, state, run = report.node, report.state, report.node.status
+    node = report.node
+    state = report.state
+    run = report.node.status
     layout = node.applied or node.applied_before or "-"
     if node.requested and node.requested != node.applied:
         layout += f" → {node.requested}"

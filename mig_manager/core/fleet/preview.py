@@ -200,7 +200,9 @@ def preview(
             reason=error.reason.value,
             message=messages.printable(error.message, " "),
         )
-    feasibility, reason, message = NodeFit.FITS, "", ""
+    feasibility = NodeFit.FITS
+    reason = ""
+    message = ""
     if planned.plan.is_provisional:
         feasibility, reason = NodeFit.UNKNOWN, "MigDisabled"
         message = "the profiles of its GPUs are unknown until MIG is enabled"

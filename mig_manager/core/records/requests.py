@@ -231,7 +231,9 @@ class RequestRecord:
 
     def to_json(self) -> str:
         """Return the text to keep; older versions ignore members they do not know."""
-        verified, applied, failed = self.verified, self.applied, self.failed_changes
+        verified = self.verified
+        applied = self.applied
+        failed = self.failed_changes
         data = {
             "version": VERSION,
             "config": self.config,

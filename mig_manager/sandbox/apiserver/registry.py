@@ -94,7 +94,9 @@ class Registry:
             return self._replace(target, old, obj)
 
     def _replace(self, target: Target, old: Object, new: Object) -> Object:
-        resource, before, metadata = target.resource, old["metadata"], new["metadata"]
+        resource = target.resource
+        before = old["metadata"]
+        metadata = new["metadata"]
         _check_preconditions(target, before, metadata)
         for field in _SERVER_OWNED:
             metadata.pop(field, None)
