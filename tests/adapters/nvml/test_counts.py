@@ -15,6 +15,7 @@ from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from testkit import matrix, nvml_faults
 from tests.kit import nvml_codes, oracle
+from tests.node import gpu_values
 
 ON = model.MigMode.ENABLED
 
@@ -64,11 +65,14 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
         seen = gpus.observe()
         first = len(nvml_faults.read_calls(path))
         wanted = transition.desired(seen)
-        changed = {gpu.uuid: gpu for gpu in gpus.execute(planner.plan(seen, wanted), seen)}
+        plan = planner.plan(seen, wanted)
+        changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, seen)}
         after = gpus.observe()
         calls = nvml_faults.read_calls(path)
         assert tuple(changed.get(gpu.uuid, gpu) for gpu in seen) == after
         assert planner.plan(after, wanted).is_empty
+        # The driver of nodes in memory and this one are written apart.
+        assert gpu_values.geometry(gpu_values.execute(seen, plan)) == gpu_values.geometry(after)
     finally:
         simulated.load(None)
     last = max(i for i, call in enumerate(calls) if call.function == "nvmlInitWithFlags")
