@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from docs.generator import blocks, facts, phases, results, schemas
 from mig_manager import errors
 from mig_manager.cli import registry
-from mig_manager.cli.commands import doctor_examination
+from mig_manager.cli.doctor import examination
 from mig_manager.cli.toolkit import help_pages, program
 from mig_manager.core import model
 from mig_manager.core.settings import options
@@ -165,7 +165,7 @@ def _admonition(alert: re.Match[str]) -> str:
 
 def checks_table(_body: str) -> str:
     """Return the checks of ``doctor``."""
-    rows = ((f"`{each.name}`", each.meaning, each.remedy) for each in doctor_examination.CHECKS)
+    rows = ((f"`{each.name}`", each.meaning, each.remedy) for each in examination.CHECKS)
     return blocks.table(("Check", "OK when", "Remedy"), rows)
 
 

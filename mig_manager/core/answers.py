@@ -235,7 +235,7 @@ class Validations(TypedDict):
     files: list[Validation]
 
 
-DoctorVerdict = Annotated[str, "cli.commands.doctor_report.CheckResult"]
+DoctorVerdict = Annotated[str, "cli.doctor.report.CheckResult"]
 
 
 class _Finding(TypedDict):

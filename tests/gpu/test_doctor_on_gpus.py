@@ -3,12 +3,9 @@
 import pytest
 
 from mig_manager.cli import registry
-from mig_manager.cli.commands import (
-    doctor_examination,
-    doctor_facts,
-    doctor_report,
-    doctor_settings,
-)
+from mig_manager.cli.doctor import examination, facts
+from mig_manager.cli.doctor import report as doctor_report
+from mig_manager.cli.doctor import settings as doctor_settings
 from mig_manager.cli.toolkit import parser
 
 pytestmark = pytest.mark.gpu
@@ -19,13 +16,13 @@ def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
         parser.parse(registry.PROGRAM, ["doctor", "--timeout-s", "60"]), {}
     )
 
-    report = doctor_examination.examine(
-        doctor_examination.CHECKS, doctor_facts.facts(settings), timeout_s=settings.timeout_s
+    report = examination.examine(
+        examination.CHECKS, facts.facts(settings), timeout_s=settings.timeout_s
     )
 
     found = dict(report.findings)
     if found["driver"].verdict is doctor_report.CheckResult.FAIL:
         pytest.skip(f"no NVIDIA driver here: {found['driver'].text}")
-    assert set(found) == {check.name for check in doctor_examination.CHECKS}
+    assert set(found) == {check.name for check in examination.CHECKS}
     assert not [each for _, each in report.findings if "the check failed" in each.text]
     assert found["gpu-processes"].verdict is not doctor_report.CheckResult.SKIPPED

@@ -10,7 +10,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import events
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.cli.commands import acceptance_report
+from mig_manager.cli.acceptance import report
 from mig_manager.core import model, steps
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +67,7 @@ def test_a_second_observation_and_one_by_a_worker_are_equal(gpus: tuple[model.Gp
 def test_acceptance_observes_every_gpu_without_a_difference_for_layouts(
     gpus: tuple[model.Gpu, ...],
 ) -> None:
-    answer = acceptance_report.report(
+    answer = report.report(
         nvml_worker.WorkerGpus(command=nvml_worker.worker_command(), timeout_s=60.0).survey(),
         timeout_s=60.0,
     )

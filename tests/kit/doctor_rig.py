@@ -6,12 +6,10 @@ from collections.abc import Mapping
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
-from mig_manager.cli.commands import (
-    doctor_examination,
-    doctor_facts,
-    doctor_report,
-    doctor_settings,
-)
+from mig_manager.cli.doctor import examination
+from mig_manager.cli.doctor import facts as doctor_facts
+from mig_manager.cli.doctor import report as doctor_report
+from mig_manager.cli.doctor import settings as doctor_settings
 from mig_manager.cli.toolkit import console, parser
 from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
@@ -75,9 +73,7 @@ class Patient:
         """Examine the node; without workers, whose start takes longer than all checks."""
         replace = console.keep if has_worker else gpus_in_process.replace
         facts = doctor_facts.facts(self.settings(*argv, **changes), replace)
-        return Examination(
-            doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=60.0)
-        )
+        return Examination(examination.examine(examination.CHECKS, facts, timeout_s=60.0))
 
     def check(
         self, name: str, facts: Mapping[str, object] | None = None, **settings: object
@@ -89,9 +85,9 @@ class Patient:
             for each, value in (facts or {}).items()
         }
         read = doctor_facts.facts(self.settings(**settings))
-        checks = [each for each in doctor_examination.CHECKS if each.name == name]
+        checks = [each for each in examination.CHECKS if each.name == name]
         read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
-        return Examination(doctor_examination.examine(checks, read, timeout_s=60.0))
+        return Examination(examination.examine(checks, read, timeout_s=60.0))
 
     def set_modes(self, *, is_enabled: bool, is_pending: bool) -> None:
         """Set the MIG modes of every simulated GPU."""

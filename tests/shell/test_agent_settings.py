@@ -12,8 +12,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import process
 from mig_manager.agent import settings
-from mig_manager.cli import registry
-from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli import gpu_settings, registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core.node import policies
 from mig_manager.core.settings import options

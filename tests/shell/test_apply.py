@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.cli.commands import gpu_access
+from mig_manager.cli import gpu_access
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.kit import kubelet_rig

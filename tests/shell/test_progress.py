@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager.adapters.host import log
-from mig_manager.cli.commands import progress
+from mig_manager.cli import progress
 from mig_manager.core import model, steps
 from tests.kit.shell_node import ShellNode
 from tests.shell import terminal

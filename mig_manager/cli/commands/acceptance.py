@@ -2,7 +2,7 @@
 
 import pathlib
 
-from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core.display import bar
 from mig_manager.core.settings import node_settings, options
@@ -74,11 +74,13 @@ def run(settings: Settings, terminal: console.Console) -> int:
     """
     from mig_manager.adapters.host import files
     from mig_manager.change import local
-    from mig_manager.cli.commands import acceptance_course, acceptance_report, gpu_access
+    from mig_manager.cli import gpu_access
+    from mig_manager.cli.acceptance import course as acceptance_course
+    from mig_manager.cli.acceptance import report
 
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
     if settings.row_source is not None:
-        terminal.say(acceptance_report.catalogue_rows(settings.row_source))
+        terminal.say(report.catalogue_rows(settings.row_source))
         return console.DONE
     access = gpu_access.CommandAdapters(settings, terminal)
     deps = access.dependencies()
@@ -89,7 +91,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     else:
         asked_at = None if settings.is_confirmed else terminal
         course = acceptance_course.play(settings.changed_gpu, survey, deps, access, asked_at)
-    answer = acceptance_report.report(
+    answer = report.report(
         survey,
         course,
         is_simulated=settings.gpus.is_simulated,
@@ -101,6 +103,6 @@ def run(settings: Settings, terminal: console.Console) -> int:
     else:
         path = settings.answer_file or _FILE
         files.write_output(path, text)
-        summary = acceptance_report.summary(answer, path, terminal.style(settings.colour))
+        summary = report.summary(answer, path, terminal.style(settings.colour))
         terminal.say(bar.harmless(summary))
     return console.FAILED if answer["differences"] else console.DONE

@@ -41,7 +41,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     kube = main.connect(settings)
     boot_id = procfs.boot_id()
     if settings.gpus.is_simulated:
-        from mig_manager.cli.commands import gpu_access
+        from mig_manager.cli import gpu_access
 
         state = str(settings.gpus.simulate_state)
         gpu_access.prepare_simulation(

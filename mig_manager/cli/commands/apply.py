@@ -3,7 +3,8 @@
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.cli.commands import gpu_settings, plan
+from mig_manager.cli import gpu_settings
+from mig_manager.cli.commands import plan
 from mig_manager.cli.toolkit import console
 from mig_manager.core.settings import options
 

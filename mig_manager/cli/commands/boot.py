@@ -3,7 +3,7 @@
 from typing import Any
 
 from mig_manager.agent import settings as agent_settings
-from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core.settings import options
 

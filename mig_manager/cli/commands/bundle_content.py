@@ -21,13 +21,10 @@ from mig_manager.adapters.host import call_thread, files, journald, programs
 from mig_manager.adapters.kubernetes import api, report
 from mig_manager.agent import settings as agent_settings
 from mig_manager.cli import registry
-from mig_manager.cli.commands import (
-    doctor_examination,
-    doctor_facts,
-    doctor_report,
-    doctor_settings,
-    redaction,
-)
+from mig_manager.cli.commands import redaction
+from mig_manager.cli.doctor import examination, settings
+from mig_manager.cli.doctor import facts as doctor_facts
+from mig_manager.cli.doctor import report as doctor_report
 from mig_manager.cli.toolkit import console, gpu_report, parser
 from mig_manager.core.display import bar
 from mig_manager.core.layout import plans
@@ -44,7 +41,7 @@ _Read = Callable[[], str]
 
 
 def collect(
-    node: doctor_settings.DoctorSettings,
+    node: settings.DoctorSettings,
     roots: host_settings.HostRoots,
     terminal: console.Console,
     *,
@@ -108,7 +105,7 @@ def archive(members: Mapping[str, str], *, folder: str, now: dt.datetime) -> byt
 
 
 def _sources(
-    node: doctor_settings.DoctorSettings,
+    node: settings.DoctorSettings,
     roots: host_settings.HostRoots,
     terminal: console.Console,
 ) -> Mapping[str, _Read]:
@@ -118,7 +115,7 @@ def _sources(
     environ = terminal.environ
     facts = doctor_facts.facts(node, terminal.replace_adapter)
     diagnosis = doctor_facts.Once(
-        lambda: doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=checks_s),
+        lambda: examination.examine(examination.CHECKS, facts, timeout_s=checks_s),
         what="doctor",
     )
     agents = doctor_facts.Once(lambda: report.agents(kube(), name), what="the agent's pod")
@@ -219,7 +216,7 @@ def _existing(read: Callable[[], str | None], path: pathlib.Path) -> str:
     return text
 
 
-def _secrets(node: doctor_settings.DoctorSettings, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _secrets(node: settings.DoctorSettings, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the secrets of the kubeconfig, and of variables whose names suggest a secret."""
     secrets = [value for name, value in environ.items() if redaction.is_secret(name)]
     if node.kubeconfig:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core.settings import node_settings, options
 

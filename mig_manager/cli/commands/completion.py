@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
-from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import command_settings, completion, console
 from mig_manager.core.settings import options
 

@@ -1,6 +1,6 @@
 """``mig-manager doctor``: check this node, change nothing, and say what to fix."""
 
-from mig_manager.cli.commands import doctor_settings
+from mig_manager.cli.doctor import settings as doctor_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core.settings import node_settings
 
@@ -23,19 +23,16 @@ Settings = doctor_settings.DoctorSettings
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Check this node and write the findings; the exit status is 0 if no check fails."""
-    from mig_manager.cli.commands import (
-        doctor_examination,
-        doctor_facts,
-        doctor_report,
-        gpu_access,
-    )
+    from mig_manager.cli import gpu_access
+    from mig_manager.cli.doctor import examination, facts
+    from mig_manager.cli.doctor import report as doctor_report
 
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
     gpu_access.prepare_simulation(settings.gpus, terminal.note)
-    report = doctor_examination.examine(
-        doctor_examination.CHECKS,
-        doctor_facts.facts(settings, terminal.replace_adapter),
-        timeout_s=settings.timeout_s + doctor_examination.MARGIN_S,
+    report = examination.examine(
+        examination.CHECKS,
+        facts.facts(settings, terminal.replace_adapter),
+        timeout_s=settings.timeout_s + examination.MARGIN_S,
     )
     return terminal.answer(
         settings.output_format,

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core.settings import node_settings, options
 

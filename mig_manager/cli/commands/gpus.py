@@ -7,7 +7,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
 from mig_manager.agent import served_layouts
 from mig_manager.change import local
-from mig_manager.cli.commands import gpu_access, gpu_settings
+from mig_manager.cli import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_report
 from mig_manager.core import messages, model
 from mig_manager.core.files import yaml_tree

@@ -1,7 +1,7 @@
 """``mig-manager plan``."""
 
 from mig_manager import errors
-from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core.settings import node_settings
 

@@ -1,6 +1,6 @@
 """``mig-manager restore``."""
 
-from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
 
 ABOUT = """

@@ -1,6 +1,6 @@
 """``mig-manager rollout``."""
 
-from mig_manager.cli.commands import rollout_settings
+from mig_manager.cli.rollout import settings as rollout_settings
 from mig_manager.cli.toolkit import console
 
 ABOUT = """
@@ -28,6 +28,6 @@ Settings = rollout_settings.RolloutSettings
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Roll out a layout, or preview it."""
-    from mig_manager.cli.commands import rollout_course
+    from mig_manager.cli.rollout import course
 
-    return rollout_course.run(settings, terminal)
+    return course.run(settings, terminal)

@@ -5,7 +5,7 @@ import pathlib
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.cli.commands import doctor_settings
+from mig_manager.cli.doctor import settings as doctor_settings
 from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core import messages
 from mig_manager.core.settings import host_settings, node_settings, options
@@ -70,7 +70,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
     import platform
 
     from mig_manager.adapters.host import files
-    from mig_manager.cli.commands import bundle_content, gpu_access
+    from mig_manager.cli import gpu_access
+    from mig_manager.cli.commands import bundle_content
 
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
     gpu_access.prepare_simulation(settings.doctor.gpus, terminal.note)

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core.settings import options
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.change import local, pod_use
-from mig_manager.cli.commands import gpu_settings, progress
+from mig_manager.cli import gpu_settings, progress
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, ports, steps
 from mig_manager.core.settings import node_settings

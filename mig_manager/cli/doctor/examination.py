@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import call_thread
-from mig_manager.cli.commands import doctor_cluster, doctor_machine
-from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError
-from mig_manager.cli.commands.doctor_report import (
+from mig_manager.cli.doctor import cluster, machine
+from mig_manager.cli.doctor.facts import Check, Facts, NotAskedError
+from mig_manager.cli.doctor.report import (
     CheckResult,
     DoctorReport,
     Finding,
@@ -16,7 +16,7 @@ from mig_manager.cli.commands.doctor_report import (
     skipped,
 )
 
-CHECKS = (*doctor_machine.CHECKS, *doctor_cluster.CHECKS)
+CHECKS = (*machine.CHECKS, *cluster.CHECKS)
 """All checks, in the order of the report."""
 MARGIN_S = 3.0
 """Extra time beyond a check's time-out, to start a process and to kill a hanging one."""

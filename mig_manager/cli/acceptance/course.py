@@ -11,7 +11,7 @@ from mig_manager.adapters import cuda
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.change import course, local
-from mig_manager.cli.commands import gpu_access
+from mig_manager.cli import gpu_access
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, ports, steps
 from mig_manager.core.acceptance import survey as surveys

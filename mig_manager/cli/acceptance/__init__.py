@@ -1,0 +1,1 @@
+"""The course of ``acceptance``, and how it reports."""

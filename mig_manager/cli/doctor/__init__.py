@@ -1,0 +1,1 @@
+"""What ``doctor`` examines, and how it reports."""

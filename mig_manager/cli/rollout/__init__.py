@@ -1,0 +1,1 @@
+"""The course of ``rollout``, and how it reports."""
