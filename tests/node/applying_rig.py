@@ -46,8 +46,8 @@ mig-configs:
 LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
 
 
-class FakeJournal:
-    """A journal, or the layout kept for the next boot, in memory; each act can be refused."""
+class FakeKeptFile:
+    """The journal or the layout for the next boot, in memory; each act can be refused."""
 
     def __init__(self) -> None:
         self.text: str | None = None
@@ -92,8 +92,8 @@ class ApplyingNode(fakes.NodeRig):
         super().__init__(gpus=tuple(hardware.template(board, index) for index in range(count)))
         self.layouts = layouts
         self.exclusion = fakes.FakeLock()
-        self.journal = FakeJournal()
-        self.boot_layout = FakeJournal()
+        self.journal = FakeKeptFile()
+        self.boot_layout = FakeKeptFile()
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
         self.has_reset = True

@@ -8,6 +8,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import files
+from mig_manager.core import ports
+from tests.node import applying_rig
 
 
 @pytest.fixture
@@ -117,3 +119,17 @@ def test_a_verified_layout_is_saved_with_its_own_error_messages(path: pathlib.Pa
     path.write_bytes(b"\xff")
     with pytest.raises(errors.ConfigError, match=r"the layout kept for .* not UTF-8"):
         store.read()
+
+
+@pytest.mark.parametrize("is_fake", [False, True], ids=["on the disk", "in memory"])
+def test_a_kept_file_has_the_last_text_until_it_ends(path: pathlib.Path, *, is_fake: bool) -> None:
+    kept: ports.KeptFile = applying_rig.FakeKeptFile() if is_fake else files.JournalFile(path)
+
+    assert kept.read() is None
+    for end in (kept.clear, kept.set_aside):
+        end()
+        kept.save("one")
+        kept.save("two")
+        assert kept.read() == "two"
+        end()
+        assert kept.read() is None
