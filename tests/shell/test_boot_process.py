@@ -1,6 +1,5 @@
 """From power-off to the layout being back: ``boot`` as a process, on simulated GPUs."""
 
-import json
 import pathlib
 import signal
 
@@ -52,7 +51,7 @@ def test_boot_restores_placements_and_a_second_run_does_nothing(tmp_path: pathli
     assert (first.status, first.out) == (0, "Layout mixed is restored.\n"), first.err
     assert second.status == 0
     assert second.out == "Layout mixed is already active: nothing to do.\n"
-    data = json.loads(node.run("boot", "-o", "json").out)
+    data = node.run("boot", "-o", "json").data
     assert (data["layout"], data["isChanged"], data["problems"]) == ("mixed", False, [])
     assert (node.shape, node.run("export", "--placements").out) == (before, exported)
     assert not node.journal.exists()

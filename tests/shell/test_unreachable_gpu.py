@@ -82,7 +82,7 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
             assert "no reset reaches it: drain and reboot the node" in text, name
     assert "devices: all" not in answers["export"].out
     assert of_others(node.state) == {(True, 7)}
-    data = json.loads(node.run("status", "-o", "json").out)
+    data = node.run("status", "-o", "json").data
     assert [gpu["index"] for gpu in data["gpus"]] == list(OTHERS)
     assert [(gpu["index"], gpu["reason"]) for gpu in data["unreachableGpus"]] == [
         (LOST, "GpuLost")
@@ -93,7 +93,7 @@ def test_status_names_a_gpu_that_needs_recovery_and_what_to_do(node: shell_node.
     node.state.fail_gpu(LOST, action=1)
 
     text = " ".join(node.run("status").out.split())
-    data = json.loads(node.run("status", "-o", "json").out)
+    data = node.run("status", "-o", "json").data
 
     assert f"GPU {LOST} (" in text
     assert "needs a reset. End all processes that use it" in text

@@ -148,7 +148,7 @@ def test_a_layout_is_applied_through_the_library_and_every_command_sees_it(
     assert applied.status == 0, applied.err
     assert asserted.status == 0
     assert instances(state) == ["1g.5gb", "1g.5gb", "2g.10gb"]
-    assert json.loads(seen.out) == json.loads(simulated.out)
+    assert seen.data == simulated.data
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_apply_asks_the_kubelet_of_this_machine_without_an_option(
     shell: commandline.Shell, state: pathlib.Path, loaded: pathlib.Path
 ) -> None:
     line = ("apply", "--library-path", str(loaded), "all-1g.5gb")
-    (first, _) = json.loads(shell("status", *line[1:3], "-o", "json").out)["gpus"]
+    (first, _) = shell("status", *line[1:3], "-o", "json").data["gpus"]
     pod = kubelet_rig.pod("train", kubelet_rig.devices("nvidia.com/gpu", first["uuid"]))
     with tempfile.TemporaryDirectory(prefix="mm") as root:
         folder = pathlib.Path(root, "var/lib/kubelet/pod-resources")
@@ -204,7 +204,7 @@ def test_nvidias_go_binding_sees_the_instances_that_we_made(
 
     printed = library.run(client, loaded).splitlines()
 
-    gpus = json.loads(shell("status", "--simulate-state", str(state), "-o", "json").out)["gpus"]
+    gpus = shell("status", "--simulate-state", str(state), "-o", "json").data["gpus"]
     uuids = {
         device["uuid"]
         for gpu in gpus

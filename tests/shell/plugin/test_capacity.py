@@ -1,6 +1,5 @@
 """``kubectl mig capacity`` over nodes as agents leave them."""
 
-import json
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -110,7 +109,7 @@ def test_a_single_node_with_a_known_use_is_in_order(viewer: rig.Viewer) -> None:
 
 
 def test_json_has_every_gpu_with_its_fragmentation(viewer: rig.Viewer) -> None:
-    data = json.loads(viewer.alone("capacity", "-o", "json").out)
+    data = viewer.alone("capacity", "-o", "json").data
 
     busy = data["nodes"][0]
     assert busy["isOnDemand"]

@@ -1,7 +1,5 @@
 """``kubectl mig autoscaler-tags`` and ``device-classes``."""
 
-import json
-
 import pytest
 import yaml
 
@@ -102,7 +100,7 @@ def test_no_device_class_is_made_beside_one_of_another_name(user: rig.Viewer) ->
     user.server.create(rig.node("gpu-1", gpus=rig.gpus("1xA100-SXM4-40GB")), rig.node("gpu-2"))
 
     table = user.alone("device-classes", "gpu-1", "gpu-2")
-    made = json.loads(user.alone("device-classes", "gpu-1", "-o", "json").out)
+    made = user.alone("device-classes", "gpu-1", "-o", "json").data
 
     assert table.status == 1
     assert "gpu-2: its agent has not published its GPUs" in table.err

@@ -69,7 +69,7 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     assert "team-a · /etc/mig-manager/config.yaml:3 · active\n    its content is in no known" in (
         user.alone("layouts", "gpu-1").out
     )
-    named = json.loads(user.alone("layouts", "gpu-1", "-f", str(own), "-o", "json").out)
+    named = user.alone("layouts", "gpu-1", "-f", str(own), "-o", "json").data
     (layout,) = [each for each in named["layouts"] if each["layout"] == "team-a"]
     gpu = {"index": 0, "name": "NVIDIA A100-SXM4-40GB", "isMigEnabled": True}
     assert layout["gpus"] == [gpu | {"devices": {"4g.20gb": 1}}]

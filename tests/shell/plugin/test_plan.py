@@ -142,7 +142,7 @@ def test_both_previews_give_the_same_verdict(
             planned = viewer.alone("plan", *words)
             rolled = viewer.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
 
-            (plan,), (preview,) = json.loads(planned.out)["nodes"], json.loads(rolled.out)["nodes"]
+            (plan,), (preview,) = planned.data["nodes"], rolled.data["nodes"]
             assert plan["verdict"] == preview["verdict"] == verdict
             assert plan == {**preview, "notes": plan["notes"]}
             assert planned.status == rolled.status == (verdict not in ("fits", "unchanged"))
