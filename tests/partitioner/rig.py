@@ -267,7 +267,8 @@ class PartitionerRig:
         return self.server.log.requests(verb="patch")
 
     def events(self, reason: str = "") -> list[Object]:
-        found = self.server.objects(kinds.EVENTS)
+        """Return the Events with a reason, or all, the oldest first: their names have hashes."""
+        found = sorted(self.server.objects(kinds.EVENTS), key=lambda each: each["firstTimestamp"])
         return [each for each in found if reason in ("", each["reason"])]
 
     def metric(self, replica: Replica, name: str, **labels: str) -> float:
