@@ -187,7 +187,7 @@ def test_a_plugin_that_is_no_pod_must_not_advertise_devices_that_are_gone(
         ("mixed", Reason.NOT_ALLOCATABLE),
     ],
 )
-def test_a_plugin_that_is_no_pod_advertises_whole_gpus_with_strategy_none_only(
+def test_a_plugin_that_is_no_pod_has_whole_gpus_with_strategy_none_only(
     strategy: str, reason: Reason
 ) -> None:
     rig = node_with_plugin_service(None)

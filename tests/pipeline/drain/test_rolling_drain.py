@@ -233,7 +233,7 @@ def test_pods_without_a_controller_go_last() -> None:
     assert bare not in rig.pods
 
 
-def test_a_budget_that_never_grants_all_pods_without_a_controller_keeps_all() -> None:
+def test_a_budget_that_never_grants_all_pods_keeps_those_without_owner() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     notebooks = {
         rig.add_pod(f"notebook-{n}", devices=frozenset({device}), labels={"app": "notebooks"})

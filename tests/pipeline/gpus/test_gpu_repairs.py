@@ -253,7 +253,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
     assert [each["attempts"] for each in rig.request_record["repairs"]] == [1]
 
 
-def test_each_attempt_says_that_the_lock_keeps_it_and_an_open_repair_waiting() -> None:
+def test_each_attempt_says_that_the_lock_keeps_it_and_a_repair_waiting() -> None:
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
     agent = repairs.agent_of(rig, lock=lock)

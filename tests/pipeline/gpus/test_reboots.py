@@ -181,7 +181,7 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     assert rig.host.reboots == 1
 
 
-def test_an_agent_that_stops_after_the_reboot_and_a_lost_run_restores_the_node() -> None:
+def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
     rig = rebooting_node()
     go_down(rig)
     rig.driver.mode_waits = False

@@ -103,7 +103,7 @@ def test_failing_api_does_not_block_the_rollback() -> None:
 
 
 @pytest.mark.parametrize("name", [*SWEPT, "on demand, devices in use"])
-def test_node_is_restored_after_any_call_fails_and_the_retry_ends_as_before(name: str) -> None:
+def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: str) -> None:
     change = CHANGES[name]
     undisturbed, before = change.calls(), change.make()
     kept = {uid for uid in before.kubelet.assigned if before.pods[uid].name not in change.evicted}
@@ -175,7 +175,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
     assert struck > 2
 
 
-def test_an_agent_that_stops_in_a_drain_restores_the_node_despite_a_failed_call() -> None:
+def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
     for index in range(len(strikes.calls(nodes.busy_node, "one-slice-changed"))):
         rig = nodes.busy_node()
         agent = agents.reconciler(rig)

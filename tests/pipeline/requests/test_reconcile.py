@@ -62,7 +62,7 @@ def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
     assert len(rig.schedulable["nvidia.com/gpu"]) == devices
 
 
-def test_a_label_of_a_former_strategy_restarts_the_plugin_once_and_fails_no_run() -> None:
+def test_a_former_strategys_label_restarts_the_plugin_once_failing_no_run() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.labels[strategies.STRATEGY_LABEL] = "mixed"
 
@@ -213,7 +213,7 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
     assert "workloads.evict" not in rig.log
 
 
-def test_a_node_whose_pods_need_no_gpu_is_changed_although_kubelet_lists_none() -> None:
+def test_a_node_with_no_gpu_pod_is_changed_although_kubelet_lists_none() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.add_pod("web")
     rig.kubelet.lists_from_s = math.inf

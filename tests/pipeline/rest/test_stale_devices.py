@@ -50,7 +50,7 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
     assert rig.events == [Reason.DRIFTED.value]
 
 
-def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -> None:
+def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
     rig, agent, ended = agents.at_rest(LAYOUT)
     served = rig.schedulable
     before = tamper(rig)
