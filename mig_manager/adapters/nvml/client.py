@@ -7,7 +7,6 @@ could prevent a reset.
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import pathlib
 import time
@@ -261,10 +260,10 @@ class WorkerGpus(standbys.Standby):
         if worker.child.status is None:
             fate = f"(pid {worker.child.pid}) cannot be killed and was left behind"
         if worker.running:
-            verbs = itertools.chain(["has not returned for"], itertools.repeat("for"))
+            verbs = "has not returned for", *["for"] * (len(worker.running) - 1)
             calls = procfs.name_users(
                 f"{call} {verb} {round(max(0.0, worker.ended_s - call.since_s), 1):g} s"
-                for call, verb in zip(worker.running, verbs, strict=False)
+                for call, verb in zip(worker.running, verbs, strict=True)
             )
             message = f"{calls}; the GPU worker {fate}"
         else:

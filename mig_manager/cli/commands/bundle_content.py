@@ -22,9 +22,10 @@ from mig_manager.adapters.kubernetes import api, report
 from mig_manager.agent import settings as agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.commands import redaction
-from mig_manager.cli.doctor import examination, settings
+from mig_manager.cli.doctor import examination
 from mig_manager.cli.doctor import facts as doctor_facts
 from mig_manager.cli.doctor import report as doctor_report
+from mig_manager.cli.doctor import settings as doctor_settings
 from mig_manager.cli.toolkit import console, gpu_report, parser
 from mig_manager.core.display import bar
 from mig_manager.core.layout import plans
@@ -41,7 +42,7 @@ _Read = Callable[[], str]
 
 
 def collect(
-    node: settings.DoctorSettings,
+    node: doctor_settings.DoctorSettings,
     roots: host_settings.HostRoots,
     terminal: console.Console,
     *,
@@ -105,7 +106,7 @@ def archive(members: Mapping[str, str], *, folder: str, now: dt.datetime) -> byt
 
 
 def _sources(
-    node: settings.DoctorSettings,
+    node: doctor_settings.DoctorSettings,
     roots: host_settings.HostRoots,
     terminal: console.Console,
 ) -> Mapping[str, _Read]:
@@ -216,7 +217,7 @@ def _existing(read: Callable[[], str | None], path: pathlib.Path) -> str:
     return text
 
 
-def _secrets(node: settings.DoctorSettings, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _secrets(node: doctor_settings.DoctorSettings, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the secrets of the kubeconfig, and of variables whose names suggest a secret."""
     secrets = [value for name, value in environ.items() if redaction.is_secret(name)]
     if node.kubeconfig:

@@ -1,6 +1,7 @@
 """What the commands on this machine's GPUs share; no cluster, and no Kubernetes library."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
@@ -73,13 +74,8 @@ class GpuCommand(gpu_access.CommandAdapters):
 
     def _fitting(self, source: layouts.Document) -> Sequence[str]:
         """Return the layouts that fit this machine's GPUs, or all if none is known to fit."""
-        fitting = []
-        for gpus in self._nodes():
-            for name, layout in source.layouts.items():
-                with contextlib.suppress(errors.LayoutError):
-                    plans.plan(gpus, layout)
-                    fitting.append(name)
-        return fitting or list(source.layouts)
+        fits = (served.fitting(source.layouts.values(), gpus) for gpus in self._nodes())
+        return [fit.layout.name for fit in itertools.chain(*fits)] or list(source.layouts)
 
     def _generate(self, name: str, source: layouts.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""

@@ -69,7 +69,7 @@ def _headline(report: node_reports.NodeReport, width: int, style: bar.Style) -> 
     """Return a node's name, state, layout and current activity in one line."""
     node = report.node
     state = report.state
-    run = report.node.status
+    run = report.run
     layout = node.applied or node.applied_before or "-"
     if node.requested and node.requested != node.applied:
         layout += f" → {node.requested}"
