@@ -17,7 +17,7 @@ from mig_manager.core import ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import client_table
 from tests import layout_table
-from tests.node import fakes, nodes
+from tests.node import fakes
 
 CONFIG = (
     layout_table.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
@@ -178,14 +178,3 @@ def undo(rig: fakes.NodeRig) -> bool:
     successor = reconciler(rig)
     successor.recover(None)
     return successor.rest()
-
-
-def at_rest(
-    layout: str, *, rig: fakes.NodeRig | None = None, **options: Any
-) -> tuple[fakes.NodeRig, AgentInMemory, outcomes.Outcome]:
-    """Return a node whose layout is active, its agent with these options, and the last outcome."""
-    rig = rig or nodes.node(layout=layout)
-    agent = reconciler(rig, **options)
-    ended = run(rig, layout, by=agent)
-    rig.forget_past()
-    return rig, agent, ended

@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import functools
+from typing import Any
 
+from mig_manager.agent import outcomes
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import claims, policies, well_known
@@ -30,6 +32,17 @@ def _node(*, layout: str | None, gated: bool) -> fakes.NodeRig:
     if not rig.pods:
         rig.start_plugin()
     return rig
+
+
+def at_rest(
+    layout: str, *, rig: fakes.NodeRig | None = None, **options: Any
+) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
+    """Return a node whose layout is active, its agent with these options, and the last outcome."""
+    rig = rig or node(layout=layout)
+    agent = agents.reconciler(rig, **options)
+    ended = agents.run(rig, layout, by=agent)
+    rig.forget_past()
+    return rig, agent, ended
 
 
 def device(rig: fakes.NodeRig, gpu: int, profile: str) -> str:

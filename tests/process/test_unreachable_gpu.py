@@ -8,24 +8,13 @@ import pytest
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
 from testkit import nvml_faults
+from tests.kit.eight_gpus import LAYOUTS, LOST, SPEC
 from tests.stage import agent_stage
-
-LOST = 3
-LAYOUTS = """
-version: v1
-mig-configs:
-  halves:
-  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}
-  sevenths:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  names-it:
-  - {devices: [3], mig-enabled: true, mig-devices: {1g.5gb: 7}}
-"""
 
 
 @pytest.fixture
 def stage() -> Iterator[agent_stage.ObservedStage]:
-    with agent_stage.ObservedStage("8xA100-SXM4-40GB", text=LAYOUTS) as stage:
+    with agent_stage.ObservedStage(SPEC, text=LAYOUTS) as stage:
         yield stage
 
 

@@ -8,24 +8,9 @@ import pytest
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.kit import shell_node
+from tests.kit.eight_gpus import LAYOUTS, LOST, SPEC
 
-SPEC = "8xA100-SXM4-40GB"
-LOST = 3
 OTHERS = (0, 1, 2, 4, 5, 6, 7)
-LAYOUTS = """
-version: v1
-mig-configs:
-  halves:
-  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}
-  sevenths:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  too-much:
-  - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 2}}
-  names-it:
-  - {devices: [3], mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  names-others:
-  - {devices: [0, 7], mig-enabled: true, mig-devices: {1g.5gb: 7}}
-"""
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 LOSE_AT_CREATION = nvml_faults.Fault(function=CREATE, gpu=LOST, loses_gpu=True)
 """In the middle of the change of this GPU: its old instances are gone."""

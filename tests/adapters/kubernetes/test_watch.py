@@ -132,6 +132,11 @@ def of_pods(kube: FaultyApi) -> Iterator[PodFollower]:
     waiting.until(lambda: not pod_watches(), "the end of the watch of pods")
 
 
+@pytest.fixture
+def workloads(kube: FaultyApi, of_pods: PodFollower) -> pods.KubeWorkloads:
+    return pods.KubeWorkloads(kube, node_name="n1", clock=fakes.FakeClock(), watch=of_pods.watch)
+
+
 def test_changes_of_the_nodes_pods_are_reported_during_a_run_only(
     server: apiserver.ApiServer, of_pods: PodFollower
 ) -> None:
@@ -231,11 +236,8 @@ def test_change_of_use_is_reported_only_for_pods_that_may_use_a_gpu(
 
 
 def test_the_present_pods_cost_no_request_while_they_are_watched(
-    server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
+    server: apiserver.ApiServer, of_pods: PodFollower, workloads: pods.KubeWorkloads
 ) -> None:
-    workloads = pods.KubeWorkloads(
-        kube, node_name="n1", clock=fakes.FakeClock(), watch=of_pods.watch
-    )
     server.create(api_objects.a_pod("here"))
 
     assert [pod.name for pod in workloads.present()] == ["here"]
@@ -296,11 +298,8 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
 
 
 def test_one_list_serves_the_caller_and_the_watch(
-    server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
+    server: apiserver.ApiServer, of_pods: PodFollower, workloads: pods.KubeWorkloads
 ) -> None:
-    workloads = pods.KubeWorkloads(
-        kube, node_name="n1", clock=fakes.FakeClock(), watch=of_pods.watch
-    )
     server.create(api_objects.a_pod("here"))
     of_pods.watch.expect_change()
 
@@ -312,11 +311,8 @@ def test_one_list_serves_the_caller_and_the_watch(
 
 
 def test_a_first_list_that_fails_is_reported_and_the_watch_goes_on(
-    server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
+    server: apiserver.ApiServer, of_pods: PodFollower, workloads: pods.KubeWorkloads
 ) -> None:
-    workloads = pods.KubeWorkloads(
-        kube, node_name="n1", clock=fakes.FakeClock(), watch=of_pods.watch
-    )
     server.inject(apiserver.Fault(verb="list", resource="pods", status=403, times=1))
     of_pods.watch.expect_change()
 

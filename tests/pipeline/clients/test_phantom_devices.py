@@ -21,7 +21,7 @@ def node_at_rest(
     **replaced: Any,
 ) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
-    rig, agent, outcome = agents.at_rest(LAYOUT, **replaced)
+    rig, agent, outcome = nodes.at_rest(LAYOUT, **replaced)
     rig.kubelet.phantoms = {PHANTOM: 4}
     return rig, agent, outcome
 

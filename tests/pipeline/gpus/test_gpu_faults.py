@@ -26,7 +26,7 @@ def node_at_rest(
     """Return a node whose layout is active and whose GPUs report no fault."""
     rig = nodes.node(layout=LAYOUT)
     set_action(rig, HEALTHY, *range(len(rig.gpus)))
-    return agents.at_rest(LAYOUT, rig=rig, limits=limits)
+    return nodes.at_rest(LAYOUT, rig=rig, limits=limits)
 
 
 def set_action(rig: fakes.NodeRig, action: model.RecoveryAction, *indices: int) -> None:

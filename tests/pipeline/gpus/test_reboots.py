@@ -150,7 +150,7 @@ def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_
 def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
     obstacle: str, reason: Reason
 ) -> None:
-    rig, _, _ = agents.at_rest(LAYOUT)
+    rig, _, _ = nodes.at_rest(LAYOUT)
     rig.restart_machine()
     if obstacle == "driver":
         error = errors.HardwareError("no driver", reason=Reason.DRIVER_NOT_LOADED)

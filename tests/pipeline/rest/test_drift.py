@@ -14,7 +14,7 @@ from tests.pipeline.rest.drifts import LAYOUT, tamper
 
 
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.states == []
     before = tamper(rig)
@@ -34,7 +34,7 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
 
 
 def test_a_drift_is_published_although_kubelet_is_silent() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, ended = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     rig.kubelet.is_silent = True
 
@@ -46,7 +46,7 @@ def test_a_drift_is_published_although_kubelet_is_silent() -> None:
 
 @pytest.mark.parametrize("at_run", ["listed", "missing"])
 def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str) -> None:
-    rig, _, _ = agents.at_rest(LAYOUT)
+    rig, _, _ = nodes.at_rest(LAYOUT)
     before = rig.gpus
     nodes.add_pod_on_foreign_instances(rig)
     changed = {"listed": rig.gpus, "missing": before[:1]}
@@ -77,7 +77,7 @@ IMPOSSIBLE_NOW: dict[str, Callable[[model.Gpu], model.Gpu]] = {
 
 @pytest.mark.parametrize(("lost", "heals"), [("profile", True), ("mode", False), ("host", True)])
 def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT, heals_drift=heals)
+    rig, agent, ended = nodes.at_rest(LAYOUT, heals_drift=heals)
     before = rig.gpus
     rig.gpus = tuple(
         IMPOSSIBLE_NOW[lost](dataclasses.replace(gpu, gpu_instances=())) for gpu in rig.gpus
@@ -96,7 +96,7 @@ def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_layout_without_a_request_is_labelled_until_it_is_gone(*, is_restarted: bool) -> None:
-    rig, agent, _ = agents.at_rest(LAYOUT)
+    rig, agent, _ = nodes.at_rest(LAYOUT)
     agent.rest()
     agent.check_without_request()
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT

@@ -15,7 +15,7 @@ from tests.pipeline.rest.drifts import LAYOUT, NO_DRIVER, tamper
 
 
 def test_on_request_a_drift_is_healed() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, ended = nodes.at_rest(LAYOUT, heals_drift=True)
     before = tamper(rig)
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
@@ -26,7 +26,7 @@ def test_on_request_a_drift_is_healed() -> None:
 
 def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, agents.AgentInMemory]:
     """Return a node that drifted while its agent was down, and the agent that started again."""
-    rig, _, _ = agents.at_rest(LAYOUT)
+    rig, _, _ = nodes.at_rest(LAYOUT)
     nodes.add_pod_on_foreign_instances(rig)
     restarted = agents.reconciler(rig)
     restarted.recover(LAYOUT)
@@ -34,7 +34,7 @@ def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, agents.AgentInMemory]
 
 
 def test_healing_waits_until_no_pod_uses_the_devices() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, ended = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
@@ -47,7 +47,7 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
-    rig, agent, _ = agents.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, _ = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
 
@@ -60,7 +60,7 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
 
 
 def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
-    rig, agent, _ = agents.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, _ = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
     uid = rig.uid_of("foreign")
@@ -80,7 +80,7 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
 
 
 def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, ended = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     uid = rig.uid_of("foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
@@ -92,7 +92,7 @@ def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
 
 
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
-    rig, agent, _ = agents.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, _ = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     rig.refusing = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
     agents.run(rig, LAYOUT, by=agent, may_evict=False)
@@ -143,7 +143,7 @@ def test_failure_at_the_start_does_not_make_the_retry_evict(
 
 
 def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
-    rig, _, _ = agents.at_rest(LAYOUT)
+    rig, _, _ = nodes.at_rest(LAYOUT)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
 
     assert agents.resume(rig, LAYOUT).state is model.State.SUCCESS

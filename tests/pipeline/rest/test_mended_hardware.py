@@ -9,12 +9,12 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, nodes
+from tests.node import ends, fakes, nodes
 from tests.pipeline.rest.drifts import TWO_GPUS
 
 
 def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
-    rig, agent, ended = agents.at_rest("too-much", rig=nodes.node())
+    rig, agent, ended = nodes.at_rest("too-much", rig=nodes.node())
     assert not ended.should_retry
 
     assert [agent.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
@@ -58,7 +58,7 @@ def test_hardware_mended_after_a_final_failure_is_served(
 ) -> None:
     rig = nodes.node()
     mend = fail(rig)
-    _, agent, ended = agents.at_rest("two-gpus", rig=rig, text=TWO_GPUS)
+    _, agent, ended = nodes.at_rest("two-gpus", rig=rig, text=TWO_GPUS)
     assert (ended.reason, ended.should_retry) == (reason, False)
     for _ in range(checks):
         assert agent.check_drift("two-gpus", ended) is drift.Action.REST
@@ -71,7 +71,7 @@ def test_hardware_mended_after_a_final_failure_is_served(
 
 def test_an_invalid_file_alone_is_not_retried_at_each_check() -> None:
     text = "version: v1\nmig-configs: 3\n"
-    _, agent, ended = agents.at_rest("two-gpus", rig=nodes.node(), text=text)
+    _, agent, ended = nodes.at_rest("two-gpus", rig=nodes.node(), text=text)
     assert ended.reason is Reason.INVALID_CONFIG
 
     assert [agent.check_drift("two-gpus", ended) for _ in range(3)] == [drift.Action.REST] * 3

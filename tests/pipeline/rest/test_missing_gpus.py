@@ -41,7 +41,7 @@ def test_applied_label_goes_if_a_gpu_without_the_layout_is_back(
 
 
 def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     rig.failing = {len(rig.log): NO_DRIVER}
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
@@ -62,7 +62,7 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
     ],
 )
 def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Reason) -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     labels = dict(rig.labels)
     is_away = reason in {Reason.DRIVER_NOT_LOADED, Reason.DRIVER_LIBRARY_MISMATCH}
     first = 40 if is_away else 3
@@ -85,7 +85,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Re
 
 
 def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     rig.refusing = {"gpus.observe": NO_DRIVER}
     agent.check_drift(LAYOUT, ended)
     assert agent.awaits_driver
@@ -96,7 +96,7 @@ def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
 
 
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     tamper(rig)
     rig.refusing = {"gpus.observe": NO_DRIVER}
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
 def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
     use: str, mode: model.MigMode
 ) -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     served = len(rig.schedulable["nvidia.com/gpu"])
     rig.refusing = {"gpus.observe": NO_DRIVER}
     agent.check_drift(LAYOUT, ended)
@@ -143,7 +143,7 @@ def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
 
 @pytest.mark.parametrize("driver", ["stayed", "was away before"])
 def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     if driver != "stayed":
         rig.failing = {len(rig.log): NO_DRIVER}
         for _ in range(2):
@@ -156,7 +156,7 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
 
 
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     for _ in range(4):
         rig.failing = {len(rig.log): NO_DRIVER}
         agent.check_drift(LAYOUT, ended)
@@ -171,7 +171,7 @@ def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
 )
 def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: str) -> None:
     heals = policy != "reports"
-    rig, agent, ended = agents.at_rest(layout, rig=nodes.node(), text=TWO_GPUS, heals_drift=heals)
+    rig, agent, ended = nodes.at_rest(layout, rig=nodes.node(), text=TWO_GPUS, heals_drift=heals)
     assert ended.state is model.State.SUCCESS
     rig.add_pod("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     before, rig.gpus = rig.gpus, rig.gpus[:1]

@@ -62,7 +62,7 @@ def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
 
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     other = fakes.FakeLock()
-    rig, agent, ended = agents.at_rest(LAYOUT, lock=other)
+    rig, agent, ended = nodes.at_rest(LAYOUT, lock=other)
     tamper(rig)
 
     other.refusals = 1

@@ -9,7 +9,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import agents, driver_rules, ends, gpu_values, nodes, strikes
+from tests.node import driver_rules, ends, gpu_values, nodes, strikes
 from tests.pipeline.rest.drifts import LAYOUT, tamper
 
 OFF = model.MigMode.DISABLED
@@ -17,7 +17,7 @@ OFF = model.MigMode.DISABLED
 
 @pytest.mark.parametrize("is_foreign", [False, True])
 def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     tamper(rig)
     if is_foreign:
         # It restarts the plugin itself, maybe after further steps.
@@ -38,7 +38,7 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
 
 
 def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     for refusal in ({}, {"workloads.delete": strikes.BROKEN["workloads"]}):
         tamper(rig)
         rig.refusing.update(refusal)
@@ -51,7 +51,7 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
 
 
 def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     served = rig.schedulable
     before = tamper(rig)
     rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
@@ -70,7 +70,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
         + layout_table.rule_line("[0]", {"7g.40gb": 1})
         + "\n"
     )
-    rig, agent, ended = agents.at_rest("first", rig=nodes.node(), text=text)
+    rig, agent, ended = nodes.at_rest("first", rig=nodes.node(), text=text)
     assert agent.check_drift("first", ended) is drift.Action.REST
     desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("3g.20gb"): 2})
     rig.gpus = (rig.gpus[0], *gpu_values.brought_to(rig.gpus[1:], desired))
@@ -90,7 +90,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
 
 
 def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     for name in ("another", "a third"):
         served, first = rig.schedulable, rig.gpus[0].gpu_instances[0]
         (device,) = first.compute_instances
@@ -110,7 +110,7 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
 
 
 def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
-    rig, agent, ended = agents.at_rest(LAYOUT)
+    rig, agent, ended = nodes.at_rest(LAYOUT)
     served = rig.schedulable
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.

@@ -59,7 +59,7 @@ def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> No
     # The layout may be one of the lost GPU's model.
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
     rig.driver.lost.add(rig.gpus[1].uuid)
-    _, agent, ended = agents.at_rest("mine", rig=rig, configs=configs)
+    _, agent, ended = nodes.at_rest("mine", rig=rig, configs=configs)
     verified = rig.request_record["verified"]
     before = tamper(rig)
     agent.check_drift("mine", ended)

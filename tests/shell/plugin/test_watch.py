@@ -28,6 +28,11 @@ def watched(
     return commandline.started(["status", "-w", *names], viewer.environment, module=_MODULE)
 
 
+def top(viewer: rig.Viewer, *words: str) -> contextlib.AbstractContextManager[terminal.Session]:
+    argv = ["top", "--color=never", *words]
+    return terminal.started(argv, columns=100, environ=viewer.environment, module=_MODULE)
+
+
 @pytest.mark.parametrize(
     ("words", "pattern", "has_history"),
     [
@@ -164,12 +169,7 @@ def listing_node(viewer: rig.Viewer) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node")
 def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> None:
-    with terminal.started(
-        ["top", "--color=never", "gpu-1", "gpu-8"],
-        columns=100,
-        environ=viewer.environment,
-        module=_MODULE,
-    ) as session:
+    with top(viewer, "gpu-1", "gpu-8") as session:
         session.read_until(r"> gpu-1[\s\S]*gpu-8 +success +all-balanced[\s\S]*│2g")
         session.type("\x1b[B")
         session.read_until("> gpu-8")
@@ -201,12 +201,7 @@ def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) 
 
     for name in ("gpu-8", "gpu-9"):
         viewer.server.modify(resources.NODES, name, select)
-    with terminal.started(
-        ["top", "--color=never", "-l", "pool=top"],
-        columns=100,
-        environ=viewer.environment,
-        module=_MODULE,
-    ) as session:
+    with top(viewer, "-l", "pool=top") as session:
         session.read_until("> gpu-8")
         session.type("l")
         session.read_until("> all-disabled")
@@ -229,12 +224,7 @@ def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
         thing["metadata"]["labels"].update(changed["labels"])
         thing["metadata"]["annotations"].update(changed["annotations"])
 
-    with terminal.started(
-        ["top", "--color=never", "gpu-9", "gpu-8"],
-        columns=100,
-        environ=viewer.environment,
-        module=_MODULE,
-    ) as session:
+    with top(viewer, "gpu-9", "gpu-8") as session:
         session.read_until("> gpu-8")
         session.type("l")
         session.read_until("> all-disabled")
@@ -267,9 +257,7 @@ def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
 def test_top_says_why_it_requests_nothing(
     viewer: rig.Viewer, keys: str, layout: str, outcome: str
 ) -> None:
-    with terminal.started(
-        ["top", "--color=never", "gpu-8"], columns=100, environ=viewer.environment, module=_MODULE
-    ) as session:
+    with top(viewer, "gpu-8") as session:
         session.read_until("> gpu-8")
         session.type("l")
         session.read_until("> all-disabled")
@@ -286,9 +274,7 @@ def test_top_says_why_it_requests_nothing(
 
 
 def test_top_names_a_node_whose_agent_lists_no_layouts(viewer: rig.Viewer) -> None:
-    with terminal.started(
-        ["top", "--color=never", "gpu-1"], columns=100, environ=viewer.environment, module=_MODULE
-    ) as session:
+    with top(viewer, "gpu-1") as session:
         session.read_until("> gpu-1")
         session.type("l")
         session.read_until("the agent of gpu-1 lists no layouts")
