@@ -17,7 +17,7 @@ from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import pod_object, resources, well_known
 from mig_manager.sandbox import demo_layouts, ending, machines, scenarios, stages, stories
-from mig_manager.sandbox.node import cluster_view, objects
+from mig_manager.sandbox.node import cluster_view, manifests, objects
 
 SPEC = "2xA100-SXM4-40GB"
 _POOL = "kubernetes.io/os=linux"
@@ -192,7 +192,7 @@ class _Story:
         )
 
     def _run_pod(self, name: str, resource: str, *, on: str = "") -> None:
-        pod = objects.gpu_pod(name, resource, labels={"node": on} if on else {})
+        pod = manifests.gpu_pod(name, resource, labels={"node": on} if on else {})
         if on:
             pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": on}
         self._stage.cluster.create(cluster_view.WatchedKind.POD, pod)
@@ -304,10 +304,10 @@ class _NodeBoard:
             self._stage.fail(error)
 
     def _receive_node(self, node: fleet_nodes.FleetNode) -> None:
-        run = node.status
-        if run is None:
+        last_run = node.status
+        if last_run is None:
             return
-        outcome = run.state.value, run.reason
+        outcome = last_run.state.value, last_run.reason
         with self._lock:
             is_known = self._known.get(node.name) == outcome
             self._known[node.name] = outcome
@@ -316,8 +316,8 @@ class _NodeBoard:
         tone = {
             model.State.SUCCESS: bar.Tone.GOOD,
             model.State.FAILED: bar.Tone.BAD,
-        }.get(run.state, bar.Tone.PLAIN)
-        self._add(node.name, f"{run.state.value}: {run.message}", tone)
+        }.get(last_run.state, bar.Tone.PLAIN)
+        self._add(node.name, f"{last_run.state.value}: {last_run.message}", tone)
 
     def _add(self, who: str, text: str, tone: bar.Tone) -> None:
         at = f"{self._clock.monotonic() - self._began_s:7.2f} s"

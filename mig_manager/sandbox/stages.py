@@ -20,7 +20,7 @@ from mig_manager.sandbox import guard, machines
 from mig_manager.sandbox.apiserver import server as api_server
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
+from mig_manager.sandbox.node import cluster_view, manifests, objects, sandbox_node
 
 NODE_NAME = "sandbox"
 _BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
@@ -257,7 +257,7 @@ class Stage:
         """Create pods, as (name, resource, labels), and wait until all of them run."""
         for name, resource, labels in pods:
             self.cluster.create(
-                cluster_view.WatchedKind.POD, objects.gpu_pod(name, resource, labels=labels)
+                cluster_view.WatchedKind.POD, manifests.gpu_pod(name, resource, labels=labels)
             )
         names = {name for name, _, _ in pods}
         self.wait(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Self
 
-from mig_manager.sandbox.node import cluster_view, objects
+from mig_manager.sandbox.node import cluster_view, manifests, objects
 from testkit import day
 
 
@@ -90,7 +90,7 @@ class Day:
 
 
 def _pod(job: day.Job) -> objects.JsonObject:
-    pod = objects.gpu_pod(job.name, f"nvidia.com/mig-{job.profile}")
+    pod = manifests.gpu_pod(job.name, f"nvidia.com/mig-{job.profile}")
     pod["metadata"]["annotations"] = {objects.RUN_SECONDS: f"{job.run_s:.3f}"}
     pod["spec"]["restartPolicy"] = "Never"
     return pod

@@ -13,7 +13,7 @@ import pytest
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import claims, device_classes, well_known
 from mig_manager.sandbox.driver import state_file
-from mig_manager.sandbox.node import cluster_view, device_plugin, objects
+from mig_manager.sandbox.node import cluster_view, device_plugin, manifests, objects
 from tests import waiting
 from tests.cluster import sandbox_nodes
 from tests.kit import audit, dra_driver
@@ -55,7 +55,7 @@ class ClaimsScene:
 
     def run(self, name: str, profile: str) -> None:
         self.nodes.cluster.create(
-            cluster_view.WatchedKind.POD, objects.gpu_pod(name, f"nvidia.com/mig-{profile}")
+            cluster_view.WatchedKind.POD, manifests.gpu_pod(name, f"nvidia.com/mig-{profile}")
         )
 
     def running(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import claims, device_ids, well_known
-from mig_manager.sandbox.node import cluster_view, objects
+from mig_manager.sandbox.node import cluster_view, manifests, objects
 from tests import api_objects, waiting
 from tests.kit import dra_driver
 from tests.stage import agent_stage, clusters
@@ -51,7 +51,7 @@ def run_with_claim(stage: agent_stage.AgentStage, name: str, device: str) -> Non
 def run_with_limit(stage: agent_stage.AgentStage, name: str, device: str) -> None:
     """Run a pod with a plain limit, whose claim the scheduler would have made (KEP-5004)."""
     allocate(stage, name, device)
-    pod = objects.gpu_pod(name, RESOURCE)
+    pod = manifests.gpu_pod(name, RESOURCE)
     pod["spec"]["schedulerName"] = "played"
     stage.cluster.create(cluster_view.WatchedKind.POD, pod)
     (container,) = pod["spec"]["containers"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mig_manager.sandbox.node import objects
+from mig_manager.sandbox.node import manifests, objects
 from tests import waiting
 from tests.stage import clusters
 
@@ -61,7 +61,7 @@ def is_pod(obj: clusters.Object) -> bool:
 
 def replica_set(real: clusters.Real, name: str) -> dict[str, Any]:
     """Create the owner of pods, and return its reference."""
-    template = objects.gpu_pod(name, RESOURCE, labels={"app": name})
+    template = manifests.gpu_pod(name, RESOURCE, labels={"app": name})
     spec = {
         "replicas": COUNT,
         "selector": {"matchLabels": {"app": name}},
@@ -95,7 +95,7 @@ def test_small_pods_fill_one_node_with_the_profile_or_an_affinity(
         exits.callback(real.kube.delete, REPLICA_SETS)
         owners = [replica_set(real, name)] if has_owner else []
         for number in range(COUNT):
-            pod = objects.gpu_pod(f"{name}-{number}", RESOURCE, labels={"app": name})
+            pod = manifests.gpu_pod(f"{name}-{number}", RESOURCE, labels={"app": name})
             pod["metadata"]["ownerReferences"] = owners
             pod["spec"]["schedulerName"] = scheduler
             pod["spec"]["affinity"] = affinity(name) if has_affinity else {}

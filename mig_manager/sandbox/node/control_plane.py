@@ -61,8 +61,8 @@ def sync_scheduler(cluster: cluster_view.ClusterView) -> None:
             "message": f"0/{len(nodes)} nodes are available: {counted}.",
         }
         if (pod.get("status") or {}).get("conditions") != [condition]:
-            status = {"phase": "Pending", "conditions": [condition]}
-            cluster.patch_status(Kind.POD, pod, status)
+            pending = {"phase": "Pending", "conditions": [condition]}
+            cluster.patch_status(Kind.POD, pod, pending)
 
 
 def refusal(

@@ -5,7 +5,13 @@ import enum
 from collections.abc import Callable, Mapping
 
 from mig_manager.sandbox.apiserver import store
-from mig_manager.sandbox.node import cluster_view, device_manager, device_plugin, objects
+from mig_manager.sandbox.node import (
+    cluster_view,
+    device_manager,
+    device_plugin,
+    manifests,
+    objects,
+)
 
 _CRASH_BACKOFF_S = 10.0
 """The first pause before a crashed container restarts; it doubles up to the longest."""
@@ -95,7 +101,7 @@ class Kubelet:
         if self._cluster.node(self._options.name) is None:
             self.register()
         node = self._cluster.node(self._options.name)
-        status = objects.node_status(
+        status = manifests.node_status(
             *self._manager.status(objects.devices(node or {}, "capacity"))
         )
         have = (node or {}).get("status") or {}
@@ -169,7 +175,7 @@ class Kubelet:
         restarts = objects.restart_count(pod)
         if restarts is not None:
             worker.restarts = restarts + 1
-            worker.status = objects.waiting(
+            worker.status = manifests.waiting(
                 pod, reason="ContainerCreating", message="", restarts=worker.restarts
             )
         self._workers[worker.uid] = worker
@@ -183,7 +189,7 @@ class Kubelet:
         try:
             if worker.stage is _PodStage.RUNNING and is_due:
                 self._end(worker)
-                worker.status = objects.succeeded(pod)
+                worker.status = manifests.succeeded(pod)
             elif worker.stage is _PodStage.RUNNING:
                 worker.program.poll(now)
             elif worker.stage is _PodStage.WAITING and is_due:
@@ -191,7 +197,7 @@ class Kubelet:
                 run_s = objects.annotations(pod).get(objects.RUN_SECONDS)
                 worker.stage = _PodStage.RUNNING
                 worker.next_at = None if run_s is None else now + float(run_s)
-                worker.status = objects.running(pod, restarts=worker.restarts)
+                worker.status = manifests.running(pod, restarts=worker.restarts)
         except device_plugin.NotStartedError as error:
             self._back_off(worker, pod, now, reason="RunContainerError", message=str(error))
         except device_plugin.ExitedError as error:
@@ -211,7 +217,7 @@ class Kubelet:
         worker.restarts += 1
         worker.stage = _PodStage.WAITING
         worker.next_at = now + min(delay_s, _CRASH_BACKOFF_MAX_S)
-        worker.status = objects.waiting(
+        worker.status = manifests.waiting(
             pod, reason=reason, message=message, restarts=worker.restarts
         )
 

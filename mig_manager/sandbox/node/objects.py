@@ -1,4 +1,4 @@
-"""Kubernetes objects as plain JSON: read their fields, and make pods, DaemonSets and statuses."""
+"""Read the fields of Kubernetes objects, which are plain JSON."""
 
 import collections
 import enum
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import store
 
 JsonObject = dict[str, Any]
 
@@ -29,7 +28,7 @@ class DeployStyle(enum.Enum):
 
 
 PLUGIN_NAME = "nvidia-device-plugin-daemonset"
-_PLUGIN_CONTAINERS = {
+PLUGIN_CONTAINERS = {
     DeployStyle.GPU_OPERATOR: "nvidia-device-plugin",
     DeployStyle.PLAIN: "nvidia-device-plugin-ctr",
 }
@@ -115,7 +114,7 @@ def is_plugin(pod: Mapping[str, Any]) -> bool:
 
     Its labels alone do not distinguish it from GPU feature discovery.
     """
-    return any(c["name"] in _PLUGIN_CONTAINERS.values() for c in pod["spec"]["containers"])
+    return any(c["name"] in PLUGIN_CONTAINERS.values() for c in pod["spec"]["containers"])
 
 
 def restart_count(pod: Mapping[str, Any]) -> int | None:
@@ -162,66 +161,6 @@ def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]
     return False
 
 
-def gpu_pod(
-    name: str, resource: str, *, labels: Mapping[str, str] | None = None, grace_s: int = 30
-) -> JsonObject:
-    """Return the manifest of a pod that requests one device of a resource."""
-    container = {
-        "name": "cuda",
-        "image": "nvcr.io/nvidia/cuda",
-        "resources": {"limits": {resource: "1"}, "requests": {resource: "1"}},
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default", "labels": dict(labels or {})},
-        "spec": {
-            "containers": [container],
-            "terminationGracePeriodSeconds": grace_s,
-            "schedulerName": "default-scheduler",
-        },
-    }
-
-
-def running(pod: Mapping[str, Any], *, restarts: int) -> JsonObject:
-    """Return the status of a pod whose containers run."""
-    return _status(
-        pod, phase="Running", state={"running": {"startedAt": store.timestamp()}}, n=restarts
-    )
-
-
-def succeeded(pod: Mapping[str, Any]) -> JsonObject:
-    """Return the status of a pod whose containers have succeeded."""
-    ended = {"exitCode": 0, "reason": "Completed", "finishedAt": store.timestamp()}
-    return _status(pod, phase="Succeeded", state={"terminated": ended}, n=0)
-
-
-def waiting(pod: Mapping[str, Any], *, reason: str, message: str, restarts: int) -> JsonObject:
-    """Return the status of a pod whose containers wait for a restart."""
-    # The pod of a container that has run stays in phase Running.
-    phase = "Running" if restarts else "Pending"
-    state = {"waiting": {"reason": reason, "message": message}}
-    return _status(pod, phase=phase, state=state, n=restarts)
-
-
-def _status(pod: Mapping[str, Any], *, phase: str, state: Mapping[str, Any], n: int) -> JsonObject:
-    is_ready = "running" in state
-    conditions = [
-        {"type": "PodScheduled", "status": "True"},
-        {"type": "Initialized", "status": "True"},
-        {"type": "ContainersReady", "status": str(is_ready)},
-        {"type": "Ready", "status": str(is_ready), "lastTransitionTime": store.timestamp()},
-    ]
-    common = {"ready": is_ready, "started": is_ready, "restartCount": n, "state": state}
-    containers = [{"name": each["name"], **common} for each in pod["spec"]["containers"]]
-    return {
-        "phase": phase,
-        "startTime": (pod.get("status") or {}).get("startTime") or store.timestamp(),
-        "conditions": conditions,
-        "containerStatuses": containers,
-    }
-
-
 # -- nodes ------------------------------------------------------------------------------------
 
 
@@ -252,47 +191,4 @@ def devices(node: Mapping[str, Any], field: str = "allocatable") -> dict[str, in
         key: int(value)
         for key, value in counts.items()
         if key.startswith(well_known.RESOURCE_PREFIX)
-    }
-
-
-def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> JsonObject:
-    """Return a ready node's status; ``allocatable`` counts only healthy devices."""
-    base = {"cpu": "64", "memory": "512Gi", "pods": "110"}
-    message = "kubelet is posting ready status"
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": message}
-    return {
-        "capacity": {**base, **{r: str(n) for r, n in capacity.items()}},
-        "allocatable": {**base, **{r: str(n) for r, n in allocatable.items()}},
-        "conditions": [ready],
-        "nodeInfo": {"operatingSystem": "linux", "kubeletVersion": "v1.34.0"},
-    }
-
-
-def plugin_daemon_set(style: DeployStyle) -> JsonObject:
-    """Return the DaemonSet of NVIDIA's device plugin."""
-    is_gated = style is DeployStyle.GPU_OPERATOR
-    labels = {"app": PLUGIN_NAME} if is_gated else {"name": "nvidia-device-plugin-ds"}
-    volume = {"name": "device-plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
-    container = {"name": _PLUGIN_CONTAINERS[style], "image": "nvcr.io/nvidia/k8s-device-plugin"}
-    spec: JsonObject = {
-        "containers": [container],
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        "priorityClassName": "system-node-critical",
-        "volumes": [volume],
-    }
-    if is_gated:
-        spec["nodeSelector"] = {well_known.PLUGIN_DEPLOY_LABEL: "true"}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {
-            "name": PLUGIN_NAME,
-            "namespace": "gpu-operator" if is_gated else "kube-system",
-            "labels": labels,
-        },
-        "spec": {
-            "selector": {"matchLabels": labels},
-            "updateStrategy": {"type": "RollingUpdate"},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
     }

@@ -24,6 +24,7 @@ from mig_manager.sandbox.node import (
     device_manager,
     device_plugin,
     kubelet,
+    manifests,
     objects,
 )
 
@@ -123,7 +124,7 @@ class SandboxNode:
             node_labels=_node_labels([board.product for board in self._state.boards], options),
         )
         daemon.register()
-        daemon_set = objects.plugin_daemon_set(options.deploy_style)
+        daemon_set = manifests.plugin_daemon_set(options.deploy_style)
         cluster.create(cluster_view.WatchedKind.DAEMON_SET, daemon_set)
         undo.enter_context(device_manager.serving_pod_resources(self._socket, self.devices))
         undo.callback(cluster.listen(lambda *_: self._wake.set()))

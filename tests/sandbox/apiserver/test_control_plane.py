@@ -7,14 +7,14 @@ import pytest
 
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import store
-from mig_manager.sandbox.node import cluster_view, control_plane, objects
+from mig_manager.sandbox.node import cluster_view, control_plane, manifests, objects
 from testkit import apiserver
 from tests import api_objects
 from tests.stage import apirig
 
 _SMALL = "nvidia.com/mig-1g.5gb"
-_OPERATOR = objects.plugin_daemon_set(objects.DeployStyle.GPU_OPERATOR)
-_PLAIN = objects.plugin_daemon_set(objects.DeployStyle.PLAIN)
+_OPERATOR = manifests.plugin_daemon_set(objects.DeployStyle.GPU_OPERATOR)
+_PLAIN = manifests.plugin_daemon_set(objects.DeployStyle.PLAIN)
 
 
 def node(labels: dict[str, str] | None = None, *, free: int = 1, **spec: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def tainted(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
 
 
 def pod(**spec: Any) -> objects.JsonObject:
-    manifest = objects.gpu_pod("p", _SMALL)
+    manifest = manifests.gpu_pod("p", _SMALL)
     manifest["spec"].update(spec)
     return manifest
 
@@ -96,7 +96,7 @@ def test_daemon_set_owns_and_counts_its_pod_on_a_node() -> None:
     daemon_set = copy.deepcopy(_PLAIN)
     daemon_set["metadata"]["uid"] = "ds-uid"
     first, leaving = (control_plane.pod_for(daemon_set, node()) for _ in range(2))
-    first["status"] = objects.running(first, restarts=0)
+    first["status"] = manifests.running(first, restarts=0)
     leaving["metadata"]["deletionTimestamp"] = store.timestamp()
 
     status = control_plane.status(daemon_set, [node()], [first, leaving])

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node import pod_object
-from mig_manager.sandbox.node import device_manager, objects
+from mig_manager.sandbox.node import device_manager, manifests, objects
 from tests.node import fakes
 
 _SMALL = "nvidia.com/mig-1g.5gb"
@@ -17,7 +17,7 @@ _GPU = "nvidia.com/gpu"
 
 
 def pod(name: str, count: int = 1, resource: str = _SMALL) -> objects.JsonObject:
-    manifest = objects.gpu_pod(name, resource)
+    manifest = manifests.gpu_pod(name, resource)
     manifest["metadata"]["uid"] = f"uid-{name}"
     manifest["spec"]["containers"][0]["resources"]["limits"][resource] = str(count)
     return manifest

@@ -9,6 +9,7 @@ from mig_manager.sandbox.node import (
     device_manager,
     device_plugin,
     kubelet,
+    manifests,
     objects,
 )
 from testkit import apiserver
@@ -58,7 +59,7 @@ class Bench:
         )
 
     def create(self, *, node: str = "n1", grace_s: int = 30) -> None:
-        pod = objects.gpu_pod("p1", _SMALL, grace_s=grace_s)
+        pod = manifests.gpu_pod("p1", _SMALL, grace_s=grace_s)
         pod["spec"]["nodeName"] = node
         self.cluster.create(_POD, pod)
 
@@ -106,7 +107,7 @@ def test_node_is_ready_after_a_tick_and_registers_again(bench: Bench) -> None:
 
 def test_pod_with_a_run_time_succeeds_and_releases_its_device(bench: Bench) -> None:
     bench.manager.register({_SMALL: ("MIG-a",)})
-    pod = objects.gpu_pod("p1", _SMALL)
+    pod = manifests.gpu_pod("p1", _SMALL)
     pod["spec"]["nodeName"] = "n1"
     pod["metadata"]["annotations"] = {objects.RUN_SECONDS: "5"}
     bench.cluster.create(_POD, pod)

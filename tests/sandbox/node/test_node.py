@@ -8,7 +8,7 @@ import pytest
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.node import cluster_view, objects
+from mig_manager.sandbox.node import cluster_view, manifests, objects
 from testkit import nvml_faults
 from tests.kit import monitors
 from tests.node import samples
@@ -51,7 +51,7 @@ class SandboxStage(agent_stage.AgentStage):
 
     def create(self, *names: str) -> None:
         for name in names:
-            self.cluster.create(cluster_view.WatchedKind.POD, objects.gpu_pod(name, _SMALL))
+            self.cluster.create(cluster_view.WatchedKind.POD, manifests.gpu_pod(name, _SMALL))
 
     def clients(self, name: str) -> list[str]:
         """Return how processes of this name use the GPUs, one word for each GPU."""

@@ -4,12 +4,12 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.sandbox.node import cluster_view, objects
+from mig_manager.sandbox.node import cluster_view, manifests, objects
 from testkit import apiserver
 from tests import waiting
 from tests.stage import apirig
 
-_POD = objects.gpu_pod("p1", "nvidia.com/gpu")
+_POD = manifests.gpu_pod("p1", "nvidia.com/gpu")
 _PATH = "/api/v1/namespaces/default/pods"
 
 
@@ -48,7 +48,7 @@ def test_our_own_writes_are_seen_at_once(cluster: cluster_view.ClusterView) -> N
     for _ in range(20):
         cluster.create(cluster_view.WatchedKind.POD, _POD)
         (pod,) = cluster.list(cluster_view.WatchedKind.POD)
-        cluster.patch_status(cluster_view.WatchedKind.POD, pod, objects.running(pod, restarts=0))
+        cluster.patch_status(cluster_view.WatchedKind.POD, pod, manifests.running(pod, restarts=0))
         (pod,) = cluster.list(cluster_view.WatchedKind.POD)
         assert objects.is_ready(pod)
         cluster.delete(cluster_view.WatchedKind.POD, pod, now=True)
