@@ -1,7 +1,7 @@
 """List words that this project replaces: ``python -m docs.language [PATH...]``.
 
 Identifiers are split at underscores and capitals: ``told_as`` has ``told``. A line of output is
-``file:line: word (say: ...)``.
+``file:line: word (say: ...)``. In the product also: locals that hide a name of their module.
 """
 
 import ast
@@ -76,6 +76,7 @@ STRICT = tuple(
     )
 )
 _JSON_KEYS = "mig_manager/core/answers.py"
+_HIDES = "another name: this one is a function, class or import of the module"
 _LIMIT = re.compile(r"\b_?(?:MOST|LONGEST|LARGEST|FEWEST|LEAST)_(?!FRAGMENTED|COMMON)[A-Z_]+\b")
 
 
@@ -157,6 +158,9 @@ def findings(path: pathlib.Path) -> list[Finding]:
     if path.suffix == ".py" and (is_strict or any(each in plain for each in NAMES)):
         names = _names(text, is_strict=is_strict)
         found += [Finding(name, line, f"name {word}", "what it is") for word, line in names]
+    if path.suffix == ".py" and name.startswith("mig_manager/"):
+        hiding = {*_hiding_names(ast.parse(text))}
+        found += [Finding(name, line, f"local {word}", _HIDES) for line, word in hiding]
     if path.suffix == ".py":
         found += [
             Finding(name, text.count("\n", 0, match.start()) + 1, match[0], "MAX_, MIN_")
@@ -200,6 +204,25 @@ def _names(text: str, *, is_strict: bool) -> Iterator[tuple[str, int]]:
         is_participle = is_strict and is_verb and re.fullmatch(r"[a-z]+(?<!e)ed", word)
         if word in (STRICT_NAMES if is_strict else NAMES) or is_participle:
             yield name, node.lineno
+
+
+def _hiding_names(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the locals and parameters that hide a function, class or import of their module."""
+    imports = (each for each in module.body if isinstance(each, ast.Import | ast.ImportFrom))
+    aliases = (alias for each in imports for alias in each.names)
+    defined = (each for each in module.body if isinstance(each, ast.FunctionDef | ast.ClassDef))
+    module_names = {(alias.asname or alias.name).split(".")[0] for alias in aliases}
+    module_names |= {each.name for each in defined}
+    for function in ast.walk(module):
+        if not isinstance(function, ast.FunctionDef | ast.Lambda):
+            continue
+        for node in ast.walk(function):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                    if name in module_names:
+                        yield node.lineno, name
+                case _:
+                    pass
 
 
 def main(arguments: list[str]) -> int:

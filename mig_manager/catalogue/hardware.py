@@ -400,7 +400,7 @@ def placements(text: str) -> tuple[model.Placement, ...]:
 
 def _profile(enum_index: int, slices: int, instance_mib: int, gpu_mib: int) -> model.Profile:
     """Name a profile by the driver's numbers, with the same rule as for a real GPU."""
-    memory_gb = profile_name.memory_gb(instance_mib=instance_mib, total_bytes=gpu_mib * 2**20)
+    memory_gb = profile_name.nominal_gb(instance_mib=instance_mib, total_bytes=gpu_mib * 2**20)
     return profile_name.from_nvml(enum_index=enum_index, slice_count=slices, memory_gb=memory_gb)
 
 

@@ -42,18 +42,18 @@ def _list_first(number: int, names: Iterable[str], limit: int) -> str:
     return first + (f" and {more} more" if more > 0 else "")
 
 
-def did_you_mean(word: str, words: Iterable[str], *, limit: int = 3) -> str:
+def did_you_mean(mistyped: str, words: Iterable[str], *, limit: int = 3) -> str:
     """Return ``; did you mean 'a' or 'b'?`` with similar words, or nothing."""
-    names = " or ".join(f"'{each}'" for each in similar(word, words, limit=limit))
+    names = " or ".join(f"'{each}'" for each in similar(mistyped, words, limit=limit))
     return f"; did you mean {names}?" if names else ""
 
 
-def similar(word: str, words: Iterable[str], *, limit: int) -> list[str]:
+def similar(mistyped: str, words: Iterable[str], *, limit: int) -> list[str]:
     """Return the known words that resemble a mistyped one in any case, the most similar first."""
     import difflib  # noqa: PLC0415 - only needed after a mistake
 
     by_folded = {each.lower(): each for each in words}
-    close = difflib.get_close_matches(word.lower(), by_folded, n=limit)
+    close = difflib.get_close_matches(mistyped.lower(), by_folded, n=limit)
     return [by_folded[each] for each in close]
 
 

@@ -414,7 +414,7 @@ NO_GPUS = ObservedGpus()
 """Not observed; compared by identity, because an observation can be empty, too."""
 
 
-def unreachable(gpus: Iterable[Gpu]) -> tuple[UnreachableGpu, ...]:
+def unreachable_of(gpus: Iterable[Gpu]) -> tuple[UnreachableGpu, ...]:
     """Return the unreachable GPUs of an observation; none of any other collection."""
     return gpus.unreachable if isinstance(gpus, ObservedGpus) else ()
 

@@ -67,7 +67,7 @@ def with_counts(counts: Mapping[model.Profile, int]) -> str:
     return ", ".join(f"{count}x {profile}" for profile, count in ordered) or "no instances"
 
 
-def memory_gb(*, instance_mib: int, total_bytes: int) -> int:
+def nominal_gb(*, instance_mib: int, total_bytes: int) -> int:
     """Return the gigabytes in the name of a profile.
 
     The instance's share of the memory, rounded up to an eighth, times the whole memory in GiB,

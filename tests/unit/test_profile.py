@@ -119,7 +119,7 @@ def test_other_mistakes_are_answered_with_examples() -> None:
 def test_memory_in_a_name_is_rounded_as_the_driver_rounds(
     total_mib: int, instance_mib: int, expected: int
 ) -> None:
-    got = profile_name.memory_gb(instance_mib=instance_mib, total_bytes=total_mib * 2**20)
+    got = profile_name.nominal_gb(instance_mib=instance_mib, total_bytes=total_mib * 2**20)
     assert got == expected
 
 
@@ -130,7 +130,7 @@ def test_memory_is_rounded_up_to_the_next_eighth_of_the_whole(total_gib: int) ->
         share = math.ceil(fractions.Fraction(instance_mib, 128 * total_gib))
         expected = math.floor(fractions.Fraction(share * total_gib, 8) + fractions.Fraction(1, 2))
         assert (
-            profile_name.memory_gb(instance_mib=instance_mib, total_bytes=total_gib * 2**30)
+            profile_name.nominal_gb(instance_mib=instance_mib, total_bytes=total_gib * 2**30)
             == expected
         )
 
@@ -138,7 +138,7 @@ def test_memory_is_rounded_up_to_the_next_eighth_of_the_whole(total_gib: int) ->
 @pytest.mark.parametrize("total_bytes", [0, -1])
 def test_a_gpu_without_memory_has_no_profile_names(total_bytes: int) -> None:
     with pytest.raises(ValueError, match="cannot be"):
-        profile_name.memory_gb(instance_mib=1, total_bytes=total_bytes)
+        profile_name.nominal_gb(instance_mib=1, total_bytes=total_bytes)
 
 
 @pytest.mark.parametrize(

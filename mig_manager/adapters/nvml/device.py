@@ -308,7 +308,9 @@ def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
                 reason=errors.Reason.NOT_SUPPORTED,
                 operation="nvmlDeviceGetMemoryInfo",
             )
-        memory_gb = profile_name.memory_gb(instance_mib=info.memorySizeMB, total_bytes=total_bytes)
+        memory_gb = profile_name.nominal_gb(
+            instance_mib=info.memorySizeMB, total_bytes=total_bytes
+        )
     if enum_index in profile_name.GPU_INSTANCE_PROFILES:
         return profile_name.from_nvml(
             enum_index=enum_index, slice_count=info.sliceCount, memory_gb=memory_gb

@@ -127,7 +127,7 @@ def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
     )
     architecture = _ARCHITECTURES.get(value, model.Architecture.OTHER)
     fields = _fields(device.handle)
-    gpu = model.Gpu(
+    bare = model.Gpu(
         index=index,
         uuid=uuid,
         name=library.call(pynvml.nvmlDeviceGetName, device.handle),
@@ -144,15 +144,15 @@ def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
         virtualization=device.virtualization(),
         recovery_action=_recovery_action(fields),
     )
-    return _with_instances(gpu, device)
+    return _with_instances(bare, device)
 
 
-def _with_instances(gpu: model.Gpu, device: gpu_device.Device) -> model.Gpu:
+def _with_instances(bare: model.Gpu, device: gpu_device.Device) -> model.Gpu:
     """Return the GPU with its instances, and the compute-instance profiles that they report."""
-    is_on = gpu.current_mode is model.MigMode.ENABLED
+    is_on = bare.current_mode is model.MigMode.ENABLED
     instances = _gpu_instances(device) if is_on else ()
-    profiles = None if gpu.profiles is None else device.with_compute_profiles(gpu.profiles)
-    return dataclasses.replace(gpu, gpu_instances=instances, profiles=profiles)
+    profiles = None if bare.profiles is None else device.with_compute_profiles(bare.profiles)
+    return dataclasses.replace(bare, gpu_instances=instances, profiles=profiles)
 
 
 def _fields(handle: object) -> dict[int, int]:

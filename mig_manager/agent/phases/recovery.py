@@ -255,7 +255,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         usage = gpu_use.Usage(
             pods=attempt.deps.workloads.list(),
             assigned=None,
-            extra_clients=survey.extra_clients(attempt.deps),
+            extra_clients=survey.read_extra_clients(attempt.deps),
         )
         pausing.pause_clients(pausing_attempt, plan, usage)
         paused = pausing.pause_driver(pausing_attempt, plan, usage)

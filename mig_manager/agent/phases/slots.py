@@ -84,9 +84,9 @@ def _changes_nothing(attempt: attempts.Attempt) -> bool:
         Superseded: Another layout is requested, or the agent stops.
     """
     try:
-        wait = attempt.wait(attempt.limits.lock_timeout_s)
+        lock_wait = attempt.wait(attempt.limits.lock_timeout_s)
         with attempt.hold_lock(
-            f"planning layout {attempt.request.config}", wait, changes_gpus=False
+            f"planning layout {attempt.request.config}", lock_wait, changes_gpus=False
         ):
             resolved = resolving.resolve(attempt)
             return resolved.plan(resolving.observe_once(attempt, resolved)).is_empty

@@ -67,7 +67,7 @@ def why_unknown(
 
 def _usage(shared: attempts.Shared, gpus: model.ObservedGpus) -> gpu_use.Usage:
     """Return who uses devices, also if the owner's list of GPU clients is invalid."""
-    clients = survey.extra_clients(shared.deps)
+    clients = survey.read_extra_clients(shared.deps)
     return survey.report_usage(shared.deps, gpus, has_processes=False, extra_clients=clients)
 
 

@@ -117,11 +117,11 @@ def name_users(
     Raises as ``wait_for_usage``.
     """
     affected = clients.affected_ids(plan, gpus)
-    usage = wait_for_usage(deps, gpus, affected, cancel, extra_clients=extra_clients(deps))
+    usage = wait_for_usage(deps, gpus, affected, cancel, extra_clients=read_extra_clients(deps))
     return usage.describe_users(usage.users(affected))
 
 
-def extra_clients(deps: ports.Dependencies) -> _ExtraClients:
+def read_extra_clients(deps: ports.Dependencies) -> _ExtraClients:
     """Return the owner's GPU clients; none if the list is invalid, so that a rollback can run."""
     try:
         return deps.extra_clients()

@@ -123,7 +123,7 @@ def draw_outcome(
     return "\n\n".join(blocks)
 
 
-def cells(gpu: model.Gpu) -> tuple[bar.Cell, ...]:
+def gpu_cells(gpu: model.Gpu) -> tuple[bar.Cell, ...]:
     """Return the instances of a GPU and the room between them, from slice 0 on."""
     return _cells_now(gpu, _slices(gpu) or _UNKNOWN_SLICES, marks={})
 

@@ -107,7 +107,7 @@ class FleetNode:
     @property
     def takes_custom(self) -> bool | None:
         """Whether its agent takes custom layouts; None without a valid list."""
-        return served.takes_custom(self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, ""))
+        return served.lists_custom(self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, ""))
 
     @property
     def is_reported(self) -> bool:

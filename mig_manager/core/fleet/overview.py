@@ -159,7 +159,7 @@ def _cells(gpu: model.Gpu, in_use: frozenset[_Span]) -> tuple[bar.Cell, ...]:
     placements = {gi.placement for gi in gpu.gpu_instances}
     is_on = gpu.current_mode is model.MigMode.ENABLED
     cells: list[bar.Cell] = []
-    for cell in picture.cells(gpu):
+    for cell in picture.gpu_cells(gpu):
         placement = model.Placement(cell.start, cell.size) if is_on else None
         title, fill = ("", cell.fill) if is_on else ("MIG off", _IDLE)
         if placement in placements:

@@ -309,7 +309,7 @@ def located(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[None]:
 
 def missing_gpus(layout: Layout, gpus: Sequence[model.Gpu]) -> Sequence[tuple[Rule, str]]:
     """Return the indices and PCI addresses that the node lacks, as text, with their rules."""
-    every: list[model.Gpu | model.UnreachableGpu] = [*gpus, *model.unreachable(gpus)]
+    every: list[model.Gpu | model.UnreachableGpu] = [*gpus, *model.unreachable_of(gpus)]
     has = f"this node has {len(every)}, counted from 0"
     missing: list[tuple[Rule, str]] = []
     for rule in layout.rules:
@@ -378,7 +378,7 @@ def _product(gpu: model.Gpu) -> str:
 
 def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[errors.LayoutError]:
     """Yield an error for every unreachable GPU that a rule names, or that alone it can select."""
-    for gpu in model.unreachable(gpus):
+    for gpu in model.unreachable_of(gpus):
         rule = next((each for each in reversed(layout.rules) if each.may_match(gpu)), None)
         if rule is None:
             continue

@@ -157,7 +157,7 @@ def is_complete(text: str) -> bool:
         return False
 
 
-def takes_custom(text: str) -> bool | None:
+def lists_custom(text: str) -> bool | None:
     """Return whether the node takes custom layouts; None if the list is malformed."""
     try:
         return json_text.parse_object(text).get("custom") is True

@@ -130,9 +130,9 @@ def without_replicas(ids: Iterable[str]) -> frozenset[str]:
     return frozenset(each.partition("::")[0] for each in ids)
 
 
-def devices_of(counts: Mapping[str, int]) -> dict[str, int]:
+def devices_of(numbers: Mapping[str, int]) -> dict[str, int]:
     """Return the existing GPUs and MIG devices among resources, with replicas or without."""
-    return {name: n for name, n in counts.items() if n and is_device_or_shared(name)}
+    return {name: n for name, n in numbers.items() if n and is_device_or_shared(name)}
 
 
 def possible_resources(
@@ -238,7 +238,7 @@ def losses(
             kind=kind,
             ending=ending[kind.resource],
             replicas=max(1, most[kind.resource] // kind.count),
-            has_unknown=bool(model.unreachable(gpus)),
+            has_unknown=bool(model.unreachable_of(gpus)),
         )
         for kind in kinds(gpus, pods, strategy=strategy)
         if ending[kind.resource] and kind.pods

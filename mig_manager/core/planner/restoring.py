@@ -195,7 +195,7 @@ def snapshots(
         LayoutError: A GPU is unreachable.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    unreachable = model.unreachable(gpus)
+    unreachable = model.unreachable_of(gpus)
     restored: list[model.GpuSnapshot] = []
     for device in saved:
         gpu = by_uuid.get(device.uuid)

@@ -170,7 +170,7 @@ def to_inventory(gpus: Sequence[model.Gpu], *, has_devices: bool = False) -> dic
             "code": gpu.code,
             "message": gpu.message[:_MAX_LETTERS_OF_MESSAGE],
         }
-        for gpu in model.unreachable(gpus)
+        for gpu in model.unreachable_of(gpus)
     ]
     if unreachable:
         data["unreachable"] = unreachable

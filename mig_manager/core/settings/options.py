@@ -111,12 +111,12 @@ class Source:
         A variable separates the values of a repeatable option with commas.
         """
         value = self.parsed.get(option.key)
-        text, origin = self._find(option)
-        if not (text or isinstance(value, list)):
+        raw, origin = self._find(option)
+        if not (raw or isinstance(value, list)):
             return option.default
         if not option.is_repeatable:
-            return _parse(option, text, origin)
-        each = map(str, value) if isinstance(value, list) else text.split(",")
+            return _parse(option, raw, origin)
+        each = map(str, value) if isinstance(value, list) else raw.split(",")
         values = (_parse(option, one, origin) for one in each)
         return frozenset(values) if isinstance(option.default, frozenset) else tuple(values)
 
@@ -126,8 +126,8 @@ class Source:
 
     def effective(self, option: Option) -> tuple[str, str]:
         """Return an option's value as text, and its origin: flag, variable or ``default``."""
-        text, origin = self._find(option)
-        return (text, origin) if text else (option.shown_default, "default")
+        raw, origin = self._find(option)
+        return (raw, origin) if raw else (option.shown_default, "default")
 
     def field(self, settings: type, name: str) -> Any:
         """Return the value of one field of a settings class."""
@@ -159,11 +159,11 @@ class Source:
         return "", f"--{option.name}"
 
 
-def _parse(option: Option, text: str, origin: str) -> Any:
+def _parse(option: Option, raw: str, origin: str) -> Any:
     try:
-        return option.parse(text)
+        return option.parse(raw)
     except ValueError as error:
-        raise errors.UsageError(f"{origin}: {text!r} {error}") from error
+        raise errors.UsageError(f"{origin}: {raw!r} {error}") from error
 
 
 @functools.cache

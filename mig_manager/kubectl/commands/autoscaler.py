@@ -171,5 +171,5 @@ def text(result: Tags) -> str:
     )
 
 
-def _lines(tags: Mapping[str, str]) -> Iterator[str]:
-    return (f"  {key}={value}" for key, value in tags.items())
+def _lines(pairs: Mapping[str, str]) -> Iterator[str]:
+    return (f"  {key}={value}" for key, value in pairs.items())

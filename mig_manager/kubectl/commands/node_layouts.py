@@ -140,11 +140,11 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
 
 
 def _is_applied(entry: served.ServedLayout, node: nodes.FleetNode) -> bool:
-    is_named, run = entry.name == node.applied, node.status
-    if not is_named or run is None or run.config != entry.name:
+    is_named, last_run = entry.name == node.applied, node.status
+    if not is_named or last_run is None or last_run.config != entry.name:
         return is_named
     # The label has no hash of the content, which may have changed since.
-    return status.was_active(run) and run.config_hash in ("", entry.content_hash)
+    return status.was_active(last_run) and last_run.config_hash in ("", entry.content_hash)
 
 
 _Key = tuple[str, str]  # name and content hash

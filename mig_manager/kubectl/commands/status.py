@@ -62,20 +62,20 @@ def table(status: node_status.ClusterStatus, *, style: bar.Style) -> str:
     """Return a line for every node, and explanations of problems below."""
     rows, notes = [], []
     for report in status.reports:
-        run = report.run
+        last_run = report.run
         state = report.state.value + ("" if report.node.is_ready else ",not-ready")
         rows.append(
             (
                 report.node.name,
                 (state, overview.TONES.get(report.state, bar.Tone.BAD)),
-                (run.reason or run.phase) if run else "-",
-                timestamps.age(run.at, status.now) if run else "-",
+                (last_run.reason or last_run.phase) if last_run else "-",
+                timestamps.age(last_run.at, status.now) if last_run else "-",
                 report.node.requested or "-",
                 report.node.applied_text or "-",
                 "-" if report.gpus is None else gpu_report.slices(report.gpus),
             )
         )
-        why = run.message if run and not report.state.is_good else ""
+        why = last_run.message if last_run and not report.state.is_good else ""
         if remarks := messages.join(why, *report.notes):
             notes.append(style.wrap(f"{report.node.name}: {remarks}"))
     lines = tables.columns(_HEAD, rows, style=style)

@@ -132,7 +132,7 @@ def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) 
 
     agents.run(rig, "all-1g.5gb", by=by)
 
-    assert served.takes_custom(rig.annotations[well_known.LAYOUTS_ANNOTATION]) is is_on
+    assert served.lists_custom(rig.annotations[well_known.LAYOUTS_ANNOTATION]) is is_on
 
 
 def test_invalid_file_does_not_block_a_custom_layout() -> None:

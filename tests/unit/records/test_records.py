@@ -140,7 +140,7 @@ def test_malformed_record_is_refused(read: Callable[[str], object], text: str) -
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "1", "{", "[" * 100_000])
 def test_malformed_mark_or_list_of_layouts_is_none(text: str) -> None:
-    assert served.takes_custom(text) is None
+    assert served.lists_custom(text) is None
     assert not served.is_complete(text)
     assert marks.parse(text) is None
     assert marks.parse('{"layout": 1}') is None
