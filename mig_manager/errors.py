@@ -67,7 +67,7 @@ class Reason(enum.Enum):
         return _REMEDIES.get(self, _Remedy()).on_node
 
     @property
-    def remedy_at_shell(self) -> str:
+    def remedy_at_shell(self) -> "Remedy":
         """The remedy for the user of a command, which is not retried."""
         return _REMEDIES.get(self, _Remedy()).at_shell or self.remedy
 
@@ -82,11 +82,25 @@ class Reason(enum.Enum):
         return self in {Reason.RESET_REQUIRED, Reason.REBOOT_REQUIRED}
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CommandRemedy:
+    """A remedy that names a command of ``mig-manager``: options depend on what its user typed."""
+
+    text: str  # ``{}`` stands for the command
+    command: str
+
+    def __str__(self) -> str:
+        return self.text.format(f"'mig-manager {self.command}'")
+
+
+Remedy = str | CommandRemedy
+
+
 class _Remedy(NamedTuple):
     """What helps where a run ended for a reason."""
 
     on_node: str = ""
-    at_shell: str = ""  # where the other one mentions the agent or the cluster
+    at_shell: Remedy = ""  # where the other one mentions the agent or the cluster
     is_transient: bool = False
 
 
@@ -97,7 +111,9 @@ _REMEDIES = {
     ),
     Reason.UNKNOWN_CONFIG: _Remedy(
         "Request a layout that 'kubectl mig layouts' lists, or add this one to the config file.",
-        at_shell="Name a layout that 'mig-manager validate' lists, or add this one to the file.",
+        at_shell=CommandRemedy(
+            "Name a layout that {} lists, or add this one to the file.", "validate"
+        ),
     ),
     Reason.NO_CUSTOM_LAYOUT: _Remedy(
         "Write annotation and label in one patch, as 'kubectl mig apply' does.",
@@ -107,20 +123,25 @@ _REMEDIES = {
     ),
     Reason.UNKNOWN_PROFILE: _Remedy(
         "Use a profile of this GPU; 'kubectl mig layouts NODE' draws the layouts that fit.",
-        at_shell="Use a profile of this GPU; 'mig-manager status' lists them.",
+        at_shell=CommandRemedy("Use a profile of this GPU; {} lists them.", "status"),
     ),
     Reason.NO_GPU_MATCHES: _Remedy(
         "Request a layout that 'kubectl mig layouts NODE' draws, or correct this one's "
         "device-filter or devices.",
-        at_shell="Name a layout for these GPUs, or correct this one's device-filter or devices; "
-        "'mig-manager status' shows PCI ids.",
+        at_shell=CommandRemedy(
+            "Name a layout for these GPUs, or correct this one's device-filter or devices; "
+            "{} shows PCI ids.",
+            "status",
+        ),
     ),
     Reason.NOT_MIG_CAPABLE: _Remedy(
         "Restrict the layout to MIG-capable GPUs with a device-filter.",
     ),
     Reason.DOES_NOT_FIT: _Remedy(
         "Request fewer or smaller instances; 'kubectl mig layouts NODE' draws what fits.",
-        at_shell="Request fewer or smaller instances; 'mig-manager validate' shows what fits.",
+        at_shell=CommandRemedy(
+            "Request fewer or smaller instances; {} shows what fits.", "validate"
+        ),
     ),
     Reason.INVALID_CHECKPOINT: _Remedy(
         "Restore a checkpoint of this node's GPUs; 'mig-manager checkpoint' takes one.",
@@ -271,7 +292,7 @@ class MigManagerError(Exception):
         *,
         reason: Reason,
         location: Location | None = None,
-        remedy: str = "",
+        remedy: Remedy = "",
         others: tuple[str, ...] = (),
     ) -> None:
         super().__init__(problem)
@@ -309,7 +330,7 @@ class MigManagerError(Exception):
 class UsageError(MigManagerError):
     """A command line, setting or environment variable that cannot be used."""
 
-    def __init__(self, message: str, *, remedy: str = "") -> None:
+    def __init__(self, message: str, *, remedy: Remedy = "") -> None:
         super().__init__(message, reason=Reason.USAGE, remedy=remedy)
 
 
@@ -325,7 +346,7 @@ class ConfigError(MigManagerError):
         message: str,
         *,
         location: Location | None = None,
-        remedy: str = "",
+        remedy: Remedy = "",
         others: tuple[str, ...] = (),
     ) -> None:
         unreadable = "" if location else "Check the file's path and rights, or name another file."
@@ -360,7 +381,7 @@ class LayoutError(MigManagerError):
         location: Location | None = None,
         gpu_uuid: str = "",
         profile: str = "",
-        remedy: str = "",
+        remedy: Remedy = "",
     ) -> None:
         super().__init__(message, reason=reason, location=location, remedy=remedy)
         self.gpu_uuid = gpu_uuid
@@ -378,7 +399,7 @@ class HardwareError(MigManagerError):
         operation: str = "",
         gpu: str = "",
         code: int | None = None,
-        remedy: str = "",
+        remedy: Remedy = "",
     ) -> None:
         super().__init__(message, reason=reason, remedy=remedy)
         self.operation = operation  # the NVML function, such as ``nvmlDeviceCreateGpuInstance``
@@ -401,7 +422,9 @@ class HardwareError(MigManagerError):
 class GpuInUseError(HardwareError):
     """Processes or pods use, or may use, devices that a plan changes; no step was run."""
 
-    def __init__(self, message: str, *, reason: Reason = Reason.IN_USE, remedy: str = "") -> None:
+    def __init__(
+        self, message: str, *, reason: Reason = Reason.IN_USE, remedy: Remedy = ""
+    ) -> None:
         super().__init__(message, reason=reason, remedy=remedy)
 
 
@@ -422,7 +445,7 @@ class ClusterError(MigManagerError):
         reason: Reason,
         status: int | None = None,
         retry_after_s: float | None = None,
-        remedy: str = "",
+        remedy: Remedy = "",
     ) -> None:
         super().__init__(message, reason=reason, remedy=remedy)
         self.status = status  # the HTTP status; None: no answer

@@ -337,7 +337,7 @@ def _problems(outcome: _RestoreOutcome, observed: model.ObservedGpus) -> Iterato
 
 def _problem_of(error: errors.MigManagerError) -> Problem:
     remedy = error.own_remedy or error.reason.remedy_at_shell or _APPLY_AGAIN
-    return Problem(message=error.message, remedy=remedy)
+    return Problem(message=error.message, remedy=str(remedy))
 
 
 def _key(gpu: model.UnreachableGpu) -> str | int:

@@ -1,7 +1,6 @@
 """Run a command line of ``mig-manager``, or of ``nvidia-mig-parted`` through a link."""
 
 import itertools
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +24,6 @@ _OTHER_OPERANDS = {
     },
 }
 """By the command that is given too many operands."""
-_NAMED_COMMAND = re.compile("'mig-manager (validate|status)'")
 _SIMULATION = ("--simulate", "--simulate-state")
 _KEPT_FLAGS = {"status": _SIMULATION, "validate": ("-f", "--config-file", *_SIMULATION, "--gpu")}
 """What the command that a remedy names must have in common with the one that failed."""
@@ -65,7 +63,8 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
 def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
     usage = registry.PROGRAM.usage_remedy(error, argv)
     remedy = error.own_remedy or usage or error.reason.remedy_at_shell
-    remedy = _NAMED_COMMAND.sub(lambda command: _with_same_flags(command[1], argv), remedy)
+    if isinstance(remedy, errors.CommandRemedy):
+        remedy = remedy.text.format(_with_same_flags(remedy.command, argv))
     hints: Mapping[str, str] = {}
     if error.reason is errors.Reason.DRIVER_NOT_LOADED:
         hints = _WITHOUT_GPU

@@ -48,7 +48,7 @@ def run(argv: Sequence[str], terminal: console.Console) -> int:
     """
     return terminal.exit_status(
         lambda: parser.run(registry.PROGRAM, argv, terminal),
-        remedy=lambda error: (
+        remedy=lambda error: str(
             error.own_remedy
             or registry.PROGRAM.usage_remedy(error, argv)
             or _REMEDIES.get(error.reason, error.reason.remedy_at_shell)

@@ -29,7 +29,7 @@ def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcom
         error.message,
         undo(attempt),
         is_final=_is_final(attempt, error),
-        remedy=error.own_remedy if isinstance(error, errors.NotReadyError) else "",
+        remedy=str(error.own_remedy) if isinstance(error, errors.NotReadyError) else "",
     )
     if outcome.should_retry:
         return outcome

@@ -48,7 +48,8 @@ class Settings(
             # A variable sets the format of the commands that have a choice.
             if source.parsed.get("output_format") and not is_text:
                 raise errors.UsageError(
-                    "--valid-config answers with text", remedy="'mig-manager validate' has data."
+                    "--valid-config answers with text",
+                    remedy=errors.CommandRemedy("{} has data.", "validate"),
                 )
         return values
 

@@ -69,7 +69,7 @@ class GpuCommand(gpu_access.CommandAdapters):
         names = messages.list_names(self._fitting(source), limit=_MAX_NAMED)
         raise errors.UsageError(
             f"name a layout; {source.source} has {names or 'none'}",
-            remedy="'mig-manager validate' shows which ones fit.",
+            remedy=errors.CommandRemedy("{} shows which ones fit.", "validate"),
         )
 
     def _fitting(self, source: layouts.Document) -> Sequence[str]:

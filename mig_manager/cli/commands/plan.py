@@ -56,5 +56,5 @@ def run(settings: gpu_settings.GpuSettings, terminal: console.Console) -> int:
     try:
         command.pods.require_unused(result.affected)
     except errors.GpuInUseError as error:
-        terminal.note(f"'apply' would refuse: {error.message}", remedy=error.own_remedy)
+        terminal.note(f"'apply' would refuse: {error.message}", remedy=str(error.own_remedy))
     return status

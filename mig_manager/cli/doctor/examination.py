@@ -40,7 +40,7 @@ def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Docto
         except NotAskedError as why:
             return (skipped(str(why)),)
         except errors.MigManagerError as error:
-            remedy = "" if error.reason in _VAGUE else error.reason.remedy_at_shell
+            remedy = "" if error.reason in _VAGUE else str(error.reason.remedy_at_shell)
             return (fail(error.message, remedy),)
         except Exception as error:  # noqa: BLE001 - a failing check must not hide the others
             what = f"the check failed: {type(error).__name__}: {error}"

@@ -38,13 +38,13 @@ CHECKS: list[Check] = []
 _check = adding_to(CHECKS)
 
 
-@_check("driver", errors.Reason.DRIVER_NOT_LOADED.remedy_at_shell)
+@_check("driver", str(errors.Reason.DRIVER_NOT_LOADED.remedy_at_shell))
 def _driver(facts: Facts) -> Iterator[Finding]:
     """NVML's library is found, loads, and reaches the driver."""
     try:
         inspection = facts.inspection.get()
     except errors.HardwareError as error:
-        yield fail(error.message, error.reason.remedy_at_shell)
+        yield fail(error.message, str(error.reason.remedy_at_shell))
         return
     text = f"driver {inspection.driver_version}, NVML {inspection.nvml_version}"
     branch = inspection.driver_version.partition(".")[0]

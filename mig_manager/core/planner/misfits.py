@@ -151,9 +151,7 @@ def _free_slices(
     size = max(place.size for place in spec.placements)
     starts = sorted({place.start for place in spec.placements})
     room = (
-        f"memory slice {shown_slices(free).replace(' or ', ' and ')} is free"
-        if free
-        else "no memory slice is free"
+        f"memory slice {shown_slices(free, 'and')} is free" if free else "no memory slice is free"
     )
     where = f" ({_placed_text(placed)})" if placed else ""
     takes = f"needs {size} in a row, starting" if size > 1 else "can only be"
@@ -174,10 +172,10 @@ def span_text(place: model.Placement) -> str:
     return f"slices {text}" if place.size > 1 else f"slice {text}"
 
 
-def shown_slices(slices: Sequence[int]) -> str:
+def shown_slices(slices: Sequence[int], conjunction: str = "or") -> str:
     """Render slices as ``0-3 or 7``."""
     *first, last = messages.ranges(slices) or ["none"]
-    return f"{', '.join(first)} or {last}" if first else last
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
 def _join(words: Iterable[object]) -> str:
