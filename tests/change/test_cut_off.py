@@ -11,7 +11,7 @@ from mig_manager.change import boot_layouts, local, pod_use
 from mig_manager.core import model, profile_name
 from mig_manager.core.records import journals
 from tests.change.forks import refuse
-from tests.node import gpu_values
+from tests.node import fake_cluster, gpu_values
 from tests.node.applying_rig import ApplyingNode, is_creation, once
 
 OFF = model.MigMode.DISABLED
@@ -78,7 +78,7 @@ def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: ApplyingN
     assert node.shape == killed
     assert not any("in use" in note for note in node.notes)
 
-    pods = pod_use.PodUse(kubelet=lambda: node.allocations, is_ignored=True)
+    pods = pod_use.PodUse(kubelet=lambda: fake_cluster.FakeAllocations(node), is_ignored=True)
     deps = dataclasses.replace(node.deps, pods=pods)
     applying.apply(deps, lambda: node.layouts.layout("first-only"))
     assert (node.has("first-only"), node.shape[1]) == (True, before[1])
@@ -203,10 +203,10 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: App
     assert node.cut_off("wanted", at=3)
     node.set_up("other")
     saved = boot_layouts.BootLayout(node.boot_layout, "boot-1")
-    saved.save(node.hardware.observe(), config="other", config_hash="h")
+    saved.save(node.deps.gpus.observe(), config="other", config_hash="h")
     verified = node.shape
 
-    assert local.as_if_undone(node.deps, node.hardware.observe(), node.gpus[0]) == node.gpus[0]
+    assert local.as_if_undone(node.deps, node.deps.gpus.observe(), node.gpus[0]) == node.gpus[0]
     with pytest.raises(errors.LayoutError):
         node.change_to("too-much")
 

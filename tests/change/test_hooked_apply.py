@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.change import apply, pod_use
 from mig_manager.core import ports, steps
 from mig_manager.core.files import checkpoint
-from tests.node import applying_rig, nodes, samples
+from tests.node import applying_rig, fake_cluster, nodes, samples
 from tests.node.applying_rig import is_creation
 
 STEPS = {
@@ -393,7 +393,7 @@ def test_a_kubelet_that_stops_ends_the_change_unless_a_hook_stopped_it(
     def kubelet() -> ports.DeviceAllocations | None:
         is_stopped = bool(played.happened) if hooks else asked in played.log
         played.kubelet.is_silent = is_stopped
-        return played.allocations if has_socket or not is_stopped else None
+        return fake_cluster.FakeAllocations(played) if has_socket or not is_stopped else None
 
     deps = dataclasses.replace(played.deps, pods=pod_use.PodUse(kubelet=kubelet))
     refusal = contextlib.nullcontext() if is_changed else pytest.raises(errors.GpuInUseError)

@@ -19,7 +19,7 @@ from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests import layout_table
 from tests.kit import nvml_codes
-from tests.node import agents, fakes, judging, simulated_rig
+from tests.node import agents, fake_cluster, fakes, judging, simulated_rig
 
 
 class Scenario(NamedTuple):
@@ -112,7 +112,9 @@ class StruckNode:
                 layout or self.scenario.layout, fakes.FakeRequest(rig.clock)
             )
         assert [line for line in log if "exc_info" in line] == []
-        remaining = [each.split()[0] for each in judging.remaining(rig.node.read())]
+        remaining = [
+            each.split()[0] for each in judging.remaining(fake_cluster.FakeNode(rig).read())
+        ]
         return End(outcome, simulated_rig.geometry(self.state), remaining)
 
     def strike(

@@ -18,7 +18,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 from tests import api_objects
-from tests.node import agents, fakes
+from tests.node import agents, fake_cluster, fake_host, fakes
 from tests.stage import in_process
 
 NAMESPACE = "mig-manager"
@@ -64,8 +64,8 @@ def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]
     named = {"node_name": name, "simulate_state": str(folder / f"{name}.json")}
     return {
         "settings": settings.AgentSettings.read(named | options, {}),
-        "gpus": rig.hardware,
-        "allocations": rig.allocations,
+        "gpus": fake_host.FakeGpus(rig),
+        "allocations": fake_cluster.FakeAllocations(rig),
         "configs": fakes.FakeConfig(agents.CONFIG),
         "processes": None,
         "overrides": main.Overrides(watch_times=_WATCH_TIMES, watches_files=False),

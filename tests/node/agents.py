@@ -17,7 +17,7 @@ from mig_manager.core import ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import client_table
 from tests import layout_table
-from tests.node import fakes
+from tests.node import fake_cluster, fake_host, fakes
 
 CONFIG = (
     layout_table.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
@@ -47,12 +47,13 @@ TIMEOUTS = {
 
 def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
     """Return the dependencies of an agent on the node."""
+    machine = fake_host.FakeHost(rig)
     return ports.Dependencies(
-        gpus=rig.hardware,
-        node=rig.node,
-        workloads=rig.workloads,
-        allocations=rig.allocations,
-        slices=rig.slices,
+        gpus=fake_host.FakeGpus(rig),
+        node=fake_cluster.FakeNode(rig),
+        workloads=fake_cluster.FakeWorkloads(rig),
+        allocations=fake_cluster.FakeAllocations(rig),
+        slices=fake_cluster.FakeSlices(rig) if rig.dra_driver.is_installed else None,
         configs=fakes.FakeConfig(text),
         clock=rig.clock,
         extra_clients=lambda: (
@@ -61,14 +62,14 @@ def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
         lock=fakes.FakeLock(),
         slots=rig.slots,
         boot_id=rig.host.boot_id,
-        reset=rig.machine if rig.resets.are_available else None,
-        reboot=rig.machine if rig.host.may_reboot else None,
-        services=rig.machine if rig.host.services else None,
+        reset=machine if rig.resets.are_available else None,
+        reboot=machine if rig.host.may_reboot else None,
+        services=machine if rig.host.services else None,
         service_names=lambda: tuple(rig.host.services),
-        refresh_files=rig.machine.refresh,
-        boot_layout=rig.machine,
-        request_file=rig.request_file,
-        hooks=rig.programs if rig.hooks.text else None,
+        refresh_files=machine.refresh,
+        boot_layout=machine,
+        request_file=fake_host.FakeRequestFile(rig),
+        hooks=fake_host.FakeHooks(rig) if rig.hooks.text else None,
         own_pod_uid="uid-of-the-agent",
     )
 

@@ -12,7 +12,7 @@ from mig_manager.change import boot, local, pod_use
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts, plans
 from mig_manager.core.records import journals
-from tests.node import fakes, gpu_values, strikes
+from tests.node import fake_cluster, fake_host, fakes, gpu_values, strikes
 
 LAYOUTS_TEXT = """
 version: v1
@@ -191,7 +191,7 @@ class ApplyingNode(fakes.NodeRig):
         )
 
     def has(self, name: str) -> bool:
-        return plans.plan(self.hardware.observe(), self.layouts.layout(name)).is_applied
+        return plans.plan(self.deps.gpus.observe(), self.layouts.layout(name)).is_applied
 
     def cut_off(self, name: str, *, at: int) -> bool:
         """Apply a layout and be killed at a step; return whether there was such a step."""
@@ -210,7 +210,7 @@ class ApplyingNode(fakes.NodeRig):
     @property
     def deps(self) -> local.LocalDependencies:
         return local.LocalDependencies(
-            gpus=self.hardware,
+            gpus=fake_host.FakeGpus(self),
             lock=self.exclusion,
             journal=self.journal,
             boot_layout=self.boot_layout,
@@ -219,10 +219,10 @@ class ApplyingNode(fakes.NodeRig):
             lock_timeout_s=30.0,
             notify=self.notes.append,
             uninterrupted=self.guard,
-            hooks=self.programs if self.hooks.text else None,
-            refresh_files=self.machine.refresh,
-            reset=self.machine if self.has_reset else None,
-            pods=pod_use.PodUse(kubelet=lambda: self.allocations),
+            hooks=fake_host.FakeHooks(self) if self.hooks.text else None,
+            refresh_files=fake_host.FakeHost(self).refresh,
+            reset=fake_host.FakeHost(self) if self.has_reset else None,
+            pods=pod_use.PodUse(kubelet=lambda: fake_cluster.FakeAllocations(self)),
         )
 
 

@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from tests import layout_table
-from tests.node import agents, fakes, gpu_values, judging
+from tests.node import agents, fake_cluster, fakes, gpu_values, judging
 
 
 def has_layout(rig: fakes.NodeRig, layout: str) -> bool:
@@ -82,7 +82,7 @@ def remaining(
     deployed: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return what a change has left on the node; nothing, if all is well."""
-    view = rig.node.latest(is_at_rest=True)
+    view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
     journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
     is_applied = rig.labels.get(well_known.APPLIED_LABEL) == "one-slice-changed"
     config = rig.labels.get(well_known.PLUGIN_CONFIG_LABEL)

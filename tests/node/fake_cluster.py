@@ -24,7 +24,7 @@ _CONFLICTS = 20
 
 
 class Port:
-    def __init__(self, rig: "fakes.NodeRig") -> None:
+    def __init__(self, rig: fakes.NodeRig) -> None:
         self._rig = rig
 
     def _succeeds(self, call: str) -> bool:
@@ -232,7 +232,7 @@ class FakeWorkloads(Port):
 class UnansweredWorkloads(FakeWorkloads):
     """Evicts and deletes pods, but an error follows instead of the answer."""
 
-    def __init__(self, rig: "fakes.NodeRig", error: BaseException) -> None:
+    def __init__(self, rig: fakes.NodeRig, error: BaseException) -> None:
         super().__init__(rig)
         self._error = error
 
@@ -303,7 +303,7 @@ class FakeSlices(Port):
 class FakeSlots:
     """Implements ``ports.Slots``; notes what it is asked in the rig's own log."""
 
-    rig: "fakes.NodeRig"
+    rig: fakes.NodeRig
     denials: list[slots.Denial] = dataclasses.field(default_factory=list)
     failing: list[errors.ClusterError] = dataclasses.field(default_factory=list)
     is_taken: bool = False

@@ -21,7 +21,7 @@ from mig_manager.core.node import (
     well_known,
 )
 from mig_manager.core.records import journals
-from tests.node import fake_cluster, fake_host, knobs, samples
+from tests.node import knobs, samples
 
 
 class FakeClock:
@@ -376,24 +376,6 @@ class NodeRig:
             vars(own).update(vars(error))
             raise own
 
-    # -- ports, each in its own little class because their methods share names -----------
-
-    @property
-    def node(self) -> "fake_cluster.FakeNode":
-        return fake_cluster.FakeNode(self)
-
-    @property
-    def workloads(self) -> "fake_cluster.FakeWorkloads":
-        return fake_cluster.FakeWorkloads(self)
-
-    @property
-    def allocations(self) -> "fake_cluster.FakeAllocations":
-        return fake_cluster.FakeAllocations(self)
-
-    @property
-    def slices(self) -> "fake_cluster.FakeSlices | None":
-        return fake_cluster.FakeSlices(self) if self.dra_driver.is_installed else None
-
     def restart_machine(self) -> None:
         """Reboot: pending modes are active, and no instance is left on the GPUs."""
         self.host.boot_id = f"boot-{int(self.host.boot_id.removeprefix('boot-')) + 1}"
@@ -405,19 +387,3 @@ class NodeRig:
         self.pods.clear()
         self.kubelet.assigned.clear()
         self.live()
-
-    @property
-    def machine(self) -> "fake_host.FakeHost":
-        return fake_host.FakeHost(self)
-
-    @property
-    def request_file(self) -> "fake_host.FakeRequestFile":
-        return fake_host.FakeRequestFile(self)
-
-    @property
-    def programs(self) -> "fake_host.FakeHooks":
-        return fake_host.FakeHooks(self)
-
-    @property
-    def hardware(self) -> "fake_host.FakeGpus":
-        return fake_host.FakeGpus(self)

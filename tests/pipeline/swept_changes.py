@@ -13,8 +13,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
 from tests import layout_table
 from tests.node import agents, fakes, nodes
-from tests.pipeline.gpus import repairs
-from tests.pipeline.requests import custom_requests
+from tests.pipeline import custom_requests, repairs
 
 
 class Change(NamedTuple):

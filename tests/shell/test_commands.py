@@ -36,7 +36,7 @@ def layout(name: str) -> layouts.Layout:
 
 
 def has(node: ApplyingNode, name: str, *, is_mode_only: bool = False) -> bool:
-    return plans.plan(node.hardware.observe(), layout(name), is_mode_only=is_mode_only).is_applied
+    return plans.plan(node.deps.gpus.observe(), layout(name), is_mode_only=is_mode_only).is_applied
 
 
 def with_layout(name: str, *, count: int = 2) -> ApplyingNode:
@@ -85,9 +85,9 @@ def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
     users = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
 
-    planned = plans.plan(node.hardware.observe(), layout("small"), users=lambda: users)
-    unknown = drawn(plans.plan(node.hardware.observe(), layout("small")))
-    every = plans.plan(with_layout("balanced", count=4).hardware.observe(), layout("small"))
+    planned = plans.plan(node.deps.gpus.observe(), layout("small"), users=lambda: users)
+    unknown = drawn(plans.plan(node.deps.gpus.observe(), layout("small")))
+    every = plans.plan(with_layout("balanced", count=4).deps.gpus.observe(), layout("small"))
 
     assert planned.evicted == ("team/train-0",)
     assert "Pods that would be evicted: team/train-0" in drawn(planned)
@@ -98,8 +98,8 @@ def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
 
 
 def test_plan_names_gpus_that_must_be_idle_for_a_mode() -> None:
-    mode = drawn(plans.plan(ApplyingNode("off").hardware.observe(), layout("balanced")))
-    active = with_layout("balanced").hardware.observe()
+    mode = drawn(plans.plan(ApplyingNode("off").deps.gpus.observe(), layout("balanced")))
+    active = with_layout("balanced").deps.gpus.observe()
     nothing = drawn(plans.plan(active, layout("balanced")), is_wide=True)
 
     assert "GPU 0-1 must be idle." in mode
@@ -108,7 +108,7 @@ def test_plan_names_gpus_that_must_be_idle_for_a_mode() -> None:
 
 
 def test_a_failed_check_says_how_a_gpu_differs() -> None:
-    checked = plans.plan(with_layout("balanced").hardware.observe(), layout("small"))
+    checked = plans.plan(with_layout("balanced").deps.gpus.observe(), layout("small"))
 
     assert not checked.is_applied
     assert gpu_report.difference(checked) == (
@@ -118,9 +118,9 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
 
 
 def test_plan_and_status_as_data_list_steps_and_instances() -> None:
-    planned = plans.plan(ApplyingNode("off").hardware.observe(), layout("first-only")).to_data()
+    planned = plans.plan(ApplyingNode("off").deps.gpus.observe(), layout("first-only")).to_data()
     node = with_layout("first-only")
-    shown = plans.GpuStatus(gpus=node.hardware.observe()).to_data()
+    shown = plans.GpuStatus(gpus=node.deps.gpus.observe()).to_data()
 
     assert planned["instances"] == {"destroyed": 0, "created": 1, "kept": 0}
     assert isinstance(planned["gpus"], list)

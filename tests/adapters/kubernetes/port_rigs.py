@@ -47,9 +47,9 @@ class InMemory:
         self._rig = rig
         self._slots = fake_cluster.FakeSlots(rig)
         self._lock = fakes.FakeLock()
-        self.node: ports.Node = rig.node
-        self.workloads: ports.Workloads = rig.workloads
-        self.allocations: ports.DeviceAllocations = rig.allocations
+        self.node: ports.Node = fake_cluster.FakeNode(rig)
+        self.workloads: ports.Workloads = fake_cluster.FakeWorkloads(rig)
+        self.allocations: ports.DeviceAllocations = fake_cluster.FakeAllocations(rig)
         self.slices: ports.ResourceSlices = fake_cluster.FakeSlices(rig)
         self.slots: ports.Slots = self._slots
         self.lock: ports.NodeLock = self._lock

@@ -15,7 +15,7 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
-from tests.node import fakes, judging, simulated_rig
+from tests.node import fake_cluster, fakes, judging, simulated_rig
 
 CONFESSED = ("failed as well", "could not be rolled back", "still to restore")
 """How a message says that the former instances are not restored."""
@@ -229,7 +229,7 @@ class Soak(stateful.RuleBasedStateMachine):
         # A drain that is tried again keeps its taint: pods have left the node already.
         owed -= {"hold_taint"} if outcome is None else set()
         deployed = {key: value for key, value in rig.wanted_labels.items() if value}
-        view = rig.node.latest(is_at_rest=True)
+        view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
         remaining = judging.remaining(view, *owed, is_cordoned=rig.wants_cordon, deployed=deployed)
         assert remaining == []
         assert process.state_of(rig) is not model.State.PENDING

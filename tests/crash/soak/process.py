@@ -18,7 +18,7 @@ from mig_manager.sandbox.driver import resets
 from tests.crash import moments
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
-from tests.node import fakes, inboxes, strikes
+from tests.node import fake_cluster, fakes, inboxes, strikes
 from tests.stage import in_process
 
 _MAX_TRIES = 12
@@ -69,9 +69,9 @@ class Process:
         in_memory = {
             "gpus": driver.real_adapter(rig.clock),
             "reset": resets.SimulatedReset(rig.state),
-            "node": rig.node,
+            "node": fake_cluster.FakeNode(rig),
             "workloads": soak_cluster.Workloads(rig),
-            "allocations": rig.allocations,
+            "allocations": fake_cluster.FakeAllocations(rig),
             "configs": configs,
         }
         heard: dict[str, Any] = {

@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, device_ids, policies, well_known
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fake_cluster, fakes, gpu_values, nodes, strikes
-from tests.pipeline.clients.dra_scenes import (
+from tests.pipeline.dra_scenes import (
     KEEP_ONE,
     published_uuids,
     without_driver,

@@ -12,7 +12,7 @@ from mig_manager.core.node import claims, pod_object, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
-from tests.pipeline.clients.dra_scenes import (
+from tests.pipeline.dra_scenes import (
     KEEP_ONE,
     published_uuids,
     without_driver,

@@ -10,7 +10,7 @@ from mig_manager.agent import settings
 from mig_manager.agent.pods import drain, orders
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import client_table, gpu_use, policies
-from tests.node import agents, driver_rules, fakes
+from tests.node import agents, driver_rules, fake_cluster, fakes
 from tests.node.fakes import NodeRig
 
 DOOMED = driver_rules.mig_uuid("doomed")
@@ -44,8 +44,8 @@ def new_drain(
 
 def usage_of(rig: NodeRig) -> gpu_use.Usage:
     return gpu_use.Usage(
-        assigned=rig.allocations.assigned_devices(),
-        pods=rig.workloads.list(),
+        assigned=fake_cluster.FakeAllocations(rig).assigned_devices(),
+        pods=fake_cluster.FakeWorkloads(rig).list(),
         extra_clients=(client_table.ExtraClient(labels={"app": "watcher"}),),
     )
 

@@ -1,12 +1,15 @@
 """One drain at a time, over pods in memory."""
 
 import dataclasses
+import functools
 import itertools
+from collections.abc import Callable
 
 import pytest
 import structlog.testing
 
 from mig_manager import errors
+from mig_manager.core import ports
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
 from tests.node import driver_rules, fake_cluster, fakes
@@ -265,16 +268,22 @@ def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) 
     assert other in rig.pods
 
 
-@pytest.mark.parametrize("is_answered", [True, False])
+@pytest.mark.parametrize(
+    "workloads",
+    [
+        fake_cluster.FakeWorkloads,
+        functools.partial(fake_cluster.UnansweredWorkloads, error=SILENT),
+    ],
+    ids=["answered", "unanswered"],
+)
 @pytest.mark.parametrize("by_force", [True, False])
 def test_each_eviction_or_deletion_by_force_is_counted(
-    rig: NodeRig, *, by_force: bool, is_answered: bool
+    rig: NodeRig, *, by_force: bool, workloads: Callable[[NodeRig], ports.Workloads]
 ) -> None:
     telemetry = fakes.FakeTelemetry()
     gpu_pod(rig, "second")
     rig.disruptions.refusals |= {"train": "no", "second": "no"} if by_force else {}
-    workloads = rig.workloads if is_answered else fake_cluster.UnansweredWorkloads(rig, SILENT)
-    draining = new_drain(rig, policy=FORCE, telemetry=telemetry, workloads=workloads)
+    draining = new_drain(rig, policy=FORCE, telemetry=telemetry, workloads=workloads(rig))
 
     assert run(rig, draining) == len(telemetry.events["pod_evicted"]) == 2
 

@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
-from tests.pipeline.gpus import repairs
+from tests.pipeline import repairs
 
 LAYOUT = "all-balanced"
 RESET = model.RecoveryAction.GPU_RESET

@@ -11,7 +11,7 @@ from mig_manager.agent import drift, settings
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.node import well_known
 from tests.node import agents, ends, fakes, gpu_values, strikes
-from tests.pipeline.gpus import repairs
+from tests.pipeline import repairs
 
 DAY_S = 86400.0
 

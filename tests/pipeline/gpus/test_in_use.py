@@ -10,9 +10,9 @@ from mig_manager.core import steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
 from tests.node import agents, driver_rules, ends, fakes, nodes, strikes
-from tests.pipeline.gpus.gpu_processes import WHOLE, of_pods, outdated_node, process
-from tests.pipeline.requests.custom_requests import ON, document, requested, run
-from tests.pipeline.rest import drifts
+from tests.pipeline import drifts
+from tests.pipeline.custom_requests import ON, document, requested, run
+from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
 
 RETRIES = 3
 """How often a run is repeated, with a new agent each time."""

@@ -9,7 +9,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.records import journals
 from tests.node import agents, ends, fakes, gpu_values
-from tests.pipeline.gpus import repairs
+from tests.pipeline import repairs
 
 
 def reboot(rig: fakes.NodeRig) -> None:

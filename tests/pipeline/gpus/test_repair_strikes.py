@@ -10,8 +10,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from tests.node import agents, ends, fake_cluster, fakes, gpu_values, nodes, strikes
-from tests.pipeline.gpus import repairs
-from tests.pipeline.requests import custom_requests
+from tests.pipeline import custom_requests, repairs
 
 USED_BY_B = slots.Denial(limit=1, changing=("node-b",))
 

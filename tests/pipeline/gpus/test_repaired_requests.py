@@ -5,7 +5,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from tests.node import agents, ends, gpu_values, nodes
-from tests.pipeline.gpus import repairs
+from tests.pipeline import repairs
 
 
 def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:

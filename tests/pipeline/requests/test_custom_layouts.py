@@ -13,7 +13,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, nodes, strikes
-from tests.pipeline.requests.custom_requests import (
+from tests.pipeline.custom_requests import (
     BALANCED,
     CHANGED,
     ON,

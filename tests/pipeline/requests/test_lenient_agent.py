@@ -9,7 +9,7 @@ import structlog.typing
 from mig_manager.core import model
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, nodes
-from tests.pipeline.requests import custom_requests
+from tests.pipeline import custom_requests
 
 TWICE = agents.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
 

@@ -11,7 +11,7 @@ from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import requests
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, nodes, strikes
-from tests.pipeline.requests.custom_requests import (
+from tests.pipeline.custom_requests import (
     BALANCED,
     ON,
     ON_DEMAND,

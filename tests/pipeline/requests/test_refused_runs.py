@@ -13,7 +13,7 @@ from mig_manager.core.node import policies, strategies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
 from tests.node import agents, ends, fakes, knobs, nodes
-from tests.pipeline.clients.dra_scenes import KEEP_ONE, without_driver, without_pods
+from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
 
 Make = Callable[[], fakes.NodeRig]
 

@@ -8,8 +8,8 @@ from mig_manager import errors
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import agents, nodes
-from tests.pipeline.gpus import gpu_processes
-from tests.pipeline.requests.custom_requests import CHANGED
+from tests.pipeline import gpu_processes
+from tests.pipeline.custom_requests import CHANGED
 from tests.pipeline.requests.stories import LAYOUT, Story
 
 

@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import agents, ends, nodes
-from tests.pipeline.rest.drifts import LAYOUT, tamper
+from tests.pipeline.drifts import LAYOUT, tamper
 
 
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:

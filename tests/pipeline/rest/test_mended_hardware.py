@@ -10,7 +10,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.errors import Reason
 from tests.node import ends, fakes, nodes
-from tests.pipeline.rest.drifts import TWO_GPUS
+from tests.pipeline.drifts import TWO_GPUS
 
 
 def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:

@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, gpu_values, nodes
-from tests.pipeline.rest.drifts import LAYOUT, NO_DRIVER, TWO_GPUS, tamper
+from tests.pipeline.drifts import LAYOUT, NO_DRIVER, TWO_GPUS, tamper
 
 
 def readiness_of(rig: fakes.NodeRig) -> tuple[str, str]:

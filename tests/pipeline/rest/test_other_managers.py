@@ -7,7 +7,7 @@ from mig_manager.agent import drift
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, nodes
-from tests.pipeline.rest.drifts import LAYOUT, tamper
+from tests.pipeline.drifts import LAYOUT, tamper
 
 
 def test_a_run_waits_until_another_manager_releases_the_lock() -> None:

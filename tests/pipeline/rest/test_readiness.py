@@ -6,7 +6,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core.node import policies
 from tests.node import agents, ends, fakes, nodes, strikes
-from tests.pipeline.rest import drifts
+from tests.pipeline import drifts
 
 LAYOUT = "all-balanced"
 STARTUP = "example.com/mig-not-ready"

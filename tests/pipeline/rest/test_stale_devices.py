@@ -10,7 +10,7 @@ from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
 from tests.node import driver_rules, ends, gpu_values, nodes, strikes
-from tests.pipeline.rest.drifts import LAYOUT, tamper
+from tests.pipeline.drifts import LAYOUT, tamper
 
 OFF = model.MigMode.DISABLED
 

@@ -10,7 +10,7 @@ from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
 from tests.node import agents, ends, fakes, nodes
-from tests.pipeline.rest.drifts import LAYOUT, tamper
+from tests.pipeline.drifts import LAYOUT, tamper
 
 UNUSABLE_FILES = {
     "typo": agents.CONFIG.replace(f"{agents.LAYOUT}:", "one-slice-chnged:"),

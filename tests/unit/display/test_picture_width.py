@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.planner import planner
 from tests.node import samples
-from tests.unit.planner import drawn_gpus
+from tests.unit import drawn_gpus
 
 _DOWN, _UP = set("│┼┬┌┐├┤"), set("│┼┴└┘├┤")
 _BORDER = set("─┼┴┬┌┐└┘├┤")

@@ -15,7 +15,7 @@ from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from tests.kit import oracle
 from tests.node import driver_rules, gpu_values, samples
-from tests.unit.planner import drawn_gpus
+from tests.unit import drawn_gpus
 
 LAYOUTS = config.parse(
     """

@@ -14,7 +14,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, generator, gpu_selectors, layouts
 from mig_manager.core.planner import planner
-from tests.unit.planner import bruteforce
+from tests.unit import bruteforce
 
 A100_40, A100_80, A30, H100 = "a100-sxm4-40gb", "a100-sxm4-80gb", "a30", "h100-sxm5-80gb"
 RTX = "rtx-pro-6000-blackwell-server"

@@ -14,8 +14,8 @@ from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from tests.kit import oracle
 from tests.node import driver_rules, samples
+from tests.unit import drawn_gpus
 from tests.unit.layout.rules import enabled
-from tests.unit.planner import drawn_gpus
 
 
 def after(gpu: model.Gpu, devices: dict[str, int]) -> oracle.State:

@@ -16,7 +16,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from tests.kit import oracle
 from tests.node import driver_rules
-from tests.unit.planner.bruteforce import Counts, one_more, placeable, template
+from tests.unit.bruteforce import Counts, one_more, placeable, template
 
 PRODUCTS = [
     product

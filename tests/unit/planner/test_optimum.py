@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.planner import planner
 from tests.kit import oracle
 from tests.node import driver_rules, samples
-from tests.unit.planner import drawn_gpus
+from tests.unit import drawn_gpus
 
 QUICK = (("H100", False), ("RTX6000", False), ("A30", True), ("RTX6000", True))
 """Products, and whether GPU instances are split, that the oracle searches quickly."""

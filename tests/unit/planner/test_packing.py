@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.planner import packing, placement
 from tests.kit import oracle
 from tests.node import driver_rules, samples
-from tests.unit.planner import drawn_gpus
+from tests.unit import drawn_gpus
 
 
 @pytest.mark.parametrize(

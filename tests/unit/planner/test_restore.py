@@ -12,7 +12,7 @@ from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
 from tests.kit import oracle
 from tests.node import driver_rules, samples
-from tests.unit.planner import drawn_gpus
+from tests.unit import drawn_gpus
 
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED
 

@@ -1,4 +1,4 @@
-"""What tests of the pipeline share."""
+"""What tests of the drain share."""
 
 import pytest
 
