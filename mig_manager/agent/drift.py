@@ -82,7 +82,8 @@ def observe(attempt: attempts.Attempt) -> Observation:
         raise
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
-        gpus, record = attempt.status.gpus, attempt.journal.record
+        gpus = attempt.status.gpus
+        record = attempt.journal.record
         verified, then = record.verified, record.verified_gpus
         is_file_unusable = verified is not None and resolving.is_about_file(attempt, error)
         if verified:
@@ -141,7 +142,8 @@ class DriftMemory:
         """Return the memory since a run with this outcome: a new one after another run."""
         if outcome is self.outcome:
             return self
-        is_drifted, last = outcome.reason is errors.Reason.DRIFTED, outcome.gpus_after_failure
+        is_drifted = outcome.reason is errors.Reason.DRIFTED
+        last = outcome.gpus_after_failure
         return type(self)(
             outcome=outcome,
             baseline=_fingerprint(gpus if last is None else last),
@@ -189,7 +191,8 @@ def act(
         is_unknown=False,
         drifted_devices=devices,
     )
-    is_success, action = outcome.state is model.State.SUCCESS, Action.REST
+    is_success = outcome.state is model.State.SUCCESS
+    action = Action.REST
     match _judge(attempt, before, outcome, observation, node):
         case _Verdict.CHANGED:
             _log.info("hardware_changed", config=attempt.request.config)
@@ -225,7 +228,8 @@ def _judge(
     node: node_object.NodeView,
 ) -> _Verdict:
     """Compare a check with the run and the checks before; ask kubelet if devices are suspect."""
-    gpus, is_success = observation.gpus, outcome.state is model.State.SUCCESS
+    gpus = observation.gpus
+    is_success = outcome.state is model.State.SUCCESS
     is_drifted = outcome.reason is errors.Reason.DRIFTED
     if is_success:
         lost = {gpu.index for gpu in gpus.unreachable}
@@ -260,7 +264,8 @@ def _is_suspect(
     node: node_object.NodeView,
 ) -> bool:
     """Return whether the plugin may advertise other devices than the active layout has."""
-    gpus, applied = observation.gpus, attempt.journal.record.applied
+    gpus = observation.gpus
+    applied = attempt.journal.record.applied
     # The same instances may have another place.
     differs = applied is None or not applied.has_same(gpus)
     # Without a plan, a run can verify only what the last one did.
@@ -305,7 +310,9 @@ def _handle_drift(
 
     ``before`` is as of the last check, or of the run with the ``outcome``.
     """
-    affected, plan, missing = "", observation.plan, observation.missing
+    affected = ""
+    plan = observation.plan
+    missing = observation.missing
     if attempt.limits.heals_drift and plan is not None and not missing:
         try:
             affected = survey.name_users(attempt.deps, plan, observation.gpus, attempt.cancel)

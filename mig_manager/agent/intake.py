@@ -136,7 +136,8 @@ class Inbox:
         """Raise ``Superseded`` if ``generation`` is superseded."""
         self._on_check()
         with self._changed:
-            latest, by = self._latest, errors.SupersededBy
+            latest = self._latest
+            by = errors.SupersededBy
             if self.is_stopping:
                 raise errors.Superseded("the agent is shutting down", by.STOP)
             if latest.generation == generation:

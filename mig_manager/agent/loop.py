@@ -82,7 +82,9 @@ class Agent:
 
         The wait may never end, so the pulse expects no report.
         """
-        node, capacity, attempt = self._reconciler.node, self._reconciler.capacity, 0
+        node = self._reconciler.node
+        capacity = self._reconciler.capacity
+        attempt = 0
         until_s = self._monotonic() + limit_s
         write_at_s = self._monotonic() + self._backoff.delay_s(0)
         while True:

@@ -149,7 +149,8 @@ def _decide(
 
 def begin(attempt: attempts.Attempt, decision: Decision) -> None:
     """Record that a repair has begun, for the next run, and report it."""
-    record, uuids = attempt.journal.record, decision.uuids
+    record = attempt.journal.record
+    uuids = decision.uuids
     names = messages.list_names([*map(str, decision.gpus)])
     repairs = gpu_repair.begin(record.repairs, uuids, attempt.deps.clock.unix_s())
     _log.warning("gpu_repair_begun", gpus=uuids)

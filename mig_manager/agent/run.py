@@ -90,7 +90,8 @@ def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None
         # The layout's own run follows.
         return
     if outcome.state is model.State.SUCCESS:
-        status, gpus = attempt.status, outcome.verified_gpus
+        status = attempt.status
+        gpus = outcome.verified_gpus
         if why := attempt.saved_layout.save(
             gpus,
             config=status.config,

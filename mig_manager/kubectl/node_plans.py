@@ -44,7 +44,8 @@ def _of_node(
     pods: cluster_reader.Pods,
     layout: layouts.Layout | None,
 ) -> preview.NodePlan:
-    run, presumed = report.node.status, None
+    run = report.node.status
+    presumed = None
     notes = list(report.notes) if report.gpus is not None else []
     if report.state in (node_reports.NodeState.PENDING, node_reports.NodeState.REBOOTING):
         notes.append("the node is changing right now: plan again when it has finished")
@@ -106,7 +107,8 @@ def pictures(plans: preview.ClusterPlan, *, style: bar.Style) -> str:
 
 def loss_text(loss: resources.Loss, *, may_evict: bool = True) -> str:
     """Describe how the loss of devices of a kind affects the pods that request them."""
-    kind, pods = loss.kind, node_status.named_pods(loss.kind.pods)
+    kind = loss.kind
+    pods = node_status.named_pods(loss.kind.pods)
     what = f"{loss.ending} of {kind.count} {node_status.kind_name(kind.resource)} destroyed"
     if loss.is_total and may_evict:
         return f"{what}, which evicts {pods}"

@@ -75,5 +75,6 @@ class Recommendations:
     def begin(self, now_s: float) -> None:
         """Begin the next report."""
         self.changes = collections.Counter()
-        self.pods, self.waited_s = set(self.waiting), 0.0
+        self.pods = set(self.waiting)
+        self.waited_s = 0.0
         self.reported_s = self.began_s = now_s

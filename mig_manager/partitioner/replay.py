@@ -226,7 +226,8 @@ class _Replay:
         by_profile = collections.defaultdict[str, list[replay_report.PodWait]](list)
         by_namespace = collections.defaultdict[str, list[replay_report.PodWait]](list)
         for job in self.counted:
-            wait, late_s = result.waits[job.pod.uid], self.end_s - job.at_s
+            wait = result.waits[job.pod.uid]
+            late_s = self.end_s - job.at_s
             # What becomes free at the end itself serves no pod.
             is_late = wait is None or 0 < late_s <= wait
             each = None if is_late else wait, late_s

@@ -155,7 +155,8 @@ class Term:
         """Return the nodes with their pods' requests, and the pending pods."""
         self._waits.observe(self._cluster.bound(self._waits.served), now)
         pending = self._waits.with_times(self._cluster.pending(), now)
-        nodes, requests = self._cluster.nodes(), self._cluster.requests
+        nodes = self._cluster.nodes()
+        requests = self._cluster.requests
         dated = self._own_clock.with_own_times(nodes, requests, now=now)
         avoided = self._outcomes.whys_to_avoid()
         return tuple(self._restrict(node, avoided.get(node.name, "")) for node in dated), pending
@@ -181,7 +182,8 @@ class Term:
         pending: Iterable[demand.Pending],
     ) -> None:
         """Count how long pods wait without the recommended changes, and report that at times."""
-        sums, now_s = self._recommended, self._clock.monotonic()
+        sums = self._recommended
+        now_s = self._clock.monotonic()
         waited_s = sums.keep({node.name for node in nodes}, {pod.uid for pod in pending}, now_s)
         self._telemetry.recommended_s.inc(waited_s)
         message = sums.report(now_s)
@@ -208,7 +210,8 @@ class Term:
 
     def _recommend(self, change: decisions.NodeChange) -> metrics.ChangeResult | None:
         """Recommend a change; return None if it is not new."""
-        summary, now_s = announcer.summary(change), self._clock.monotonic()
+        summary = announcer.summary(change)
+        now_s = self._clock.monotonic()
         is_new, pods = self._recommended.add(change, summary, now_s)
         self._telemetry.recommended_pods.inc(pods)
         if not is_new:

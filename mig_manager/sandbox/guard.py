@@ -35,7 +35,8 @@ def guarding(folder: pathlib.Path) -> Iterator[int]:
 
 def _others() -> list[int]:
     """Return the other live processes of this process group."""
-    group, own = str(os.getpgrp()), os.getpid()
+    group = str(os.getpgrp())
+    own = os.getpid()
     others = []
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -53,7 +53,8 @@ def refresh_files(
     Raises:
         HostError: A node or spec cannot be created.
     """
-    dev, proc_roots = roots.dev_here / "dev", (roots.host_here, roots.driver_here)
+    dev = roots.dev_here / "dev"
+    proc_roots = (roots.host_here, roots.driver_here)
     refresh_nodes(proc=proc, dev=dev, roots=proc_roots)
     cdi.refresh(roots, makes_management=is_cdi_enabled, timeout_s=_TIMEOUT_S)
 

@@ -130,7 +130,8 @@ class KubeNode:
             backoff=_CONFLICT_PAUSES,
         )
         self._take_watched()
-        node, change = self._last or self._get(), None
+        node = self._last or self._get()
+        change = None
         for _ in wait.attempts():
             if change is not None:
                 # Read after the pause: so the shortest time passes until the next attempt.
@@ -361,7 +362,8 @@ def _spec(change: node_object.NodePatch, node: _Node) -> dict[str, Any]:
     ``spec.taints`` has no merge key (unlike a container's ports, its declaration in
     k8s.io/api/core/v1 names no patchStrategy), so a patch replaces the whole list.
     """
-    present, removed = node.view.taint_keys, change.removed_taints
+    present = node.view.taint_keys
+    removed = change.removed_taints
     taints = [taint for taint in node.taints if taint["key"] not in removed]
     if change.hold_taint not in (None, well_known.HOLD_TAINT in present):
         taints = [taint for taint in taints if taint["key"] != well_known.HOLD_TAINT]

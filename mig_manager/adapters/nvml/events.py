@@ -78,7 +78,8 @@ class MigChanges:
 
     def wait(self, timeout_s: float) -> GpuEvent | None:
         """Return the next event; None if none comes in time, or an application caused it."""
-        wait, timeout_ms = pynvml.nvmlEventSetWait_v2, int(timeout_s * 1000)
+        wait = pynvml.nvmlEventSetWait_v2
+        timeout_ms = int(timeout_s * 1000)
         event = library.call_unless({pynvml.NVML_ERROR_TIMEOUT}, wait, self._event_set, timeout_ms)
         if event is None:
             return None

@@ -90,7 +90,8 @@ def start_services(attempt: attempts.Attempt) -> None:
 
 
 def _start(attempt: attempts.Attempt, name: str) -> None:
-    services, is_own = attempt.deps.services, name in attempt.memory.stopped_services
+    services = attempt.deps.services
+    is_own = name in attempt.memory.stopped_services
     if services is None or not (
         is_own or services.may_have_stopped(name, attempt.deps.service_names())
     ):

@@ -257,7 +257,8 @@ def _survey(attempt: attempts.Attempt, change: PlannedChange) -> PlannedChange:
     attempt.deps.standby.prepare()
     if attempt.deps.pod_watch is not None:
         attempt.deps.pod_watch.expect_change()
-    first, change = change.order, _plan_for_usage(attempt, change)
+    first = change.order
+    change = _plan_for_usage(attempt, change)
     # Another plan may affect other pods, for which the survey did not wait.
     is_other = change.order.affected != first.affected
     if is_other and change.usage.undecided_users(change.order.affected):

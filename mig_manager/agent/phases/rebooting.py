@@ -52,7 +52,9 @@ def reboot(
     Raises:
         Rebooting: The agent stops, because the node goes down.
     """
-    name, why, machine = attempt.request.config, error.message, attempt.deps.reboot
+    name = attempt.request.config
+    why = error.message
+    machine = attempt.deps.reboot
     reason = errors.Reason.REBOOT_REQUIRED
     try:
         if machine is not None:

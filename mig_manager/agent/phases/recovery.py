@@ -246,7 +246,8 @@ def roll_back(attempt: attempts.Attempt) -> str:
         snapshot = planner.trim(now, snapshot)
         attempt.journal.note(snapshot=snapshot)
         change = attempt.transaction()
-        plan, cancel = planner.restore(now, snapshot), Uninterrupted(attempt.deps)
+        plan = planner.restore(now, snapshot)
+        cancel = Uninterrupted(attempt.deps)
         if plan.is_empty:
             return change.conclude(rollback.verify_without_steps(now, snapshot)).message
         _require_unused(attempt.deps, plan, now, cancel)

@@ -138,7 +138,8 @@ def _resolve_layout(attempt: attempts.Attempt) -> Resolved:
         resolved = Resolved(layout=layout, warnings=warnings, is_from_owner=True)
     else:
         resolved = _resolve_named(attempt)
-    layout, rebooted = resolved.layout, attempt.journal.record.rebooted_hash
+    layout = resolved.layout
+    rebooted = attempt.journal.record.rebooted_hash
     is_same = not resolved.is_from_owner or rebooted in ("", layout.content_hash)
     was_rebooted = bool(attempt.journal.entries.rebooted_from) or (
         rebooted is not None and is_same
@@ -154,7 +155,8 @@ def _resolve_layout(attempt: attempts.Attempt) -> Resolved:
 
 def _resolve_named(attempt: attempts.Attempt) -> Resolved:
     """Return the layout of the file, or a generated one; report whether the file has it."""
-    name, is_usable = attempt.request.config, False
+    name = attempt.request.config
+    is_usable = False
     gpus: model.ObservedGpus | None = None
 
     def observe_and_note() -> model.ObservedGpus:

@@ -27,7 +27,9 @@ def wait(attempt: attempts.Attempt) -> None:
         LockedError: Another manager is at work.
         Superseded: Another layout is requested, or the agent stops.
     """
-    slots, clock, journal = attempt.deps.slots, attempt.deps.clock, attempt.journal.entries
+    slots = attempt.deps.slots
+    clock = attempt.deps.clock
+    journal = attempt.journal.entries
     if slots is None or journal.blocks_workloads:
         return
     if journal.has_nothing_to_undo and _changes_nothing(attempt):

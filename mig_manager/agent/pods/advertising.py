@@ -148,11 +148,11 @@ def find_stale(
 
     All devices of the GPUs with the UUIDs ``changed`` must be healthy.
     """
+    ready = (each for each in ALL if advertisers.is_any_ready(filter(each.owns, pods)))
     return tuple(
         each
-        for each in ALL
+        for each in ready
         if each.name not in ignored
-        and advertisers.is_any_ready(filter(each.owns, pods))
         and (
             each.is_stale(attempt, gpus)
             or (changed and each.missing(attempt, gpus, pods, changed))

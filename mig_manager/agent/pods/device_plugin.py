@@ -49,7 +49,8 @@ class DevicePlugin(advertisers.Advertiser):
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Return the devices that kubelet lacks, or has although no GPU has them."""
-        healthy, strategy = _healthy(attempt), _strategy(pods)
+        healthy = _healthy(attempt)
+        strategy = _strategy(pods)
         node, refused = without_phantoms(attempt, gpus, pods, lambda: healthy)
         if refused is not None:
             return refused

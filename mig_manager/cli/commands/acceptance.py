@@ -84,7 +84,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
         return console.DONE
     access = gpu_access.CommandAdapters(settings, terminal)
     deps = access.dependencies()
-    survey, course = access.worker_gpus.survey(), None
+    survey = access.worker_gpus.survey()
+    course = None
     if settings.changed_gpu is None:
         if interrupted := local.describe_interrupted(deps.journal):
             terminal.note(interrupted)

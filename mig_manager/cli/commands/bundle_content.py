@@ -90,7 +90,8 @@ def collect(
 
 def archive(members: Mapping[str, str], *, folder: str, now: dt.datetime) -> bytes:
     """Return a ``.tar.gz`` of these files in one folder."""
-    packed, at_s = io.BytesIO(), int(now.timestamp())
+    packed = io.BytesIO()
+    at_s = int(now.timestamp())
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=at_s) as stream,
         tarfile.open(fileobj=stream, mode="w") as tar,
@@ -166,7 +167,8 @@ def _sources(
 
 
 def _versions(facts: doctor_facts.Facts) -> dict[str, object]:
-    driver, server = facts.inspection.if_known(), None
+    driver = facts.inspection.if_known()
+    server = None
     if kube := facts.kube.if_known():
         with contextlib.suppress(errors.ClusterError):
             server = kube.get("/version").get("gitVersion")
@@ -185,7 +187,8 @@ def _settings(
 ) -> dict[str, object]:
     """Return the agent's options with value and origin, from its pod or else this machine."""
     parsed: Mapping[str, object] = {}
-    place, variables = "the variables here", {**_unit_variables(), **environ}
+    place = "the variables here"
+    variables = {**_unit_variables(), **environ}
     if pods:
         words, variables = report.command(pods)
         after = words[words.index("agent") + 1 :] if "agent" in words else words

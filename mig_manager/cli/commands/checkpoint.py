@@ -26,7 +26,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
 
     command = gpus.GpuCommand(settings, terminal)
     command.warn_half_changed()
-    file, observed = command.checkpoint_file(), command.observed
+    file = command.checkpoint_file()
+    observed = command.observed
     files.write_output(pathlib.Path(file), checkpoint.render(observed))
     command.warn_unreachable(observed.unreachable, "it is not in the checkpoint")
     terminal.say("MIG configuration checkpointed successfully")

@@ -52,7 +52,8 @@ class Settings(command_settings.TerminalSettings):
         """Return the values of all fields."""
         environ = source.environ
         doctor = doctor_settings.DoctorSettings.read(source.parsed, environ)
-        home, is_in_pod = environ.get("HOME"), "KUBERNETES_SERVICE_HOST" in environ
+        home = environ.get("HOME")
+        is_in_pod = "KUBERNETES_SERVICE_HOST" in environ
         if doctor.node_name and doctor.kubeconfig is None and home and not is_in_pod:
             usual = pathlib.Path(home) / ".kube" / "config"
             doctor = dataclasses.replace(doctor, kubeconfig=usual)

@@ -71,7 +71,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
             selected = document.select(names)
         # Named layouts must fit these GPUs; the others may be for other known products.
         others = None if names or settings.must_fit else hardware.known_gpus
-        source, fits = document.source, None
+        source = document.source
+        fits = None
         if settings.products:
             fits = validate.against_products(
                 selected, source=source, templates=templates(), others=others

@@ -172,7 +172,8 @@ def facts(
         gpus = nvml_worker.WorkerGpus(command=command, timeout_s=settings.timeout_s)
         return replace_adapter(gpus)
 
-    name, clock = settings.node_name, host.SystemClock()
+    name = settings.node_name
+    clock = host.SystemClock()
     kube = Once(connect, what="the cluster")
     return Facts(
         settings=settings,

@@ -225,7 +225,8 @@ def _kernel_modules(facts: Facts) -> Iterator[Finding]:
     obstacles += [f"{each} keeps GPUs open" for each in daemons]
     if not obstacles:
         return
-    what, gpus = "; ".join(obstacles), facts.gpus.if_known()
+    what = "; ".join(obstacles)
+    gpus = facts.gpus.if_known()
     if gpus is not None and not any(gpu.mode_change_needs_reset for gpu in gpus):
         yield ok(f"{what}; irrelevant, as no GPU here is reset for MIG")
     else:
@@ -252,7 +253,8 @@ def _lock(facts: Facts) -> Iterator[Finding]:
 def _config_file(facts: Facts) -> Iterator[Finding]:
     """The layout file is valid and has layouts."""
     path = facts.settings.config_file
-    file, is_lenient = files.ConfigFile(path), facts.settings.is_lenient
+    file = files.ConfigFile(path)
+    is_lenient = facts.settings.is_lenient
     document = config.parse(file.read(), source=file.name, is_lenient=is_lenient)
     if document.warnings:
         first, *others = document.warnings

@@ -52,7 +52,8 @@ class DoctorSettings(
     def values(cls, source: options.Source) -> dict[str, Any]:
         """Return the values of all fields."""
         values = super().values(source)
-        gpus, socket = node_settings.gpu_access(source), values["pod_resources_socket"]
+        gpus = node_settings.gpu_access(source)
+        socket = values["pod_resources_socket"]
         return {
             **values,
             **node_settings.node_files(values, gpus),

@@ -56,7 +56,8 @@ def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -
             if others := sorted(n.name for n in selected.nodes() if goal.is_of_another(n)):
                 names = messages.list_names(others, limit=messages.MAX_AT_A_TERMINAL)
                 terminal.note(f"labelled by an earlier rollout, not undone: {names}")
-            reader, nodes = cluster_reader.ClusterReader(kube.get), selected.nodes()
+            reader = cluster_reader.ClusterReader(kube.get)
+            nodes = selected.nodes()
             if goal.layout is not None or settings.is_dry_run:
                 document = _document(settings, terminal, reader)
                 goal = dataclasses.replace(goal, document=document)
@@ -172,9 +173,11 @@ def _decisions(
     """
     decider = rollout.Rollout(goal, settings.limits)
     clock = host.SystemClock()
-    noted, lost_s = "", 0.0
+    noted = ""
+    lost_s = 0.0
     while True:
-        trouble, began_s = selected.trouble, clock.monotonic()
+        trouble = selected.trouble
+        began_s = clock.monotonic()
         # An outdated list shows neither which nodes may start nor which have finished.
         if not trouble:
             nodes = {node.name: node for node in selected.nodes()}

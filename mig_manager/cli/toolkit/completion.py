@@ -40,7 +40,8 @@ def answer(of: program.CommandLine, words: Sequence[str], values: Values) -> str
     *before, word = words or ("",)
     # Bash splits --config-file=FILE into three words.
     line = _line(of, [each for each in before if each != "="])
-    word, lead = "" if word == "=" else word, ""
+    word = "" if word == "=" else word
+    lead = ""
     option = line.option
     if option is None and word.startswith("--") and "=" in word:
         flag, _, word = word.partition("=")
@@ -64,10 +65,14 @@ def answer(of: program.CommandLine, words: Sequence[str], values: Values) -> str
 
 def _line(of: program.CommandLine, before: Sequence[str]) -> Line:
     by_flag = {flag: each for each in of.flag_options_of() for flag in each.flags}
-    command, operands, values, option = "", [], dict[str, object](), None
+    command = ""
+    operands = []
+    values = dict[str, object]()
+    option = None
     for word in before:
         if option is not None:
-            values[option.key], option = word, None
+            values[option.key] = word
+            option = None
         elif word.startswith("-"):
             flag, equals, value = word.partition("=")
             declared = by_flag.get(flag)

@@ -74,7 +74,8 @@ def live_status(
         The picture, and a line for every GPU and for the change.
     """
     change = f"{changed_by} is changing the GPUs" if changed_by else "no change is under way"
-    lines, blocks = {"change": change}, [style.fit(f"{change[0].upper()}{change[1:]}."), ""]
+    lines = {"change": change}
+    blocks = [style.fit(f"{change[0].upper()}{change[1:]}."), ""]
     blocks += [status(result, is_wide=is_wide, style=style), ""]
     for gpu in result.gpus:
         devices = (gpu.uuid, *gpu.mig_uuids)

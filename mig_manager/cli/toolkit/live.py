@@ -65,7 +65,10 @@ def run(
         MigManagerError: The first ``refresh`` failed. Later failures are shown.
     """
     now_iso = host.SystemClock().now_iso
-    view, refreshed_at, trouble, written = refresh(), now_iso(), "", dict[str, str]()
+    view = refresh()
+    refreshed_at = now_iso()
+    trouble = ""
+    written = dict[str, str]()
     is_terminal = terminal.stdout.isatty()
     with (_drawn if is_terminal else _pipe)(terminal) as wait:
         while True:
@@ -83,7 +86,9 @@ def run(
                             return console.DONE
                         view = pressed
                     continue
-                view, refreshed_at, trouble = refresh(), now_iso(), ""
+                view = refresh()
+                refreshed_at = now_iso()
+                trouble = ""
             except errors.MigManagerError as error:
                 trouble = f"not up to date since {refreshed_at}: {error.message}"
 

@@ -75,7 +75,9 @@ def parse_text(text: str) -> Text:
     A block that begins with ``$`` is an example. A block that begins with ``exit N:`` overrides
     the meaning of an exit status. Other blocks are paragraphs; the first is the summary.
     """
-    paragraphs, examples, statuses = [], [], {}
+    paragraphs = []
+    examples = []
+    statuses = {}
     for block in textwrap.dedent(text).strip().split("\n\n"):
         words = " ".join(block.split("\n"))
         if block.startswith("$ "):

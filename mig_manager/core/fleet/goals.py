@@ -63,7 +63,8 @@ class Goal:
     def mark(self, node: fleet_nodes.FleetNode) -> marks.Mark | None:
         """Return the mark to write with the request."""
         if self.layout is not None:
-            failed_at, last = None, node.status
+            failed_at = None
+            last = node.status
             if last and last.config == self.layout and last.state is model.State.FAILED:
                 failed_at = last.started_at
             before = node.requested or node.applied or None

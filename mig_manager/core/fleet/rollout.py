@@ -285,7 +285,8 @@ class Rollout:
         target = track.target if track.has_joined else self._goal.target(node)
         is_visible = node.requested == target
         state, message = self._state(track, node, is_visible=is_visible)
-        reported, since_s = node.current_status, track.since_s
+        reported = node.current_status
+        since_s = track.since_s
         cause = track.misfit if state is NodeProgressState.SKIPPED else reported
         if is_visible and state is not NodeProgressState.SKIPPED:
             track = dataclasses.replace(

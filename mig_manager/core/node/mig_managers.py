@@ -21,16 +21,14 @@ def others(
     is None, pods that may be ours do not count. ``annotations`` are the node's, for
     ``is_vgpu_plugin`` pods.
     """
-    return tuple(
-        f"{pod.key} ({kind})"
-        for pod in pods
-        if not pod.is_finished
-        and pod.uid != own_uid
-        and (
-            kind := _manager_kind(pod, knows_ourselves=own_uid is not None)
-            or _vgpu_manager(pod, annotations or {})
-        )
-    )
+    names: list[str] = []
+    for pod in pods:
+        if pod.is_finished or pod.uid == own_uid:
+            continue
+        kind = _manager_kind(pod, knows_ourselves=own_uid is not None)
+        if kind := kind or _vgpu_manager(pod, annotations or {}):
+            names.append(f"{pod.key} ({kind})")
+    return tuple(names)
 
 
 def is_mig_manager(labels: Mapping[str, str], container_names: Iterable[str]) -> bool:

@@ -39,14 +39,18 @@ def gpu_layouts(
     return tuple(
         gpu_layout(f"GPU {gpu.index}", desired[gpu.uuid], gpu.profiles or ())
         if gpu.uuid in desired
-        else GpuLayout(
-            name=f"GPU {gpu.index}",
-            is_enabled=gpu.current_mode is model.MigMode.ENABLED,
-            profiles=[device.profile for device in gpu.devices],
-            known_profiles=gpu.profiles or (),
-        )
+        else _live_layout(gpu)
         for gpu in gpus
         if gpu.name not in DISPLAYS
+    )
+
+
+def _live_layout(gpu: model.Gpu) -> GpuLayout:
+    return GpuLayout(
+        name=f"GPU {gpu.index}",
+        is_enabled=gpu.current_mode is model.MigMode.ENABLED,
+        profiles=[device.profile for device in gpu.devices],
+        known_profiles=gpu.profiles or (),
     )
 
 

@@ -284,7 +284,8 @@ def _spans(
     rest = _pack(remaining, whole, packing.slices(kept))
     if rest is None:
         # The rest may fit without the live ones.
-        kept, rest = [], _pack(collections.Counter(old.compute_slices), whole, 0)
+        kept = []
+        rest = _pack(collections.Counter(old.compute_slices), whole, 0)
     if rest is None:
         sizes = ", ".join(f"{size}c" for size in old.compute_slices)
         _refuse(old, f"compute instances of {sizes} do not fit {whole}")

@@ -92,28 +92,22 @@ class Search:
         """
         if _is_right(live, desired):
             return GpuDecision(stays=tuple(stay_unchanged(i, gi) for i, gi in enumerate(live)))
-        instances = tuple(
-            (
-                gi.profile,
-                gi.placement,
-                tuple(
-                    packing.Occupant(
-                        # Of another GPU-instance profile it never stays.
-                        size=ci.profile.compute_slices
-                        if ci.profile.gpu_instance == gi.profile
-                        else 0,
-                        span=ci.placement,
-                        use=self._use.get(ci.uuid or "", 0),
-                    )
-                    for ci in gi.compute_instances
-                ),
-            )
-            for gi in live
-        )
+        instances = tuple((gi.profile, gi.placement, self._occupants(gi)) for gi in live)
         key = (gpu.profiles, desired.devices, desired.pins, instances)
         if key not in self._known:
             self._known[key] = _decide(gpu, instances, desired)
         return self._known[key]
+
+    def _occupants(self, gi: model.GpuInstance) -> tuple[packing.Occupant, ...]:
+        return tuple(
+            packing.Occupant(
+                # Of another GPU-instance profile it never stays.
+                size=ci.profile.compute_slices if ci.profile.gpu_instance == gi.profile else 0,
+                span=ci.placement,
+                use=self._use.get(ci.uuid or "", 0),
+            )
+            for ci in gi.compute_instances
+        )
 
 
 def _is_right(live: Sequence[model.GpuInstance], desired: model.DesiredGpu) -> bool:

@@ -277,7 +277,8 @@ def patch_between(
     for key, value in after.paused_labels.items():
         if key not in before.paused_labels or view.labels.get(key) == value:
             labels[key] = well_known.PAUSED_VALUE
-    now, config = view.labels.get(well_known.PLUGIN_CONFIG_LABEL), after.plugin_config
+    now = view.labels.get(well_known.PLUGIN_CONFIG_LABEL)
+    config = after.plugin_config
     if config and (config != before.plugin_config or now == config.before):
         labels[well_known.PLUGIN_CONFIG_LABEL] = config.now
     elif own_entries.plugin_config and not config:

@@ -140,7 +140,8 @@ class RequestRecord:
 
         After a reboot none is missing: a machine may come back with other GPUs.
         """
-        then, uuids = self.verified_gpus, {gpu.uuid for gpu in (*gpus, *gpus.unreachable)}
+        then = self.verified_gpus
+        uuids = {gpu.uuid for gpu in (*gpus, *gpus.unreachable)}
         if then is None or boot_id != then.boot_id or not gpus or "" in uuids:
             return ()
         return tuple(then.names.get(uuid, uuid) for uuid in then.gpus if uuid not in uuids)
@@ -187,7 +188,8 @@ class RequestRecord:
         so the old verification does not count. Other content changes without a request: with the
         program, the driver and the reachable GPUs. ``goals`` are those of the reachable GPUs.
         """
-        verified, common = self.verified, self.goals.keys() & goals.keys()
+        verified = self.verified
+        common = self.goals.keys() & goals.keys()
         if verified and verified.config_hash != config_hash:
             is_same = not is_from_owner or not verified.config_hash
             if common and all(self.goals[uuid] == goals[uuid] for uuid in common):

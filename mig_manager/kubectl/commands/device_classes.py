@@ -113,14 +113,7 @@ def for_nodes(
 def table(result: DeviceClasses, *, style: bar.Style) -> str:
     """Return a line for each class."""
     rows = [
-        (
-            row.desired.name,
-            row.desired.resource,
-            (row.present, bar.Tone.BAD)
-            if row.is_foreign
-            else ("yes" if row.present else ("no", bar.Tone.WARN)),
-            str(row.nodes),
-        )
+        (row.desired.name, row.desired.resource, _presence(row), str(row.nodes))
         for row in result.rows
     ]
     lines = tables.columns(_HEAD, rows, style=style) if rows else ["No GPU has MIG profiles."]
@@ -130,3 +123,10 @@ def table(result: DeviceClasses, *, style: bar.Style) -> str:
             "Create them with 'kubectl mig device-classes -o yaml | kubectl apply -f -'.",
         ]
     return "\n".join(lines)
+
+
+def _presence(row: ClassRow) -> str | tuple[str, bar.Tone]:
+    """Return whether the class exists, or which other one serves its resource."""
+    if row.is_foreign:
+        return row.present, bar.Tone.BAD
+    return "yes" if row.present else ("no", bar.Tone.WARN)

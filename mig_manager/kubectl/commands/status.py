@@ -25,7 +25,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
     command = cluster.ClusterCommand(settings, terminal)
 
     def status_of(search: cluster_reader.NodeSearch) -> tuple[node_status.ClusterStatus, str]:
-        pods, is_drawn = cluster_reader.Pods(by_node=None), command.is_drawn(search)
+        pods = cluster_reader.Pods(by_node=None)
+        is_drawn = command.is_drawn(search)
         # A table has no room for the pods of many nodes, and listing them is slow.
         if is_drawn or settings.output_format is not node_settings.OutputFormat.TEXT:
             pods = command.reader.pods(search.names)

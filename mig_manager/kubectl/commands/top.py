@@ -107,7 +107,8 @@ class Top:
 
     def _handle(self, choice: _Selection, key: str) -> _Selection:
         """Return the selection after a key; keys without a meaning here change nothing."""
-        choice, screen = dataclasses.replace(choice, message=""), choice.screen
+        choice = dataclasses.replace(choice, message="")
+        screen = choice.screen
         if key in _BACK and screen in _ABOVE:
             return dataclasses.replace(choice, screen=_ABOVE[screen])
         if key in _UP or key in _DOWN:

@@ -130,7 +130,8 @@ class Registry:
             return resources.success(**target.resource.details(target.name), uid=uid)
 
     def _delete_pod(self, target: Target, pod: Object, grace_s: int | None) -> Object:
-        spec, phase = pod.get("spec") or {}, (pod.get("status") or {}).get("phase")
+        spec = pod.get("spec") or {}
+        phase = (pod.get("status") or {}).get("phase")
         if grace_s is None:
             grace_s = int(spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S))
         # Without running containers, kubelet has nothing to stop.
@@ -188,7 +189,8 @@ def _identified(target: Target, body: Any) -> Object:
     """Return a copy of the body, after checks of its JSON types and of its name in the URL."""
     if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
         raise resources.bad_request("the object provided is unrecognized")
-    obj, resource = copy.deepcopy(body), target.resource
+    obj = copy.deepcopy(body)
+    resource = target.resource
     metadata = obj.setdefault("metadata", {})
     for parent, fields in ((obj, ("spec", "status")), (metadata, ("labels", "annotations"))):
         for field in fields:
@@ -278,7 +280,8 @@ def _is_ready(pod: Object) -> bool:
 
 def _check_eviction(objects: store.Store, pod: Object) -> None:
     """Refuse an eviction that the budget forbids (429), or of a pod with two budgets (500)."""
-    phase, metadata = (pod.get("status") or {}).get("phase"), pod["metadata"]
+    phase = (pod.get("status") or {}).get("phase")
+    metadata = pod["metadata"]
     if phase in ("Pending", "Succeeded", "Failed") or "deletionTimestamp" in metadata:
         return
     candidates = objects.select("poddisruptionbudgets", namespace=metadata["namespace"])

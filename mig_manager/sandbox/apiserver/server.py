@@ -217,7 +217,8 @@ class _Application:
         await response(scope, receive, send)
 
     def _perform(self, call: "_HttpRequest", info: request.RequestInfo) -> Object:
-        rules, target = self.rules, info.target
+        rules = self.rules
+        target = info.target
         dry_run = "All" in info.query.get("dryRun", "")
         if dry_run and target.subresource != "eviction":
             raise resources.bad_request("the sandbox has dry runs of evictions only")
@@ -261,7 +262,8 @@ class _Application:
         renderer: rendering.Renderer,
         send: types.Send,
     ) -> None:
-        selection, since = request.selection(info), request.number(info.query, "resourceVersion")
+        selection = request.selection(info)
+        since = request.number(info.query, "resourceVersion")
         request.number(info.query, "timeoutSeconds")
         start = {"type": "http.response.start", "status": 200, "headers": _JSON_HEADERS}
         watcher = store.Watcher(self.objects, selection)
@@ -306,7 +308,8 @@ class _Application:
             if clock() >= min(ends, bookmark_at):
                 bookmark_at = clock() + self.bookmark_period_s
                 with self.objects.lock:
-                    is_current, version = watcher.is_empty, self.objects.version
+                    is_current = watcher.is_empty
+                    version = self.objects.version
                 if has_bookmarks and is_current:
                     yield _line("BOOKMARK", renderer.bookmark(version))
             if clock() >= ends:

@@ -118,7 +118,8 @@ class SimulatedLibrary:
         self, node: states.MachineState, target: calls.HandleTarget | None
     ) -> calls.DriverView:
         boards = states.boards_of(node)
-        session, read = self._session, self.state.read
+        session = self._session
+        read = self.state.read
         if target is None:
             return calls.DriverView(session=session, node=node, boards=boards, read=read)
         view = calls.DeviceView(

@@ -315,7 +315,8 @@ def _compute_by_id(view: calls.DeviceView, compute_id: Any, handle: Any) -> None
 
 @calls.function("nvmlComputeInstanceGetInfo_v2", takes=calls.COMPUTE_INSTANCE)
 def _compute_info(view: calls.DeviceView, info: Any) -> None:
-    kind, compute = pynvml.c_nvmlComputeInstanceInfo_t, view.compute
+    kind = pynvml.c_nvmlComputeInstanceInfo_t
+    compute = view.compute
     target = calls.struct(info, kind)
     view.put_handle(ctypes.byref(target), view.whole)
     view.put_handle(ctypes.byref(target, kind.gpuInstance.offset), view.target_of(view.instance))

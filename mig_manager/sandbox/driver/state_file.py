@@ -137,7 +137,8 @@ class SharedState:
                 compute_instance_id=compute.instance_id if compute else None,
                 is_process=is_process,
             )
-            clients, serial = (*node.clients, client), node.next_serial + 1
+            clients = (*node.clients, client)
+            serial = node.next_serial + 1
             return dataclasses.replace(node, clients=clients, next_serial=serial)
 
         return self.update(add).clients[-1]

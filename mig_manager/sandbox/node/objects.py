@@ -152,7 +152,8 @@ def gpu_requests(pod: Mapping[str, Any]) -> collections.Counter[str]:
 def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]) -> bool:
     """Return whether a toleration matches a taint."""
     for each in tolerations:
-        key, is_exists = each.get("key"), each.get("operator") == "Exists"
+        key = each.get("key")
+        is_exists = each.get("operator") == "Exists"
         is_same = key == taint["key"] and (each.get("value") or "") == (taint.get("value") or "")
         if each.get("effect") and each["effect"] != taint.get("effect"):
             continue
