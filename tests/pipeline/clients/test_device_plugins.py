@@ -14,10 +14,6 @@ from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, nodes, strikes
 
 
-def plugins(rig: fakes.NodeRig) -> list[str]:
-    return [uid for uid, pod in rig.pods.items() if clients.is_device_plugin(pod)]
-
-
 def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
     rig = nodes.node(layout="all-balanced")
     agent = agents.reconciler(rig)
@@ -102,8 +98,8 @@ def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
         assert well_known.APPLIED_LABEL not in rig.labels
 
     rig.plugin.is_broken = False
-    for uid in plugins(rig):
-        del rig.pods[uid]
+    for pod in rig.plugins:
+        rig.remove_pod(pod.uid)
     assert agents.run(rig, "all-balanced").state is model.State.SUCCESS
 
 
@@ -212,27 +208,31 @@ def test_advertising_agent_waits_for_no_plugin() -> None:
     ends.assert_ends(rig, Reason.APPLIED, by=agents.reconciler(rig, is_advertiser=True))
 
 
-@pytest.mark.parametrize("comes", ["during the change", "after it", "never"])
-def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(comes: str) -> None:
+@pytest.mark.parametrize("comes_during_change", [True, False])
+def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(
+    *, comes_during_change: bool
+) -> None:
     rig = node_between_plugins()
 
     def start() -> None:
-        if not plugins(rig) and "gpus.execute" in rig.log:
+        if not rig.plugins and "gpus.execute" in rig.log:
             rig.plugin.unhealthy = {}
             rig.start_plugin()
 
-    match comes:
-        case "during the change":
-            rig.driver.step_error = lambda _step: start()
-        case "after it":
-            rig.clock.on_wait = [start]
-        case _:
-            rig.clock.on_wait = []
+    if comes_during_change:
+        rig.driver.step_error = lambda _step: start()
+    else:
+        rig.clock.on_wait = [start]
 
-    reason = Reason.PLUGIN_NOT_READY if comes == "never" else Reason.APPLIED
-    ends.assert_ends(rig, reason)
-    expected = device_ids.expected_ids(rig.gpus)[0]
-    assert comes == "never" or rig.schedulable == {"nvidia.com/gpu": expected}
+    ends.assert_ends(rig, Reason.APPLIED)
+    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+
+
+def test_a_plugin_that_its_daemonset_starts_no_more_ends_the_wait() -> None:
+    rig = node_between_plugins()
+    rig.clock.on_wait = []
+
+    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY)
 
 
 @pytest.mark.parametrize("shows_old", [True, False])
@@ -240,8 +240,8 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(*, shows_old: bool)
     rig = nodes.node(layout="all-1g.5gb")
     shown = tuple(rig.pods.values()) if shows_old else ()
     rig.watched = lambda: shown
-    here: list[str] = []
-    rig.driver.step_error = lambda _step: here.extend(plugins(rig))
+    here: list[pod_object.Pod] = []
+    rig.driver.step_error = lambda _step: here.extend(rig.plugins)
     rig.plugin.is_broken = shows_old
 
     reason = Reason.PLUGIN_NOT_READY if shows_old else Reason.APPLIED

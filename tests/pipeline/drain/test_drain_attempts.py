@@ -20,10 +20,25 @@ from tests.pipeline.drain.deployments import (
     try_once,
 )
 
+News = Callable[[inboxes.Inbox, fakes.NodeRig], object]
+
 
 @pytest.mark.parametrize("granted", [1, 4])
-@pytest.mark.parametrize("news", ["file", "label", "no right to list pods"])
-def test_only_another_request_reopens_the_node_in_mid_drain(news: str, granted: int) -> None:
+@pytest.mark.parametrize(
+    ("announce", "is_other"),
+    [
+        pytest.param(lambda inbox, _rig: inbox.put_file_change(), False, id="file"),
+        pytest.param(lambda inbox, _rig: inbox.put_label("all-1g.5gb"), True, id="label"),
+        pytest.param(
+            lambda _inbox, rig: rig.refusing.update({"workloads.list": drains.FORBIDDEN}),
+            False,
+            id="no right to list pods",
+        ),
+    ],
+)
+def test_only_another_request_reopens_the_node_in_mid_drain(
+    announce: News, granted: int, *, is_other: bool
+) -> None:
     rig, serving = node_with(room_elsewhere=1)
     serving.budget.max_unavailable = granted
     # If all are evicted at once, the others take longer to end.
@@ -31,25 +46,21 @@ def test_only_another_request_reopens_the_node_in_mid_drain(news: str, granted: 
     agent = agents.reconciler(rig, CONFIG)
 
     def report() -> None:
-        if serving.killed == 2 and news == "file":
-            inbox.put_file_change()
-        elif serving.killed == 2 and news == "label":
-            inbox.put_label("all-1g.5gb")
-        elif serving.killed == 2:
-            rig.refusing["workloads.list"] = drains.FORBIDDEN
+        if serving.killed == 2:
+            announce(inbox, rig)
 
     inbox = inboxes.Inbox(rig.clock, report=report)
     with contextlib.suppress(errors.Superseded):
         assert agent.run(LAYOUT, inbox.request(LAYOUT)).reason is Reason.FORBIDDEN
 
     rig.clock.wait(1)
-    assert rig.has_hold_taint is (news != "label")
+    assert rig.has_hold_taint is not is_other
     rig.refusing.clear()
     serving.room_elsewhere, here = 3, len(serving.here)
     newer = inbox.next(0)
     assert newer is not None
     assert agent.run(newer.request, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
-    assert serving.killed == 2 + (0 if news == "label" else here)
+    assert serving.killed == 2 + (not is_other) * here
     ends.assert_restored(rig)
 
 

@@ -10,7 +10,7 @@ from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import agents, ends, gpu_values, nodes, strikes
+from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 
 ALL_1G = "all-1g.5gb"
 NO_MIG = model.DesiredGpu(mode=model.MigMode.DISABLED)
@@ -133,11 +133,7 @@ def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) 
     assert {gpu.current_mode for gpu in rig.gpus} == {model.MigMode.DISABLED}
 
 
-@pytest.mark.parametrize("event", ["returns", "is altered"])
-def test_after_a_reset_only_drained_gpus_are_changed(event: str) -> None:
-    rig = nodes.node()
-    rig.resets.are_available = rig.driver.mode_waits = True
-    text = """
+TWO_ROUNDS = """
 version: v1
 mig-configs:
   old:
@@ -146,27 +142,43 @@ mig-configs:
   new:
   - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 3}}
 """
-    assert agents.run(rig, "old" if event == "returns" else "new", text).reason is Reason.APPLIED
-    if event == "is altered":
-        rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], NO_MIG), rig.gpus[1])
+
+
+def node_before_reset(layout: str) -> fakes.NodeRig:
+    """Return a node with a layout whose GPU 0 must be reset for MIG, and a pod on GPU 1."""
+    rig = nodes.node()
+    rig.resets.are_available = rig.driver.mode_waits = True
+    assert agents.run(rig, layout, TWO_ROUNDS).reason is Reason.APPLIED
+    rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], NO_MIG), rig.gpus[1])
     rig.add_pod("spared", devices=frozenset({nodes.device(rig, 1, "2g.10gb")}))
-    rig.driver.lost |= {rig.gpus[1].uuid} if event == "returns" else set()
-    at_reset: list[model.Gpu] = []
+    return rig
 
-    def strike() -> None:
-        if rig.log[-1] != "reset.reset":
-            return
-        rig.driver.lost.clear()
-        if event == "is altered":
-            instances = rig.gpus[1].gpu_instances[:2]
-            rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], gpu_instances=instances))
-        at_reset.append(rig.gpus[1])
 
-    rig.on_call = strike
-    agents.run(rig, "new", text)
+def test_a_gpu_that_returns_at_a_reset_was_not_drained_and_is_not_changed() -> None:
+    rig = node_before_reset("old")
+    rig.driver.lost = {rig.gpus[1].uuid}
+    before = rig.gpus[1]
+    rig.on_call = lambda: rig.driver.lost.clear() if rig.log[-1] == "reset.reset" else None
+
+    agents.run(rig, "new", TWO_ROUNDS)
 
     assert len(rig.gpus[0].mig_uuids) == 3
-    assert at_reset == [rig.gpus[1]]
+    assert rig.gpus[1] == before
+
+
+def test_a_gpu_that_is_altered_at_a_reset_was_not_drained_and_is_not_changed() -> None:
+    rig = node_before_reset("new")
+    altered = dataclasses.replace(rig.gpus[1], gpu_instances=rig.gpus[1].gpu_instances[:2])
+
+    def alter() -> None:
+        if rig.log[-1] == "reset.reset":
+            rig.gpus = (rig.gpus[0], altered)
+
+    rig.on_call = alter
+    agents.run(rig, "new", TWO_ROUNDS)
+
+    assert len(rig.gpus[0].mig_uuids) == 3
+    assert rig.gpus[1] == altered
 
 
 class Alive(ports.Telemetry):

@@ -105,6 +105,11 @@ class ModeNode:
         assert text in outcome.message
         ends.assert_restored(self.cluster)
 
+    def assert_unchanged(self) -> None:
+        """Check that no GPU was reset or has MIG mode, and that the node was not rebooted."""
+        assert (self.resets, self.reboots) == ([0, 0], 0)
+        assert self.modes == [(False, False)] * 2
+
     def go_down(self, layout: str) -> None:
         """Run until the signal to end comes with a reboot, and reboot."""
         request = fakes.FakeRequest(self.cluster.clock)
@@ -193,19 +198,21 @@ def test_reset_switches_mig_on_and_off(boot: Boot, *, reattaches: bool) -> None:
     assert node.resets == [2, 2]
 
 
+MONITOR = ("/bin/dcgm", states.ClientKind.MONITOR)
+PROCESS = ("/bin/train", states.ClientKind.COMPUTE)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "client", "persistence"),
+    ("options", "client", "message", "persistence", "asked_to_reset"),
     [
-        pytest.param(states.Options(), "dcgm", None, id="monitor", marks=pytest.mark.slow),
-        pytest.param(
-            ONLY_BY_TOOL, "dcgm", None, id="monitor, by nvidia-smi", marks=pytest.mark.slow
-        ),
-        pytest.param(ONLY_BY_TOOL, "late", None, id="process that starts before the reset"),
+        # NVML does not list monitors.
+        pytest.param(states.Options(), MONITOR, "", [], [], id="monitor"),
+        pytest.param(ONLY_BY_TOOL, MONITOR, "", [], [[1]], id="monitor, by nvidia-smi"),
         *(
             pytest.param(
-                *(states.Options(), "train", kind),
+                *(states.Options(), PROCESS, "train (pid 4711)", [kind], [[1]]),
                 id=f"process beside {kind.value}",
-                marks=pytest.mark.slow,
             )
             for kind in (
                 states.ClientKind.PERSISTENCE_DAEMON,
@@ -215,34 +222,45 @@ def test_reset_switches_mig_on_and_off(boot: Boot, *, reattaches: bool) -> None:
     ],
 )
 def test_mode_change_waits_for_gpu_clients_but_not_for_persistence(
-    options: states.Options, client: str, persistence: states.ClientKind | None, boot: Boot
+    options: states.Options,
+    client: tuple[str, states.ClientKind],
+    message: str,
+    persistence: list[states.ClientKind],
+    asked_to_reset: list[list[int]],
+    boot: Boot,
 ) -> None:
     node = boot(options=options)
-    # With a process that started late, a reboot would be the next thing to try.
-    node.may_reboot = client != "late"
-    clients: list[states.Client] = []
-    if persistence:
-        node.open_second_gpu("nvidia-persistenced", persistence)
-    if client == "late":
-        node.before_reset = lambda: clients.append(node.open_second_gpu("/bin/late"))
-    else:
-        is_monitor = client == "dcgm"
-        kind = states.ClientKind.MONITOR if is_monitor else states.ClientKind.COMPUTE
-        clients.append(node.open_second_gpu(f"/bin/{client}", kind))
+    node.may_reboot = True
+    for kind in persistence:
+        node.open_second_gpu("nvidia-persistenced", kind)
+    opened = node.open_second_gpu(*client)
 
-    # NVML does not list monitors.
-    node.assert_ends("second", Reason.IN_USE, "" if client == "dcgm" else f"{client} (pid 4711)")
+    node.assert_ends("second", Reason.IN_USE, message)
+    node.assert_unchanged()
 
-    assert (node.resets, node.reboots) == ([0, 0], 0)
-    assert node.modes == [(False, False)] * 2
+    node.asked_to_reset.clear()
+    node.state.remove_client(opened)
+    node.assert_ends("second", Reason.APPLIED)
+    assert (node.asked_to_reset, node.resets[0]) == (asked_to_reset, 0)
+    remaining = node.state.read().clients_of(node.state.boards[1].uuid)
+    assert [each.kind for each in remaining] == persistence
+
+
+def test_mode_change_waits_for_a_process_that_starts_before_the_reset(boot: Boot) -> None:
+    node = boot(options=ONLY_BY_TOOL)
+    # A reboot would be the next thing to try.
+    node.may_reboot = False
+    late: list[states.Client] = []
+    node.before_reset = lambda: late.append(node.open_second_gpu("/bin/late"))
+
+    node.assert_ends("second", Reason.IN_USE, "late (pid 4711)")
+    node.assert_unchanged()
+
     node.before_reset = lambda: None
     node.asked_to_reset.clear()
-    node.state.remove_client(*clients)
+    node.state.remove_client(*late)
     node.assert_ends("second", Reason.APPLIED)
-    is_by_tool = options is ONLY_BY_TOOL or persistence
-    assert (node.asked_to_reset, node.resets[0]) == ([[1]] if is_by_tool else [], 0)
-    remaining = node.state.read().clients_of(node.state.boards[1].uuid)
-    assert [each.kind for each in remaining] == ([persistence] if persistence else [])
+    assert (node.asked_to_reset, node.resets[0]) == ([[1]], 0)
 
 
 @pytest.mark.slow

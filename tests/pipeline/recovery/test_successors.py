@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -80,75 +81,106 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     ends.assert_restored(rig)
 
 
-@pytest.mark.parametrize("meanwhile", ["recovery", "run", "rest"])
-def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwhile: str) -> None:
+def run_again(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
+    assert agents.run(rig, by=agent, attempt=2).state is model.State.SUCCESS
+    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+
+
+Act = Callable[[fakes.NodeRig, agents.AgentInMemory], object]
+
+
+@pytest.mark.parametrize(
+    ("act", "act_again"),
+    [
+        pytest.param(lambda _rig, _agent: None, run_again, id="recovery"),
+        pytest.param(lambda rig, agent: agents.run(rig, by=agent), run_again, id="run"),
+        pytest.param(
+            lambda _rig, agent: agent.rest(),
+            lambda _rig, agent: agent.check_without_request(),
+            id="rest",
+        ),
+    ],
+)
+def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(
+    act: Act, act_again: Act
+) -> None:
     written_back = 0
-    for index, rig, _ in strikes.kills(nodes.monitored_node):
+    for _, rig, _ in strikes.kills(nodes.monitored_node):
         paused = [key for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE]
         rig.labels |= dict.fromkeys(paused, f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade")
         agent = agents.reconciler(rig)
         agent.recover(agents.LAYOUT)
-        if meanwhile == "rest":
-            agent.rest()
-        elif meanwhile == "run":
-            agents.run(rig, by=agent)
+        act(rig, agent)
         rig.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
         written_back += bool(paused)
-        if meanwhile == "rest":
-            agent.check_without_request()
-        else:
-            assert agents.run(rig, by=agent, attempt=2).state is model.State.SUCCESS, index
-            assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+        act_again(rig, agent)
         ends.assert_restored(rig)
     assert written_back > 5
 
 
-@pytest.mark.parametrize("part", ["all", "taint", "taint beside a journal", "state"])
-@pytest.mark.parametrize("is_requested", [True, False])
-def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(
-    part: str, *, is_requested: bool
-) -> None:
-    rig, backup = nodes.node(layout="all-balanced"), dict[str, dict[str, str]]()
+def put_back_all(rig: fakes.NodeRig) -> None:
+    """Put back what the node had when its GPUs were changed."""
+    saved = nodes.node(layout="all-balanced")
+    strikes.kill_when(saved, lambda: saved.log[-1] == "gpus.execute")
+    rig.labels, rig.annotations, rig.has_hold_taint = saved.labels, saved.annotations, True
 
-    def save() -> None:
-        if rig.has_hold_taint and well_known.PAUSED_VALUE in rig.labels.values():
-            backup.update(labels=dict(rig.labels), annotations=dict(rig.annotations))
 
-    rig.on_call = save
+def put_back_taint(rig: fakes.NodeRig) -> None:
+    rig.has_hold_taint = True
+
+
+def put_back_taint_and_journal(rig: fakes.NodeRig) -> None:
+    put_back_taint(rig)
+    journal = journals.Journal(config=agents.LAYOUT, stale_files=True)
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+
+
+def put_back_state(rig: fakes.NodeRig) -> None:
+    rig.labels[well_known.STATE_LABEL] = "pending"
+
+
+PARTS = {
+    "all": put_back_all,
+    "taint": put_back_taint,
+    "taint beside a journal": put_back_taint_and_journal,
+    "state": put_back_state,
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(part: str) -> None:
+    rig = nodes.node(layout="all-balanced")
     agent = agents.reconciler(rig)
     ended = agents.run(rig, by=agent)
-    rig.on_call = lambda: None
+    assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
 
-    def check() -> drift.Action:
-        if is_requested:
-            return agent.check_drift(agents.LAYOUT, ended)
-        return agent.check_without_request()
+    PARTS[part](rig)
 
-    if not is_requested:
-        agent.rest()
-    assert check() is drift.Action.REST
-    rig.has_hold_taint = part != "state"
-    if part == "all":
-        rig.labels, rig.annotations = backup.values()
-    elif part == "state":
-        rig.labels[well_known.STATE_LABEL] = "pending"
-    elif part != "taint":
-        journal = journals.Journal(config=agents.LAYOUT, stale_files=True)
-        rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    assert agent.check_drift(agents.LAYOUT, ended) is not drift.Action.REST
+    ended = agents.run(rig, by=agent, may_evict=False)
+    assert ended.state is model.State.SUCCESS
+    ends.assert_restored(rig)
+    assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
+    assert ends.has_layout(rig, agents.LAYOUT)
 
-    assert check() is not drift.Action.REST
-    if is_requested:
-        ended = agents.run(rig, by=agent, may_evict=False)
-        assert ended.state is model.State.SUCCESS
-    else:
-        assert not agent.rest()
+
+@pytest.mark.parametrize("part", PARTS)
+def test_without_a_request_a_change_that_a_backup_puts_back_is_undone(part: str) -> None:
+    rig = nodes.node(layout="all-balanced")
+    agent = agents.reconciler(rig)
+    agents.run(rig, by=agent)
+    agent.rest()
+    assert agent.check_without_request() is drift.Action.REST
+
+    PARTS[part](rig)
+
+    assert agent.check_without_request() is not drift.Action.REST
+    assert not agent.rest()
     ends.assert_restored(rig)
     assert rig.labels[well_known.STATE_LABEL] != "pending"
-    assert check() is drift.Action.REST
-    # Without a request, what the journal has is undone.
-    assert ends.has_layout(
-        rig, "all-balanced" if part == "all" and not is_requested else agents.LAYOUT
-    )
+    assert agent.check_without_request() is drift.Action.REST
+    # Only the whole backup has the GPUs before the change.
+    assert ends.has_layout(rig, "all-balanced" if part == "all" else agents.LAYOUT)
 
 
 @pytest.mark.parametrize("wanted", [None, "too-much"])

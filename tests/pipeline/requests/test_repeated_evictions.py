@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
@@ -31,6 +32,33 @@ def break_hook(rig: fakes.NodeRig) -> None:
     nodes.hooked(rig).hooks.broken.add("config")
 
 
+def restart_pod(rig: fakes.NodeRig, device: str) -> None:
+    """Start the pod again if it was evicted."""
+    if "affected" not in rig.pod_names:
+        rig.add_pod("affected", devices=frozenset({device}))
+
+
+def reboot(rig: fakes.NodeRig) -> None:
+    rig.host.boot_id = "boot-2"
+
+
+class Remedy(NamedTuple):
+    """What lets a change evict pods again, or what it no longer needs to evict."""
+
+    act: Callable[[fakes.NodeRig], object] = lambda _rig: None
+    is_new: bool = False
+    """Whether it is a new label."""
+    evictions: int = 4
+    """As many as there were in the end."""
+
+
+REMEDIES = {
+    "pod ends": Remedy(lambda rig: rig.remove_pod(rig.uid_of("affected")), evictions=3),
+    "label": Remedy(is_new=True),
+    "reboot": Remedy(reboot),
+}
+
+
 @pytest.mark.parametrize(
     ("break_it", "problem", "remedy", "is_restarted"),
     [
@@ -52,8 +80,7 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     agent = agents.reconciler(rig)
     for attempt in range(1, 7):
         assert agents.run(rig, by=agent, attempt=attempt).should_retry
-        if "affected" not in rig.pod_names:
-            rig.add_pod("affected", devices=frozenset({device}))
+        restart_pod(rig, device)
     outcome = agents.run(rig, by=agent, attempt=7)
     assert outcome.should_retry
     assert rig.log.count("workloads.evict") == 3
@@ -64,16 +91,14 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     rig.driver.step_error = lambda _step: None
     rig.host.broken_services.clear()
     rig.hooks.broken.clear()
-    if remedy == "pod ends":
-        rig.remove_pod(rig.uid_of("affected"))
-    elif remedy == "reboot":
-        rig.host.boot_id = "boot-2"
-    if is_restarted or remedy == "reboot":
+    act, is_new, evictions = REMEDIES[remedy]
+    act(rig)
+    if is_restarted:
         agent = agents.reconciler(rig)
         agent.recover(agents.LAYOUT)
-    ends.assert_ends(rig, Reason.APPLIED, by=agent, is_new=remedy == "label")
+    ends.assert_ends(rig, Reason.APPLIED, by=agent, is_new=is_new)
     assert "affected" not in rig.pod_names
-    assert rig.log.count("workloads.evict") == (3 if remedy == "pod ends" else 4)
+    assert rig.log.count("workloads.evict") == evictions
 
 
 @pytest.mark.parametrize("error", [strikes.BROKEN["node"], strikes.Killed()])
@@ -91,7 +116,6 @@ def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
             agents.run(rig, by=agent)
         if rig.has_hold_taint:
             agents.resume(rig, agents.LAYOUT)
-        if "affected" not in rig.pod_names:
-            rig.add_pod("affected", devices=frozenset({device}))
+        restart_pod(rig, device)
 
     assert rig.log.count("workloads.evict") == 3
