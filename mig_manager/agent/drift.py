@@ -11,7 +11,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import resolving
-from mig_manager.agent.pods import advertising, device_plugin, survey
+from mig_manager.agent.pods import advertising, device_plugin, survey, withdrawing
 from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, node_object, schedulable
 from mig_manager.core.records import readiness
@@ -122,6 +122,8 @@ class DriftMemory:
     """Words for the drift, by the last check or a run; empty: no drift is published."""
     drifted_devices: Hashable = None
     """The devices at the last check that found a drift."""
+    checked_ids: frozenset[str] | None = None
+    """The devices for which nothing is to be withdrawn from a node that no run verifies."""
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
 
@@ -137,6 +139,13 @@ class DriftMemory:
     def awaits_driver(self) -> bool:
         """Whether to check soon: until the layout is back, pods may get whole GPUs."""
         return self.was_driver_away and 0 < self.failed_checks < self.max_failed_checks
+
+    def with_withdrawn(
+        self, shared: attempts.Shared, gpus: model.ObservedGpus, node: node_object.NodeView
+    ) -> Self:
+        """Withdraw devices that no GPU has, unless they were checked; return the new memory."""
+        checked_ids = withdrawing.withdraw(shared, gpus, node, self.checked_ids)
+        return dataclasses.replace(self, checked_ids=checked_ids)
 
     def since(self, outcome: outcomes.Outcome, gpus: model.ObservedGpus) -> Self:
         """Return the memory since a run with this outcome: a new one after another run."""
@@ -180,6 +189,10 @@ def act(
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
     before, gpus = memory.since(outcome, observation.gpus), observation.gpus
+    is_success = outcome.state is model.State.SUCCESS
+    if not (is_success or outcome.reason is errors.Reason.DRIFTED):
+        # A run that failed early has not verified the devices.
+        before = before.with_withdrawn(attempt, gpus, node)
     is_active = bool(observation.is_active)
     devices = before.drifted_devices if is_active else device_ids.expected_ids(gpus)
     now = dataclasses.replace(
@@ -191,7 +204,6 @@ def act(
         is_unknown=False,
         drifted_devices=devices,
     )
-    is_success = outcome.state is model.State.SUCCESS
     action = Action.REST
     match _judge(attempt, before, outcome, observation, node):
         case _Verdict.CHANGED:
@@ -205,6 +217,7 @@ def act(
         case _Verdict.DRIFTED:
             description = _handle_drift(attempt, observation, before, outcome)
             if description:
+                device_plugin.withdraw_phantoms(attempt, gpus, node)
                 _restart_stale(attempt, observation, is_new=devices != before.drifted_devices)
             now = dataclasses.replace(now, description=description)
             action = Action.REST if description else Action.HEAL

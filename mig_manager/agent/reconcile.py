@@ -207,6 +207,7 @@ class Reconciler:
         if self._is_change_put_back(view):
             return drift.Action.RUN
         gpus, _ = gpu_report.observe(self._shared, self.faults)
+        self._drift = self._drift.with_withdrawn(self._shared, gpus, view)
         is_published = gpu_report.is_published(self._shared, gpus)
         self._publish_without_request(gpus, None if is_published else view)
         return drift.Action.REST

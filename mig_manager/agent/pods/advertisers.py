@@ -59,6 +59,11 @@ class Advertiser(Protocol):
     def is_stale(self, attempt: attempts.Attempt, gpus: model.ObservedGpus) -> bool:
         """Return whether a ready pod advertises outdated devices."""
 
+    def destroyed_devices(
+        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: Pods
+    ) -> frozenset[str] | None:
+        """Return the advertised devices that no GPU has; None if unknown."""
+
     def why_refused(
         self, attempt: attempts.Attempt, layouts: Sequence[strategies.GpuLayout], pods: Pods
     ) -> str:

@@ -195,11 +195,11 @@ def restart_stale(
     return Paused(programs=present, old_uids=uids(stale), changed=changed)
 
 
-def delete(attempt: attempts.Attempt, pods: Iterable[pod_object.Pod]) -> None:
+def delete(shared: attempts.Shared, pods: Iterable[pod_object.Pod]) -> None:
     """Delete the pods that are not terminating already, so that new ones start."""
     for pod in pods:
         if not pod.is_terminating:
-            attempt.deps.workloads.delete(pod)
+            shared.deps.workloads.delete(pod)
 
 
 def wait_schedulable(attempt: attempts.Attempt, paused: Paused, gpus: model.ObservedGpus) -> None:

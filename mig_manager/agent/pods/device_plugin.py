@@ -70,6 +70,17 @@ class DevicePlugin(advertisers.Advertiser):
         strategy = _strategy(attempt.deps.workloads.present())
         return schedulable.is_plugin_stale(gpus, _healthy(attempt), node, strategy=strategy)
 
+    def destroyed_devices(
+        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: advertisers.Pods
+    ) -> frozenset[str] | None:
+        """Return kubelet's devices that no GPU has; None if kubelet does not answer."""
+        if shared.deps.is_advertiser:
+            return frozenset()
+        healthy = _healthy(shared)
+        labels = shared.deps.node.latest().labels
+        strategy = _strategy(pods) or strategies.from_labels(labels)
+        return None if healthy is None else schedulable.destroyed_devices(gpus, healthy, strategy)
+
     def contradicts_label(
         self, attempt: attempts.Attempt, gpus: model.ObservedGpus, pods: advertisers.Pods
     ) -> bool:
@@ -122,20 +133,20 @@ class DevicePlugin(advertisers.Advertiser):
 
 
 def withdraw_phantoms(
-    attempt: attempts.Attempt, gpus: model.ObservedGpus, node: node_object.NodeView
+    shared: attempts.Shared, gpus: model.ObservedGpus, node: node_object.NodeView
 ) -> errors.NotReadyError | None:
     """Remove phantom devices from the node; return why that failed.
 
     If the last known state of the ``node`` has no phantom devices, no request is sent.
     """
     if not phantoms.is_possible(gpus, node, strategies.from_labels(node.labels)):
-        attempt.deps.telemetry.phantoms_found({}, are_removed=False)
+        shared.deps.telemetry.phantoms_found({}, are_removed=False)
         return None
-    return without_phantoms(attempt, gpus, attempt.deps.workloads.present())[1]
+    return without_phantoms(shared, gpus, shared.deps.workloads.present())[1]
 
 
 def without_phantoms(
-    attempt: attempts.Attempt,
+    shared: attempts.Shared,
     gpus: model.ObservedGpus,
     pods: Iterable[pod_object.Pod],
     kubelet: Callable[[], _Healthy] | None = None,
@@ -145,7 +156,7 @@ def without_phantoms(
     Returns:
         The node, and an error with the devices whose removal the API server refuses, if any.
     """
-    deps = attempt.deps
+    deps = shared.deps
     node = deps.node.latest()
     if deps.is_advertiser:
         return node, None
@@ -153,7 +164,7 @@ def without_phantoms(
 
     def find(node: node_object.NodeView) -> dict[str, int]:
         strategy = strategies.of_plugin(plugins, node.labels)
-        return phantoms.find(gpus, node, strategy, kubelet or (lambda: _healthy(attempt)))
+        return phantoms.find(gpus, node, strategy, kubelet or (lambda: _healthy(shared)))
 
     advertised = find(node)
     if advertised:
@@ -168,12 +179,12 @@ def without_phantoms(
         f"{what}, and the agent could not remove them: " + phantoms.remedy(node.name, advertised),
         reason=errors.Reason.PHANTOM_DEVICES,
     )
-    if not attempt.memory.may_remove_phantoms(deps.clock.monotonic()):
+    if not shared.memory.may_remove_phantoms(deps.clock.monotonic()):
         return node, refused
     try:
         node = deps.node.remove_resources(advertised.keys())
     except errors.ClusterError as error:
-        attempt.memory.note_refused_removal(deps.clock.monotonic())
+        shared.memory.note_refused_removal(deps.clock.monotonic())
         _log.warning(
             "phantom_devices_not_removed",
             resources=advertised,
@@ -200,10 +211,7 @@ def unknown_plugin(
 
     It may be a static pod, a service of the host, or a pod of another controller than a DaemonSet.
     """
-    if attempt.deps.is_advertiser:
-        return None
-    strategy = strategies.from_labels(attempt.deps.node.latest().labels)
-    gone = schedulable.destroyed_devices(gpus, _healthy(attempt) or {}, strategy)
+    gone = DevicePlugin().destroyed_devices(attempt, gpus, ())
     if not gone:
         return None
     return errors.NotReadyError(
@@ -238,10 +246,10 @@ def _strategy(pods: Iterable[pod_object.Pod]) -> strategies.Strategy | None:
     return strategies.of_plugin(list(filter(clients.is_device_plugin, pods)), {})
 
 
-def _healthy(attempt: attempts.Attempt) -> _Healthy:
+def _healthy(shared: attempts.Shared) -> _Healthy:
     """Return the healthy devices; None if kubelet does not answer."""
     try:
-        return attempt.deps.allocations.allocatable()
+        return shared.deps.allocations.allocatable()
     except errors.KubeletError as error:
         _log.info("pod_resources_unavailable", error=error.message)
         return None

@@ -57,6 +57,13 @@ class DraDriver(advertisers.Advertiser):
     def is_stale(self, attempt: attempts.Attempt, gpus: model.ObservedGpus) -> bool:
         return self.missing(attempt, gpus, (), frozenset()) is not None
 
+    def destroyed_devices(
+        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: advertisers.Pods
+    ) -> frozenset[str]:
+        """Return the devices of the slices that no GPU has; none if they cannot be listed."""
+        slices = shared.deps.slices.list() if shared.deps.slices else None
+        return claims.destroyed_devices(gpus, slices or ())
+
     def why_refused(
         self,
         attempt: attempts.Attempt,

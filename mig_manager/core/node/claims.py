@@ -127,12 +127,7 @@ def why_not_advertised(gpus: model.ObservedGpus, slices: Iterable[Slice]) -> str
     # The driver may have devices of unreachable GPUs too.
     is_partial = bool(gpus.unreachable)
     expected, _ = device_ids.expected_ids(gpus)
-    listed = [
-        uuid
-        for each in current
-        for name, uuid in each.uuids.items()
-        if name not in each.for_machines
-    ]
+    listed = _container_uuids(current)
     uuids = frozenset(filter(None, listed))
     missing_uuid = listed.count("")
     if not missing_uuid and (uuids == expected or (is_partial and expected <= uuids)):
@@ -142,6 +137,21 @@ def why_not_advertised(gpus: model.ObservedGpus, slices: Iterable[Slice]) -> str
         f"the DRA driver's ResourceSlices list {len(listed)} devices: "
         f"{len(uuids & expected)} exist, {len(expected)} are expected{without}"
     )
+
+
+def destroyed_devices(gpus: model.ObservedGpus, slices: Iterable[Slice]) -> frozenset[str]:
+    """Return the devices in the slices of our node that no GPU has; none if one is unreachable."""
+    return device_ids.destroyed_ids(_container_uuids(newest(slices)), gpus, is_sliced=True)
+
+
+def _container_uuids(slices: Iterable[Slice]) -> list[str]:
+    """Return the UUIDs of the devices for containers; empty: the device does not exist yet."""
+    return [
+        uuid
+        for each in slices
+        for name, uuid in each.uuids.items()
+        if name not in each.for_machines
+    ]
 
 
 def tainted_devices(slices: Iterable[Slice]) -> tuple[str, ...]:

@@ -29,6 +29,19 @@ def is_unknown(device_id: str, known_ids: frozenset[str] | None) -> bool:
     return is_missing and DEVICE_UUID.fullmatch(device_id) is not None
 
 
+def destroyed_ids(
+    ids: Iterable[str], gpus: model.ObservedGpus, *, is_sliced: bool
+) -> frozenset[str]:
+    """Return the devices of NVIDIA's that no GPU has; empty if a GPU is unreachable.
+
+    ``is_sliced``: a GPU with MIG enabled is no device either.
+    """
+    known_ids = of_gpus(gpus)
+    if known_ids is not None and is_sliced:
+        known_ids -= {gpu.uuid for gpu in gpus if gpu.current_mode is model.MigMode.ENABLED}
+    return frozenset(each for each in ids if is_unknown(each, known_ids))
+
+
 def expected_ids(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
     """Return the device ids of the device plugin: with MIG devices, and with ``none``."""
     plugin_gpus = tuple(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)

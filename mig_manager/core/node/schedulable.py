@@ -81,10 +81,8 @@ def destroyed_devices(
     the ``strategy`` is none, or unknown (None).
     """
     _, ids = _devices(allocatable)
-    known_ids = device_ids.of_gpus(gpus)
-    if known_ids is not None and strategy not in (None, strategies.Strategy.NONE):
-        known_ids -= {gpu.uuid for gpu in gpus if gpu.current_mode is model.MigMode.ENABLED}
-    return frozenset(each for each in ids if device_ids.is_unknown(each, known_ids))
+    is_sliced = strategy not in (None, strategies.Strategy.NONE)
+    return device_ids.destroyed_ids(ids, gpus, is_sliced=is_sliced)
 
 
 def _devices(

@@ -1,18 +1,172 @@
 """What advertises a drifted node's devices: it offers none that are gone."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Self
 
 import pytest
 
+from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import device_ids, well_known
+from mig_manager.core.node import device_ids, strategies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import driver_rules, ends, gpu_values, nodes, strikes
+from tests.node import agents, driver_rules, ends, fakes, gpu_values, nodes, strikes
 from tests.pipeline.drifts import LAYOUT, tamper
 
 OFF = model.MigMode.DISABLED
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Unserved:
+    """A node at rest, where no run applies a layout."""
+
+    rig: fakes.NodeRig
+    check: Callable[[], drift.Action]
+
+    @classmethod
+    def of(cls, why: str, rig: fakes.NodeRig | None = None) -> Self:
+        """Return a node without a request, or with one that no run can apply."""
+        rig, agent, _ = nodes.at_rest(LAYOUT, rig=rig)
+        if why == "no request":
+            agent.rest()
+            rig.forget_past()
+            return cls(rig=rig, check=agent.check_without_request)
+        ended = agents.run(rig, why, by=agent)
+        assert ended.state is model.State.FAILED
+        rig.forget_past()
+        return cls(rig=rig, check=lambda: agent.check_drift(why, ended))
+
+    @property
+    def plugins(self) -> set[str]:
+        """The UIDs of the device plugin's pods."""
+        return {pod.uid for pod in self.rig.plugins}
+
+    def assert_offers_what_exists(self) -> None:
+        self.rig.clock.wait(1)
+        present = {"nvidia.com/gpu": device_ids.expected_ids(self.rig.gpus)[0]}
+        assert self.rig.schedulable == present
+
+
+UNSERVED = ["no request", "no-such-layout", "too-much"]
+
+
+@pytest.mark.parametrize("why", UNSERVED)
+def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str) -> None:
+    node = Unserved.of(why)
+    rig = node.rig
+    rig.labels[strategies.STRATEGY_LABEL] = strategies.Strategy.SINGLE.value
+    rig.watched = lambda: tuple(rig.pods.values())
+    tamper(rig)
+    gpus, state = rig.gpus, rig.labels.get(well_known.STATE_LABEL)
+    rig.add_pod("busy", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
+
+    node.check()
+    node.assert_offers_what_exists()
+
+    assert rig.gpus == gpus
+    assert "busy" in rig.pod_names
+    assert rig.labels.get(well_known.STATE_LABEL) == state
+    assert rig.events == ["DestroyedDevices"]
+    assert rig.messages == [
+        "the device plugin advertises 1 device that no GPU has: it is restarted"
+    ]
+    plugins, asked = node.plugins, rig.log.count("allocations.allocatable")
+    assert node.check() is not drift.Action.HEAL
+    rig.clock.wait(1)
+    assert node.plugins == plugins
+    assert rig.log.count("allocations.allocatable") == asked
+
+
+@pytest.mark.parametrize("refused", ["allocations.allocatable", "workloads.delete"])
+@pytest.mark.parametrize("why", UNSERVED)
+def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refused: str) -> None:
+    node = Unserved.of(why)
+    tamper(node.rig)
+    node.rig.refusing[refused] = (
+        errors.KubeletError("no socket")
+        if refused.startswith("allocations")
+        else strikes.BROKEN["workloads"]
+    )
+    node.check()
+    node.rig.refusing.clear()
+
+    node.check()
+
+    node.assert_offers_what_exists()
+
+
+def test_devices_of_a_lost_gpu_or_of_another_manager_stay() -> None:
+    for is_foreign in (False, True):
+        node = Unserved.of("no request")
+        rig, served = node.rig, node.rig.schedulable
+        tamper(rig)
+        if is_foreign:
+            rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
+        else:
+            rig.driver.lost.add(rig.gpus[1].uuid)
+        node.check()
+        rig.clock.wait(1)
+        assert (rig.schedulable, rig.events) == (served, [])
+
+
+def test_a_plugin_with_too_few_devices_is_not_restarted_without_a_request() -> None:
+    node = Unserved.of("no request")
+    # Its owner may have left out a GPU.
+    node.rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(node.rig.gpus[:1])[0]}
+    plugins = node.plugins
+
+    node.check()
+
+    assert node.plugins == plugins
+
+
+def test_a_plugin_that_is_no_pod_is_reported_once() -> None:
+    node = Unserved.of("no request")
+    for uid in node.plugins:
+        node.rig.remove_pod(uid)
+    tamper(node.rig)
+
+    for _ in range(2):
+        node.check()
+
+    assert node.rig.events == ["DestroyedDevices"]
+    assert "found no pod of it" in node.rig.messages[0]
+
+
+def test_a_dra_driver_without_a_request_offers_no_device_that_is_gone() -> None:
+    rig = nodes.dra_node()
+    agent = agents.reconciler(rig)
+    agents.run(rig, "all-1g.5gb", by=agent)
+    agent.rest()
+    first, *others = rig.gpus
+    rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:-1]), *others)
+
+    agent.check_without_request()
+    rig.clock.wait(1)
+
+    (listed,) = rig.dra_driver.slices or ()
+    assert set(listed.uuids.values()) == device_ids.expected_ids(rig.gpus)[0]
+
+
+@pytest.mark.parametrize("why", [*UNSERVED, "drifted"])
+def test_phantom_devices_are_removed_without_a_usable_request(why: str) -> None:
+    if why == "drifted":
+        rig, agent, ended = nodes.at_rest(LAYOUT)
+        tamper(rig)
+        agent.check_drift(LAYOUT, ended)
+        rig.clock.wait(1)
+        rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
+        agent.check_drift(LAYOUT, ended)
+    else:
+        node = Unserved.of(why)
+        rig = node.rig
+        rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
+        node.check()
+
+    assert rig.kubelet.phantoms == {}
+    assert "PhantomDevicesRemoved" in rig.events
 
 
 @pytest.mark.parametrize("is_foreign", [False, True])

@@ -1,0 +1,76 @@
+"""Withdraw devices that no GPU has from a node at rest, where no run verifies the devices.
+
+Without a request, or with one that fails early, no run restarts what advertises the devices. If
+another program destroys some, pods would still be bound to them, and would fail.
+"""
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import attempts
+from mig_manager.agent.pods import advertisers, advertising, device_plugin, survey
+from mig_manager.core import messages, model
+from mig_manager.core.node import device_ids, node_object
+
+_log = structlog.get_logger()
+
+
+def withdraw(
+    shared: attempts.Shared,
+    gpus: model.ObservedGpus,
+    node: node_object.NodeView,
+    checked_ids: frozenset[str] | None,
+) -> frozenset[str] | None:
+    """Restart the programs that advertise devices which no GPU has; remove phantom devices.
+
+    A program that only lacks devices is not restarted: its owner may have left some out. Nothing
+    is done while a GPU is unreachable, or while another program manages MIG.
+
+    Args:
+        shared: The dependencies, and the memory of attempts.
+        gpus: The GPUs; empty if they could not be observed.
+        node: The Node as last reported.
+        checked_ids: What the last call returned; None: none was made.
+
+    Returns:
+        The devices for which no further request is sent.
+    """
+    ids = device_ids.of_gpus(gpus) if gpus else None
+    if ids is None:
+        return checked_ids
+    try:
+        # Before a restart: kubelet calls the devices of a stopped plugin unhealthy.
+        device_plugin.withdraw_phantoms(shared, gpus, node)
+        return ids if ids == checked_ids or _restart(shared, gpus) else None
+    except errors.ClusterError as error:
+        _log.info("devices_not_checked", reason=error.reason.value, error=error.message)
+        return None
+
+
+def _restart(shared: attempts.Shared, gpus: model.ObservedGpus) -> bool:
+    """Restart the programs; return whether all devices were known."""
+    pods = shared.deps.workloads.present()
+    if survey.foreign_managers(shared.deps, pods):
+        return False
+    gone_ids = {each: each.destroyed_devices(shared, gpus, pods) for each in advertising.ALL}
+    for program, ids in gone_ids.items():
+        if ids:
+            program_pods = [pod for pod in pods if program.owns(pod)]
+            _report(shared, program, len(ids), is_restarted=bool(program_pods))
+            advertising.delete(shared, program_pods)
+    return None not in gone_ids.values()
+
+
+def _report(
+    shared: attempts.Shared, program: advertisers.Advertiser, count: int, *, is_restarted: bool
+) -> None:
+    _log.warning(
+        "destroyed_devices_advertised", by=program.name, devices=count, is_restarted=is_restarted
+    )
+    remedy = "it is restarted" if is_restarted else "restart it, the agent found no pod of it"
+    what = f"{messages.count(count, 'device')} that no GPU has"
+    shared.deps.node.emit(
+        reason="DestroyedDevices",
+        message=f"the {program.name} advertises {what}: {remedy}",
+        is_warning=True,
+    )
