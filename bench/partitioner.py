@@ -2,7 +2,7 @@
 
     python -m bench.partitioner [--nodes 4 40] [--trace openb.csv] [--results docs/results]
 
-The simulation, ``core/partitioning/simulated_cluster.py``, is pure and seeded. Rows:
+The simulation, ``partitioner/replay/simulated_cluster.py``, is pure and seeded. Rows:
 ``ours``, prepared for likely pods or not, the best fixed layout and ``all-balanced``, each under
 the default scheduler and a packing one; placement in no time (first-fit, and with least
 fragmentation); and a bound for any scheduler.
@@ -23,7 +23,8 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from mig_manager.core.partitioning import decisions, simulated_cluster
+from mig_manager.core.partitioning import decisions
+from mig_manager.partitioner.replay import simulated_cluster
 from testkit import bounds, day, day_layouts, traces
 
 _DAY_S = 3600.0

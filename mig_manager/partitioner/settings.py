@@ -11,8 +11,9 @@ from mig_manager import errors
 from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import rollout
 from mig_manager.core.node import lease, selectors
-from mig_manager.core.partitioning import decisions, partitioned, simulated_cluster
+from mig_manager.core.partitioning import decisions, partitioned
 from mig_manager.core.settings import node_settings, options
+from mig_manager.partitioner.replay import simulated_cluster
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _MAX_RESERVED = 99999

@@ -8,9 +8,10 @@ from mig_manager.adapters import prometheus
 from mig_manager.adapters.host import files
 from mig_manager.cli.toolkit import console
 from mig_manager.core import timing
-from mig_manager.core.partitioning import past_pods
-from mig_manager.partitioner import replay, replay_report, simulation
 from mig_manager.partitioner import settings as partitioner_settings
+from mig_manager.partitioner import simulation
+from mig_manager.partitioner.replay import comparison, past_pods
+from mig_manager.partitioner.replay import report as replay_report
 
 _MAX_BYTES = 1 << 30  # a file with the objects of a cluster
 _DAY_S = 86400.0
@@ -33,11 +34,11 @@ def run(
         if settings.base_layout and settings.config_file:
             document = terminal.layout_file(str(settings.config_file))
             document.layout(settings.base_layout)
-        report = replay.replay(
+        report = comparison.replay(
             selected_nodes,
             [pod for pod in map(past_pods.parse, items) if pod],
             past_pods.parse_prometheus(_answers(settings, clock.unix_s(), terminal.note)),
-            replay.Replayed(
+            comparison.Replayed(
                 limits=settings.limits,
                 scheduler=settings.scheduler,
                 days=settings.replay_days,

@@ -1,1 +1,1 @@
-"""Which nodes get other GPU instances for pending pods: demand, room, holds, and simulation."""
+"""Which nodes get other GPU instances for pending pods: demand, room and holds."""

@@ -27,8 +27,8 @@ from mig_manager.core.partitioning import (
     node_sets,
     partitioned,
     past_decisions,
-    simulated_node,
 )
+from mig_manager.partitioner.replay import simulated_node
 
 
 class Scheduler(enum.Enum):

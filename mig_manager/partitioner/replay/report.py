@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.core import answers, messages, timestamps
 from mig_manager.core.display import bar, tables
-from mig_manager.core.partitioning import simulated_cluster
 from mig_manager.partitioner import simulation
+from mig_manager.partitioner.replay import simulated_cluster
 
 PRESENT = "present layouts"
 _WAITS = ("PLACED", "MEAN WAIT", "95 %")  # columns of every table

@@ -6,7 +6,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.core.partitioning import decisions, simulated_cluster
+from mig_manager.core.partitioning import decisions
+from mig_manager.partitioner.replay import simulated_cluster
 from testkit import day, day_layouts
 
 _END_S = 1200.0

@@ -9,13 +9,13 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import decisions, past_pods, simulated_cluster
+from mig_manager.core.partitioning import decisions
 from mig_manager.core.records import status
-from mig_manager.partitioner import replay
+from mig_manager.partitioner.replay import comparison, past_pods, simulated_cluster
 from tests import api_objects
 from tests.kit import commandline, partitions
 from tests.kit.partitions import NOW, SMALL, node, pod
-from tests.partitioner import replays
+from tests.partitioner.replay import replays
 
 _NODES = [node("a", SMALL), node("b", SMALL)]
 _DAY = [
@@ -335,7 +335,7 @@ def test_a_replay_that_is_stopped_reports_the_time_that_it_reached() -> None:
         for n in range(50)
     ]
     events = itertools.count()
-    settings = replay.Replayed(
+    settings = comparison.Replayed(
         limits=decisions.PartitionerLimits(),
         scheduler=simulated_cluster.Scheduler.SPREAD,
         days=7,
@@ -343,7 +343,7 @@ def test_a_replay_that_is_stopped_reports_the_time_that_it_reached() -> None:
         longest_wait_s=15,
     )
 
-    report = replay.replay(
+    report = comparison.replay(
         parsed,
         [each for each in map(past_pods.parse, pods) if each],
         [],

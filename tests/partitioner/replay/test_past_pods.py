@@ -16,7 +16,7 @@ import pytest
 from tests import programs, waiting
 from tests.kit import commandline, envtest
 from tests.kit.partitions import NOW, SMALL, node
-from tests.partitioner import replays
+from tests.partitioner.replay import replays
 
 
 def sampled(

@@ -1,0 +1,1 @@
+"""Replay past pods on simulated nodes with the real decision: ``--simulate --replay``."""
