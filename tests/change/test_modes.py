@@ -8,6 +8,7 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.records import journals
+from tests.node import gpu_values
 from tests.node.applying_rig import ApplyingNode
 
 
@@ -37,27 +38,23 @@ mig-configs:
 
 
 @pytest.mark.parametrize("has_interrupted", [False, True])
-@pytest.mark.parametrize("reason", ["waits", "in-use"])
+@pytest.mark.parametrize("is_in_use", [False, True], ids=["waits", "in use"])
 def test_mode_only_without_resets_leaves_the_mode_pending(
-    reason: str, *, has_interrupted: bool
+    *, is_in_use: bool, has_interrupted: bool
 ) -> None:
     """A persistence daemon uses the GPU, so the driver answers IN_USE."""
     node = ApplyingNode("one-off" if has_interrupted else "off")
     before = node.shape[1]
     layout = mode_of_first(node) if has_interrupted else node.layouts.layout("bare")
-    node.driver.mode_waits = reason == "waits"
+    node.driver.mode_waits = not is_in_use
 
-    def put_off(step: steps.Step) -> None:
-        if reason == "in-use" and isinstance(step, steps.SetMode):
-            node.gpus = tuple(
-                dataclasses.replace(gpu, pending_mode=step.mode)
-                if gpu.uuid == step.gpu_uuid
-                else gpu
-                for gpu in node.gpus
-            )
+    def put_off(step: steps.Step) -> bool:
+        if is_in_use and isinstance(step, steps.SetMode):
+            node.gpus = gpu_values.pending(node.gpus, step)
+            return True
+        return False
 
-    node.on_step = put_off
-    node.fails = lambda step: reason == "in-use" and isinstance(step, steps.SetMode)
+    node.fails = put_off
 
     assert node.apply(layout, is_mode_only=True, may_reset=False).is_changed
 

@@ -14,19 +14,26 @@ LAYOUT = "all-1g.5gb"
 COORDINATION = "coordination.k8s.io"
 
 
+PLAIN, OPERATOR = objects.DeployStyle.PLAIN, objects.DeployStyle.GPU_OPERATOR
+
+
 @pytest.mark.parametrize(
-    "has_budget",
+    ("options", "rights", "style", "slots"),
     [
-        pytest.param(True, id="with a budget"),
-        pytest.param(False, id="without a budget", marks=pytest.mark.slow),
+        pytest.param(clusters.BUDGET_OPTIONS, clusters.BUDGET, OPERATOR, [""], id="with a budget"),
+        pytest.param(
+            *((), clusters.SHIPPED, PLAIN, []), id="without a budget", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
-    where: clusters.Cluster, tmp_path: pathlib.Path, *, has_budget: bool
+    where: clusters.Cluster,
+    tmp_path: pathlib.Path,
+    options: tuple[str, ...],
+    rights: clusters.Rights,
+    style: objects.DeployStyle,
+    slots: list[str],
 ) -> None:
-    options = clusters.BUDGET_OPTIONS if has_budget else ()
-    rights = clusters.BUDGET if has_budget else clusters.SHIPPED
-    style = objects.DeployStyle.GPU_OPERATOR if has_budget else objects.DeployStyle.PLAIN
     with clusters.stage(where, tmp_path, *options, rights=rights, style=style) as stage:
         stage.run_pods(clusters.TRAIN)
         stage.assert_ends(LAYOUT)
@@ -34,8 +41,7 @@ def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
         assert clusters.event_reasons(stage) == {"Draining", "Applied"}
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
         stage.assert_restored()
-        if has_budget:
-            assert clusters.slot_owners(stage.api) == [""]
+        assert clusters.slot_owners(stage.api) == slots
 
 
 def never_begins(stage: agent_stage.AgentStage, right: clusters.Right) -> None:

@@ -59,10 +59,7 @@ class FakeGpus(fake_cluster.Port):
             )
 
     def _put_off(self, step: steps.SetMode) -> None:
-        self._rig.gpus = tuple(
-            dataclasses.replace(gpu, pending_mode=step.mode) if gpu.uuid == step.gpu_uuid else gpu
-            for gpu in self._rig.gpus
-        )
+        self._rig.gpus = gpu_values.pending(self._rig.gpus, step)
         (changed,) = (gpu for gpu in self._rig.gpus if gpu.uuid == step.gpu_uuid)
         if changed.pending_mode is not changed.current_mode:
             raise errors.HardwareError(

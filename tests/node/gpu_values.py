@@ -44,6 +44,14 @@ def without_instances(gpus: Iterable[model.Gpu], *indices: int) -> tuple[model.G
     )
 
 
+def pending(gpus: Iterable[model.Gpu], step: steps.SetMode) -> tuple[model.Gpu, ...]:
+    """Return GPUs whose driver has put off a change of MIG mode."""
+    return tuple(
+        dataclasses.replace(gpu, pending_mode=step.mode) if gpu.uuid == step.gpu_uuid else gpu
+        for gpu in gpus
+    )
+
+
 def unreachable(gpu: model.Gpu) -> model.UnreachableGpu:
     """Return a GPU that requires a reset or has fallen off the bus, as the driver reports it."""
     reason, code, answer = errors.Reason.GPU_LOST, 15, "GPU is lost"

@@ -28,6 +28,11 @@ NEEDED = {
     "rollout": {"selector": "a=b", "layout": "all-1g.5gb"},
 }
 """Without these a command has no settings."""
+SIMULATED = {"simulate": "1xA30"}
+ADDED = {"fresh": SIMULATED, "advertise-simulated": SIMULATED}
+"""Without these an option is refused."""
+INSTEAD = {"prepare-for-s": {"longest-wait-s": "100"}}
+"""What a command needs for an option that does not go with all of ``NEEDED``."""
 EXAMPLES = {
     "BOOL": "true",
     "MAP": "a=b,*=c",
@@ -75,31 +80,43 @@ def read(name: str, argv: list[str], environ: Mapping[str, str]) -> Any:
     return dataclasses.replace(found, has_cluster=False) if name == "doctor" else found
 
 
-def test_every_option_is_set_by_its_flags_and_by_its_variables() -> None:
-    for name, option in declared():
-        others = {key: value for key, value in NEEDED.get(name, {}).items() if key != option.name}
-        if option.name == "prepare-for-s":
-            # The two do not go together.
-            others = {"longest-wait-s": "100"}
-        if option.name in {"fresh", "advertise-simulated"}:
-            others["simulate"] = "1xA30"
-        needed = [
-            value if key == "layout" else f"--{key}={value}" for key, value in others.items()
-        ]
-        example = option.words[-1] if option.words else EXAMPLES.get(option.metavar, "x")
-        value = [example] if option.metavar else []
-        text = example if option.metavar else str(option.const).lower()
-        wrong = dict.fromkeys(option.variables, "0.5")
+def needed_for(name: str, option: options.Option) -> list[str]:
+    """Return the arguments that a command needs beside an option."""
+    arguments = NEEDED.get(name, {}) | ADDED.get(option.name, {})
+    return [
+        value if key == "layout" else f"--{key}={value}"
+        for key, value in INSTEAD.get(option.name, arguments).items()
+        if key != option.name
+    ]
 
-        found = [
-            *(read(name, [*needed, flag, *value], wrong) for flag in option.flags),
-            *(read(name, needed, {variable: text}) for variable in option.variables),
-        ]
 
-        assert all(each == found[0] for each in found), (name, option.name)
-        if option.name not in {"gpu-reset", *NEEDED.get(name, {})}:
-            changes_nothing = found[0] == read(name, needed, {})
-            assert changes_nothing == (example == option.shown_default), (name, option.name)
+def example_of(option: options.Option) -> str:
+    """Return a value of an option, as a variable has it."""
+    if not option.metavar:
+        return str(option.const).lower()
+    return option.words[-1] if option.words else EXAMPLES.get(option.metavar, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [pytest.param(*each, id=f"{each[0]} {each[1].name}") for each in declared()],
+)
+def test_an_option_is_set_by_its_flags_and_by_its_variables(
+    name: str, option: options.Option
+) -> None:
+    needed, example = needed_for(name, option), example_of(option)
+    value = [example] if option.metavar else []
+    wrong = dict.fromkeys(option.variables, "0.5")
+
+    found = [
+        *(read(name, [*needed, flag, *value], wrong) for flag in option.flags),
+        *(read(name, needed, {variable: example}) for variable in option.variables),
+    ]
+
+    assert all(each == found[0] for each in found)
+    if option.name not in {"gpu-reset", *NEEDED.get(name, {})}:
+        changes_nothing = found[0] == read(name, needed, {})
+        assert changes_nothing == (example == option.shown_default)
 
 
 def test_defaults_allow_only_the_eviction_of_affected_pods() -> None:

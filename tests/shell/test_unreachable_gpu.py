@@ -57,14 +57,16 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
         }.items()
     }
 
-    for name, answer in answers.items():
-        assert answer.status == (1 if name == "boot" else 0), (name, answer.err)
-        text = " ".join((answer.out + answer.err).split())
-        assert f"GPU {LOST}" in text, name
-        assert "is unreachable" in text, name
-        assert "GPU is lost" in text, name
-        if name in ("status", "plan", "apply", "boot"):
-            assert "no reset reaches it: drain and reboot the node" in text, name
+    assert {name: answer.status for name, answer in answers.items()} == {
+        **dict.fromkeys(answers, 0),
+        "boot": 1,
+    }
+    texts = {name: " ".join((each.out + each.err).split()) for name, each in answers.items()}
+    for name, text in texts.items():
+        for part in (f"GPU {LOST}", "is unreachable", "GPU is lost"):
+            assert part in text, name
+    for name in ("status", "plan", "apply", "boot"):
+        assert "no reset reaches it: drain and reboot the node" in texts[name], name
     assert "devices: all" not in answers["export"].out
     assert of_others(node.state) == {(True, 7)}
     data = node.run("status", "-o", "json").data
@@ -133,42 +135,57 @@ def test_layout_that_names_a_gpu_lost_in_execute_is_rolled_back(
     assert node.state.boards[LOST].uuid in node.journal.read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("then", "shape"),
-    [("too-much", (True, 2)), ("names-others", (True, 2)), ("sevenths", (True, 0))],
-)
-def test_gpu_lost_in_the_rollback_stays_in_the_journal(
-    node: shell_node.ShellNode, then: str, shape: tuple[bool, int]
-) -> None:
+def lose_in_rollback(node: shell_node.ShellNode) -> str:
+    """Lose a GPU in the rollback of ``sevenths``, and return its UUID."""
     uuid = node.state.boards[LOST].uuid
     node.state.add_fault(REFUSE_ELSEWHERE)
     node.state.add_fault(LOSE_AT_ROLLBACK)
     answer = node.run("apply", "sevenths")
     node.state.clear_faults()
-
     assert answer.status == 1
     assert of_others(node.state) == {(True, 2)}
     assert f"GPU {LOST} ({uuid}" in answer.err
     assert f"still to restore: {uuid}: MIG enabled, 3g.20gb at 0:4" in answer.err
-    for _applied_and_already_applied in range(2 if then == "names-others" else 0):
-        assert node.run("apply", then).status == 0
-    if then == "sevenths":
-        # A layout for all GPUs replaces what the journal has.
-        assert node.run("apply", then).status == 0
-        assert not node.journal.exists()
-    else:
-        journal = json.loads(node.journal.read_text())
-        assert journal["config"] == "sevenths"
-        assert [gpu["uuid"] for gpu in journal["snapshot"]] == [uuid]
+    return uuid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "times", "status"),
+    [
+        pytest.param("too-much", 0, 1, id="a layout that does not fit"),
+        pytest.param("names-others", 2, 0, id="one that was applied, and is active"),
+    ],
+)
+def test_gpu_lost_in_the_rollback_stays_in_the_journal(
+    node: shell_node.ShellNode, layout: str, times: int, status: int
+) -> None:
+    uuid = lose_in_rollback(node)
+    for _ in range(times):
+        assert node.run("apply", layout).status == 0
+    journal = json.loads(node.journal.read_text())
+    assert journal["config"] == "sevenths"
+    assert [gpu["uuid"] for gpu in journal["snapshot"]] == [uuid]
 
     # With the GPU back, the next change leads back to what it had before the first one.
     node.state.return_gpu(LOST)
     assert shapes(node.state)[LOST] == (True, 0)
-    if then != "sevenths":
-        assert node.run("apply", then).status == (1 if then == "too-much" else 0)
-    assert shapes(node.state)[LOST] == shape
+    assert node.run("apply", layout).status == status
+    assert shapes(node.state)[LOST] == (True, 2)
     assert not node.journal.exists()
+
+
+@pytest.mark.slow
+def test_a_layout_for_all_gpus_replaces_what_the_journal_has_of_a_lost_one(
+    node: shell_node.ShellNode,
+) -> None:
+    lose_in_rollback(node)
+
+    assert node.run("apply", "sevenths").status == 0
+
+    assert not node.journal.exists()
+    node.state.return_gpu(LOST)
+    assert shapes(node.state)[LOST] == (True, 0)
 
 
 @pytest.mark.slow

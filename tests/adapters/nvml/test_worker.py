@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import textwrap
+from typing import NamedTuple
 
 import pytest
 import structlog.testing
@@ -41,31 +42,42 @@ def child(script: str, *, timeout_s: float = 30.0) -> nvml_worker.WorkerGpus:
     return nvml_worker.WorkerGpus(command=command, timeout_s=timeout_s)
 
 
+class Place(NamedTuple):
+    """Where a worker dies, and what its error says of it."""
+
+    statement: str
+    words: str = ""
+    operation: str = ""
+    gpu: str = ""
+
+
+IN_CALL = Place("work()", " in nvmlFake on GPU 3 (GPU-3)", "nvmlFake", "GPU 3 (GPU-3)")
+ELSEWHERE = Place("doing()")
+SEGFAULT, KILL = (f"os.kill(os.getpid(), signal.SIG{name})" for name in ("SEGV", "KILL"))
+EXIT = "ended with status 7{} and no answer"
+
+
 @pytest.mark.parametrize(
-    ("act", "is_in_call", "end"),
+    ("act", "place", "end", "reason"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", True, "was killed by SIGSEGV{}; {}"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", False, "was killed by SIGKILL{}; {}"),
-        ("os._exit(7)", True, "ended with status 7{} and no answer; {}"),
-        ("os._exit(7)", False, "ended with status 7{} and no answer; {}"),
+        (SEGFAULT, IN_CALL, "was killed by SIGSEGV{}", errors.Reason.NVML_ERROR),
+        (KILL, ELSEWHERE, "was killed by SIGKILL{}", errors.Reason.NVML_ERROR),
+        ("os._exit(7)", IN_CALL, EXIT, errors.Reason.NVML_ERROR),
+        # No driver ended it.
+        ("os._exit(7)", ELSEWHERE, EXIT, errors.Reason.INTERNAL),
     ],
+    ids=["crash in a call", "kill", "exit in a call", "exit"],
 )
 def test_worker_that_dies_reports_its_end_call_and_last_words(
-    act: str,
-    is_in_call: bool,  # noqa: FBT001 - a parameter of the table above
-    end: str,
+    act: str, place: Place, end: str, reason: errors.Reason
 ) -> None:
     doing = f'def doing():\n    os.write(2, b"Xid 79\\nlibnvidia-ml: oops\\n")\n    {act}\n'
     with pytest.raises(errors.HardwareError) as caught:
-        child(IN_A_CALL + doing + ("work()" if is_in_call else "doing()")).observe()
-    call = " in nvmlFake on GPU 3 (GPU-3)" if is_in_call else ""
+        child(IN_A_CALL + doing + place.statement).observe()
     words = "it last wrote: libnvidia-ml: oops"
-    assert caught.value.message == f"the GPU worker {end.format(call, words)}"
-    is_ours = not is_in_call and "status" in end
-    reason = errors.Reason.INTERNAL if is_ours else errors.Reason.NVML_ERROR
+    assert caught.value.message == f"the GPU worker {end.format(place.words)}; {words}"
     assert caught.value.reason is reason
-    expected = ("nvmlFake", "GPU 3 (GPU-3)") if is_in_call else ("", "")
-    assert (caught.value.operation, caught.value.gpu) == expected
+    assert (caught.value.operation, caught.value.gpu) == (place.operation, place.gpu)
 
 
 @pytest.mark.xfail(

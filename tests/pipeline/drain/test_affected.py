@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -194,39 +196,50 @@ mig-configs:
 """
 
 
-@pytest.mark.parametrize("stages", ["one stage", "mode first"])
 @pytest.mark.parametrize(
-    ("is_reversed", "ends_in_s"), [(False, 0), (True, 0), (False, -300), (False, 21600)]
+    ("hooks", "mode_change"),
+    [("", ""), (nodes.HOOKS, "  - {devices: [1], mig-enabled: false}\n")],
+    ids=["one stage", "mode first"],
+)
+@pytest.mark.parametrize(
+    ("order", "ends_in_s", "ends_from_s", "is_spared"),
+    [
+        pytest.param(1, 0, 8.0, True, id="the first ends"),
+        pytest.param(-1, 0, 8.0, True, id="the second ends"),
+        pytest.param(1, -300, math.inf, False, id="the first is stuck"),
+        pytest.param(1, 21600, math.inf, False, id="the first ends after the drain"),
+    ],
 )
 def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
-    *, is_reversed: bool, ends_in_s: int, stages: str
+    order: int,
+    ends_in_s: int,
+    ends_from_s: float,
+    *,
+    is_spared: bool,
+    hooks: str,
+    mode_change: str,
 ) -> None:
-    rig, text = nodes.node(layout="all-balanced"), ONE_OF_TWO
-    if stages == "mode first":
-        rig.hooks.text = nodes.HOOKS
-        text += "  - {devices: [1], mig-enabled: false}\n"
-    devices = [
+    rig = nodes.node(layout="all-balanced")
+    rig.hooks.text = hooks
+    first, second = [
         ci.uuid or ""
         for gi in rig.gpus[0].gpu_instances
         for ci in gi.compute_instances
         if str(gi.profile) == "1g.5gb"
-    ]
-    first, second = reversed(devices) if is_reversed else devices
-    # A pod that is stuck, or ends after the drain, is no way to keep another.
-    is_spared = not ends_in_s
+    ][::order]
     ends_by_s = rig.clock.unix_s() + ends_in_s
     ending = rig.add_pod(
         "ending", devices=frozenset({first}), is_terminating=True, ends_by_s=ends_by_s
     )
-    rig.kubelet.ends_from_s[ending] = 8.0 if is_spared else math.inf
+    rig.kubelet.ends_from_s[ending] = ends_from_s
     rig.add_pod("running", devices=frozenset({second}))
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=agents.reconciler(rig, text))
+    agent = agents.reconciler(rig, ONE_OF_TWO + mode_change)
+    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=agent)
 
     assert ("workloads.evict" in rig.log) is not is_spared
     assert ("running" in rig.pod_names) is is_spared
-    if is_spared:
-        assert second in rig.gpus[0].mig_uuids
+    assert second in rig.gpus[0].mig_uuids or not is_spared
 
 
 @pytest.mark.parametrize("when", ["hooks.run", "node.patch"])
@@ -263,7 +276,9 @@ def test_a_newer_request_ends_a_drain_between_two_evictions(call: str) -> None:
     assert rig.log.count(call) == 1
 
 
-def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: float) -> str:
+def starting_pod(
+    rig: fakes.NodeRig, *, gpu: int = 1, profile: str = "1g.5gb", listed_after_s: float = 1.5
+) -> str:
     """Bind a pod whose devices kubelet does not list yet."""
     devices = frozenset({nodes.device(rig, gpu, profile)})
     uid = rig.add_pod("starting", devices=devices, phase="Pending", is_ready=False)
@@ -271,32 +286,45 @@ def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: 
     return uid
 
 
-@pytest.mark.parametrize("bound", ["before", "after the taint", "late in the drain"])
 @pytest.mark.parametrize(
-    ("gpu", "profile", "listed_after_s", "stays"),
-    [(1, "1g.5gb", 1.5, True), (0, "2g.10gb", 1.5, False), (1, "1g.5gb", math.inf, False)],
-    ids=["device stays", "device goes", "never listed"],
+    ("is_due", "ends_from_s", "ends_within_s"),
+    [
+        pytest.param(lambda _rig: True, 0.0, 10, id="before"),
+        pytest.param(lambda rig: rig.has_hold_taint, 0.0, 10, id="after the taint"),
+        pytest.param(lambda rig: rig.clock.now_s >= 6, 12.0, 20, id="late in the drain"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("pod", "stays"),
+    [
+        pytest.param({"gpu": 1, "profile": "1g.5gb"}, True, id="device stays"),
+        pytest.param({"gpu": 0, "profile": "2g.10gb"}, False, id="device goes"),
+        pytest.param({"listed_after_s": math.inf}, False, id="never listed"),
+    ],
 )
 def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
-    gpu: int, profile: str, listed_after_s: float, *, stays: bool, bound: str
+    pod: dict[str, Any],
+    *,
+    stays: bool,
+    is_due: Callable[[fakes.NodeRig], bool],
+    ends_from_s: float,
+    ends_within_s: float,
 ) -> None:
     rig = nodes.node(layout="all-balanced")
     affected = rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
-    is_late = bound == "late in the drain"
-    rig.kubelet.ends_from_s[affected] = 12.0 if is_late else 0.0
+    rig.kubelet.ends_from_s[affected] = ends_from_s
     uids: list[str] = []
 
     def bind() -> None:
-        is_due = rig.clock.now_s >= 6 if is_late else rig.has_hold_taint or bound == "before"
-        if is_due and not uids:
-            uids.append(starting_pod(rig, gpu=gpu, profile=profile, listed_after_s=listed_after_s))
+        if is_due(rig) and not uids:
+            uids.append(starting_pod(rig, **pod))
 
     rig.on_call = bind
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert (uids[0] in rig.pods) is stays
     assert rig.log.count("workloads.evict") == 1 + (not stays)
-    assert rig.clock.now_s < (20 if is_late else 10)
+    assert rig.clock.now_s < ends_within_s
 
 
 @pytest.mark.parametrize("is_bound_late", [False, True], ids=["before", "after the taint"])
@@ -313,7 +341,7 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
 
     def live() -> None:
         if not uids and (rig.has_hold_taint or not is_bound_late):
-            uids.append(starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=listed_after_s))
+            uids.append(starting_pod(rig, listed_after_s=listed_after_s))
             rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=is_admitted)
         elif uids and uids[0] in rig.pods and rig.clock.now_s > 10.5:
             rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=True)
@@ -327,7 +355,7 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
 
 def test_a_pod_that_is_never_admitted_does_not_use_up_a_short_drain() -> None:
     rig = nodes.busy_node()
-    uid = starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=math.inf)
+    uid = starting_pod(rig, listed_after_s=math.inf)
     rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_admitted=False)
 
     by = agents.reconciler(rig, limits={"drain_timeout_s": 8.0})
@@ -386,7 +414,7 @@ def test_no_pod_is_evicted_that_a_since_silent_kubelet_cannot_name() -> None:
     def bind() -> None:
         if rig.has_hold_taint and not rig.kubelet.is_silent:
             rig.kubelet.is_silent = True
-            starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=0.0)
+            starting_pod(rig, listed_after_s=0.0)
 
     rig.on_call = bind
     why = "not evicted before its devices are known, kubelet does not answer"

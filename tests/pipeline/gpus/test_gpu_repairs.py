@@ -230,23 +230,38 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
     ends.assert_restored(rig)
 
 
-@pytest.mark.parametrize("obstacle", ["lock", "kubelet", "API"])
-def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: str) -> None:
+API_BROKEN = {"workloads.list": strikes.BROKEN["node"]}
+PASSES = contextlib.nullcontext()
+
+
+@pytest.mark.parametrize(
+    ("refusals", "is_silent", "refusing", "expectation", "state"),
+    [
+        pytest.param(1000, False, {}, pytest.raises(errors.LockedError), "success", id="lock"),
+        pytest.param(0, True, {}, PASSES, "success", id="kubelet"),
+        pytest.param(0, False, API_BROKEN, PASSES, "failed", id="API"),
+    ],
+)
+def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
+    refusals: int,
+    refusing: dict[str, Exception],
+    expectation: contextlib.AbstractContextManager[object],
+    state: str,
+    *,
+    is_silent: bool,
+) -> None:
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
     agent = repairs.begun(rig, lock=lock)
-    lock.refusals = 1000 if obstacle == "lock" else 0
-    rig.kubelet.is_silent = obstacle == "kubelet"
-    rig.refusing = {"workloads.list": strikes.BROKEN["node"]} if obstacle == "API" else {}
+    lock.refusals, rig.kubelet.is_silent, rig.refusing = refusals, is_silent, dict(refusing)
 
-    with pytest.raises(errors.LockedError) if obstacle == "lock" else contextlib.nullcontext():
+    with expectation:
         agents.run(rig, repairs.LAYOUT, by=agent)
 
-    assert rig.labels[well_known.STATE_LABEL] == ("failed" if obstacle == "API" else "success")
+    assert rig.labels[well_known.STATE_LABEL] == state
     assert "GpuRepairFailed" not in rig.events
     assert {"affected", "spared"} <= rig.pod_names
-    lock.refusals, rig.kubelet.is_silent = 0, False
-    rig.refusing.clear()
+    lock.refusals, rig.kubelet.is_silent, rig.refusing = 0, False, {}
     outcome = repairs.serve(rig, agent)
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 1

@@ -1,12 +1,13 @@
 """GPUs that vanish, return, or cannot be observed for a while."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift
+from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
@@ -109,13 +110,11 @@ def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
     assert rig.labels[well_known.STATE_LABEL] == "failed"
 
 
-@pytest.mark.parametrize("use", ["idle", "pod", "plugin"])
-@pytest.mark.parametrize("mode", [model.MigMode.ENABLED, model.MigMode.DISABLED])
-def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
-    use: str, mode: model.MigMode
-) -> None:
+def node_after_reload(
+    mode: model.MigMode,
+) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
+    """Return a node at rest whose driver was reloaded, which took the layout."""
     rig, agent, ended = nodes.at_rest(LAYOUT)
-    served = len(rig.schedulable["nvidia.com/gpu"])
     rig.refusing = {"gpus.observe": NO_DRIVER}
     agent.check_drift(LAYOUT, ended)
     rig.refusing = {}
@@ -123,22 +122,52 @@ def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
         dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=())
         for gpu in rig.gpus
     )
-    if use == "plugin":
-        rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
-    elif use == "pod":
-        rig.add_pod("training", devices=frozenset({rig.gpus[0].uuid}))
+    return rig, agent, ended
+
+
+def add_pod(rig: fakes.NodeRig) -> None:
+    rig.add_pod("training", devices=frozenset({rig.gpus[0].uuid}))
+
+
+def restart_plugin(rig: fakes.NodeRig) -> None:
+    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+
+
+@pytest.mark.parametrize(
+    ("mode", "use"),
+    [
+        pytest.param(model.MigMode.ENABLED, lambda _rig: None, id="idle"),
+        pytest.param(model.MigMode.ENABLED, restart_plugin, id="plugin"),
+        pytest.param(model.MigMode.ENABLED, add_pod, id="pod"),
+        pytest.param(model.MigMode.DISABLED, lambda _rig: None, id="mode off, idle"),
+        pytest.param(model.MigMode.DISABLED, restart_plugin, id="mode off, plugin"),
+    ],
+)
+def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
+    mode: model.MigMode, use: Callable[[fakes.NodeRig], None]
+) -> None:
+    rig, agent, ended = node_after_reload(mode)
+    served = len(rig.schedulable["nvidia.com/gpu"])
+    use(rig)
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    rig.events.clear()
+    agents.run(rig, LAYOUT, by=agent, may_evict=False)
+
+    assert "workloads.evict" not in rig.log
+    assert ends.has_layout(rig, LAYOUT)
+    assert len(rig.schedulable["nvidia.com/gpu"]) == served
+
+
+def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
+    rig, agent, ended = node_after_reload(model.MigMode.DISABLED)
+    add_pod(rig)
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
     ended = agents.run(rig, LAYOUT, by=agent, may_evict=False)
 
     assert "workloads.evict" not in rig.log
-    if use == "pod" and mode is model.MigMode.DISABLED:
-        assert (ended.reason, "training" in ended.message) == (Reason.DRIFTED, True)
-        assert [agent.check_drift(LAYOUT, ended) for _ in range(2)] == [drift.Action.REST] * 2
-    else:
-        assert ends.has_layout(rig, LAYOUT)
-        assert len(rig.schedulable["nvidia.com/gpu"]) == served
+    assert (ended.reason, "training" in ended.message) == (Reason.DRIFTED, True)
+    assert [agent.check_drift(LAYOUT, ended) for _ in range(2)] == [drift.Action.REST] * 2
 
 
 @pytest.mark.parametrize("driver", ["stayed", "was away before"])
