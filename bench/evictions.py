@@ -28,8 +28,7 @@ from tests.stage import clusters
 
 _SLOWEST = 1.2
 _ROUNDS = 10
-_EVICTIONS = 20
-"""By each user in each round."""
+_EVICTIONS = 20  # by each user in each round
 _UNCOUNTED = 10
 """At the start of a round, when the server has just compiled or dropped the policies."""
 _WRITERS = 8

@@ -29,10 +29,8 @@ _SPEC = "8xA100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")
 _MIB = 1 << 20
 _SHOWN = 8
-_WATCHES_READY_S = 3.0
-"""The time until a new agent's watches are open."""
-_SLOW_US = 20_000
-"""A slower import is printed."""
+_WATCHES_READY_S = 3.0  # the time until a new agent's watches are open
+_SLOW_US = 20_000  # a slower import is printed
 _LAUNCHER = """
 import os, sys
 pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
@@ -53,17 +51,13 @@ _AGENT = (
 class Weight:
     """The resources of a process."""
 
-    resident: int
-    """Bytes of memory, including shared files."""
-    anonymous: int
-    """Bytes of memory of its own."""
-    peak: int
-    """The largest number of resident bytes so far."""
+    resident: int  # bytes of memory, including shared files
+    anonymous: int  # bytes of memory of its own
+    peak: int  # the largest number of resident bytes so far
     threads: int
     files: int
     cpu_s: float
-    wakes: int
-    """How often one of its threads went to sleep."""
+    wakes: int  # how often one of its threads went to sleep
 
 
 def weigh(pid: int) -> Weight:

@@ -28,8 +28,7 @@ from mig_manager.partitioner.replay import simulated_cluster
 from testkit import bounds, day, day_layouts, traces
 
 _DAY_S = 3600.0
-_LIFE_S = 600.0
-"""Mean life of a pod, about."""
+_LIFE_S = 600.0  # mean life of a pod, about
 _PRODUCTS = {"A100": "A100-SXM4-40GB", "H100": "H100-SXM5-80GB"}
 _LAYOUTS = {"all-balanced": {"3g": 1, "2g": 1, "1g": 2}, "all-7g": {"7g": 1}}
 _MIXES: Mapping[str, Mapping[float, day.Mix]] = {
@@ -40,8 +39,7 @@ _MIXES: Mapping[str, Mapping[float, day.Mix]] = {
     "multi": {0.0: {"1g": 0.4, "2x1g": 0.2, "2g": 0.1, "2x3g": 0.1, "3g": 0.1, "2x7g": 0.1}},
 }
 _TRACES = {f"trace-{each.value}": each for each in traces.Mapped}
-_TRACE_SHARE = 0.75
-"""Mean part of a GPU that a pod of the trace requests, about."""
+_TRACE_SHARE = 0.75  # mean part of a GPU that a pod of the trace requests, about
 _SYNTHETIC_PODS = 20000
 _SLICES = 7
 

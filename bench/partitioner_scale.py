@@ -47,8 +47,7 @@ from mig_manager.core.records import capacity, gpu_codec
 _PRODUCT = "A100-SXM4-40GB"
 _GPUS = 8
 _IDLE_GPUS = 0.05
-_IN_USE = 0.5
-"""Of the profiles that no pending pod requests."""
+_IN_USE = 0.5  # of the profiles that no pending pod requests
 _CHURN = 0.01
 _POOLS = ("a", "b", "c")
 _PROFILES = ("1g.5gb", "1g.5gb", "1g.5gb", "2g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")

@@ -33,8 +33,7 @@ class Planned:
     pairs: int
     median_s: float
     worst_s: float
-    worst: str
-    """The slowest pair."""
+    worst: str  # the slowest pair
     node_s: float
     """A node whose GPUs have random layouts and half of their instances in use; median."""
 

@@ -46,12 +46,9 @@ class Course:
 
     pending_s: float
     success_s: float
-    phases: tuple[tuple[str, float], ...]
-    """The phases with their duration, in order."""
-    hardware_s: float
-    """The driver's time, by its latency model."""
-    cluster_s: float
-    """The time of pods and plugin."""
+    phases: tuple[tuple[str, float], ...]  # the phases with their duration, in order
+    hardware_s: float  # the driver's time, by its latency model
+    cluster_s: float  # the time of pods and plugin
     processor_s: float
     """Processor time of the agent and its workers, on which the machine's load has less influence;
     it includes the simulation of the driver."""

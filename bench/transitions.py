@@ -56,8 +56,7 @@ class Calls:
     changes: int
     sessions: int
     total: int
-    observing: int
-    """The calls of the observation before the plan."""
+    observing: int  # the calls of the observation before the plan
 
     @property
     def others(self) -> int:
@@ -71,14 +70,10 @@ class Measured:
 
     transition: matrix.Transition
     calls: Calls
-    limit_s: float
-    """The time of a perfect executor."""
-    overhead_s: float
-    """The time of our executor beyond the limit; median."""
-    observe_s: float
-    """The time of the observation beyond its session, and of planning; median."""
-    init_s: float
-    """The driver's time for a session."""
+    limit_s: float  # the time of a perfect executor
+    overhead_s: float  # the time of our executor beyond the limit; median
+    observe_s: float  # the time of the observation beyond its session, and of planning; median
+    init_s: float  # the driver's time for a session
 
     @property
     def ratio(self) -> float:
@@ -195,10 +190,8 @@ class _Run:
 
     plan: steps.Plan
     calls: Calls
-    observe_s: float
-    """From the first call to the plan."""
-    change_s: float
-    """From the plan to the verification."""
+    observe_s: float  # from the first call to the plan
+    change_s: float  # from the plan to the verification
 
 
 def _run(transition: matrix.Transition, path: pathlib.Path, start: states.MachineState) -> _Run:

@@ -1,15 +1,17 @@
 """List words that this project replaces: ``python -m docs.language [PATH...]``.
 
 Identifiers are split at underscores and capitals: ``told_as`` has ``told``. A line of output is
-``file:line: word (say: ...)``. In the product also: locals that hide a name of their module.
+``file:line: word (say: ...)``. Also: locals of the product that hide a name of their
+module, and fields that are not documented as CONTRIBUTING.md says.
 """
 
 import ast
 import functools
+import itertools
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -77,6 +79,10 @@ STRICT = tuple(
 )
 _JSON_KEYS = "mig_manager/core/answers.py"
 _HIDES = "another name: this one is a function, class or import of the module"
+_FIELD_RULE = "a phrase that fits: comment, lower case, no full stop; otherwise: docstring"
+_MAX_COLUMNS = 99
+_COMMENT = re.compile(r"  # (?!noqa|type:)(?P<text>.+)")
+_SENTENCE = re.compile(r"(?!None|True|False|Unix|Kubernetes)(?:A|[A-Z][a-z]+)\b|.*\.$")
 _LIMIT = re.compile(r"\b_?(?:MOST|LONGEST|LARGEST|FEWEST|LEAST)_(?!FRAGMENTED|COMMON)[A-Z_]+\b")
 
 
@@ -162,6 +168,8 @@ def findings(path: pathlib.Path) -> list[Finding]:
         hiding = {*_hiding_names(ast.parse(text))}
         found += [Finding(name, line, f"local {word}", _HIDES) for line, word in hiding]
     if path.suffix == ".py":
+        fields = _misdocumented_fields(ast.parse(text), text.splitlines())
+        found += [Finding(name, line, "text of a field", _FIELD_RULE) for line in fields]
         found += [
             Finding(name, text.count("\n", 0, match.start()) + 1, match[0], "MAX_, MIN_")
             for match in _LIMIT.finditer(text)
@@ -221,6 +229,29 @@ def _hiding_names(module: ast.Module) -> Iterator[tuple[int, str]]:
                 case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
                     if name in module_names:
                         yield node.lineno, name
+                case _:
+                    pass
+
+
+def _misdocumented_fields(module: ast.Module, lines: Sequence[str]) -> Iterator[int]:
+    """Yield the lines of fields and constants whose text is in the wrong place or form."""
+    bodies = (
+        each.body for each in ast.walk(module) if isinstance(each, ast.Module | ast.ClassDef)
+    )
+    for body in bodies:
+        for field, text in itertools.zip_longest(body, body[1:]):
+            if not isinstance(field, ast.Assign | ast.AnnAssign):
+                continue
+            line = lines[(field.end_lineno or field.lineno) - 1]
+            comment = _COMMENT.search(line)
+            match text:
+                case ast.Expr(value=ast.Constant(value=str(words)), end_lineno=int(end)):
+                    is_phrase = not re.search(r"[.!?] [A-Z`]", words)
+                    fits = len(f"{line}  # {words.rstrip('.')}") <= _MAX_COLUMNS
+                    if end == field.lineno + 1 and fits and is_phrase and "#" not in line:
+                        yield end
+                case _ if comment and _SENTENCE.match(comment["text"]):
+                    yield field.lineno
                 case _:
                     pass
 

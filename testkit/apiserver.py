@@ -29,15 +29,11 @@ _PROXY_PAGE = b"<html><body><h1>It works!</h1></body></html>\n"
 class Break(enum.Enum):
     """How an open watch ends or fails."""
 
-    CLOSE = "close"
-    """Cleanly, as at its time-out."""
-    EXPIRE = "expire"
-    """With an ERROR event that carries 410."""
+    CLOSE = "close"  # cleanly, as at its time-out
+    EXPIRE = "expire"  # with an ERROR event that carries 410
     RESET = "reset"
-    TRUNCATE = "truncate"
-    """In the middle of a JSON line."""
-    STALL = "stall"
-    """Not at all: the connection stays open and silent, as behind a dead NAT."""
+    TRUNCATE = "truncate"  # in the middle of a JSON line
+    STALL = "stall"  # not at all: the connection stays open and silent, as behind a dead NAT
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,29 +46,21 @@ class Fault:
 
     method: str = ""
     verb: str = ""
-    resource: str = ""
-    """Such as ``nodes`` or ``pods/eviction``."""
-    path: str = ""
-    """Regular expression searched for in path and query."""
+    resource: str = ""  # such as ``nodes`` or ``pods/eviction``
+    path: str = ""  # regular expression searched for in path and query
     token: str = ""
-    skip: int = 0
-    """Number of such requests that pass first."""
-    times: int | None = 1
-    """Number of such requests that it strikes; None for all."""
-    hang_s: float = 0
-    """Delay before all other effects."""
-    status: int | None = None
-    """HTTP status to answer with, in a fitting Status object."""
+    skip: int = 0  # number of such requests that pass first
+    times: int | None = 1  # number of such requests that it strikes; None for all
+    hang_s: float = 0  # delay before all other effects
+    status: int | None = None  # HTTP status to answer with, in a fitting Status object
     retry_after_s: int | None = None
     message: str = "injected fault"
-    reset: bool = False
-    """Reset the connection in place of an answer."""
+    reset: bool = False  # reset the connection in place of an answer
     truncate: bool = False
     """Close the connection in the middle of the answer; of a watch, in its first line."""
     garbles: bool = False
     """Answer 200 with the page of a proxy in place of JSON; of a watch, as its first line."""
-    stall: bool = False
-    """Never answer; of a watch, send only the headers, and end it in time."""
+    stall: bool = False  # never answer; of a watch, send only the headers, and end it in time
     is_carried_out: bool = False
     """Whether the request has its effect, and the fault replaces only its answer."""
 
@@ -109,12 +97,9 @@ class LoggedRequest:
     method: str
     path: str
     query: Mapping[str, str]
-    verb: str
-    """Kubernetes verb; empty for discovery and health."""
-    resource: str
-    """Such as ``nodes`` or ``pods/eviction``; empty for discovery and health."""
-    token: str
-    """Bearer token; empty without one."""
+    verb: str  # Kubernetes verb; empty for discovery and health
+    resource: str  # such as ``nodes`` or ``pods/eviction``; empty for discovery and health
+    token: str  # bearer token; empty without one
 
 
 class RequestLog:
@@ -231,8 +216,7 @@ def serve(api_server: ApiServer | None = None) -> Iterator[ApiServer]:
 @dataclasses.dataclass
 class _InjectedFault:
     fault: Fault
-    matched: int = 0
-    """Number of requests so far that it struck or skipped."""
+    matched: int = 0  # number of requests so far that it struck or skipped
 
     @property
     def last(self) -> float:

@@ -15,8 +15,7 @@ from mig_manager.sandbox.apiserver import request, resources, server
 class Access:
     """The attributes of a request that decide its authorization."""
 
-    token: str = ""
-    """Bearer token; empty without one."""
+    token: str = ""  # bearer token; empty without one
     verb: str = ""
     group: str = ""
     resource: str = ""

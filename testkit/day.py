@@ -20,10 +20,8 @@ Waits = Mapping[str, float | None]
 
 
 PRODUCT = "A100-SXM4-40GB"
-GPUS_EACH = 8
-"""GPUs of a node."""
-Mix = Mapping[str, float]
-"""Shares of the requests: ``3g`` is one device, ``2x1g`` are two."""
+GPUS_EACH = 8  # GPUs of a node
+Mix = Mapping[str, float]  # shares of the requests: ``3g`` is one device, ``2x1g`` are two
 NIGHT: Mix = {"1g": 0.20, "2g": 0.20, "3g": 0.35, "7g": 0.25}
 _NOON: Mix = {"1g": 0.65, "2g": 0.22, "3g": 0.10, "7g": 0.03}
 _EVENING: Mix = {"1g": 0.20, "2g": 0.55, "3g": 0.20, "7g": 0.05}
@@ -51,8 +49,7 @@ class Job:
     profile: str
     at_s: float
     run_s: float
-    count: int = 1
-    """Devices of this profile, all on one node."""
+    count: int = 1  # devices of this profile, all on one node
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +58,7 @@ class Size:
 
     compute: int
     memory: int
-    most: int
-    """How many instances of this profile fit on a GPU."""
+    most: int  # how many instances of this profile fit on a GPU
 
 
 @functools.cache

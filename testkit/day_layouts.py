@@ -40,8 +40,7 @@ def _waits(
             yield job, None
 
 
-Counts = tuple[tuple[str, int], ...]
-"""The devices of a GPU, by profile."""
+Counts = tuple[tuple[str, int], ...]  # the devices of a GPU, by profile
 
 
 def layouts(product: str = day.PRODUCT, profiles: Iterable[str] = ()) -> list[Counts]:

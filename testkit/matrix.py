@@ -12,8 +12,7 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 
-Devices = Mapping[str, int] | None
-"""A GPU's devices by profile; None: its MIG is off."""
+Devices = Mapping[str, int] | None  # a GPU's devices by profile; None: its MIG is off
 
 GPUS = 8
 
@@ -23,8 +22,7 @@ class Transition:
     """One reconfiguration of a node."""
 
     product: str
-    before: tuple[Devices, ...]
-    """By GPU."""
+    before: tuple[Devices, ...]  # by GPU
     after: tuple[Devices, ...]
 
     @property

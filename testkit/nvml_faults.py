@@ -30,22 +30,17 @@ class Fault:
     Calls are counted over all processes that share the state.
     """
 
-    function: str
-    """C function name or glob, such as ``nvmlDeviceCreateGpuInstance*`` or ``*``."""
-    gpu: int | None = None
-    """NVML index; None matches calls on any GPU and calls on none."""
-    first: int = 1
-    """The first matching call that it strikes, from 1."""
+    function: str  # C function name or glob, such as ``nvmlDeviceCreateGpuInstance*`` or ``*``
+    gpu: int | None = None  # NVML index; None matches calls on any GPU and calls on none
+    first: int = 1  # the first matching call that it strikes, from 1
     count: int | None = 1
     """Number of consecutive calls that it strikes; None: all from ``first`` on."""
     code: int | None = None
     """Returned by the call, which then has no effect; None: it does its work."""
-    hang_s: float = 0.0
-    """Seconds that the call blocks first, with the driver's locks."""
+    hang_s: float = 0.0  # seconds that the call blocks first, with the driver's locks
     crashes: bool = False
     """Whether the process dies in the call, as in a bug of the vendor library."""
-    loses_gpu: bool = False
-    """Whether the GPU falls off the bus in the call."""
+    loses_gpu: bool = False  # whether the GPU falls off the bus in the call
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +48,8 @@ class ArmedFault:
     """A fault with its counters."""
 
     fault: Fault
-    seen: int = 0
-    """Matching calls so far."""
-    fired: int = 0
-    """Calls struck so far."""
+    seen: int = 0  # matching calls so far
+    fired: int = 0  # calls struck so far
 
     def matches(self, function: str, gpu: int | None) -> bool:
         """Return whether this fault counts a call."""
@@ -77,10 +70,8 @@ class Call:
     function: str
     gpu: int | None
     code: int
-    started_ns: int
-    """When the process called; on the monotonic clock, which all processes share."""
-    entered_ns: int
-    """When the driver began; for a change, when it had the GPU's lock."""
+    started_ns: int  # when the process called; on the monotonic clock, which all processes share
+    entered_ns: int  # when the driver began; for a change, when it had the GPU's lock
     ended_ns: int
     pid: int
     thread: int

@@ -18,14 +18,10 @@ _CONFIG, _STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"
 _BUSY, _RESOURCE = "busy", "mig-1g.5gb"
 _OUTCOME_WITHIN_S = 60.0
-_START_WITHIN_S = 180.0
-"""Enough for a start on a busy machine."""
-_FOLLOWS_WITHIN_S = 2.0
-"""A manager may write Events after the state; a retry comes later."""
-_RESUMES_WITHIN_S = 25.0
-"""A manager may publish the state before the device plugin runs again."""
-_RETRIES_WITHIN_S = 60.0
-"""The wait for the manager's own retry after a failure."""
+_START_WITHIN_S = 180.0  # enough for a start on a busy machine
+_FOLLOWS_WITHIN_S = 2.0  # a manager may write Events after the state; a retry comes later
+_RESUMES_WITHIN_S = 25.0  # a manager may publish the state before the device plugin runs again
+_RETRIES_WITHIN_S = 60.0  # the wait for the manager's own retry after a failure
 _UNKNOWN = 999
 _T = TypeVar("_T")
 
@@ -39,8 +35,7 @@ class Manager:
     """Installs it for the body."""
     namespace: str
     name: str
-    labels: Mapping[str, str]
-    """Labels of its pods."""
+    labels: Mapping[str, str]  # labels of its pods
 
     @property
     def user(self) -> str:
@@ -53,14 +48,10 @@ class Story:
     """One change of the label."""
 
     name: str
-    before: tuple[matrix.Devices, ...]
-    """The devices of each GPU at the start."""
-    layout: str
-    """The requested layout."""
-    pods: int = 0
-    """Number of pods that use one 1g.5gb each."""
-    has_budget: bool = False
-    """Whether a PodDisruptionBudget allows no eviction."""
+    before: tuple[matrix.Devices, ...]  # the devices of each GPU at the start
+    layout: str  # the requested layout
+    pods: int = 0  # number of pods that use one 1g.5gb each
+    has_budget: bool = False  # whether a PodDisruptionBudget allows no eviction
     fails_creation: int = 0
     """The number of the GPU instance whose creation fails with an unknown error; 0: none."""
     is_killed: bool = False
@@ -78,10 +69,8 @@ class Outcome:
     """Seconds from the label until the node is schedulable and advertises the devices of its GPUs;
     None: the GPUs are as before, or the node does not advertise them."""
     evicted: int
-    ended: int
-    """Pods that ended or restarted without an eviction."""
-    on_missing_devices: int
-    """Running pods with a device that kubelet reports and the driver lacks."""
+    ended: int  # pods that ended or restarted without an eviction
+    on_missing_devices: int  # running pods with a device that kubelet reports and the driver lacks
     requests: collections.Counter[str]
     """From the label to two seconds after the state, by verb and resource."""
     afterwards: str

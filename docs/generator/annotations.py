@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from mig_manager.core.answers import MigMode, Phase, Reason, State
 
-Span = Annotated[list[int], tuple[int, int]]
-"""Start and size, in memory slices."""
+Span = Annotated[list[int], tuple[int, int]]  # start and size, in memory slices
 _ComputeRow = Annotated[list[Any], tuple[str], tuple[str, int, int]]
 _InstanceRow = Annotated[list[Any], tuple[str, int, int, int, list[_ComputeRow]]]
 """Profile, its id, start, size, and of each compute instance: profile, start, size."""

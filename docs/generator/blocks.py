@@ -7,8 +7,7 @@ other columns are rewritten.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-Renderer = Callable[[str], str]
-"""From the block as it stands to the block as it must be."""
+Renderer = Callable[[str], str]  # from the block as it stands to the block as it must be
 
 _BLOCK = re.compile(
     r"^<!-- generated: (?P<name>[a-z-]+) -->\n(?P<body>.*?)^<!-- end of generated -->$",

@@ -30,20 +30,16 @@ class Marks:
 
     state: str
     is_tainted: bool
-    is_paused: bool
-    """Whether GPU clients are paused by label."""
-    has_snapshot: bool
-    """Whether the journal has the instances from before."""
-    names_layout: bool
-    """Whether the node names a layout as applied."""
+    is_paused: bool  # whether GPU clients are paused by label
+    has_snapshot: bool  # whether the journal has the instances from before
+    names_layout: bool  # whether the node names a layout as applied
 
 
 @dataclasses.dataclass(slots=True)
 class Story:
     """What was seen of any number of runs."""
 
-    moves: set[Move] = dataclasses.field(default_factory=set)
-    """From phase to phase."""
+    moves: set[Move] = dataclasses.field(default_factory=set)  # from phase to phase
     failures: dict[model.Phase, set[errors.Reason]] = dataclasses.field(default_factory=dict)
     """Reasons of the runs that ended badly, by the phase they ended in."""
     superseded_in: set[model.Phase] = dataclasses.field(default_factory=set)

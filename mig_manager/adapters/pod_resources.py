@@ -29,8 +29,7 @@ _TIMEOUT_S = 10.0
 _ATTEMPTS = 5
 _PAUSE_S = 0.2
 """Between attempts after a refusal by kubelet's rate limit (100 a second, bursts of 10)."""
-_LINGER_S = 15.0
-"""Longer than the pauses between two requests of one run."""
+_LINGER_S = 15.0  # longer than the pauses between two requests of one run
 _WORKER_TIMEOUT_S = 30.0 + 2 * _TIMEOUT_S
 """For its start on a busy machine, and for a request, which takes up to twice as long with
 retries."""

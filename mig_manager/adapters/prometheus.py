@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from mig_manager import errors
 
-STEP_S = 60.0
-"""Between two samples of an answer: pods that exist for less can be missing."""
+STEP_S = 60.0  # between two samples of an answer: pods that exist for less can be missing
 _PART_S = 6 * 3600.0  # a part of the range: Prometheus returns at most 11,000 samples of a series
 _TIMEOUT_S = 60.0
 _MAX_BYTES = 256 << 20

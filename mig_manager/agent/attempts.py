@@ -23,19 +23,16 @@ _REFUSAL_PAUSE_S = 10.0
 class Request:
     """The requested layout, and how to attempt it."""
 
-    config: str = ""
-    """The name of the layout; empty: none is requested."""
+    config: str = ""  # the name of the layout; empty: none is requested
     custom: custom_layouts.Custom | None = None
     """The content of ``custom``; None for other layouts."""
     annotation_hash: str = ""
     """Hash of ``custom`` where its content is not needed, because nothing is applied."""
-    is_new: bool = False
-    """Whether label or annotation have changed since the last run."""
+    is_new: bool = False  # whether label or annotation have changed since the last run
     may_evict: bool = True
     """Whether pods may be evicted, if the layout was not verified since it was requested."""
     attempt: int = 1
-    retry_after_s: float = 0.0
-    """The pause before the next attempt, if this one fails."""
+    retry_after_s: float = 0.0  # the pause before the next attempt, if this one fails
     repairs: frozenset[str] = frozenset()
     """UUIDs of the GPUs to repair, in an attempt that repairs; empty: the layout is applied."""
 
@@ -140,8 +137,7 @@ class Attempt(Shared):
     """One attempt at a request; its fields never change."""
 
     request: Request
-    cancel: ports.Cancellation
-    """Can cancel the attempt until GPUs are touched."""
+    cancel: ports.Cancellation  # can cancel the attempt until GPUs are touched
     journal: run_journal.RunJournal
     hooks: hook_points.HookPoints
 

@@ -16,8 +16,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, node_object, schedulable
 from mig_manager.core.records import readiness
 
-_MAX_FAILED_CHECKS = 3
-"""So often in a row the GPUs may be unknown before that is published."""
+_MAX_FAILED_CHECKS = 3  # failed checks in a row before unknown readiness is published
 
 _DRIVER_AWAY = (errors.Reason.DRIVER_NOT_LOADED, errors.Reason.DRIVER_LIBRARY_MISMATCH)
 """The driver is unloaded, or was upgraded on the host and must be reloaded."""
@@ -28,12 +27,9 @@ _log = structlog.get_logger()
 class Action(enum.Enum):
     """What to do after a drift check."""
 
-    REST = "rest"
-    """Nothing: wait for the next check."""
-    HEAL = "heal"
-    """Run the pipeline without evicting a pod."""
-    RUN = "run"
-    """Run the pipeline as for a new attempt at a request that failed, or for a repair."""
+    REST = "rest"  # nothing: wait for the next check
+    HEAL = "heal"  # run the pipeline without evicting a pod
+    RUN = "run"  # run the pipeline as for a new attempt at a request that failed, or for a repair
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +37,7 @@ class Observation:
     """The GPUs compared with a layout."""
 
     gpus: model.ObservedGpus
-    plan: steps.Plan | None
-    """The changes that the layout needs; None: it could not be planned."""
+    plan: steps.Plan | None  # the changes that the layout needs; None: it could not be planned
     error: errors.Reason | None = None
     message: str = ""  # message of the error
     is_unchanged: bool | None = None
@@ -120,8 +115,7 @@ class DriftMemory:
     is_drifted: bool = False
     description: str = ""
     """Words for the drift, by the last check or a run; empty: no drift is published."""
-    drifted_devices: Hashable = None
-    """The devices at the last check that found a drift."""
+    drifted_devices: Hashable = None  # the devices at the last check that found a drift
     checked_ids: frozenset[str] | None = None
     """The devices for which nothing is to be withdrawn from a node that no run verifies."""
     has_phantoms: bool = False

@@ -8,8 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.core.layout import custom_layouts
 
-_MIN_PAUSE_S = 0.02
-"""The minimum pause; a change in the cluster does not shorten it."""
+_MIN_PAUSE_S = 0.02  # the minimum pause; a change in the cluster does not shorten it
 
 
 class Inbox:

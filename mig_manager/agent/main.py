@@ -17,8 +17,7 @@ from mig_manager.core import liveness, ports, standbys
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
 
-_LAST_EVENTS_S = 5.0
-"""How long a stopping agent waits for its last Events to be published."""
+_LAST_EVENTS_S = 5.0  # how long a stopping agent waits for its last Events to be published
 _STUCK_MARGIN_S = 300.0
 """Maximum time between two reports of a live loop, beyond its longest operation."""
 
@@ -39,8 +38,7 @@ class Overrides:
     watch_times: watch.WatchTimes | None = None
     watches_files: bool = True
     """False if one process has many agents: the kernel allows a user few inotify instances."""
-    watches_pods: bool = True
-    """False if the API server has no pods."""
+    watches_pods: bool = True  # False if the API server has no pods
 
 
 class AgentService:

@@ -23,10 +23,8 @@ class Outcome:
 
     state: model.State
     reason: errors.Reason
-    description: str
-    """What happened, for people."""
-    remedy: str = ""
-    """What follows from it: an action by a person, or the agent's next one."""
+    description: str  # what happened, for people
+    remedy: str = ""  # what follows from it: an action by a person, or the agent's next one
     should_retry: bool = False  # whether another attempt may succeed without action by a person
     keeps_taint: bool = False
     """Whether the node stays tainted until the next attempt, because its drain has begun."""

@@ -34,8 +34,7 @@ class Decision:
     """Which GPUs to repair now, and why not the others."""
 
     gpus: tuple[model.Gpu, ...] = ()
-    why_not: str = ""
-    """For people: a sentence about the others."""
+    why_not: str = ""  # for people: a sentence about the others
 
     @property
     def uuids(self) -> list[str]:

@@ -20,8 +20,7 @@ from mig_manager.core.settings import host_settings, node_settings, options
 class GeneratedLayouts(enum.Enum):
     """How layouts generated from the GPUs combine with the config file."""
 
-    MERGE = "merge"
-    """Add to an owner's config file; override the default file."""
+    MERGE = "merge"  # add to an owner's config file; override the default file
     ONLY = "only"
     """Replace the config file; serve the default file if the driver lists no profiles."""
     OFF = "off"
@@ -192,10 +191,8 @@ class AgentSettings(node_settings.NodeSettings, Limits):
     )
     gpus: node_settings.GpuAccess = options.declare_from(node_settings.GpuAccess)
     host: host_settings.HostSettings = options.declare_from(host_settings.HostSettings)
-    search_path: str
-    """Where to search for a hook's program, as in ``PATH``."""
-    pod_namespace: str
-    """The namespace of ``pod_name``, from ``POD_NAMESPACE``; empty if unknown."""
+    search_path: str  # where to search for a hook's program, as in ``PATH``
+    pod_namespace: str  # the namespace of ``pod_name``, from ``POD_NAMESPACE``; empty if unknown
     not_needed: tuple[str, ...] = options.declare_from(_NOT_NEEDED)
     """Options of NVIDIA's agent that were set but have no effect."""
 

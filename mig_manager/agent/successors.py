@@ -15,8 +15,7 @@ from mig_manager.core.node import pod_object
 class Successors:
     """What a drain remembers of the pods on the node, over all its attempts."""
 
-    _first: frozenset[str] | None = None
-    """UIDs of the node's pods at the start."""
+    _first: frozenset[str] | None = None  # UIDs of the node's pods at the start
     _removed_uids: set[str] = dataclasses.field(default_factory=set)
     """UIDs of the pods that were evicted or deleted, also if the answer was lost."""
     _removed: set[str] = dataclasses.field(default_factory=set)

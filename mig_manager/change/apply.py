@@ -158,8 +158,7 @@ class _Goal:
 
     target: _Target
     idle: model.Snapshots  # this change restores them
-    in_use: model.Snapshots
-    """The journal keeps them for a later change."""
+    in_use: model.Snapshots  # the journal keeps them for a later change
     may_stay_pending: bool
     """Whether a mode may stay pending until a reset.
 

@@ -39,8 +39,7 @@ class Restored:
     rounds: tuple[plans.Planned, ...]
     """The plans that were executed; empty if all GPUs had the layout."""
     problems: tuple[Problem, ...]
-    may_be_partial: bool = False
-    """Whether a failed change may have left a GPU between two layouts."""
+    may_be_partial: bool = False  # whether a failed change may have left a GPU between two layouts
     faults: tuple[str, ...] = ()
     """The GPUs that need recovery from a fault, with what to do, in sentences."""
 

@@ -11,8 +11,7 @@ from mig_manager.core.node import clients
 
 _log = structlog.get_logger()
 
-REFUSALS = (errors.GpuInUseError, errors.StalePlanError)
-"""Raised before the first step of a plan."""
+REFUSALS = (errors.GpuInUseError, errors.StalePlanError)  # raised before the first step of a plan
 
 RequireUnused = Callable[[Collection[str]], object]
 """Raises ``GpuInUseError`` if pods have, or may have, one of the devices with these ids."""

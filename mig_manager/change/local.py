@@ -43,16 +43,14 @@ class LocalDependencies:
     hooks: ports.Hooks | None = None
     processes: Callable[[], plans.Processes] = dict
     """Returns the processes that use each GPU; raises HardwareError if the driver refuses."""
-    pods: pod_use.PodUse
-    """The pods whose devices a change must not destroy."""
+    pods: pod_use.PodUse  # the pods whose devices a change must not destroy
     refresh_files: Callable[[], object] = lambda: None
     """Brings device nodes and CDI specs up to date, if no other program writes them; raises
     HostError DEVICE_FILES_FAILED."""
     idle_timeout_s: float = 0.0
     """How long to wait for processes and pods that use instances to be destroyed; 0: fail at
     once."""
-    in_use_timeout_s: float = 0.0
-    """How long to retry what the driver refuses as in use."""
+    in_use_timeout_s: float = 0.0  # how long to retry what the driver refuses as in use
     driver_timeout_s: float = 0.0
     """How long to wait for a driver that is not loaded yet; 0: fail at once."""
 

@@ -17,8 +17,7 @@ from mig_manager.core.planner import planner, vgpus
 
 _log = structlog.get_logger()
 
-_MAX_ROUNDS = 3
-"""The mode, then instances whose profiles are known only then, and one to spare."""
+_MAX_ROUNDS = 3  # the mode, then instances whose profiles are known only then, and one to spare
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,10 +61,8 @@ class Transaction:
     journal: change_journal.ChangeJournal
     refresh_files: Callable[[], object] | None
     """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""
-    idle_wait: timing.Wait
-    """For processes that use instances to be destroyed."""
-    kept_snapshots: model.Snapshots = ()
-    """Snapshots of other changes in the same journal."""
+    idle_wait: timing.Wait  # for processes that use instances to be destroyed
+    kept_snapshots: model.Snapshots = ()  # snapshots of other changes in the same journal
 
     def run(
         self,

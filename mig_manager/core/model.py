@@ -34,7 +34,7 @@ class Virtualization(enum.Enum):
     NONE = "none"  # bare metal, or unknown to the driver
     PASSTHROUGH = "passthrough"
     """A virtual machine with a whole GPU; it cannot reset an Ampere GPU."""
-    VGPU = "vgpu"  # A virtual machine with a share of a GPU: only its host changes MIG
+    VGPU = "vgpu"  # a virtual machine with a share of a GPU: only its host changes MIG
     HOST = "host"  # the host of virtual machines that share the GPU
 
 
@@ -430,8 +430,7 @@ class Pin:
         return f"{self.profile}@{self.start}"
 
 
-Devices = tuple[tuple[Profile, int], ...]
-"""Devices by profile, ``in_order``."""
+Devices = tuple[tuple[Profile, int], ...]  # devices by profile, ``in_order``
 _Key = TypeVar("_Key", Profile, Pin)
 
 
@@ -445,8 +444,7 @@ class DesiredGpu:
     """The state that a layout requests of one GPU; canonical, so that ``==`` compares meaning."""
 
     mode: MigMode
-    devices: Devices = ()
-    """Devices with any placement, ``in_order``; empty with MIG disabled."""
+    devices: Devices = ()  # devices with any placement, ``in_order``; empty with MIG disabled
     pins: tuple[tuple[Pin, int], ...] = ()
     """Devices with a given start, ``in_order``. A GPU instance with pins has exactly these."""
 

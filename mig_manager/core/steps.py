@@ -240,8 +240,7 @@ class GpuProcess:
 
     pid: int
     name: str
-    owner: str
-    """``pod UID``, or ``unit NAME`` of a service or login session; empty if unknown."""
+    owner: str  # ``pod UID``, or ``unit NAME`` of a service or login session; empty if unknown
     gpu_instances: tuple[int, ...]
     """Ids of the GPU instances that it uses; empty if it uses the GPU itself."""
     compute_instances: tuple[tuple[int, int], ...] = ()

@@ -9,8 +9,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import layouts, served
 from mig_manager.core.partitioning import partitioned
 
-Base = Mapping[str, model.DesiredGpu]
-"""Instances of a node's GPUs, by UUID."""
+Base = Mapping[str, model.DesiredGpu]  # instances of a node's GPUs, by UUID
 
 _log = structlog.get_logger()
 

@@ -13,8 +13,7 @@ from mig_manager.partitioner import announcer, metrics
 _AVOID_S = 300.0
 """How long not to change a node that the API refused to change, or whose agent failed a layout:
 one bad node must not fail so many requests that all stop."""
-_INHERITED_S = 300.0
-"""How long a new leader waits for changes that a former leader requested."""
+_INHERITED_S = 300.0  # how long a new leader waits for changes that a former leader requested
 
 _log = structlog.get_logger()
 

@@ -25,10 +25,8 @@ _OFFLINE = "offline"
 class Mode(enum.Enum):
     """The effect of decisions."""
 
-    RECOMMEND = "recommend"
-    """Report them in Events and metrics; change nothing."""
-    ACT = "act"
-    """Request the layouts."""
+    RECOMMEND = "recommend"  # report them in Events and metrics; change nothing
+    ACT = "act"  # request the layouts
 
 
 def _reserve(text: str) -> tuple[model.Profile, int]:

@@ -36,8 +36,7 @@ from mig_manager.partitioner import (
 )
 from mig_manager.partitioner import settings as partitioner_settings
 
-_RECHECK_S = 5.0
-"""Between two decisions about the same pods: cooldowns end, and pods end."""
+_RECHECK_S = 5.0  # between two decisions about the same pods: cooldowns end, and pods end
 _RECHECK_SHARE = 1.0
 """Minimum pause, as a multiple of a decision's duration: decisions use half of a core at most."""
 _FIRST_PAUSE_S = 2.0
@@ -56,8 +55,7 @@ class Parts:
     clock: timing.Clock
     signal: demand_signal.DemandSignal
     telemetry: metrics.PartitionerMetrics
-    document: layouts.Document | None = None
-    """None: the base layout is generated from the GPUs."""
+    document: layouts.Document | None = None  # None: the base layout is generated from the GPUs
 
 
 class Term:

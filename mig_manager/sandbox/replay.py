@@ -31,8 +31,7 @@ _NOT_QUERIES = {*_FIELDS, "nvmlShutdown", "nvmlEventSetWait_v2"}
 class ReplayedNode(NamedTuple):
     """A node to simulate."""
 
-    spec: str
-    """For ``driver.library.create``."""
+    spec: str  # for ``driver.library.create``
     latency: states.Latency
 
 

@@ -33,15 +33,12 @@ _SPEED_UP = 0.25
 class DemoOptions:
     """What to show, and how."""
 
-    spec: str
-    """The GPUs, such as ``8xA100-SXM4-40GB``, or the file of a capture."""
+    spec: str  # the GPUs, such as ``8xA100-SXM4-40GB``, or the file of a capture
     scenario: str
     packaged: pathlib.Path
     is_real_time: bool
-    is_kept: bool
-    """Whether the node stays up afterwards, for ``kubectl``, until a signal."""
-    exports: Sequence[str] = ()
-    """Commands that set up a shell whose PATH lacks the programs."""
+    is_kept: bool  # whether the node stays up afterwards, for ``kubectl``, until a signal
+    exports: Sequence[str] = ()  # commands that set up a shell whose PATH lacks the programs
 
     @property
     def latency(self) -> states.Latency:

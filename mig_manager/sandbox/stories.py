@@ -14,8 +14,7 @@ from mig_manager.sandbox.node import objects
 
 _FAULT = "0=gpu-reset"
 
-Checks = dict[str, bool]
-"""Expectations of a story, and whether they hold."""
+Checks = dict[str, bool]  # expectations of a story, and whether they hold
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

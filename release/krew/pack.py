@@ -28,10 +28,8 @@ HERE = pathlib.Path(__file__).parent
 ENTRY = "mig_manager.kubectl.__main__"
 PLACEHOLDER = "https://example.com/OWNER/mig-manager"
 """For a manifest that is installed with ``--archive``, which krew reads without any address."""
-DATA = {"mig_manager.catalogue.hardware": "hardware.json"}
-"""What a module reads beside itself."""
-DISPENSABLE = frozenset({"yaml._yaml"})
-"""Modules of machine code that their packages do without."""
+DATA = {"mig_manager.catalogue.hardware": "hardware.json"}  # what a module reads beside itself
+DISPENSABLE = frozenset({"yaml._yaml"})  # modules of machine code that their packages do without
 UNUSED = ("structlog",)
 """Imported late by modules that the plugin loads, where a log is configured; it has none."""
 MAIN = """\
@@ -45,8 +43,7 @@ from mig_manager.kubectl import __main__
 __main__.main()
 """
 """In syntax of the oldest Python 3."""
-_FIRST_ZIP_TIME = 315532800
-"""1980: the earliest time in a ZIP archive."""
+_FIRST_ZIP_TIME = 315532800  # 1980: the earliest time in a ZIP archive
 
 
 def main() -> None:

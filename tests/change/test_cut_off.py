@@ -17,8 +17,7 @@ from tests.node.applying_rig import ApplyingNode, is_creation, once
 OFF = model.MigMode.DISABLED
 
 
-LAST_OF_OFF = 10
-"""The number of the last step to the layout ``off``."""
+LAST_OF_OFF = 10  # the number of the last step to the layout ``off``
 
 
 def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(

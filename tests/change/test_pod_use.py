@@ -11,8 +11,7 @@ from mig_manager.core.node import pod_object
 from tests.node import driver_rules
 
 DEVICE, OTHER = driver_rules.mig_uuid("1"), driver_rules.mig_uuid("2")
-PLACE = "nvidia0/gi1"
-"""What a device plugin calls a device that it does not name by its UUID."""
+PLACE = "nvidia0/gi1"  # what a device plugin calls a device that it does not name by its UUID
 
 
 class PodsOfKubelet:

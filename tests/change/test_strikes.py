@@ -72,8 +72,7 @@ class Played:
     """A change that was played once."""
 
     before: ApplyingNode
-    kills: Sequence[ApplyingNode]
-    """As a kill before each of its steps leaves the node."""
+    kills: Sequence[ApplyingNode]  # as a kill before each of its steps leaves the node
     after: ApplyingNode
 
 

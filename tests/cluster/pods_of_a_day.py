@@ -20,8 +20,7 @@ class Fate:
     bound_s: float | None = None
     started_s: float | None = None
     ended_s: float | None = None
-    end: str = ""
-    """Why it failed or was deleted; empty for a pod that runs, or has succeeded."""
+    end: str = ""  # why it failed or was deleted; empty for a pod that runs, or has succeeded
 
     @property
     def wait_s(self) -> float | None:

@@ -36,15 +36,13 @@ class Shape:
 
     names: Sequence[str]
     spec: str = "8xA100-SXM4-40GB"
-    layouts: str
-    """The config document that the agents serve."""
+    layouts: str  # the config document that the agents serve
     latency: states.Latency = states.REALISTIC
     options: sandbox_node.NodeOptions = dataclasses.field(
         default_factory=lambda: sandbox_node.NodeOptions(tick_s=0.25)
     )
     agent_options: Sequence[str] = ()
-    folder: pathlib.Path | None = None
-    """Where the logs stay; None: they go with the nodes."""
+    folder: pathlib.Path | None = None  # where the logs stay; None: they go with the nodes
 
 
 class Nodes(stages.Stage):

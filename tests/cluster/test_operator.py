@@ -11,8 +11,7 @@ from tests.kit import operator_pod
 from tests.stage import agent_stage, clusters
 
 LAYOUT = "all-1g.5gb"
-LAYOUTS = f"{clusters.NODE}-mig-config"
-"""The ConfigMap that NVIDIA's agent writes, too."""
+LAYOUTS = f"{clusters.NODE}-mig-config"  # the ConfigMap that NVIDIA's agent writes, too
 
 
 class OperatorsStage(agent_stage.AgentStage):

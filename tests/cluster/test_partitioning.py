@@ -22,15 +22,13 @@ from tests.stage import agent_stage, clusters
 pytestmark = pytest.mark.cluster
 
 _HALF_S = 7.0
-_MORNING = {"1g.5gb": 15}
-"""More at once than the first layout has."""
+_MORNING = {"1g.5gb": 15}  # more at once than the first layout has
 _EVENING = {"2g.10gb": 9, "3g.20gb": 4, "7g.40gb": 2}
 _NEVER = day.Job(name="never", profile="3g.40gb", at_s=1.0, run_s=1.0)
 """Of the A100 with 80 GB, which is not here."""
 _TIMES = ("--quiet-s", "0.3", "--longest-wait-s", "1", "--cooldown-s", "0.5")
 _OPTIONS = ("--mode", "act", "--max-unavailable", "100%", *_TIMES)
-_MAX_REQUESTS = {"partitioner": 2.0, "agents": 15.0}
-"""For each pod."""
+_MAX_REQUESTS = {"partitioner": 2.0, "agents": 15.0}  # for each pod
 
 
 def jobs(profiles: Mapping[str, int]) -> list[day.Job]:

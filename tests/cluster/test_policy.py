@@ -55,8 +55,7 @@ class PolicyScene:
 
     people: api.KubeApi
     agent: api.KubeApi
-    unbound: api.KubeApi
-    """With a token that is bound to no pod."""
+    unbound: api.KubeApi  # with a token that is bound to no pod
 
 
 Act = Callable[[PolicyScene], Any]

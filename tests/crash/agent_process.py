@@ -24,8 +24,7 @@ from testkit import nvml_faults
 from tests.crash import moments as moments_
 from tests.stage import in_process
 
-IDLE = "idle"
-"""Noted whenever the agent begins to wait: for a request, or for its next retry."""
+IDLE = "idle"  # noted whenever the agent begins to wait: for a request, or for its next retry
 _NO_PORTS = frozenset({"clock", "telemetry"})
 
 
@@ -33,16 +32,12 @@ _NO_PORTS = frozenset({"clock", "telemetry"})
 class Arguments:
     """What an agent process is started with."""
 
-    options: Mapping[str, str]
-    """Of the command line, by name."""
-    moments: str
-    """File to note the moments in."""
-    log: str
-    """File for the log lines."""
+    options: Mapping[str, str]  # of the command line, by name
+    moments: str  # file to note the moments in
+    log: str  # file for the log lines
     strike_at: str | None = None
     strike_with: int = int(signal.SIGKILL)
-    has_worker: bool = False
-    """Whether the GPUs are reached through the real child process."""
+    has_worker: bool = False  # whether the GPUs are reached through the real child process
 
 
 def serve(arguments: Arguments) -> int:

@@ -39,8 +39,7 @@ class Recording(NamedTuple):
 
 
 class Result(NamedTuple):
-    phase: str
-    """Of the node when our signal struck the agent at its moment."""
+    phase: str  # of the node when our signal struck the agent at its moment
     problems: tuple[str, ...] = ()
 
 

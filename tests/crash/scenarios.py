@@ -21,28 +21,20 @@ _ROLLED_BACK = (UNDISTURBED - {"Verify"}) | {"RollBack"}
 class Scenario:
     name: str
     spec: str
-    was: str = ""
-    """The layout that is active before; empty: none, and MIG is off."""
+    was: str = ""  # the layout that is active before; empty: none, and MIG is off
     layout: str
-    other: str = ""
-    """A layout that may be requested instead; it spares the same pods."""
+    other: str = ""  # a layout that may be requested instead; it spares the same pods
     ends: model.State = model.State.SUCCESS
-    reason: errors.Reason = errors.Reason.APPLIED
-    """Where it is not disturbed."""
+    reason: errors.Reason = errors.Reason.APPLIED  # where it is not disturbed
     faults: tuple[nvml_faults.Fault, ...] = ()
-    guarded: str = ""
-    """A resource whose pods no budget allows to be evicted."""
-    whole_gpu_pods: int = 0
-    """Pods on whole GPUs; MIG devices have one each."""
+    guarded: str = ""  # a resource whose pods no budget allows to be evicted
+    whole_gpu_pods: int = 0  # pods on whole GPUs; MIG devices have one each
     has_monitor: bool = False
     """Whether DCGM's exporter watches the GPUs, which must let go for a change of mode."""
-    is_cordoned: bool = False
-    """Whether the node was already cordoned."""
+    is_cordoned: bool = False  # whether the node was already cordoned
     options: tuple[tuple[str, str], ...] = ()
-    has_hooks: bool = False
-    """Whether the owner has a program at each of the four points."""
-    phases: frozenset[str] = UNDISTURBED
-    """In each of them the agent must be struck at least once."""
+    has_hooks: bool = False  # whether the owner has a program at each of the four points
+    phases: frozenset[str] = UNDISTURBED  # in each of them the agent must be struck at least once
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -147,8 +139,7 @@ class Downtime(enum.Enum):
     """What happens while no agent runs."""
 
     RESTART = "restart"
-    REBOOT = "reboot"
-    """And what made the change fail is gone."""
+    REBOOT = "reboot"  # and what made the change fail is gone
     OTHER_LAYOUT = "another layout"
     NO_LAYOUT = "the label is removed"
     OLD_LAYOUT = "back to the old layout"

@@ -61,8 +61,7 @@ class PodWithDevices(NamedTuple):
     name: str
     uid: str
     device_ids: frozenset[str]
-    devices: frozenset[str]
-    """The same by GPU, profile and place."""
+    devices: frozenset[str]  # the same by GPU, profile and place
 
 
 class CrashStage(agent_stage.AgentStage):

@@ -25,10 +25,8 @@ Strike = Callable[..., None]
 KNOWN = {"none", *(phase.value for phase in model.Phase)}
 STRUCK = [matrix.Result("Drain")] * 80
 _MATRIX = "kill matrix"
-_MAX_STEP = 4
-"""How many moments the phases of every scenario have at least, but one."""
-_SHORTEST = "Resume"
-"""The phase that may have three moments or fewer."""
+_MAX_STEP = 4  # how many moments the phases of every scenario have at least, but one
+_SHORTEST = "Resume"  # the phase that may have three moments or fewer
 
 
 def play_all(

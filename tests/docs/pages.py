@@ -67,11 +67,9 @@ def named_paths(page: pathlib.Path) -> set[pathlib.Path]:
 class Step:
     """One command, and the output that the page shows."""
 
-    how: str
-    """The page's remark about how to run the block; empty if it has none."""
+    how: str  # the page's remark about how to run the block; empty if it has none
     command: str
-    shown: str
-    """The expected output."""
+    shown: str  # the expected output
 
 
 def steps(page: pathlib.Path) -> list[Step]:

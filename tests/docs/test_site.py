@@ -15,8 +15,7 @@ from tests.docs import browser, pages
 pytestmark = pytest.mark.release
 
 LAYOUT = pathlib.Path(__file__).with_name("layout.js").read_text(encoding="utf-8")
-DESK, PHONE = 1280, 390
-"""Widths in pixels."""
+DESK, PHONE = 1280, 390  # widths in pixels
 PAGES = [page.stem for page in pages.SITE]
 RESULT = """
 new Promise(resolve => {

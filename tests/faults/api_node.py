@@ -27,18 +27,14 @@ from tests.node import fakes
 from tests.stage import agent_stage, in_process
 
 TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
-DEADLINE_S = 60.0
-"""After this long a node that is not served is one that stays so."""
-DRAIN_TIMEOUT_S = 7.0
-"""Longer than the pause after an eviction that got no proper answer."""
+DEADLINE_S = 60.0  # after this long a node that is not served is one that stays so
+DRAIN_TIMEOUT_S = 7.0  # longer than the pause after an eviction that got no proper answer
 RESOURCES = {"ones": "nvidia.com/mig-1g.6gb", "twos": "nvidia.com/mig-2g.12gb"}
 QUICK = sandbox_node.NodeOptions(
     tick_s=0.03, pod_start_s=0.02, pod_stop_s=0.02, plugin_start_s=0.02
 )
-REQUEST_TIMEOUT_S = 15.0
-"""Longer than a slow machine takes to answer."""
-SILENCE_TIMEOUT_S = 1.5
-"""In its place where the silence itself is what is tried."""
+REQUEST_TIMEOUT_S = 15.0  # longer than a slow machine takes to answer
+SILENCE_TIMEOUT_S = 1.5  # in its place where the silence itself is what is tried
 _BACKOFF = timing.Backoff(first_s=0.01, max_s=0.05)
 _WATCH = watch.WatchTimes(watch_s=1.0, stall_s=1.7, steady_s=0.0, pauses=_BACKOFF)
 
@@ -54,8 +50,7 @@ Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, ob
 class Request(NamedTuple):
     verb: str
     resource: str
-    nth: int
-    """Among the requests of this verb for this resource, from 1."""
+    nth: int  # among the requests of this verb for this resource, from 1
 
 
 class InProcessStage(agent_stage.AgentStage):

@@ -24,13 +24,10 @@ from tests.node import agents, fake_cluster, fakes, judging, simulated_rig
 
 class Scenario(NamedTuple):
     spec: str
-    before: str | None
-    """The layout that is active; None: a node that was never configured."""
+    before: str | None  # the layout that is active; None: a node that was never configured
     layout: str
-    is_busy: bool = False
-    """Whether a pod computes on every device."""
-    are_changes_all: bool = False
-    """Whether only calls that change something fail."""
+    is_busy: bool = False  # whether a pod computes on every device
+    are_changes_all: bool = False  # whether only calls that change something fail
 
 
 SCENARIOS = {
@@ -49,8 +46,7 @@ class Moment(NamedTuple):
 
     function: str
     gpu: int | None
-    nth: int
-    """Among the calls of the function for the GPU, from 1."""
+    nth: int  # among the calls of the function for the GPU, from 1
 
     @property
     def operation(self) -> str:
@@ -65,8 +61,7 @@ class End(NamedTuple):
     outcome: outcomes.Outcome
     shape: tuple[simulated_rig.GpuShape, ...]
     """Modes, instances, placements and what is inside them, from the driver itself."""
-    remaining: list[str]
-    """The kinds of what a change left on the node; nothing, if all is well."""
+    remaining: list[str]  # the kinds of what a change left on the node; nothing, if all is well
 
     @property
     def is_good(self) -> bool:

@@ -36,8 +36,7 @@ _ALWAYS = {
     ("patch", "nodes/status"): 2,
 }
 """How many of a kind every reconfiguration makes, however it is scheduled."""
-_FURTHER = 2
-"""How many more there may be of what is written: each is a matter of milliseconds."""
+_FURTHER = 2  # how many more there may be of what is written: each is a matter of milliseconds
 _EVENT = Request("create", "events", _ALWAYS["create", "events"])
 
 

@@ -12,10 +12,8 @@ from collections.abc import Iterator, Mapping
 from mig_manager.core import model
 from tests.node import driver_rules
 
-Inside = frozenset[tuple[int, int]]
-"""Compute instances of one GPU instance as (size, start)."""
-Spot = tuple[model.Profile, int]
-"""A GPU instance by profile and first memory slice."""
+Inside = frozenset[tuple[int, int]]  # compute instances of one GPU instance as (size, start)
+Spot = tuple[model.Profile, int]  # a GPU instance by profile and first memory slice
 State = Mapping[Spot, Inside]
 
 

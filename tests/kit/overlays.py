@@ -12,8 +12,7 @@ from tests.kit.unit_files import Asked, agent_settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 Object = dict[str, Any]
-AGENTS = ("unprivileged", "privileged", "simulated")
-"""The overlays that start an agent."""
+AGENTS = ("unprivileged", "privileged", "simulated")  # the overlays that start an agent
 OVERLAYS = (*AGENTS, "budget", "gpu-operator", "partitioner")
 
 

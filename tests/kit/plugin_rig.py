@@ -23,8 +23,7 @@ from tests import api_objects, programs
 from tests.kit import commandline
 from tests.node import agents, gpu_values
 
-BIN = pathlib.Path(sys.executable).parent
-"""Where the console scripts are."""
+BIN = pathlib.Path(sys.executable).parent  # where the console scripts are
 CONFIG = """\
 version: v1
 mig-configs:

@@ -5,8 +5,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 
-_VERSION_3 = 0x2008_0522
-"""Of ``capset(2)``: each set has two words of 32 bits."""
+_VERSION_3 = 0x2008_0522  # of ``capset(2)``: each set has two words of 32 bits
 _PR_SET_SECUREBITS = 28
 _NO_SETUID_FIXUP = 1 << 2
 """Of ``capabilities(7)``: without it access(2) takes root for one with all its rights."""

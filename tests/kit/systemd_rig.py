@@ -46,15 +46,11 @@ _CONFIG = """\
 class Act:
     """How a unit takes being stopped or started."""
 
-    leaves: str
-    """Its state afterwards."""
-    result: str = "done"
-    """How the job ends."""
+    leaves: str  # its state afterwards
+    result: str = "done"  # how the job ends
     takes_s: float = 0.0
-    is_sent: bool = True
-    """Whether the end of the job is signalled."""
-    error: tuple[str, str] | None = None
-    """What systemd answers instead of beginning."""
+    is_sent: bool = True  # whether the end of the job is signalled
+    error: tuple[str, str] | None = None  # what systemd answers instead of beginning
 
 
 @dataclasses.dataclass
@@ -62,18 +58,13 @@ class Unit:
     state: str = "active"
     load: str = "loaded"
     sub: str = "running"
-    job_type: str = ""
-    """Of a job that another program has queued; empty: there is none."""
+    job_type: str = ""  # of a job that another program has queued; empty: there is none
     service_result: str = "success"
     status: int = 0
-    stop_timeout_us: int = 90_000_000
-    """Its TimeoutStopSec=; systemd's own default."""
-    required_by: tuple[str, ...] = ()
-    """Units with Requires= on it."""
-    parts: tuple[str, ...] = ()
-    """Units with PartOf= it."""
-    triggers: str = ""
-    """What a socket starts; it is refused to start while that runs."""
+    stop_timeout_us: int = 90_000_000  # its TimeoutStopSec=; systemd's own default
+    required_by: tuple[str, ...] = ()  # units with Requires= on it
+    parts: tuple[str, ...] = ()  # units with PartOf= it
+    triggers: str = ""  # what a socket starts; it is refused to start while that runs
     stops: Act = dataclasses.field(default_factory=lambda: Act("inactive"))
     starts: Act = dataclasses.field(default_factory=lambda: Act("active"))
 

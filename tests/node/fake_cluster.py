@@ -19,8 +19,7 @@ from mig_manager.core.records import readiness
 from tests import contract
 from tests.node import fakes
 
-_CONFLICTS = 20
-"""After so many an update ends."""
+_CONFLICTS = 20  # after so many an update ends
 
 
 class Port:

@@ -150,12 +150,9 @@ class NodeRig:
     node_uid: str = "node-uid"
     is_unschedulable: bool = False
     has_hold_taint: bool = False
-    taints: set[str] = dataclasses.field(default_factory=set)
-    """Keys of other taints."""
-    condition: dict[str, str] | None = None
-    """``MigReady`` as the node has it."""
-    recovery_condition: dict[str, str] | None = None
-    """``GpuRecoveryNeeded`` as the node has it."""
+    taints: set[str] = dataclasses.field(default_factory=set)  # keys of other taints
+    condition: dict[str, str] | None = None  # ``MigReady`` as the node has it
+    recovery_condition: dict[str, str] | None = None  # ``GpuRecoveryNeeded`` as the node has it
     schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """The devices that the plugin has registered, by resource."""
     pods: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
@@ -165,14 +162,10 @@ class NodeRig:
     # -- what was published, in order
 
     states: list[str] = dataclasses.field(default_factory=list)
-    statuses: list[str] = dataclasses.field(default_factory=list)
-    """Their messages."""
-    conditions: list[str] = dataclasses.field(default_factory=list)
-    """The reasons of ``MigReady``."""
-    events: list[str] = dataclasses.field(default_factory=list)
-    """Their reasons."""
-    messages: list[str] = dataclasses.field(default_factory=list)
-    """Of the events."""
+    statuses: list[str] = dataclasses.field(default_factory=list)  # their messages
+    conditions: list[str] = dataclasses.field(default_factory=list)  # the reasons of ``MigReady``
+    events: list[str] = dataclasses.field(default_factory=list)  # their reasons
+    messages: list[str] = dataclasses.field(default_factory=list)  # of the events
 
     # -- the calls of ports
 

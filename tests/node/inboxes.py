@@ -15,12 +15,10 @@ class Pause(NamedTuple):
 
     is_at_rest: bool
     seconds: float
-    stop: Callable[[], None]
-    """Ends the agent as its service does."""
+    stop: Callable[[], None]  # ends the agent as its service does
 
 
-OnPause = Callable[[Pause], object]
-"""Lets time pass, or something happen."""
+OnPause = Callable[[Pause], object]  # lets time pass, or something happen
 
 
 class Inbox(intake.Inbox):

@@ -18,8 +18,7 @@ class KubeletKnobs:
     claims: set[str] = dataclasses.field(default_factory=set)
     """UIDs of pods that hold a GPU by ResourceClaim."""
     is_silent: bool = False
-    lists_from_s: float = 0.0
-    """Before it, a kubelet that has just started lists no pod."""
+    lists_from_s: float = 0.0  # before it, a kubelet that has just started lists no pod
     listed_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """UID of a starting pod -> when kubelet lists its devices."""
     ends_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -32,16 +31,14 @@ class KubeletKnobs:
     """Before it, the Node shows what the agent reports and not what kubelet has."""
     reported: dict[str, int] = dataclasses.field(default_factory=dict)
     """The devices that the agent reported since it withdrew the former ones."""
-    may_be_reported: bool = True
-    """Whether the API lets the agent report devices."""
+    may_be_reported: bool = True  # whether the API lets the agent report devices
 
 
 @dataclasses.dataclass(slots=True)
 class Plugin:
     """The device plugin."""
 
-    is_gated: bool = True
-    """Whether a label of the node deploys it."""
+    is_gated: bool = True  # whether a label of the node deploys it
     is_broken: bool = False
     waiting: pod_object.ContainerWaiting | None = None
     """Why kubelet cannot start the container of a broken plugin."""
@@ -54,8 +51,7 @@ class DraDriver:
     """NVIDIA's DRA driver."""
 
     is_installed: bool = False
-    is_gated: bool = True
-    """Whether a label of the node deploys it."""
+    is_gated: bool = True  # whether a label of the node deploys it
     is_broken: bool = False
     slices: tuple[claims.Slice, ...] | None = ()
     """What it has published; None: the API does not list it."""
@@ -89,8 +85,7 @@ class Budget:
     """A PodDisruptionBudget of the namespace ``default`` whose controller is immediate."""
 
     name: str
-    app: str
-    """It covers the pods with this value of the label ``app``."""
+    app: str  # it covers the pods with this value of the label ``app``
     replicas: int
     max_unavailable: int
 
@@ -119,12 +114,9 @@ class Driver:
 
     lost: set[str] = dataclasses.field(default_factory=set)
     """UUIDs of GPUs that have fallen off the bus, or require a reset if they await one."""
-    clients: str = ""
-    """What uses the instances that a plan destroys; empty: no process does."""
-    mode_waits: bool = False
-    """Whether a MIG mode change waits for a reset or a reboot."""
-    hides_profiles: bool = False
-    """Whether it lists profiles only while MIG is on, as R535 does."""
+    clients: str = ""  # what uses the instances that a plan destroys; empty: no process does
+    mode_waits: bool = False  # whether a MIG mode change waits for a reset or a reboot
+    hides_profiles: bool = False  # whether it lists profiles only while MIG is on, as R535 does
     step_error: Callable[[steps.Step], Exception | None] = lambda _step: None
     executed: list[steps.Step] = dataclasses.field(default_factory=list)
 
@@ -136,14 +128,12 @@ class Resets:
     are_available: bool = False
     only: set[str] = dataclasses.field(default_factory=set)
     """UUIDs that a reset must name, no more and no less; empty: any."""
-    refusal: str = ""
-    """Why no GPU is reset; empty: they are."""
+    refusal: str = ""  # why no GPU is reset; empty: they are
     action_after: model.RecoveryAction = model.RecoveryAction.NONE
     """The recovery action of a GPU after its repair."""
     need_persistence_off: bool = False
     """Whether GPUs have persistence mode, without which they are reset."""
-    keep_persistence_off: bool = False
-    """Whether it cannot be switched on."""
+    keep_persistence_off: bool = False  # whether it cannot be switched on
     without_persistence: set[str] = dataclasses.field(default_factory=set)
     """GPUs that have lost it."""
 
@@ -157,33 +147,26 @@ class Host:
     broken_services: set[str] = dataclasses.field(default_factory=set)
     boot_id: str = "boot-1"
     may_reboot: bool = False
-    may_not_reboot: str = ""
-    """Why a reboot would be refused, as known before the request."""
-    reboot_refusal: str = ""
-    """Why the request is refused."""
+    may_not_reboot: str = ""  # why a reboot would be refused, as known before the request
+    reboot_refusal: str = ""  # why the request is refused
     reboots: int = 0
-    refreshes: int = 0
-    """How often the device files were refreshed."""
+    refreshes: int = 0  # how often the device files were refreshed
     boot_layouts: list[str] = dataclasses.field(default_factory=list)
     """What was kept for the next boot."""
-    request_text: str | None = None
-    """What is kept of the request."""
+    request_text: str | None = None  # what is kept of the request
 
 
 @dataclasses.dataclass(slots=True)
 class Hooks:
     """The owner's hooks."""
 
-    text: str = ""
-    """Their file; empty: no hooks are configured."""
+    text: str = ""  # their file; empty: no hooks are configured
     missing: set[str] = dataclasses.field(default_factory=set)
     """Commands that are not found; so with the next two."""
     broken: set[str] = dataclasses.field(default_factory=set)
-    broken_once: set[str] = dataclasses.field(default_factory=set)
-    """These fail the next time."""
+    broken_once: set[str] = dataclasses.field(default_factory=set)  # these fail the next time
     commands: list[str] = dataclasses.field(default_factory=list)
     """Those that have run, failed ones included."""
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Of the last one."""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the last one
     pending_exit: bool = False
     """Whether hooks of the start have run, and those of the end have not."""

@@ -75,8 +75,7 @@ class NvmlRig:
         return self.library.counts[function]
 
 
-Boot = Callable[..., NvmlRig]
-"""Starts a node, as ``rig`` does."""
+Boot = Callable[..., NvmlRig]  # starts a node, as ``rig`` does
 Start = Callable[..., nvml_faults.CountingLibrary]
 """Starts a node with these options and opens NVML on it."""
 

@@ -25,8 +25,7 @@ TERM_S = 70.0
 """After so long the Lease of a killed leader is taken, and nodes are out of their cooldown."""
 QUIET_S = 2.0
 SOON_S = QUIET_S + 1
-_LONG_S = 60.0
-"""From here on the steps are of five seconds, still shorter than a leader's pause."""
+_LONG_S = 60.0  # from here on the steps are of five seconds, still shorter than a leader's pause
 
 Object = dict[str, Any]
 

@@ -21,14 +21,11 @@ class Change(NamedTuple):
 
     make: Callable[[], fakes.NodeRig]
     layout: str
-    was: str | None = None
-    """The layout that is applied before."""
-    custom: custom_layouts.Custom | None = None
-    """Where it is this, the GPUs end with ``LAYOUT``."""
+    was: str | None = None  # the layout that is applied before
+    custom: custom_layouts.Custom | None = None  # where it is this, the GPUs end with ``LAYOUT``
     is_refused: bool = False
     """Whether the driver or a pod prevents it, so that the GPUs end as they were."""
-    evicted: frozenset[str] = frozenset()
-    """The pods that it evicts."""
+    evicted: frozenset[str] = frozenset()  # the pods that it evicts
     is_repair: bool = False
     """Whether a GPU awaits a reset, which the agent finds once the layout is active."""
 

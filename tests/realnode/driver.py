@@ -30,8 +30,7 @@ sys.exit(status)
 """
 """In containers, where the runtime mounts it; ``testkit.nvidia_smi`` answers outside."""
 
-_GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8
-"""How many per GPU the driver numbers (``nv-caps.c``)."""
+_GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8  # how many per GPU the driver numbers (``nv-caps.c``)
 
 
 class Driver:

@@ -26,8 +26,7 @@ OPERATOR = "localhost/gpu-operator:test"
 NVIDIA_MANAGER = "localhost/k8s-mig-manager:v0.13.1"
 _BASE = "localhost/python-base:bookworm"
 _PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
-_KEPT_S = 24 * 3600.0
-"""How long unpacked images stay that no cluster has used."""
+_KEPT_S = 24 * 3600.0  # how long unpacked images stay that no cluster has used
 _UNPACK = """
 root=$1; shift
 mount --bind "$root" "$root"
@@ -51,8 +50,7 @@ class Size:
     """Megabytes of an image, unpacked."""
 
     total_mb: float
-    base_mb: float
-    """Of the image that it is built on."""
+    base_mb: float  # of the image that it is built on
 
     @property
     def own_mb(self) -> float:
@@ -65,8 +63,7 @@ class Mounted:
     """A container that does not run yet."""
 
     root: pathlib.Path
-    command: list[str]
-    """The image's entrypoint and default command."""
+    command: list[str]  # the image's entrypoint and default command
     environ: list[str]
 
 

@@ -16,8 +16,7 @@ class Use:
     """What a running pod has; equal for as long as nothing disturbed it."""
 
     uid: str
-    containers: tuple[tuple[str, int], ...]
-    """Each container's id and count of restarts."""
+    containers: tuple[tuple[str, int], ...]  # each container's id and count of restarts
     devices: tuple[tuple[str, int], ...]
     """UUID of each device that kubelet assigned, and the serial number of its GPU instance."""
 

@@ -41,10 +41,8 @@ class Shape:
     gpus: str = "2xA100-SXM4-40GB"
     overlay: str | None = "unprivileged"
     """Of ``deploy/overlays``; without one neither agent nor device plugin is installed."""
-    patches: tuple[Object, ...] = ()
-    """What an owner changes in the overlay."""
-    latency: states.Latency | None = None
-    """How long the driver's calls take; None: no time."""
+    patches: tuple[Object, ...] = ()  # what an owner changes in the overlay
+    latency: states.Latency | None = None  # how long the driver's calls take; None: no time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -33,12 +33,9 @@ class Layout:
     """One of two layouts that the stories change between."""
 
     name: str
-    profiles: tuple[str, ...]
-    """Of the first GPU, in the order of their placements."""
-    app: str
-    """The workload that runs on this layout only."""
-    own: str
-    """The profile that it uses, which the other layout lacks."""
+    profiles: tuple[str, ...]  # of the first GPU, in the order of their placements
+    app: str  # the workload that runs on this layout only
+    own: str  # the profile that it uses, which the other layout lacks
 
     @property
     def allocatable(self) -> dict[str, int]:

@@ -16,8 +16,7 @@ from tests.stage import clusters, plain_node
 
 pytestmark = pytest.mark.realnode
 
-OWN_LIMIT_MB = 45
-"""Of what we add to the base: dependencies, program, bytecode."""
+OWN_LIMIT_MB = 45  # of what we add to the base: dependencies, program, bytecode
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,9 @@ from tests.realnode import judging, manifests, rig
 
 pytestmark = pytest.mark.realnode
 
-_FORGETS_S = 300.0
-"""Kubelet forgets the resources of a plugin this long after it has stopped."""
-_OUTAGE_S = 36.0
-"""Kubelet writes the node's status every 10 s, so it misses several writes."""
-_KUBELET_WRITES_S = 16.0
-"""Longer than kubelet's pause between two updates, with some chance in it."""
+_FORGETS_S = 300.0  # kubelet forgets the resources of a plugin this long after it has stopped
+_OUTAGE_S = 36.0  # kubelet writes the node's status every 10 s, so it misses several writes
+_KUBELET_WRITES_S = 16.0  # longer than kubelet's pause between two updates, with some chance in it
 _MINUTES = [int(each) for each in os.environ.get("OUTAGE_MINUTES", "5").split(",")]
 """When the API server is away, of the five after a plugin has stopped. Each takes seven minutes;
 kubelet's update is lost in the fifth."""

@@ -12,8 +12,7 @@ _LAYOUTS = """
   - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 7}}
   - {devices: [1], mig-enabled: true, mig-devices: {2g.10gb: 2, 3g.20gb: 1}}
 """
-_RESET = 1
-"""``NVML_GPU_RECOVERY_ACTION_GPU_RESET``."""
+_RESET = 1  # ``NVML_GPU_RECOVERY_ACTION_GPU_RESET``
 
 
 @pytest.fixture

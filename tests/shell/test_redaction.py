@@ -181,8 +181,7 @@ def test_hostile_text_does_not_keep_the_command_busy(begin: str, repeated: str) 
 
 # In the surroundings in which reports have them
 
-HIDDEN = "hunter2"
-"""In texts whose credential has a name; others are credentials by their looks."""
+HIDDEN = "hunter2"  # in texts whose credential has a name; others are credentials by their looks
 _LETTERS = string.ascii_letters + string.digits
 
 

@@ -30,8 +30,7 @@ from tests.kit.unit_files import (
 )
 from tests.programs import run
 
-EXPOSURE = 40
-"""From 0, nothing to fear, to 100."""
+EXPOSURE = 40  # from 0, nothing to fear, to 100
 NO_SYSTEMD = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here"
 )

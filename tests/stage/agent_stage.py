@@ -36,8 +36,7 @@ NODE_PATH = f"/api/v1/nodes/{stages.NODE_NAME}"
 class Credentials:
     """Kubeconfig files for an API server that runs elsewhere."""
 
-    people: pathlib.Path
-    """With every right: for people and for the simulated cluster components."""
+    people: pathlib.Path  # with every right: for people and for the simulated cluster components
     agent: pathlib.Path
 
 

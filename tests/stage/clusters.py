@@ -30,8 +30,7 @@ TRAIN = [("train", "nvidia.com/gpu", {"app": "train"})]
 """A pod for ``Stage.run_pods`` that uses a whole GPU."""
 
 Object = dict[str, Any]
-Right = tuple[str, str, str]
-"""API group, resource with its subresource, verb."""
+Right = tuple[str, str, str]  # API group, resource with its subresource, verb
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,8 +268,7 @@ class Real:
                 raise
 
 
-Cluster = Embedded | Real
-"""A cluster that has no node yet."""
+Cluster = Embedded | Real  # a cluster that has no node yet
 
 
 def collection(obj: Mapping[str, Any]) -> str:

@@ -7,8 +7,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from tests.node import driver_rules
 
-Counts = tuple[int, ...]
-"""How many of each profile, in the order in which the GPU lists them."""
+Counts = tuple[int, ...]  # how many of each profile, in the order in which the GPU lists them
 
 
 def template(product: hardware.Product) -> model.Gpu:

@@ -16,10 +16,8 @@ from mig_manager.adapters.host import files
 _READING = frozenset(
     {watchdog.events.EVENT_TYPE_OPENED, watchdog.events.EVENT_TYPE_CLOSED_NO_WRITE}
 )
-_NO_INOTIFY_POLL_S = 5.0
-"""Poll interval while inotify is unavailable; a poll costs one small read."""
-_MAX_POSTPONEMENTS = 10
-"""A file that never stops changing is read after this many debounce times."""
+_NO_INOTIFY_POLL_S = 5.0  # poll interval while inotify is unavailable; a poll costs one small read
+_MAX_POSTPONEMENTS = 10  # a file that never stops changing is read after this many debounce times
 _STOP_S = 5.0
 _OBSERVER_STOP_S = 1.0
 

@@ -27,8 +27,7 @@ _MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
 _FIELD = re.compile(r"^(DeviceFile\w+): (\d+)$", re.MULTILINE)
 _NAME = re.compile(r"nvidia-cap\d+")
 _FOLDER_MODE = 0o755
-_TIMEOUT_S = 60.0
-"""For each step of ``nvidia-ctk``."""
+_TIMEOUT_S = 60.0  # for each step of ``nvidia-ctk``
 _CAPABILITIES = (
     "mig/config",
     "mig/monitor",

@@ -16,8 +16,7 @@ from mig_manager import errors
 MAX_BYTES = 1 << 20
 """The limit of a ConfigMap, where config files live (etcd's limit on a request); the
 snapshot of any node is far smaller."""
-_HOMES = ("/root", "/home", "/run/user")
-"""What ``ProtectHome=`` hides (systemd.exec(5))."""
+_HOMES = ("/root", "/home", "/run/user")  # what ``ProtectHome=`` hides (systemd.exec(5))
 _FOLDER_MODE = 0o755
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 

@@ -45,8 +45,7 @@ class SmiStatus:
     """Whether persistence mode is on, with which the driver itself keeps the GPU open."""
     has_instances: bool
     """Whether it has MIG devices; GPU instances without compute instances are not shown."""
-    processes: Mapping[int, str]
-    """Name and pid of the processes with a context, by pid."""
+    processes: Mapping[int, str]  # name and pid of the processes with a context, by pid
 
 
 def parse(document: str) -> tuple[SmiStatus, ...]:
@@ -88,8 +87,7 @@ class SmiReset:
 
     tools: programs.Programs
     _: dataclasses.KW_ONLY
-    timeout_s: float = 120.0
-    """For every reset command."""
+    timeout_s: float = 120.0  # for every reset command
     proc: pathlib.Path = procfs.ROOT
 
     def restore_persistence(self, gpus: Sequence[model.Gpu]) -> bool:

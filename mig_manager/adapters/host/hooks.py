@@ -18,8 +18,7 @@ from mig_manager.adapters.host import files, programs, subprocesses
 from mig_manager.core import messages
 from mig_manager.core.files import hook_files
 
-_MAX_LOGGED = 4096
-"""Characters of a hook's stdout, and of its stderr, in the log."""
+_MAX_LOGGED = 4096  # characters of a hook's stdout, and of its stderr, in the log
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _log = structlog.get_logger()

@@ -47,8 +47,7 @@ class Owner(NamedTuple):
     """The process that has a lock."""
 
     description: str
-    may_change_gpus: bool = True
-    """Also where no description says so."""
+    may_change_gpus: bool = True  # also where no description says so
 
 
 @dataclasses.dataclass(eq=False, repr=False, match_args=False)
@@ -57,8 +56,7 @@ class LockFile:
 
     path: pathlib.Path
     _: dataclasses.KW_ONLY
-    program: str
-    """The description of this manager for others."""
+    program: str  # the description of this manager for others
     clock: timing.Clock
     is_required: bool
     """If not (a pod may lack the mount), an agent that cannot lock the file works without, and

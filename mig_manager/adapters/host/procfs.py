@@ -25,10 +25,8 @@ _CAPABILITIES = "driver/nvidia/capabilities"
 _MAX_NAMED = 8
 _PF_KTHREAD = 0x0020_0000
 """A thread of the kernel, in ``flags`` of ``/proc/PID/stat`` (``linux/sched.h``)."""
-_PARENT_FIELD, _FLAGS_FIELD = 1, 6
-"""Positions after the name."""
-_SYS_ADMIN, _MKNOD = 21, 27
-"""Numbers of capabilities (``linux/capability.h``)."""
+_PARENT_FIELD, _FLAGS_FIELD = 1, 6  # positions after the name
+_SYS_ADMIN, _MKNOD = 21, 27  # numbers of capabilities (``linux/capability.h``)
 
 _DEVICE = re.compile(
     r"/dev/(?:nvidia(?P<gpu>\d+)|(?P<control>nvidiactl)|nvidia-caps/nvidia-cap(?P<cap>\d+)"
@@ -67,19 +65,15 @@ class DeviceFileUser:
     """A process that has GPU device nodes open."""
 
     pid: int
-    name: str
-    """As the kernel has it: 15 letters at most."""
-    owner: str
-    """``pod UID``, or ``unit NAME`` of a service or login session; empty if unknown."""
+    name: str  # as the kernel has it: 15 letters at most
+    owner: str  # ``pod UID``, or ``unit NAME`` of a service or login session; empty if unknown
     gpus: frozenset[int]
     """The N of each ``/dev/nvidiaN``: minor numbers, which may differ from NVML's indices."""
-    caps: frozenset[int]
-    """The N of each ``/dev/nvidia-caps/nvidia-capN``."""
+    caps: frozenset[int]  # the N of each ``/dev/nvidia-caps/nvidia-capN``
     drm: frozenset[str]
     """Names in ``/dev/dri``, of GPUs of any vendor. The container toolkit gives a GPU's names to
     containers with a ``+gfx`` instance of it (NVIDIA/nvidia-container-toolkit#1818)."""
-    has_control: bool
-    """Whether ``/dev/nvidiactl`` is open, as it is in every client of the driver."""
+    has_control: bool  # whether ``/dev/nvidiactl`` is open, as it is in every client of the driver
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}{f', {self.owner}' if self.owner else ''})"
@@ -98,10 +92,8 @@ class Privileges:
 class ConfigRight:
     """The device node through which the driver lets a process change MIG instances."""
 
-    path: pathlib.Path | None
-    """None: the driver has none."""
-    why_not: str
-    """Why it cannot be opened; empty if it can."""
+    path: pathlib.Path | None  # None: the driver has none
+    why_not: str  # why it cannot be opened; empty if it can
 
 
 def gpu_processes(

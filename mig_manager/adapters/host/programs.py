@@ -82,8 +82,7 @@ _LIBRARY_FOLDERS = (
     "usr/lib/wsl/lib",
 )
 
-_MAX_LINKS = 40
-"""As many as the kernel follows in one path (``path_resolution(7)``)."""
+_MAX_LINKS = 40  # as many as the kernel follows in one path (``path_resolution(7)``)
 
 _CACHE = "etc/ld.so.cache"
 _CACHE_MAGIC = b"glibc-ld.so.cache1.1"
@@ -98,8 +97,7 @@ _CACHE_ARCHITECTURE = 0xFF00
 class Root:
     """A file system to look for programs in, and to run them in."""
 
-    path: pathlib.Path = _TOP
-    """Its path as we see it; programs run with it as their root."""
+    path: pathlib.Path = _TOP  # its path as we see it; programs run with it as their root
     driver: str = "/"
     """The driver's folder in it: ``/run/nvidia/driver`` on a host with a driver container, whose
     programs then run with the host's libraries but for NVML's."""
@@ -119,10 +117,8 @@ class Root:
 class Program:
     """A program that can be run."""
 
-    path: str
-    """As seen from its root."""
-    root: pathlib.Path
-    """Its root as we see it."""
+    path: str  # as seen from its root
+    root: pathlib.Path  # its root as we see it
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Further variables of its environment."""
 
@@ -135,8 +131,7 @@ class Finished:
     """How a program ended; the caller decides whether that is a failure."""
 
     line: str
-    status: int
-    """Negative for a signal."""
+    status: int  # negative for a signal
     stdout: str
     is_cut: bool
     stderr: str
@@ -160,11 +155,9 @@ class Finished:
 class Programs:
     """Finds and runs programs; for any thread."""
 
-    roots: Sequence[Root] = (Root(),)
-    """The roots to search, best first."""
+    roots: Sequence[Root] = (Root(),)  # the roots to search, best first
     _: dataclasses.KW_ONLY
-    search_path: str = ""
-    """Folders of this machine to search last, as in ``PATH``."""
+    search_path: str = ""  # folders of this machine to search last, as in ``PATH``
     loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The environment of programs in ``search_path``."""
 

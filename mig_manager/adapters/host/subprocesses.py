@@ -38,8 +38,7 @@ class Keep(NamedTuple):
 
     stdout_bytes: int = _LENGTH.size + _MAX_MESSAGE_BYTES
     keeps_stdout_end: bool = False
-    stderr_bytes: int = 16 * 1024
-    """The last bytes of stderr are kept."""
+    stderr_bytes: int = 16 * 1024  # the last bytes of stderr are kept
 
 
 def python(module: str, *arguments: str) -> tuple[str, ...]:

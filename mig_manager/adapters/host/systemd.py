@@ -17,10 +17,8 @@ from mig_manager.adapters.host import system_bus
 from mig_manager.core.files import service_files
 from mig_manager.errors import Reason
 
-_CALL_TIMEOUT_S = 10.0
-"""For connecting and for calls that systemd answers at once."""
-_JOB_POLL_S = 1.0
-"""The end of a job comes as a signal; a lost signal delays us by this at most."""
+_CALL_TIMEOUT_S = 10.0  # for connecting and for calls that systemd answers at once
+_JOB_POLL_S = 1.0  # the end of a job comes as a signal; a lost signal delays us by this at most
 
 _SYSTEMD = "org.freedesktop.systemd1"
 _MANAGER = system_bus.Target("/org/freedesktop/systemd1", _SYSTEMD, f"{_SYSTEMD}.Manager")
@@ -44,11 +42,9 @@ _STOP_TIMEOUTS = {
     "socket": ("Socket", "TimeoutUSec"),
 }
 _NO_LIMIT_US = 2**64 - 1
-_KILL_MARGIN_S = 5.0
-"""systemd's time to kill a unit that did not stop in time, and to report it."""
+_KILL_MARGIN_S = 5.0  # systemd's time to kill a unit that did not stop in time, and to report it
 
-_LOST = "lost"
-"""Result of a job whose signal was lost; the unit's state shows the outcome."""
+_LOST = "lost"  # result of a job whose signal was lost; the unit's state shows the outcome
 
 _UNKNOWN_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
 _ABSENT = frozenset(
@@ -72,8 +68,7 @@ class Systemd:
 
     address: str
     _: dataclasses.KW_ONLY
-    stop_timeout_s: float
-    """A service may take longer to stop if systemd gives it longer."""
+    stop_timeout_s: float  # a service may take longer to stop if systemd gives it longer
     start_timeout_s: float
     call_timeout_s: float = _CALL_TIMEOUT_S
     stopping_timeout_s: float = 5.0

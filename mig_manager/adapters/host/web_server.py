@@ -31,8 +31,7 @@ class Page:
     """The response to a path."""
 
     body: bytes
-    is_good: bool = True
-    """False is sent as 503."""
+    is_good: bool = True  # False is sent as 503
     content_type: str = TEXT
 
 

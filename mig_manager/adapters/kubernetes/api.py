@@ -34,21 +34,17 @@ LABELS = {"app.kubernetes.io/name": "mig-manager"}
 (``deploy/evictions``)."""
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
-_MAX_BODY_BYTES = 64 << 20
-"""Bytes; a page of 500 nodes with long lists of images has some 30 MiB."""
+_MAX_BODY_BYTES = 64 << 20  # bytes; a page of 500 nodes with long lists of images has some 30 MiB
 _MAX_ERROR_BYTES = 1 << 20
 _SUCCESS = 2
 _REQUESTS_PER_S = 20.0
-_BURST = 60
-"""A whole reconfiguration takes some forty requests, and must not be slowed down."""
+_BURST = 60  # a whole reconfiguration takes some forty requests, and must not be slowed down
 _ATTEMPTS = 4
-_MAX_RETRY_AFTER_S = 10.0
-"""A longer delay is left to the caller to plan."""
+_MAX_RETRY_AFTER_S = 10.0  # a longer delay is left to the caller to plan
 _MAX_START_S = 30.0
 """How long a server may take between its last silence and the first request that it grants."""
 _RETRY_READS = frozenset({429, 500, 502, 503, 504})
-_RETRY_WRITES = frozenset({429, 503})
-"""With these statuses a server reports that it has not acted."""
+_RETRY_WRITES = frozenset({429, 503})  # with these statuses a server reports that it has not acted
 _backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)
 """Random, because all nodes of a cluster may be waiting."""
 

@@ -28,8 +28,7 @@ class Collection(watch.Watch, Generic[_Item]):
     object that was or is left out.
     """
 
-    is_strict = False
-    """Whether the watch counts as lost where an object is malformed."""
+    is_strict = False  # whether the watch counts as lost where an object is malformed
 
     def __init__(
         self,

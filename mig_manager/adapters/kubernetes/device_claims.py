@@ -25,8 +25,7 @@ _log = structlog.get_logger()
 class _Optional(collection.Collection[_Item]):
     """A collection that is empty where the API does not serve or grant it."""
 
-    is_absent = False
-    """Whether the API does not serve or grant it."""
+    is_absent = False  # whether the API does not serve or grant it
 
     @property
     def last_contact_s(self) -> float:

@@ -19,8 +19,7 @@ MAX_WRITE_S = 30.0
 ``REQUEST_TIMEOUT_S``: 2 such times of attempts, 10 s that the server may ask to wait, and the time
 of a last attempt."""
 REQUEST_TIMEOUT_S = 5.0
-_RENEWALS = 6
-"""In the duration of a Lease."""
+_RENEWALS = 6  # in the duration of a Lease
 
 _log = structlog.get_logger()
 

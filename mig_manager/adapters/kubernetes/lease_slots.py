@@ -21,8 +21,7 @@ from mig_manager.core import timing
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import lease, node_object
 
-_LEASE_S = 90
-"""How long a node keeps a slot without renewing it."""
+_LEASE_S = 90  # how long a node keeps a slot without renewing it
 _FRESH_S = 45.0
 """The age limit of the last renewal when the node is cordoned. The rest of the lease is longer
 than a request with all of its retries, so that no other node can have the slot then."""

@@ -26,8 +26,7 @@ _CONFLICT_PAUSES = timing.Backoff(first_s=0.02, max_s=1.0)
 _TRUSTED_S = 10.0
 """After the last answer or event. A connection that died unnoticed is as silent as a watch with no
 events."""
-_EVENT_QUEUE = 64
-"""A change publishes about ten."""
+_EVENT_QUEUE = 64  # a change publishes about ten
 _FORBIDDEN_PAUSE_S = 600.0
 """A missing right may be granted, and a refused token renewed, while we run."""
 _OUR_CONDITIONS = (well_known.READY_CONDITION, well_known.RECOVERY_CONDITION)

@@ -32,8 +32,7 @@ _log = structlog.get_logger()
 class WatchTimes:
     """How long a watch lasts and how its loop backs off; seconds."""
 
-    watch_s: float = 300.0
-    """After about this time the server ends a watch in an orderly way."""
+    watch_s: float = 300.0  # after about this time the server ends a watch in an orderly way
     stall_s: float = 90.0
     """After this silence a watch counts as dead. The API server sends a bookmark each minute
     (KEP-956)."""
@@ -41,8 +40,7 @@ class WatchTimes:
     """A watch that ends earlier counts as a failure, or it would be renewed without a pause."""
     pauses: timing.Backoff = _PAUSES
     """After consecutive failures; the second half of each is random."""
-    chance: Callable[[], float] = random.random
-    """Returns the random part, from 0 to 1."""
+    chance: Callable[[], float] = random.random  # returns the random part, from 0 to 1
 
     @property
     def silence_s(self) -> float:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from mig_manager.core.acceptance import survey as surveys
 
 _MODULE = "mig_manager.adapters.nvml.worker"
-REPORTS_STEPS = "--reports-steps"
-"""Makes a worker of ``worker_command`` report each step."""
+REPORTS_STEPS = "--reports-steps"  # makes a worker of ``worker_command`` report each step
 
 _log = structlog.get_logger()
 

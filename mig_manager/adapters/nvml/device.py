@@ -16,8 +16,7 @@ from mig_manager import errors
 from mig_manager.adapters.nvml import last_calls, library
 from mig_manager.core import model, profile_name
 
-Handle = Any
-"""An opaque NVML handle; valid until its object is destroyed, or MIG mode is switched."""
+Handle = Any  # an opaque NVML handle; valid until its object is destroyed, or MIG mode is switched
 
 _MIN_LISTED = 16
 """Least length of an array for instances. NVML writes without a check of the length, on A30 more

@@ -24,8 +24,7 @@ _MAX_BURST_S = 5.0
 _RESTARTS = timing.Backoff(first_s=1.0, max_s=300.0, factor=2.0)
 _STEADY_S = 30.0
 """A listener that lived this long was healthy, and is replaced after a short pause."""
-_END_S = 5.0
-"""How long to wait for the end of a listener, which may hang in the kernel."""
+_END_S = 5.0  # how long to wait for the end of a listener, which may hang in the kernel
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)
@@ -42,12 +41,9 @@ class GpuEvents:
     missed changes. In a thread of ours: it must neither block nor call us."""
     on_xids: Callable[[Sequence[tuple[str, int]]], object] = lambda _: None
     """Called with the UUID and number of each critical error before ``on_change``; as that one."""
-    quiet_s: float = 0.5
-    """A burst of changes ends after this time without a change."""
-    start_timeout_s: float = 60.0
-    """A listener that is not ready within this time is killed."""
-    restarts: timing.Backoff = _RESTARTS
-    """For the replacement of listeners that died."""
+    quiet_s: float = 0.5  # a burst of changes ends after this time without a change
+    start_timeout_s: float = 60.0  # a listener that is not ready within this time is killed
+    restarts: timing.Backoff = _RESTARTS  # for the replacement of listeners that died
     # Guards the fields below; notified when any of them changes.
     _state: threading.Condition = dataclasses.field(
         default_factory=threading.Condition, init=False

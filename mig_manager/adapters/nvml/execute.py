@@ -41,8 +41,7 @@ class Executor:
     proc_root: pathlib.Path | None
     driver_roots: Sequence[str]
     """Where the driver's capability files may be, if not in ``proc_root``."""
-    on_step: Callable[[int], None] | None = None
-    """Called with the GPU's index after each step."""
+    on_step: Callable[[int], None] | None = None  # called with the GPU's index after each step
     _give_up_s: float | None = dataclasses.field(default=None, init=False)
     _device: gpu_device.Device | None = dataclasses.field(default=None, init=False)
     _by_id: dict[int, gpu_device.GpuInstanceRef] = dataclasses.field(

@@ -27,8 +27,7 @@ class NvmlGpus:
     put a thread around this class, ``client.WorkerGpus`` a process.
     """
 
-    library_path: str | None = None
-    """None leaves the search to the loader."""
+    library_path: str | None = None  # None leaves the search to the loader
     driver_roots: Sequence[str] = ()
     """Where to look for the library when the loader does not find the right one."""
     in_use_timeout_s: float = 30.0

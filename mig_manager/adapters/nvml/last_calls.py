@@ -13,8 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-_SLOTS = 128
-"""Threads that can note calls: one for each GPU, the main thread, and plenty to spare."""
+_SLOTS = 128  # threads that can note calls: one for each GPU, the main thread, and plenty to spare
 
 _RUNNING = 1
 _RETURNED = 2
@@ -45,12 +44,9 @@ class LastCall:
     """The last call of one of a worker's threads."""
 
     function: str
-    gpu: str
-    """Index and UUID as text, as far as known; empty when no GPU is concerned."""
-    minor: int | None
-    """The N of ``/dev/nvidiaN``; None if unknown."""
-    since_s: float
-    """When it began; on the monotonic clock, which all processes share."""
+    gpu: str  # index and UUID as text, as far as known; empty when no GPU is concerned
+    minor: int | None  # the N of ``/dev/nvidiaN``; None if unknown
+    since_s: float  # when it began; on the monotonic clock, which all processes share
     is_running: bool
 
     def __str__(self) -> str:

@@ -35,14 +35,11 @@ class PlannedChange:
     """A planned change of the GPUs."""
 
     target: resolving.Target
-    desired: Mapping[str, model.DesiredGpu]
-    """The target's GPUs by UUID."""
+    desired: Mapping[str, model.DesiredGpu]  # the target's GPUs by UUID
     gpus: model.ObservedGpus
     plan: steps.Plan
-    order: orders.Order
-    """The drain for the plan."""
-    usage: gpu_use.Usage
-    """Who uses the devices; without pods before it is asked."""
+    order: orders.Order  # the drain for the plan
+    usage: gpu_use.Usage  # who uses the devices; without pods before it is asked
     restoring: model.Snapshots = ()
     """The instances of GPUs outside the target from before an interrupted change."""
     awaited: frozenset[str] = frozenset()
@@ -51,8 +48,7 @@ class PlannedChange:
     """The devices in use, which any plan of this change destroys last."""
     ending: frozenset[str] = frozenset()
     """The used devices that only terminating pods have: they are destroyed before the others."""
-    services: tuple[str, ...] = ()
-    """The host's services that the owner lists."""
+    services: tuple[str, ...] = ()  # the host's services that the owner lists
 
     def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
         """Plan the target again, for the same use of devices.

@@ -24,8 +24,7 @@ class Resolved:
     """The requested layout."""
 
     layout: layouts.Layout
-    warnings: tuple[yaml_tree.Diagnostic, ...] = ()
-    """Problems that lenient parsing accepts."""
+    warnings: tuple[yaml_tree.Diagnostic, ...] = ()  # problems that lenient parsing accepts
     is_from_owner: bool = False  # whether the owner wrote it
     observed: model.ObservedGpus | None = None
     """The GPUs, if the layout was generated from them just now."""
@@ -68,8 +67,7 @@ class Resolved:
 class PlannedRepair:
     """GPUs to reset, whose instances then return to their placements."""
 
-    before: model.Snapshots
-    """The GPUs as they were, also before an interrupted attempt."""
+    before: model.Snapshots  # the GPUs as they were, also before an interrupted attempt
     observed: model.ObservedGpus
 
     def select(self, _gpus: Sequence[model.Gpu]) -> Mapping[str, model.DesiredGpu]:
@@ -101,8 +99,7 @@ class PlannedRepair:
         return gpus.unreachable_snapshots(before)
 
 
-Target = Resolved | PlannedRepair
-"""What a run changes the GPUs to."""
+Target = Resolved | PlannedRepair  # what a run changes the GPUs to
 
 
 def resolve(attempt: attempts.Attempt) -> Target:

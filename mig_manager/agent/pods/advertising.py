@@ -26,8 +26,7 @@ DRIVER = dra_driver.DraDriver()
 ALL: tuple[advertisers.Advertiser, ...] = (PLUGIN, DRIVER)
 DEPLOY_LABELS = tuple(each.deploy_label for each in ALL)
 
-_PHANTOMS_STAY_S = 30.0
-"""Kubelet reports within 10 s that a stopped plugin's devices are gone."""
+_PHANTOMS_STAY_S = 30.0  # kubelet reports within 10 s that a stopped plugin's devices are gone
 
 _log = structlog.get_logger()
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 
 from mig_manager.core.node import pod_object
 
-LISTED_WITHIN_S = 3.0
-"""How long kubelet may take to list the devices of a pod that was just bound."""
+LISTED_WITHIN_S = 3.0  # how long kubelet may take to list the devices of a pod that was just bound
 ADMITTED_WITHIN_S = 20.0
 """How long kubelet may take to admit such a pod: while its watch is broken, it sees no new pod,
 and it watches again with a backoff."""

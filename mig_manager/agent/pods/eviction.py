@@ -29,8 +29,7 @@ from mig_manager.core.node import evictions, pod_object, policies, well_known
 
 _log = structlog.get_logger()
 
-_RETRY_S = 5.0
-"""Pause before retrying an eviction that the API forbade or did not answer."""
+_RETRY_S = 5.0  # pause before retrying an eviction that the API forbade or did not answer
 _ACCEPTED = "the API accepted its eviction, and it is not terminating"
 _EVICTED = "was evicted just now"
 _TRANSIENT = frozenset({errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE})
@@ -41,14 +40,10 @@ _TRANSIENT = frozenset({errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE})
 class _Attempt:
     """The last attempt to evict or delete a pod."""
 
-    is_done: bool = False
-    """Whether the pod was evicted, deleted, or gone."""
-    not_before_s: float = 0.0
-    """When the pod may be tried again."""
-    why: str = ""
-    """Why the pod stays until then."""
-    error: errors.ClusterError | None = None
-    """Why the API did not decide about the pod."""
+    is_done: bool = False  # whether the pod was evicted, deleted, or gone
+    not_before_s: float = 0.0  # when the pod may be tried again
+    why: str = ""  # why the pod stays until then
+    error: errors.ClusterError | None = None  # why the API did not decide about the pod
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +52,9 @@ class _Round:
 
     blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Key of a pod -> why it was not evicted."""
-    spent: tuple[evictions.Budget, ...] = ()
-    """The budgets that did not grant all evictions."""
-    error: errors.ClusterError | None = None
-    """Why the API did not list the budgets."""
-    next_s: float = 0.0
-    """When the next round may begin."""
+    spent: tuple[evictions.Budget, ...] = ()  # the budgets that did not grant all evictions
+    error: errors.ClusterError | None = None  # why the API did not list the budgets
+    next_s: float = 0.0  # when the next round may begin
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -70,13 +62,11 @@ class Evictions:
     """The evictions of one drain."""
 
     attempt: attempts.Attempt
-    forced: tuple[str, ...] = ()
-    """Names of the pods that were deleted by force."""
+    forced: tuple[str, ...] = ()  # names of the pods that were deleted by force
     _has_begun: bool = False
     """Whether all affected pods were evictable at some time, or force was announced."""
     _may_list_budgets: bool = True
-    _attempts: dict[str, _Attempt] = dataclasses.field(default_factory=dict)
-    """By the pod's UID."""
+    _attempts: dict[str, _Attempt] = dataclasses.field(default_factory=dict)  # by the pod's UID
     _evicted: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
     """The pods that were evicted or deleted, by UID."""
     _round: _Round = dataclasses.field(default_factory=_Round)

@@ -15,8 +15,7 @@ class Evict:
 class WaitOnly:
     """Wait until the affected pods have ended."""
 
-    why: str
-    """Why no pod is evicted, for messages."""
+    why: str  # why no pod is evicted, for messages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,23 +23,19 @@ class Refuse:
     """Refuse a change that affects a pod."""
 
     reason: errors.Reason
-    message: Callable[[str], str]
-    """Returns the message, from the names of the affected pods."""
+    message: Callable[[str], str]  # returns the message, from the names of the affected pods
 
 
-DrainRights = Evict | WaitOnly | Refuse
-"""What a change may do with the pods that it affects."""
+DrainRights = Evict | WaitOnly | Refuse  # what a change may do with the pods that it affects
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """Which pods to drain, and whether to evict them."""
 
-    affected: frozenset[str] | None
-    """Ids of the devices to be destroyed; None: of every GPU."""
+    affected: frozenset[str] | None  # ids of the devices to be destroyed; None: of every GPU
     rights: DrainRights
-    has_begun: bool = False
-    """Whether an earlier attempt at this drain evicted pods."""
+    has_begun: bool = False  # whether an earlier attempt at this drain evicted pods
 
     def require_allowed(self, affected: str) -> None:
         """Refuse the change if no pod may be affected; ``affected`` has their names.

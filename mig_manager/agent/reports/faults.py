@@ -12,8 +12,7 @@ from mig_manager.core.records import gpu_recovery
 _XID_PAUSE_S = 3600.0
 """After this time the same Xid of a GPU gets another Event: a GPU may repeat it every second."""
 _MAX_XIDS = 100
-_ALL_LOST = frozenset({("", None)})
-"""Published while no GPU can be observed."""
+_ALL_LOST = frozenset({("", None)})  # published while no GPU can be observed
 _LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
 
 _log = structlog.get_logger()

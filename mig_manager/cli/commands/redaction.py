@@ -121,8 +121,7 @@ _UNNAMED = (
     re.compile(r"(?<![\w-])(?=[\w-]+\.[\w-]+\.)[\w-]*?\beyJ[\w-]+\.[\w-]+\.[\w-]*"),
     re.compile(r"(?<=\bbearer )[\w.~+/=-]+", re.IGNORECASE),
 )
-_MIN_LETTERS = 6
-"""Shorter secrets are not searched for: they would match ordinary text."""
+_MIN_LETTERS = 6  # shorter secrets are not searched for: they would match ordinary text
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:

@@ -16,8 +16,7 @@ from mig_manager.cli.doctor.report import (
     skipped,
 )
 
-CHECKS = (*machine.CHECKS, *cluster.CHECKS)
-"""All checks, in the order of the report."""
+CHECKS = (*machine.CHECKS, *cluster.CHECKS)  # all checks, in the order of the report
 MARGIN_S = 3.0
 """Extra time beyond a check's time-out, to start a process and to kill a hanging one."""
 _VAGUE = (errors.Reason.USAGE, errors.Reason.INVALID_CONFIG)

@@ -29,8 +29,7 @@ class Finding:
 
     verdict: CheckResult
     text: str  # one sentence or less
-    remedy: str = ""
-    """What to do; empty if nothing is wrong, or if the check's own remedy applies."""
+    remedy: str = ""  # what to do; empty if nothing is wrong, or if the check's own remedy applies
 
 
 ok = functools.partial(Finding, CheckResult.OK)

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 API_VERSION = "mig-manager.io/v1"  # answers have it; docs/labels.md promises its stability
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
-INTERRUPTED = 128 + 2
-_BROKEN_PIPE = 128 + 13
-"""Exit statuses, as a shell reports a program that SIGINT or SIGPIPE ended."""
+INTERRUPTED = 128 + 2  # as a shell reports a program that SIGINT ended
+_BROKEN_PIPE = 128 + 13  # the same for SIGPIPE
 _INPUT_REASONS = frozenset(
     {
         errors.Reason.USAGE,

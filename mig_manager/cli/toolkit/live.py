@@ -33,8 +33,7 @@ class View(NamedTuple):
     """The current content."""
 
     text: str
-    lines: Mapping[str, str]
-    """Without a terminal: a line for every item, written when it changes."""
+    lines: Mapping[str, str]  # without a terminal: a line for every item, written when it changes
 
 
 def require_text(output_format: node_settings.OutputFormat) -> None:

@@ -16,10 +16,8 @@ class Verdict(enum.Enum):
     """Whether the GPUs behave as expected."""
 
     AS_EXPECTED = "as-expected"
-    DIFFERS = "differs"
-    """Changes of layouts are not affected."""
-    REVIEW = "review"
-    """Changes of layouts may be affected."""
+    DIFFERS = "differs"  # changes of layouts are not affected
+    REVIEW = "review"  # changes of layouts may be affected
 
 
 _UNCOMPARED = {

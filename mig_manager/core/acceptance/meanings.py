@@ -10,8 +10,7 @@ class Effect(enum.Enum):
     NONE = "none"
     SIMULATION = "simulation"
     """``--simulate``, ``demo`` and ``validate --gpu``, which use the catalogue."""
-    CHANGES = "changes"
-    """Layouts on this GPU."""
+    CHANGES = "changes"  # layouts on this GPU
 
 
 class Subject(enum.Enum):

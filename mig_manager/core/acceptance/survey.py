@@ -67,8 +67,7 @@ class Fabric(enum.Enum):
     NOT_STARTED = "not-started"
     IN_PROGRESS = "in-progress"
     COMPLETED = "completed"
-    FAILED = "failed"
-    """Completed with an error, or a state that is unknown here."""
+    FAILED = "failed"  # completed with an error, or a state that is unknown here
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,7 +198,7 @@ class Cell:
     short: str = ""  # title where the room is too narrow
     tone: Tone = Tone.PLAIN
     fill: str = " "  # character that stands for the room around the title
-    mark: str = ""  # A word for the outer border next to the cell
+    mark: str = ""  # a word for the outer border next to the cell
     parts: tuple[Part, ...] = ()
 
     @property

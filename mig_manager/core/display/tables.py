@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mig_manager.core import messages
 from mig_manager.core.display import bar
 
-Row = Sequence[str | tuple[str, bar.Tone]]
-"""Cells of a table: a text, or a text and its tone."""
+Row = Sequence[str | tuple[str, bar.Tone]]  # cells of a table: a text, or a text and its tone
 _GAP = "  "
 _MIN_LAST = 40  # columns to wrap the last cell beside others; with fewer, it gets its own line
 

@@ -34,7 +34,7 @@ class Hook:
 
 Table = Mapping[Point, tuple[Hook, ...]]  # only points that have hooks
 
-MAX_TIMEOUT_S = 86400.0  # A day
+MAX_TIMEOUT_S = 86400.0  # a day
 
 
 def parse(text: str, *, source: str) -> Table:

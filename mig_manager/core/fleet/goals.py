@@ -16,8 +16,7 @@ class Goal:
     """The request of a rollout: one layout, or, to undo, every node's former layout."""
 
     layout: str | None  # None: undo on the nodes with the rollout's mark
-    started_at: dt.datetime | None = None
-    """The rollout by its start, as in ``marks.Mark``."""
+    started_at: dt.datetime | None = None  # the rollout by its start, as in ``marks.Mark``
     document: layouts.Document = listed_layouts.NO_FILE
     """Has the layout's content, unless the nodes have it."""
 

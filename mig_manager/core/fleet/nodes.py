@@ -30,8 +30,7 @@ class FleetNode:
     view: node_object.NodeView
     is_ready: bool
     version: str = ""  # ``resourceVersion``
-    status: run_status.PublishedStatus | None = None
-    """None: missing or invalid."""
+    status: run_status.PublishedStatus | None = None  # None: missing or invalid
     status_error: str = ""  # why the status is invalid; empty if it is valid or missing
     mark: marks.Mark | None = None
     requested_by: str = ""  # last writer of the request, by ``managedFields``; empty if unknown

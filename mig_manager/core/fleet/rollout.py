@@ -82,8 +82,7 @@ class NodeProgress:
     seconds: float = 0.0  # since it was first seen in progress
     before: str | None = None  # the layout that ``undo`` requests
     is_unavailable: bool = False
-    is_reserved: bool = False
-    """Whether another request must finish before this node starts."""
+    is_reserved: bool = False  # whether another request must finish before this node starts
     unreachable: tuple[str, ...] = ()
     """Unreachable GPUs of a ``SUCCESS`` node: the layout is not active on them."""
 
@@ -155,19 +154,15 @@ class _Unfinished:
 class _Track:
     """What a rollout remembers of one node between decisions."""
 
-    uid: str = ""
-    """A node registered again under its name is another node."""
-    is_requested: bool = False
-    """Whether its label was written and is not visible yet."""
+    uid: str = ""  # a node registered again under its name is another node
+    is_requested: bool = False  # whether its label was written and is not visible yet
     gpus: str | None = None  # as its agent last published them
-    misfit: preview.NodePlan | None = None
-    """Why it cannot have the layout, by these GPUs."""
+    misfit: preview.NodePlan | None = None  # why it cannot have the layout, by these GPUs
     has_joined: bool = False  # whether it has shown the target label during this rollout
     target: str | None = None
     """The label's value when it joined: an undo's is unknown once the mark is gone."""
     is_withdrawn: bool = False  # whether its previous request was restored
-    since_s: float | None = None
-    """Since when it is in progress, without its wait for a slot."""
+    since_s: float | None = None  # since when it is in progress, without its wait for a slot
     unfinished: _Unfinished | None = None
     failure: NodeProgress | None = None  # the last one; None if it is applied
     has_failed: bool | None = None

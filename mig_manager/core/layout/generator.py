@@ -17,7 +17,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import gpu_selectors, layouts
 from mig_manager.core.planner import placement
 
-_MAX_NAME = 63  # A layout's name is a label's value in Kubernetes
+_MAX_NAME = 63  # a layout's name is a label's value in Kubernetes
 _HASH_DIGITS = 8
 _BALANCED = "all-balanced"
 _BALANCED_COUNTS: Mapping[int, Mapping[int, int]] = {7: {3: 1, 2: 1, 1: 2}, 4: {2: 1, 1: 2}}

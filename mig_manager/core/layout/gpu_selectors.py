@@ -47,8 +47,7 @@ class GpuKind:
 
     device_ids: tuple[int, ...]
     """PCI ids, device and vendor packed as NVML does; one product can have several."""
-    subsystem_id: int | None = None
-    """Where GPUs of one PCI id offer different profiles; None: any."""
+    subsystem_id: int | None = None  # where GPUs of one PCI id offer different profiles; None: any
     name: str = ""  # name of the product
     profiles: tuple[model.GpuInstanceProfile, ...]
 

@@ -19,7 +19,7 @@ _NAME_ANOTHER_FILE = "Name another file, or add layouts to it."
 class Rule:
     """One element of a layout: the desired state of some GPUs."""
 
-    filters: tuple[gpu_selectors.Filter, ...]  # any of them; empty: every model. Sorted, unique.
+    filters: tuple[gpu_selectors.Filter, ...]  # any of them, sorted and unique; empty: every model
     indices: tuple[int, ...] | None
     """Indices among all GPUs of the node, filtered or not. None: all. Sorted, unique."""
     identities: tuple[str, ...] = ()
@@ -59,8 +59,7 @@ class Layout:
     """A named layout."""
 
     name: str
-    rules: tuple[Rule, ...]
-    """In the order of the file; the last rule that selects a GPU decides."""
+    rules: tuple[Rule, ...]  # in the order of the file; the last rule that selects a GPU decides
     is_lenient: bool = dataclasses.field(default=False, compare=False)
     """Whether names that match no GPU are accepted, as mig-parted does."""
     location: errors.Location = dataclasses.field(compare=False)

@@ -49,15 +49,12 @@ class Planned:
 
     layout: str
     gpus: model.ObservedGpus
-    desired: Mapping[str, model.DesiredGpu]
-    """By UUID, only of selected GPUs."""
+    desired: Mapping[str, model.DesiredGpu]  # by UUID, only of selected GPUs
     plan: steps.Plan
     users: Mapping[str, tuple[str, ...]]
     """Pods by the UUID of the MIG device or GPU that they use, as far as known."""
-    overlooked: tuple[yaml_tree.Diagnostic, ...] = ()
-    """Problems that lenient parsing ignores."""
-    origin: str = ""
-    """The origin of the layout; empty for a layout restored at boot."""
+    overlooked: tuple[yaml_tree.Diagnostic, ...] = ()  # problems that lenient parsing ignores
+    origin: str = ""  # the origin of the layout; empty for a layout restored at boot
 
     @property
     def is_applied(self) -> bool:
@@ -117,8 +114,7 @@ class Planned:
 class Applied:
     """The changes of a layout."""
 
-    rounds: tuple[Planned, ...]
-    """The executed plans; empty if the layout was already active."""
+    rounds: tuple[Planned, ...]  # the executed plans; empty if the layout was already active
     layout: str
     gpus: model.ObservedGpus
     """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""

@@ -29,12 +29,9 @@ class Fit(enum.Enum):
 
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
-    ELSEWHERE = "elsewhere"
-    """It does not fit, but fits other products, and does not name this one."""
-    NOT_FOR_IT = "not-for-it"
-    """The layout is for other GPUs."""
-    UNKNOWN = "unknown"
-    """The driver reports the GPU's profiles only with MIG on."""
+    ELSEWHERE = "elsewhere"  # it does not fit, but fits other products, and does not name this one
+    NOT_FOR_IT = "not-for-it"  # the layout is for other GPUs
+    UNKNOWN = "unknown"  # the driver reports the GPU's profiles only with MIG on
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +41,9 @@ class ProductFit:
     layout: str
     product: str
     fit: Fit
-    why: str
-    """Empty when it fits."""
-    brief: str = ""
-    """The cause in a few words; empty when it fits, or selects other GPUs."""
-    location: errors.Location | None = None
-    """Where the rule is that does not fit."""
+    why: str  # empty when it fits
+    brief: str = ""  # the cause in a few words; empty when it fits, or selects other GPUs
+    location: errors.Location | None = None  # where the rule is that does not fit
     origin: str = ""  # origin of the layout
     unserved: Mapping[strategies.Strategy, str] = dataclasses.field(default_factory=dict)
     """MIG strategies with which the device plugin would exit although it fits, and why."""
@@ -62,8 +56,7 @@ class Validated:
     source: str
     layouts: tuple[str, ...]
     products: tuple[str, ...]
-    verdicts: Mapping[tuple[str, str], ProductFit]
-    """By layout and product."""
+    verdicts: Mapping[tuple[str, str], ProductFit]  # by layout and product
     has_unchecked_indices: bool = False
     """Whether a layout selects GPUs by index, and was compared with products."""
 

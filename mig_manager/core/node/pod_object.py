@@ -35,7 +35,7 @@ class Pod:
     owner_kind: str | None = None
     """Kind of the controlling owner, such as ``DaemonSet``; None for a bare pod."""
     owner_name: str = ""
-    is_mirror: bool = False  # A static pod's shadow: the API cannot evict it
+    is_mirror: bool = False  # a static pod's shadow: the API cannot evict it
     is_ready: bool = False
     is_terminating: bool = False
     ends_by_s: float = math.inf

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.node import pod_object, strategies, well_known
 
-GPU = f"{well_known.RESOURCE_PREFIX}gpu"  # A whole GPU
+GPU = f"{well_known.RESOURCE_PREFIX}gpu"  # a whole GPU
 _MIG_PREFIX = f"{well_known.RESOURCE_PREFIX}mig-"
 SHARED = ".shared"  # suffix of the device plugin for a resource with replicas, if configured
 
@@ -169,8 +169,7 @@ class Loss:
     kind: DeviceKind
     ending: int
     replicas: int = 1  # how many pods can share one
-    has_unknown: bool = False
-    """Whether pods may use further devices, on an unreachable GPU."""
+    has_unknown: bool = False  # whether pods may use further devices, on an unreachable GPU
 
     @property
     def is_total(self) -> bool:

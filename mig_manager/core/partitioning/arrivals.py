@@ -6,15 +6,13 @@ import math
 
 from mig_manager.core.partitioning import demand, node_index, node_sets
 
-_MEMORY_S = 600.0
-"""After this time an arrival counts for a third."""
+_MEMORY_S = 600.0  # after this time an arrival counts for a third
 _MIN_PROBABILITY = 0.2
 """Pods at least this likely are expected. A higher bound makes room too late, a lower one blocks
 other devices."""
 _MIN_PROBABILITY_OF_FIRST = 0.05
 """The bound for one pod of each kind: a device of a rare size hardly blocks others."""
-_MAX_EXPECTED = 500
-"""More only make decisions in a large cluster longer."""
+_MAX_EXPECTED = 500  # more only make decisions in a large cluster longer
 _MIN_RATE = 0.01 / _MEMORY_S
 
 

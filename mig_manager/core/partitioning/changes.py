@@ -21,7 +21,7 @@ from mig_manager.core.planner import planner
 _MAX_CHANGES = 8
 """In one decision: every change considers all nodes, and a leader must renew its Lease."""
 _SILENCE_S = 300.0
-_MAX_RUN_S = 3600.0  # The deadlines of a run end well before.
+_MAX_RUN_S = 3600.0  # the deadlines of a run end well before
 
 
 class Changes:

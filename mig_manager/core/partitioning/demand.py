@@ -32,8 +32,7 @@ Amounts = tuple[tuple[str, int], ...]
 
 _CPU = "cpu"
 _PODS = "pods"
-OFF = "off"
-"""Value of ``PARTITIONING_LABEL`` on a pod, as a label or an annotation."""
+OFF = "off"  # value of ``PARTITIONING_LABEL`` on a pod, as a label or an annotation
 _BLOCKING = ("NoSchedule", "NoExecute")
 CORDON = "node.kubernetes.io/unschedulable"
 _UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -58,7 +57,7 @@ class Toleration:
     """A toleration of a pod; an empty key or effect tolerates all."""
 
     key: str
-    operator: str  # Equal, Exists, Gt, Lt
+    operator: str  # ``Equal``, ``Exists``, ``Gt`` or ``Lt``
     value: str
     effect: str
 

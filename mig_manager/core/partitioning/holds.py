@@ -19,16 +19,11 @@ from mig_manager.core.partitioning import batches, fit_search, node_sets
 
 _EARLY_S = 20.0
 """How long a pod waits without room before GPUs are on hold for it while much is free."""
-_LATE_S = 600.0
-"""How long it waits in a busy cluster."""
-_TIMEOUT_S = 1800.0
-"""How long GPUs are on hold for one pod, and how long it then gets none."""
-_FREE_SHARE = 0.15
-"""Free memory slices of all GPUs outside the holds, for holds that begin early."""
-_MAX_CHOICES = 4
-"""Sets of GPUs that one pod holds early."""
-_MAX_HOLDS = 16
-"""Every node with a hold is compared by itself."""
+_LATE_S = 600.0  # how long it waits in a busy cluster
+_TIMEOUT_S = 1800.0  # how long GPUs are on hold for one pod, and how long it then gets none
+_FREE_SHARE = 0.15  # free memory slices of all GPUs outside the holds, for holds that begin early
+_MAX_CHOICES = 4  # sets of GPUs that one pod holds early
+_MAX_HOLDS = 16  # every node with a hold is compared by itself
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,7 @@ class NodeFacts:
 class NodeCache:
     """Keeps what decisions derive from nodes that do not change, and their searches."""
 
-    _MAX_SEARCHES = 200_000
-    """Some 100 MB; no cluster needs as many at once."""
+    _MAX_SEARCHES = 200_000  # some 100 MB; no cluster needs as many at once
 
     def __init__(self) -> None:
         self.search = fit_search.FitSearch()

@@ -7,13 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mig_manager.core import model
 from mig_manager.core.partitioning import batches, holds, node_room, node_sets, partitioned
 
-_MAX_SEARCHED = 100
-"""Nodes in different states that are compared for one change."""
+_MAX_SEARCHED = 100  # nodes in different states that are compared for one change
 
-Queue = Mapping[int, Sequence[int]]
-"""Ranks of pods by group, ascending."""
-Skipped = Mapping[int, node_sets.NodeSet]
-"""By rank of a pod: the nodes to skip."""
+Queue = Mapping[int, Sequence[int]]  # ranks of pods by group, ascending
+Skipped = Mapping[int, node_sets.NodeSet]  # by rank of a pod: the nodes to skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

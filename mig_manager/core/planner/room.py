@@ -15,14 +15,11 @@ from mig_manager.core.planner import packing, placement
 class GpuRoom:
     """The room on one GPU."""
 
-    free: int
-    """Memory slices outside the instances in use."""
+    free: int  # memory slices outside the instances in use
     profiles: Mapping[model.Profile, int]
     """How many more of a profile fit alone: largest first, zeros included."""
-    stranded: int
-    """Free memory slices that no possible instance would cover."""
-    largest: int
-    """Memory slices of the largest possible instance; 0 if none is possible."""
+    stranded: int  # free memory slices that no possible instance would cover
+    largest: int  # memory slices of the largest possible instance; 0 if none is possible
 
     @property
     def fragmentation(self) -> float:

@@ -29,8 +29,7 @@ Pins = Iterable[tuple[model.Pin, int]]
 
 LiveInstance = tuple[model.Profile, model.Placement, tuple[packing.Occupant, ...]]
 
-Candidate = tuple[tuple[model.Profile, packing.Packing], ...]
-"""One packing of every profile."""
+Candidate = tuple[tuple[model.Profile, packing.Packing], ...]  # one packing of every profile
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

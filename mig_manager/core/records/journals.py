@@ -56,8 +56,7 @@ class Journal:
     """Whether a device plugin served the node before the pause: one must run again, and the
     journal stays until its devices are verified."""
     has_dra_driver: bool = False  # whether NVIDIA's DRA driver served it before the pause
-    applied: str = ""
-    """The layout before the change, whose label an undo restores."""
+    applied: str = ""  # the layout before the change, whose label an undo restores
     boot_id: str = ""  # the boot in which it was written; empty in version 1
     snapshot: tuple[model.GpuSnapshot, ...] = ()
     """The GPUs before the change under way, for the rollback. Empty before the change and once it

@@ -26,10 +26,8 @@ MAX_PROBLEM = 600
 class Origin(enum.Enum):
     """The origin of a request."""
 
-    LABEL = "label"
-    """The node's label names a layout of the file, or a generated layout."""
-    CUSTOM = "custom"
-    """The node's annotation has the layout."""
+    LABEL = "label"  # the node's label names a layout of the file, or a generated layout
+    CUSTOM = "custom"  # the node's annotation has the layout
     PARTITIONER = "partitioner"
     """The annotation has the layout, and its document is marked as a program's."""
 

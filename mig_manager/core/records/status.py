@@ -25,8 +25,7 @@ class RunStatus:
 
     config: str
     config_hash: str  # hash of the layout's meaning; empty until the layout is resolved
-    origin: str = ""
-    """The layout's place in a file, or for which GPUs it was generated."""
+    origin: str = ""  # the layout's place in a file, or for which GPUs it was generated
     is_from_owner: bool = False  # whether the owner wrote the layout; not published
     state: model.State
     phase: model.Phase

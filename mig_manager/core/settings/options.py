@@ -21,9 +21,9 @@ OPTIONS = "options"  # the heading in help of options without a group
 
 FILE = "FILE"
 FOLDER = "FOLDER"
-LAYOUT = "LAYOUT"  # A layout of the document named on the same command line
+LAYOUT = "LAYOUT"  # a layout of the document named on the same command line
 NAME = "NAME"
-PRODUCT = "PRODUCT"  # A GPU product
+PRODUCT = "PRODUCT"  # a GPU product
 SECONDS = "SECONDS"
 SPEC = "SPEC"  # the GPUs of a simulated node
 
@@ -34,7 +34,7 @@ _LAST_PORT = 65535
 _MAX_DIGITS = 5
 _MAX_S = 366 * 86400.0
 """A year: system calls that wait overflow on longer times, and only when they are made."""
-MIN_PAUSE_S = 0.001  # A pause of 0 seconds would keep a core busy
+MIN_PAUSE_S = 0.001  # a pause of 0 seconds would keep a core busy
 _KEY = "option"
 
 
@@ -48,8 +48,8 @@ class Option:
     metavar: str = ""
     """Stands for the value in help, and selects the completions; empty for a switch."""
     words: tuple[str, ...] = ()  # the values to choose from
-    variable: str = ""  # A variable of NVIDIA's tool or of Kubernetes; it comes before ours
-    parse: Callable[[str], object] = str  # Raises ValueError, such as "is not a port"
+    variable: str = ""  # a variable of NVIDIA's tool or of Kubernetes; it comes before ours
+    parse: Callable[[str], object] = str  # raises ValueError, such as "is not a port"
     default: object = None
     default_text: str = ""  # the default in words, if it depends on the host or other options
     group: str = OPTIONS  # the heading in help

@@ -55,10 +55,8 @@ class _Selection:
     screen: _Page = _Page.NODES
     node: str = ""
     layout: str = ""
-    text: str = ""
-    """The picture of the layout's plan."""
-    message: str = ""
-    """The result of the last request."""
+    text: str = ""  # the picture of the layout's plan
+    message: str = ""  # the result of the last request
 
 
 _ABOVE = {

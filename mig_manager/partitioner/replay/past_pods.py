@@ -80,8 +80,7 @@ class _Series:
 
     namespace: str
     name: str
-    times: dict[str, dt.datetime] = dataclasses.field(default_factory=dict)
-    """By metric."""
+    times: dict[str, dt.datetime] = dataclasses.field(default_factory=dict)  # by metric
     requests: dict[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     """By container and resource."""
     last: dt.datetime = _EPOCH  # the last sample: the pod still existed

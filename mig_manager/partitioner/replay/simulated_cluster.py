@@ -47,8 +47,7 @@ class SimulatedTimes:
     quiet_s: float = 2.0
     longest_wait_s: float = 15.0
     recheck_s: float = 5.0
-    max_recheck_s: float = 5.0
-    """Rechecks without a result double their pause up to this."""
+    max_recheck_s: float = 5.0  # rechecks without a result double their pause up to this
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +83,7 @@ class SimulationResult:
     destroyed: int = 0  # idle instances
     tainted_s: float = 0.0  # all nodes together
     decisions: int = 0
-    lost: int = 0
-    """Instances in use that a change destroyed: always 0."""
+    lost: int = 0  # instances in use that a change destroyed: always 0
     unmet: dict[str, str] = dataclasses.field(default_factory=dict)
     """By UID: why no node could serve the pod at the last decision about it."""
     end_s: float  # the time that was reached

@@ -16,8 +16,7 @@ from mig_manager.core.partitioning import decisions, demand, partitioned
 from mig_manager.core.planner import planner
 
 _SLICES = 7
-_Span = tuple[str, model.Placement]
-"""A GPU instance: the UUID of its GPU, and its placement."""
+_Span = tuple[str, model.Placement]  # a GPU instance: the UUID of its GPU, and its placement
 
 
 class SimulatedNode:

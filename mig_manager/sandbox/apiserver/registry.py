@@ -19,8 +19,7 @@ from mig_manager.sandbox.apiserver import content, request, resources, store
 Object = resources.Object
 Target = request.RequestTarget
 
-_DEFAULT_GRACE_S = 30
-"""The default of a pod's ``terminationGracePeriodSeconds``."""
+_DEFAULT_GRACE_S = 30  # the default of a pod's ``terminationGracePeriodSeconds``
 _SERVER_OWNED = (
     "uid",
     "creationTimestamp",

@@ -25,8 +25,7 @@ class Renderer:
 
     resource: resources.Resource
     is_table: bool
-    has_objects: bool
-    """Whether a table's rows have the whole object; otherwise its metadata."""
+    has_objects: bool  # whether a table's rows have the whole object; otherwise its metadata
 
     def item(self, obj: Object) -> Object:
         """Return one object; a Status stays unchanged."""
@@ -133,8 +132,7 @@ def _position(obj: Object) -> tuple[str, str]:
 class _Column:
     name: str
     value: Callable[[Object], Any]
-    is_wide: bool = False
-    """Shown with ``-o wide`` only."""
+    is_wide: bool = False  # shown with ``-o wide`` only
 
 
 def _at(*path: str, default: Any = "") -> Callable[[Object], Any]:

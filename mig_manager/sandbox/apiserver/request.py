@@ -24,8 +24,7 @@ class RequestTarget:
     resource: resources.Resource
     namespace: str = ""
     """Empty for cluster-wide resources, and for a collection over all namespaces."""
-    name: str = ""
-    """Empty for a collection."""
+    name: str = ""  # empty for a collection
     subresource: str = ""
 
     @property

@@ -10,8 +10,7 @@ import dataclasses
 import functools
 from typing import Any
 
-Object = dict[str, Any]
-"""A Kubernetes object, or any JSON object, as plain Python data."""
+Object = dict[str, Any]  # a Kubernetes object, or any JSON object, as plain Python data
 
 
 def at(obj: Object, *path: str, default: Any) -> Any:

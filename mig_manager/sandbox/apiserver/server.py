@@ -184,8 +184,7 @@ class _Application:
 
     rules: registry.Registry
     objects: store.Store
-    watchers: set[store.Watcher]
-    """The open watches."""
+    watchers: set[store.Watcher]  # the open watches
     bookmark_period_s: float
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:

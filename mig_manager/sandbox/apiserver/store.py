@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterator
 from mig_manager.sandbox.apiserver import request, resources
 
 Object = resources.Object
-Key = tuple[str, str, str]
-"""Plural of the resource, namespace (empty for cluster-wide ones), name."""
+Key = tuple[str, str, str]  # plural of the resource, namespace (empty for cluster-wide ones), name
 
 
 class EventType(enum.Enum):
@@ -45,8 +44,7 @@ class Record:
     key: Key
     obj: Object
     """The object after the change; for DELETED, its last state with the deletion's version."""
-    before: Object | None
-    """The object before the change; None for ADDED."""
+    before: Object | None  # the object before the change; None for ADDED
 
 
 class Store:

@@ -317,8 +317,7 @@ class DriverView:
     session: Session
     node: states.MachineState
     boards: tuple[states.Board, ...]
-    read: Callable[[], states.MachineState]
-    """Reads the node again, for long calls."""
+    read: Callable[[], states.MachineState]  # reads the node again, for long calls
 
     def put_handle(self, reference: Any, target: HandleTarget) -> None:
         """Write a handle for the caller."""

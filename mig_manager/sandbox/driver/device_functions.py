@@ -21,8 +21,7 @@ _CLIENT_MIB = 512
 _NO_INSTANCE = 0xFFFF_FFFF
 _CHANGE = int(pynvml.nvmlEventMigConfigChange)
 _XID = int(pynvml.nvmlEventTypeXidCriticalError)
-_POLL_S = 0.02
-"""The longest delay until a waiting event set sees a change by another process."""
+_POLL_S = 0.02  # the longest delay until a waiting event set sees a change by another process
 
 _ARCHITECTURES = {
     name: getattr(pynvml, f"NVML_DEVICE_ARCH_{name.upper()}")

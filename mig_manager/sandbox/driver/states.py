@@ -45,8 +45,7 @@ class Refused(Exception):  # noqa: N818 - an answer of the driver, caught at the
 class ClientKind(enum.Enum):
     """How a client uses its device."""
 
-    COMPUTE = "compute"
-    """Holds memory and channels; NVML lists it as a running process."""
+    COMPUTE = "compute"  # holds memory and channels; NVML lists it as a running process
     MONITOR = "monitor"
     """Holds an open handle only, as DCGM and the device plugin do; NVML does not list it."""
     PERSISTENCE_DAEMON = "persistence daemon"
@@ -59,20 +58,16 @@ class Virtualization(enum.Enum):
     """How the node sees its GPUs, by the values of ``nvmlGpuVirtualizationMode_t``."""
 
     NONE = 0
-    PASSTHROUGH = 1
-    """A VM with whole GPUs: an Ampere GPU cannot be reset from inside."""
-    VGPU = 2
-    """A vGPU guest: MIG cannot be configured at all."""
-    HOST_VGPU = 3
-    """A host with the vGPU manager, which can configure MIG like any other."""
+    PASSTHROUGH = 1  # a VM with whole GPUs: an Ampere GPU cannot be reset from inside
+    VGPU = 2  # a vGPU guest: MIG cannot be configured at all
+    HOST_VGPU = 3  # a host with the vGPU manager, which can configure MIG like any other
 
 
 class MigEvents(enum.Enum):
     """When the driver reports ``nvmlEventMigConfigChange``."""
 
     ALWAYS = "always"
-    WHILE_ON = "while on"
-    """An old driver: only for GPUs whose MIG mode is on."""
+    WHILE_ON = "while on"  # an old driver: only for GPUs whose MIG mode is on
     NEVER = "never"
 
 
@@ -85,8 +80,7 @@ class Client:
     name: str
     kind: ClientKind
     gpu_uuid: str
-    gpu_instance_id: int | None = None
-    """None: it uses the whole GPU."""
+    gpu_instance_id: int | None = None  # None: it uses the whole GPU
     compute_instance_id: int | None = None
     """None: it uses the whole GPU, or a GPU instance regardless of compute instances."""
     is_process: bool = False
@@ -103,10 +97,8 @@ class Latency:
     destroy_gpu_instance_s: float = 0.0
     create_compute_instance_s: float = 0.0
     destroy_compute_instance_s: float = 0.0
-    mode_with_reset_s: float = 0.0
-    """Switching MIG mode on Ampere, which resets the GPU."""
-    mode_without_reset_s: float = 0.0
-    """Switching MIG mode on Hopper and newer."""
+    mode_with_reset_s: float = 0.0  # switching MIG mode on Ampere, which resets the GPU
+    mode_without_reset_s: float = 0.0  # switching MIG mode on Hopper and newer
 
 
 REALISTIC = Latency(
@@ -126,8 +118,7 @@ class Options:
     """How a simulated node differs from others."""
 
     latency: Latency = dataclasses.field(default_factory=Latency)
-    seed: str = ""
-    """Distinguishes nodes: UUIDs follow from seed, product and index."""
+    seed: str = ""  # distinguishes nodes: UUIDs follow from seed, product and index
     swapped_gpus: tuple[int, ...] = ()
     """NVML indices of boards whose halves are numbered in reverse. About half of the captured
     seven-slice boards are, so code must never take id order for placement order."""
@@ -153,8 +144,7 @@ class Options:
     """``NVML_GPU_INSTANCE_PROFILE_COUNT`` of the driver; enums from here on are invalid."""
     absent_functions: tuple[str, ...] = ()
     """C functions that this driver's library does not export."""
-    fabric_state: int = 0
-    """``nvmlGpuFabricState_t`` of every GPU; 0: no NVSwitch."""
+    fabric_state: int = 0  # ``nvmlGpuFabricState_t`` of every GPU; 0: no NVSwitch
     driver_version: str = "580.95.05"
 
 
@@ -163,11 +153,9 @@ class ComputeInstance:
     """A live compute instance."""
 
     instance_id: int
-    serial: int
-    """Unique over the life of the node; distinguishes an instance from its successor."""
+    serial: int  # unique over the life of the node; distinguishes an instance from its successor
     profile_id: int
-    placement: model.Placement
-    """In compute slices of the GPU instance."""
+    placement: model.Placement  # in compute slices of the GPU instance
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,14 +180,10 @@ class GpuState:
     is_enabled: bool = False
     is_pending: bool = False
     instances: tuple[GpuInstance, ...] = ()
-    attachments: int = 0
-    """The number of its resets and MIG mode changes."""
-    changes: int = 0
-    """The number of all changes: two changes that undo each other are two events."""
-    recovery_action: int = 0
-    """``nvmlDeviceGpuRecoveryAction_t``; a fault sets it."""
-    xids: tuple[int, ...] = ()
-    """Critical errors since the boot, oldest first."""
+    attachments: int = 0  # the number of its resets and MIG mode changes
+    changes: int = 0  # the number of all changes: two changes that undo each other are two events
+    recovery_action: int = 0  # ``nvmlDeviceGpuRecoveryAction_t``; a fault sets it
+    xids: tuple[int, ...] = ()  # critical errors since the boot, oldest first
 
     def replaced(self, old: GpuInstance | None, *new: GpuInstance) -> "GpuState":
         """Return the GPU without the old instance, if any, and with the new ones."""
@@ -248,8 +232,7 @@ class Board:
     uuid: str
     pci_bus: int
     is_swapped: bool
-    serial_number: int
-    """The 64-bit device identity burnt into a GPU; its UUIDs follow from it."""
+    serial_number: int  # the 64-bit device identity burnt into a GPU; its UUIDs follow from it
 
     @property
     def pci_address(self) -> str:

@@ -12,8 +12,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 
-COMPUTE_PROFILE_COUNT = 9
-"""``NVML_COMPUTE_INSTANCE_PROFILE_COUNT``."""
+COMPUTE_PROFILE_COUNT = 9  # ``NVML_COMPUTE_INSTANCE_PROFILE_COUNT``
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,8 +252,7 @@ class ResetResult:
 
     refused: Mapping[int, states.Code] = dataclasses.field(default_factory=dict)
     """Codes by index, for GPUs that cannot be reset; empty: all were reset."""
-    missing: tuple[int, ...] = ()
-    """GPUs that must be reset in the same command."""
+    missing: tuple[int, ...] = ()  # GPUs that must be reset in the same command
 
     @property
     def code(self) -> states.Code:

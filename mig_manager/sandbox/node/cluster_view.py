@@ -29,10 +29,8 @@ _TIMES = watch.WatchTimes(
 _TOKEN = "sandbox-node"  # noqa: S105 - a name, no secret
 """Identifies the requests of the simulated node, as opposed to those of the agent."""
 _JOIN_S = 10.0
-_PARALLEL_WRITES = 4
-"""Beside one watch per kind; the connection pool of the API client holds ten."""
-_REMEMBERED = 1_000
-"""Deleted objects, whose last events arrive within moments."""
+_PARALLEL_WRITES = 4  # beside one watch per kind; the connection pool of the API client holds ten
+_REMEMBERED = 1_000  # deleted objects, whose last events arrive within moments
 
 _NOT_FOUND = 404
 _CONFLICT = 409

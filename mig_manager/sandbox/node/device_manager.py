@@ -165,8 +165,7 @@ class DeviceManager:
 
 # -- PodResources -----------------------------------------------------------------------------
 
-_MAX_PATH = 107
-"""Bytes of ``sun_path`` on Linux, without the final zero."""
+_MAX_PATH = 107  # bytes of ``sun_path`` on Linux, without the final zero
 _STOP_S = 5.0
 
 

@@ -22,12 +22,9 @@ _CRASH_BACKOFF_MAX_S = 300.0
 class KubeletOptions:
     """How kubelet runs pods; durations in seconds."""
 
-    name: str = "sandbox-node"
-    """The node's name."""
-    pod_start_s: float = 0.2
-    """From the binding of a pod to its containers running."""
-    pod_stop_s: float = 0.1
-    """How long a pod needs to stop, unless its annotation has another time."""
+    name: str = "sandbox-node"  # the node's name
+    pod_start_s: float = 0.2  # from the binding of a pod to its containers running
+    pod_stop_s: float = 0.1  # how long a pod needs to stop, unless its annotation has another time
 
 
 ProgramFactory = Callable[
@@ -36,8 +33,7 @@ ProgramFactory = Callable[
 
 
 class _PodStage(enum.Enum):
-    WAITING = enum.auto()
-    """For its start, or for its next start after a crash."""
+    WAITING = enum.auto()  # for its start, or for its next start after a crash
     RUNNING = enum.auto()
     STOPPING = enum.auto()
     STOPPED = enum.auto()
@@ -50,12 +46,10 @@ class _AdmittedPod:
     uid: str
     program: device_plugin.PodProgram
     stage: _PodStage = _PodStage.WAITING
-    next_at: float | None
-    """When the stage ends, in monotonic seconds."""
+    next_at: float | None  # when the stage ends, in monotonic seconds
     restarts: int = 0
     stopping_since: float = 0.0
-    status: objects.JsonObject | None = None
-    """The status to publish; None: published."""
+    status: objects.JsonObject | None = None  # the status to publish; None: published
 
 
 class Kubelet:

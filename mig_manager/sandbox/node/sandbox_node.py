@@ -42,8 +42,7 @@ class NodeOptions(kubelet.KubeletOptions):
     deploy_style: objects.DeployStyle = objects.DeployStyle.GPU_OPERATOR
     tick_s: float = 10.0
     """How often kubelet writes the node's status; 10 is kubelet's nodeStatusUpdateFrequency."""
-    plugin_start_s: float = 0.3
-    """From the start of the plugin's container to its registration."""
+    plugin_start_s: float = 0.3  # from the start of the plugin's container to its registration
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     controllers: Sequence[Callable[[cluster_view.ClusterView], None]] = (
         control_plane.sync_nodes,

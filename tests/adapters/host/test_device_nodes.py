@@ -15,8 +15,7 @@ from mig_manager.adapters.host import device_nodes
 from tests.kit import proc_tree
 
 Logs = list[EventDict]
-MAJOR = 240
-"""One of those that are for local use (Linux, ``devices.txt``)."""
+MAJOR = 240  # one of those that are for local use (Linux, ``devices.txt``)
 
 
 def _may_make_nodes(folder: pathlib.Path) -> bool:

@@ -14,8 +14,7 @@ from tests.kit import processes
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
 ECHO = "while (message := parent.receive()) is not None: parent.send(message)"
-LARGE = os.urandom(1 << 20)
-"""Far more than a pipe takes at once."""
+LARGE = os.urandom(1 << 20)  # far more than a pipe takes at once
 
 
 def worker(script: str) -> subprocesses.Child:

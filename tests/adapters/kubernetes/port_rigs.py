@@ -30,8 +30,7 @@ NODE = "node-a"
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/hostdev"
 DEVICES = {GPU: 2, OTHER: 4}
 UUIDS = {GPU: frozenset({"GPU-0", "GPU-1"})}
-LABELS = {"app": "train"}
-"""Of all pods; the budgets select them."""
+LABELS = {"app": "train"}  # of all pods; the budgets select them
 SLICE = api_objects.a_resource_slice(api_objects.a_device("gpu-0", uuid="GPU-0"), node=NODE)
 
 

@@ -12,8 +12,7 @@ from tests.node import fake_cluster, simulated_rig
 
 MONITOR_LABEL = well_known.DEPLOY_LABEL_PREFIX + "dcgm"
 PLUGIN_LABEL = well_known.PLUGIN_DEPLOY_LABEL
-_VALUES = ("true", "false", None)
-"""What an owner may decide about a deploy label."""
+_VALUES = ("true", "false", None)  # what an owner may decide about a deploy label
 
 
 class SoakCluster(simulated_rig.SimulatedRig):

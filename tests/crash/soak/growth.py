@@ -26,8 +26,7 @@ from tests.stage import agent_stage
 
 _SPEC = "A100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")
-_WARM_UP = 0.1
-"""Share of the runs that fill caches, and say nothing about growth."""
+_WARM_UP = 0.1  # share of the runs that fill caches, and say nothing about growth
 _SAMPLES = 100
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SELF = pathlib.Path("/proc/self")
@@ -38,10 +37,8 @@ class Sample:
     """What a process holds after so many reconfigurations."""
 
     runs: int
-    blocks: int
-    """Live small objects of the Python heap; 0 where it cannot be asked."""
-    resident: int
-    """Bytes of memory in use, the interpreter's and the allocator's included."""
+    blocks: int  # live small objects of the Python heap; 0 where it cannot be asked
+    resident: int  # bytes of memory in use, the interpreter's and the allocator's included
     threads: int
     files: int
 
@@ -50,10 +47,8 @@ class Sample:
 class Growth:
     """How the first and the last of the samples differ: medians of tenths, and what lasts."""
 
-    blocks: float
-    """Small objects for each reconfiguration."""
-    resident: float
-    """Bytes for each reconfiguration."""
+    blocks: float  # small objects for each reconfiguration
+    resident: float  # bytes for each reconfiguration
     threads: int
     """How many more there always are at the end than there ever were before; at rest 0 or less."""
     files: int

@@ -13,8 +13,7 @@ from tests import layout_table
 class Choice:
     """What one GPU shall have."""
 
-    devices: Mapping[str, int] | None
-    """Compute instances by name; None: MIG off."""
+    devices: Mapping[str, int] | None  # compute instances by name; None: MIG off
     is_feasible: bool = True
 
 
@@ -57,11 +56,9 @@ CHOICES: Mapping[str, Sequence[Choice]] = {
 }
 """By product."""
 
-Layout = tuple[Choice | None, ...]
-"""For each GPU by index; None: the layout does not speak of it."""
+Layout = tuple[Choice | None, ...]  # for each GPU by index; None: the layout does not speak of it
 
-NAMES = ("a", "b", "c", "d")
-"""Of the layouts that the config file has."""
+NAMES = ("a", "b", "c", "d")  # of the layouts that the config file has
 _RARELY, _OFTEN = 13, 6
 """Remainders of a pick that mean what the GPU cannot have, and nothing at all."""
 UNKNOWN = "no-such-layout"

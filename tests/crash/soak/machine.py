@@ -21,10 +21,8 @@ CONFESSED = ("failed as well", "could not be rolled back", "still to restore")
 """How a message says that the former instances are not restored."""
 _RESTORED = {"paused_labels", "plugin_config", "host_services", "exit_hook"}
 """Entries of the journal that a run restores at its end, also where it is tried again."""
-_ASKED = {"gpus", "node", "workloads", "allocations"}
-"""Ports that a rollback calls."""
-COUNTS: collections.Counter[str] = collections.Counter()
-"""What all machines of this process did."""
+_ASKED = {"gpus", "node", "workloads", "allocations"}  # ports that a rollback calls
+COUNTS: collections.Counter[str] = collections.Counter()  # what all machines of this process did
 
 
 class Soak(stateful.RuleBasedStateMachine):

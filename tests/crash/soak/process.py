@@ -21,11 +21,9 @@ from tests.crash.soak import driver, script
 from tests.node import fake_cluster, fakes, inboxes, strikes
 from tests.stage import in_process
 
-_MAX_TRIES = 12
-"""Tries in a row that an agent gets to publish its outcome: faults strike once."""
+_MAX_TRIES = 12  # tries in a row that an agent gets to publish its outcome: faults strike once
 _DEADLINE_S = 120.0
-_NO_API = api.KubeApi.at("http://127.0.0.1:9")
-"""All ports are in memory; nothing is sent."""
+_NO_API = api.KubeApi.at("http://127.0.0.1:9")  # all ports are in memory; nothing is sent
 _OPTIONS: Mapping[str, object] = {
     "node_name": "node-a",
     "simulate_state": "/nonexistent/gpus.json",
@@ -47,12 +45,10 @@ class Step(NamedTuple):
     """What became of one step of the agent's loop."""
 
     is_killed: bool = False
-    is_over: bool = True
-    """Whether the process is no more: it was killed, or stopped."""
+    is_over: bool = True  # whether the process is no more: it was killed, or stopped
     outcome: Outcome | None = None
     """None: there was no run, or the last one did not end, or the node has no label."""
-    names: tuple[str, ...] = ()
-    """Layouts of the runs, in order."""
+    names: tuple[str, ...] = ()  # layouts of the runs, in order
     succeeded: tuple[str, ...] = ()
     """Those of them that ended with success; a newer request may have come right after it."""
 

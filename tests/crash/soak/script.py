@@ -41,8 +41,7 @@ _BEFORE = frozenset(Kind) - IN_DRIVER - _AFTER
 
 
 class Fault(NamedTuple):
-    moment: int
-    """The n-th call of a port, or change of a GPU, of this run; from 1."""
+    moment: int  # the n-th call of a port, or change of a GPU, of this run; from 1
     kind: Kind
     pick: int
 

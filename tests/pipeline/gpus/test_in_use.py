@@ -14,8 +14,7 @@ from tests.pipeline import drifts
 from tests.pipeline.custom_requests import ON, document, requested, run
 from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
 
-RETRIES = 3
-"""How often a run is repeated, with a new agent each time."""
+RETRIES = 3  # how often a run is repeated, with a new agent each time
 
 
 def assert_refused(

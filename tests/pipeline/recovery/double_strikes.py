@@ -139,8 +139,7 @@ def _break_file(play: PlayedChange) -> None:
     play.config.text = "version: ["
 
 
-_WITHOUT_PARENTHESES = str.maketrans("", "", "()")
-"""They mark what has no compute instance yet."""
+_WITHOUT_PARENTHESES = str.maketrans("", "", "()")  # they mark what has no compute instance yet
 
 
 def kill(play: PlayedChange) -> None:

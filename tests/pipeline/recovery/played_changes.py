@@ -19,8 +19,7 @@ from tests.pipeline import lives
 from tests.pipeline.swept_changes import Change, End
 
 _MAX_PAUSES = 16
-_REPAIR_PAUSE_S = 1000.0
-"""Longer than the first pause after a failed repair."""
+_REPAIR_PAUSE_S = 1000.0  # longer than the first pause after a failed repair
 _LIMITS = {
     "has_custom_layouts": True,
     "generated_layouts": settings.GeneratedLayouts.OFF,
@@ -35,10 +34,8 @@ class PlayedChange:
     change: Change
     rig: fakes.NodeRig
     config: fakes.FakeConfig
-    moment: int = 0
-    """How many moments the present agent has lived through."""
-    path: tuple[str, ...] = ()
-    """The strikes so far."""
+    moment: int = 0  # how many moments the present agent has lived through
+    path: tuple[str, ...] = ()  # the strikes so far
     problems: list[str] = dataclasses.field(default_factory=list)
     is_dead: bool = False
     """Whether the agent's process was killed: nothing that it still does has an effect."""
@@ -49,8 +46,7 @@ class PlayedChange:
     deploy_labels: dict[str, str] = dataclasses.field(default_factory=dict)
     """What deploys the GPU clients, as their owner wants it."""
     is_cordoned: bool = False
-    is_over: bool = False
-    """Whether the last agent came to rest."""
+    is_over: bool = False  # whether the last agent came to rest
     was_about_to_evict: bool = False
     """Whether an agent was killed after it wrote that it evicts: its successor counts that."""
     left: frozenset[str] = frozenset()

@@ -19,8 +19,7 @@ Act = Callable[[], object]
 class Story:
     """A node, what its owner does, and its agents, one after the other."""
 
-    is_upgraded = False
-    """Whether the agent that dies is of the version before."""
+    is_upgraded = False  # whether the agent that dies is of the version before
 
     def __init__(self, rig: fakes.NodeRig, dies_at: int | None = None) -> None:
         self.rig = rig

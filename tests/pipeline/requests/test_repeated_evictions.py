@@ -46,10 +46,8 @@ class Remedy(NamedTuple):
     """What lets a change evict pods again, or what it no longer needs to evict."""
 
     act: Callable[[fakes.NodeRig], object] = lambda _rig: None
-    is_new: bool = False
-    """Whether it is a new label."""
-    evictions: int = 4
-    """As many as there were in the end."""
+    is_new: bool = False  # whether it is a new label
+    evictions: int = 4  # as many as there were in the end
 
 
 REMEDIES = {

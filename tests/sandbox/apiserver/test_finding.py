@@ -14,8 +14,7 @@ from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
 from tests.kit import library
 
-_MISMATCH = 18
-"""``NVML_ERROR_LIB_RM_VERSION_MISMATCH``."""
+_MISMATCH = 18  # ``NVML_ERROR_LIB_RM_VERSION_MISMATCH``
 _LAYOUT = """
 version: v1
 mig-configs:

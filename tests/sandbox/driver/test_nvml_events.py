@@ -8,8 +8,7 @@ from mig_manager.sandbox.driver import states
 from tests.node import nvml_rig
 
 CHANGE = pynvml.nvmlEventMigConfigChange
-SOON_MS = 60_000
-"""Far longer than an event takes."""
+SOON_MS = 60_000  # far longer than an event takes
 WAIT = pynvml.nvmlEventSetWait_v2
 
 

@@ -202,8 +202,7 @@ def test_without_kubelet_gpus_without_devices_are_compared(
 # Which layouts a device plugin serves
 
 
-Mig = tuple[str, ...] | None
-"""The profiles of a GPU's MIG devices; None: MIG is off."""
+Mig = tuple[str, ...] | None  # the profiles of a GPU's MIG devices; None: MIG is off
 
 
 def refusals(*layouts: Mig) -> dict[strategies.Strategy, str]:

@@ -5,8 +5,7 @@ import pytest
 from mig_manager.core.partitioning import breaker
 
 _MIN_S = 60.0
-Answer = tuple[float, int, int]
-"""Minutes, applied and failed requests."""
+Answer = tuple[float, int, int]  # minutes, applied and failed requests
 
 
 def after(*answers: Answer, most: int = 3) -> breaker.Breaker:
