@@ -179,7 +179,7 @@ def _supersede(attempt: attempts.Attempt, end: errors.Superseded) -> None:
         attempt.journal.abandon(keeps_taint=end.by is errors.SupersededBy.SAME_LAYOUT)
         attempt.deps.telemetry.run_superseded()
     elif not isinstance(end, errors.Rebooting):
-        attempt.journal.finish(attempt.journal.failure(errors.Reason.INTERRUPTED, end.why))
+        attempt.journal.finish(attempt.failure(errors.Reason.INTERRUPTED, end.why))
 
 
 def _new_attempt(

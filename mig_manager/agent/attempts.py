@@ -7,15 +7,17 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from mig_manager.agent import publish, run_journal, settings, successors
+from mig_manager import errors
+from mig_manager.agent import outcomes, publish, run_journal, settings, successors
 from mig_manager.change import boot_layouts, change_journal, execution, hook_points, transaction
-from mig_manager.core import model, ports, timing
+from mig_manager.core import messages, model, ports, timing
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import pod_object
 from mig_manager.core.records import status
 
 _Problem = TypeVar("_Problem")
 
+_NOT_RETRIED = "Request a layout that keeps what is in use; the agent does not retry."
 _REFUSAL_PAUSE_S = 10.0
 
 
@@ -165,6 +167,28 @@ class Attempt(Shared):
         """The device plugin's config for this layout; None keeps the present one."""
         is_repair = bool(self.request.repairs)
         return None if is_repair else self.limits.policy.plugin_config(self.request.config)
+
+    def failure(
+        self, reason: errors.Reason, *parts: str, is_final: bool = False, remedy: str = ""
+    ) -> outcomes.Outcome:
+        """Return the failure of this attempt, with unreachable GPUs.
+
+        It is retried if its reason is temporary, unless it ``is_final``, or if GPUs or host
+        services are in neither the requested nor the previous state.
+        """
+        message, entries = messages.join(*parts), self.journal.entries
+        is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
+        lost = () if is_about_gpu else self.status.gpus.unreachable
+        is_undone = entries.remaining.has_nothing_to_undo
+        is_final = is_final and is_undone
+        return outcomes.failure(
+            reason,
+            messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
+            should_retry=not is_undone or (reason.is_transient and not is_final),
+            # Evicted pods must not start here again before the other pods are gone.
+            keeps_taint=entries.draining and reason.is_transient,
+            remedy=_NOT_RETRIED if is_final else remedy,
+        )
 
     def note_target_active(self) -> None:
         """Note that an undo no longer restores the former layout, unless a repair kept it."""

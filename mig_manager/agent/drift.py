@@ -369,7 +369,7 @@ def _withdraw_phantoms(
     """Remove phantom devices from the node; return whether the API refuses."""
     refused = device_plugin.withdraw_phantoms(attempt, observation.gpus, node)
     if refused is not None and not memory.has_phantoms:
-        failed = attempt.journal.failure(refused.reason, refused.message)
+        failed = attempt.failure(refused.reason, refused.message)
         # If the layout is active, no run is needed, and the next drift check retries.
         is_undone = attempt.journal.entries.remaining.has_nothing_to_undo
         attempt.journal.finish(dataclasses.replace(failed, should_retry=not is_undone))

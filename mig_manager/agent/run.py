@@ -53,7 +53,7 @@ def run(attempt: attempts.Attempt) -> outcomes.Outcome:
             # The interrupted run may be another agent's, unknown before.
             slots.take_again(attempt)
         except (errors.ClusterError, errors.LockedError) as error:
-            return attempt.journal.failure(error.reason, error.message)
+            return attempt.failure(error.reason, error.message)
         outcome = _run_locked(attempt)
         _save_for_boot(attempt, outcome)
         return outcome
@@ -78,7 +78,7 @@ def _run_locked(attempt: attempts.Attempt) -> outcomes.Outcome:
         failures.note_costs(
             attempt, errors.MigManagerError(problem, reason=errors.Reason.INTERNAL)
         )
-        return attempt.journal.failure(errors.Reason.INTERNAL, problem, failures.undo(attempt))
+        return attempt.failure(errors.Reason.INTERNAL, problem, failures.undo(attempt))
 
 
 def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:

@@ -9,7 +9,7 @@ journal on the Node, and resumes or undoes with the same code. There are three k
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Unpack
 
 import structlog
@@ -19,8 +19,6 @@ from mig_manager.agent import outcomes, publish
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import journals, readiness, requests, status
-
-_NOT_RETRIED = "Request a layout that keeps what is in use; the agent does not retry."
 
 _log = structlog.get_logger()
 
@@ -38,6 +36,11 @@ class RunJournal:
 
     This is the journal, the status and the record of the request. They change with the Node's
     taint and labels, so the same patch writes them.
+
+    - ``note``, ``note_status`` and ``note_record`` change one of them; the next patch writes it.
+    - ``publish`` writes entries now, and ``announce`` without waiting for the API.
+    - ``enter``, ``enter_decided``, ``begin`` and ``begin_rollback`` publish a new phase.
+    - ``finish`` and ``abandon`` end the run, and undo its entries.
 
     Raises:
         ClusterError: From every method that publishes: the API refused or does not answer; the
@@ -104,17 +107,9 @@ class RunJournal:
         """Change fields of the status; the next patch publishes them."""
         self.status = dataclasses.replace(self.status, **fields)
 
-    def note_gpus(self, gpus: model.ObservedGpus) -> None:
-        """Note the GPUs as last observed; the next patch publishes them."""
-        self.note_status(gpus=gpus)
-
     def note_record(self, record: requests.RequestRecord) -> None:
         """Replace the record of the request; the next patch publishes it."""
         self.record = record
-
-    def note_awaited(self, deploy_labels: frozenset[str]) -> None:
-        """Note the advertisers that must serve the node again; the next patch publishes them."""
-        self.note_record(dataclasses.replace(self.record, awaited=deploy_labels))
 
     def enter_decided(
         self, phase: model.Phase, decide: Callable[[node_object.NodeView], PhaseStart]
@@ -178,68 +173,14 @@ class RunJournal:
         self._publisher.announce(publish.of_status(self.status))
         self._deps.telemetry.state_published(model.State.PENDING)
 
-    def resume(
-        self, keys: Collection[str], *, what: str = "", plugin_config: str | None = None
-    ) -> None:
-        """Restore some paused labels before the run ends, and remove our taint.
-
-        Args:
-            keys: The labels; a label that another program wrote since the pause is kept.
-            what: The message; if empty, it names the labels.
-            plugin_config: The device plugin's config to set in the same patch; None: keep it.
-        """
-        before = self.entries
-
-        def decide(view: node_object.NodeView) -> PhaseStart:
-            own_entries = journals.without_foreign_labels(before, view)
-            old, changed = view.labels.get(well_known.PLUGIN_CONFIG_LABEL), before.plugin_config
-            if plugin_config is not None and plugin_config != old:
-                # An interrupted run may have changed it before, with other settings.
-                first = own_entries.plugin_config.before if own_entries.plugin_config else old
-                changed = journals.PluginConfig(before=first, now=plugin_config)
-            resumed = (key for key in own_entries.paused_labels if key in keys)
-            names = ", ".join(key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in resumed)
-            return PhaseStart(
-                message=what or f"resuming {names or 'nothing'}",
-                entries=dataclasses.replace(
-                    before,
-                    paused_labels={k: v for k, v in before.paused_labels.items() if k not in keys},
-                    hold_taint=False,
-                    plugin_config=changed,
-                ),
-            )
-
-        self.enter_decided(model.Phase.RESUME, decide)
-
-    def failure(
-        self, reason: errors.Reason, *parts: str, is_final: bool = False, remedy: str = ""
-    ) -> outcomes.Outcome:
-        """Return the failure of this run, with unreachable GPUs.
-
-        It is retried if its reason is temporary, unless it ``is_final``, or if GPUs or host
-        services are in neither the requested nor the previous state.
-        """
-        message = messages.join(*parts)
-        is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
-        lost = () if is_about_gpu else self.status.gpus.unreachable
-        is_undone = self.entries.remaining.has_nothing_to_undo
-        is_final = is_final and is_undone
-        return outcomes.failure(
-            reason,
-            messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
-            should_retry=not is_undone or (reason.is_transient and not is_final),
-            # Evicted pods must not start here again before the other pods are gone.
-            keeps_taint=self.entries.draining and reason.is_transient,
-            remedy=_NOT_RETRIED if is_final else remedy,
-        )
-
     def finish(
         self,
         outcome: outcomes.Outcome,
         annotations: Mapping[str, str | None] | None = None,
     ) -> None:
         """Publish the outcome, with ``annotations``, and undo the remaining entries."""
-        if outcome.state is model.State.SUCCESS:
+        is_success = outcome.state is model.State.SUCCESS
+        if is_success:
             # The entry belongs to the layout that is now active.
             self.note(plugin_config=None)
         is_interrupted = outcome.reason is errors.Reason.INTERRUPTED
@@ -247,41 +188,18 @@ class RunJournal:
         self._end_phase()
         self._end(outcome)
         labels: dict[str, str | None] = {}
-        # Start-up taints kept workloads away until the first layout.
-        removed_taints: frozenset[str] = frozenset()
-        if outcome.state is model.State.SUCCESS:
-            labels[well_known.APPLIED_LABEL] = self.status.config
-            removed_taints = self._startup_taints
-            self.record = dataclasses.replace(
-                self.record,
-                verified=requests.Verified(
-                    config_hash=self.status.config_hash,
-                    is_from_owner=self.status.is_from_owner,
-                    is_as_applied=True,
-                ),
-                awaited=frozenset(),
-                failed_changes=None,
-                applied=requests.Applied.of(
-                    self.status.gpus,
-                    self._deps.boot_id,
-                    self.record.gpus_outside(self.status.gpus),
-                ),
-            )
+        if is_success:
+            labels = {well_known.APPLIED_LABEL: self.status.config}
+            self.record = self.record.with_success(self.status, self._deps.boot_id)
         elif outcome.reason is errors.Reason.DRIFTED:
-            labels[well_known.APPLIED_LABEL] = None
-
-        def patch(view: node_object.NodeView) -> node_object.NodePatch:
-            change = self._patch_to(kept, view)
-            change = dataclasses.replace(
-                change,
-                labels={**change.labels, **labels},
-                annotations={**change.annotations, **(annotations or {})},
-                removed_taints=removed_taints,
-            )
-            return self._complete(change, kept)
-
-        self._publisher.update(patch)
-        self.entries = kept
+            labels = {well_known.APPLIED_LABEL: None}
+        more = node_object.NodePatch(
+            labels=labels,
+            annotations=annotations or {},
+            # Start-up taints kept workloads away until the first layout.
+            removed_taints=self._startup_taints if is_success else frozenset(),
+        )
+        self._leave(kept, lambda change: self._complete(change.merge(more), kept))
         self._confirm()
         seconds = self._deps.clock.monotonic() - self._began
         outcomes.report(self._deps, self.status, outcome, seconds=seconds)
@@ -292,14 +210,18 @@ class RunJournal:
         With ``keeps_taint`` a drain's taint stays: evicted pods must not start here again.
         """
         kept = self._kept(keeps_taint=keeps_taint and self.entries.draining)
-
-        def patch(view: node_object.NodeView) -> node_object.NodePatch:
-            return self._with_record(self._patch_to(kept, view), kept)
-
         self._end_phase()
-        self._publisher.update(patch)
-        self.entries = kept
+        self._leave(kept, lambda change: self._with_record(change, kept))
         self._save_on_host()
+
+    def _leave(
+        self,
+        kept: journals.Journal,
+        complete: Callable[[node_object.NodePatch], node_object.NodePatch],
+    ) -> None:
+        """Undo all entries but those that are kept, in one completed patch."""
+        self._publisher.update(lambda view: complete(self._patch_to(kept, view)))
+        self.entries = kept
 
     def _end_phase(self) -> None:
         """Count the duration of the current phase."""
@@ -347,23 +269,18 @@ class RunJournal:
     ) -> node_object.NodePatch:
         """Add the status, the GPUs, the record of the request and the journal to a patch."""
         self.record = self.record.with_status(self.status, self._deps.boot_id)
-        published = publish.of_status(self.status)
-        gpus = publish.of_gpus(self.status.gpus)
-        annotations = {**change.annotations, **published.annotations, **gpus}
-        labels = {**change.labels, **published.labels}
-        change = dataclasses.replace(change, labels=labels, annotations=annotations)
+        gpus = node_object.NodePatch(annotations=publish.of_gpus(self.status.gpus))
+        change = change.merge(publish.of_status(self.status)).merge(gpus)
         return self._with_record(change, journal)
 
     def _with_record(
         self, change: node_object.NodePatch, journal: journals.Journal
     ) -> node_object.NodePatch:
         """Add the record of the request and the journal; no layout is labelled that is gone."""
-        annotations = {**change.annotations, **publish.of_record(self.record)}
-        annotations |= self._annotation(journal)
+        annotations = publish.of_record(self.record) | self._annotation(journal)
         is_outdated = self.record.is_label_outdated(self.status.gpus, self._deps.boot_id)
-        gone = {well_known.APPLIED_LABEL: None} if is_outdated else {}
-        labels = {**change.labels, **gone}
-        return dataclasses.replace(change, labels=labels, annotations=annotations)
+        gone = dict.fromkeys([well_known.APPLIED_LABEL] if is_outdated else ())
+        return change.merge(node_object.NodePatch(labels=gone, annotations=annotations))
 
     def _annotation(self, journal: journals.Journal) -> dict[str, str | None]:
         if not self._is_taken_over:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Protocol, Unpack
 
 from mig_manager.core import model, steps
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, status
 
 
 class ChangeJournal(Protocol):
@@ -26,8 +26,8 @@ class ChangeJournal(Protocol):
     def begin_rollback(self) -> object:
         """Report that a rollback begins; must not raise ``MigManagerError``."""
 
-    def note_gpus(self, gpus: model.ObservedGpus) -> object:
-        """Note the GPUs after a rollback."""
+    def note_status(self, **fields: Unpack[status.Fields]) -> object:
+        """Change fields of the status; the next patch publishes them, and a file has no status."""
 
     def note(self, **entries: Unpack[journals.Entries]) -> object:
         """Change entries; a file is written at once, and the Node with its next patch.

@@ -62,7 +62,7 @@ def pause_clients(
         MigManagerError: IN_USE: pods use devices to be destroyed, and none may be evicted.
         Superseded: Another layout is requested, or the agent stops.
     """
-    attempt.journal.note_awaited(attempt.journal.record.awaited | change.awaited)
+    attempt.journal.note_record(attempt.journal.record.with_awaited(change.awaited))
     usage = usage.with_pods(_await_admission(attempt, usage.pods))
     now = pausing.pause_clients(attempt, change.plan, usage)
     # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.

@@ -24,7 +24,7 @@ def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcom
         # What keeps a begun drain from going on, such as a foreign manager, may last.
         attempt.journal.note(draining=False)
     note_costs(attempt, error)
-    outcome = attempt.journal.failure(
+    outcome = attempt.failure(
         error.reason,
         error.message,
         undo(attempt),

@@ -43,8 +43,8 @@ def pause_clients(
         Superseded: Another layout is requested, or the agent stops.
     """
     # Record which programs must serve the node again although no deploy label shows it.
-    awaited = attempt.journal.record.awaited | advertising.labels_to_await(usage.pods)
-    attempt.journal.note_awaited(awaited)
+    awaited = advertising.labels_to_await(usage.pods)
+    attempt.journal.note_record(attempt.journal.record.with_awaited(awaited))
     pods = _pause(attempt, functools.partial(_choose, usage, plan, is_driver=False))
     return usage.with_pods(pods) if pods else usage
 

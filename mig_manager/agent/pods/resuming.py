@@ -2,15 +2,16 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts
+from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.pods import advertising, dra_driver
 from mig_manager.core import messages, model
-from mig_manager.core.node import client_table, clients, pod_object
+from mig_manager.core.node import client_table, clients, node_object, pod_object, well_known
+from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
 
@@ -42,7 +43,7 @@ def resume_advertisers(
     if is_paused or entries.hold_taint or plugin_config:
         names = " and ".join(f"the {each.name}" for each in paused.restarted)
         what = f"restarting {names or 'the device plugin'}"
-        attempt.journal.resume(advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
+        _resume(attempt, advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
     advertising.delete(attempt, early)
     old_uids = paused.old_uids | {pod.uid for pod in early}
     return dataclasses.replace(paused, old_uids=old_uids)
@@ -68,7 +69,7 @@ def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> No
                 # Another value is the decision of another program or a person, also meanwhile.
                 return not is_ready and attempt.deps.node.latest().labels.get(key) == "true"
 
-            attempt.journal.resume({key, *others})
+            _resume(attempt, {key, *others})
             others = set()
             if attempt.until_solved(is_unready, timeout_s)[0]:
                 attempt.deps.node.emit(
@@ -87,6 +88,45 @@ def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> No
             if clients.is_validator(pod) or (is_old and clients.is_feature_discovery(pod)):
                 with _warn_on_error():
                     advertising.delete(attempt, [pod])
+
+
+def _resume(
+    attempt: attempts.Attempt,
+    keys: Collection[str],
+    *,
+    what: str = "",
+    plugin_config: str | None = None,
+) -> None:
+    """Restore some paused labels before the run ends, and remove our taint.
+
+    Args:
+        attempt: The attempt.
+        keys: The labels; a label that another program wrote since the pause is kept.
+        what: The message; if empty, it names the labels.
+        plugin_config: The device plugin's config to set in the same patch; None: keep it.
+    """
+    before = attempt.journal.entries
+
+    def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
+        own_entries = journals.without_foreign_labels(before, view)
+        old, changed = view.labels.get(well_known.PLUGIN_CONFIG_LABEL), before.plugin_config
+        if plugin_config is not None and plugin_config != old:
+            # An interrupted run may have changed it before, with other settings.
+            first = own_entries.plugin_config.before if own_entries.plugin_config else old
+            changed = journals.PluginConfig(before=first, now=plugin_config)
+        resumed = (key for key in own_entries.paused_labels if key in keys)
+        names = ", ".join(key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in resumed)
+        return run_journal.PhaseStart(
+            message=what or f"resuming {names or 'nothing'}",
+            entries=dataclasses.replace(
+                before,
+                paused_labels={k: v for k, v in before.paused_labels.items() if k not in keys},
+                hold_taint=False,
+                plugin_config=changed,
+            ),
+        )
+
+    attempt.journal.enter_decided(model.Phase.RESUME, decide)
 
 
 def await_driver(

@@ -1,7 +1,5 @@
 """Publish the GPUs of a node at rest, with their use and the layouts that fit them."""
 
-import dataclasses
-
 import structlog
 
 from mig_manager import errors
@@ -9,6 +7,8 @@ from mig_manager.agent import attempts, publish, served_layouts
 from mig_manager.agent.reports import capacity, faults
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
+
+_UNCHANGED = node_object.NodePatch()
 
 _log = structlog.get_logger()
 
@@ -41,7 +41,7 @@ def publish_gpus(
     gpus: model.ObservedGpus,
     layouts: served_layouts.LayoutList,
     report: capacity.CapacityReport,
-    change: node_object.NodePatch | None = None,
+    change: node_object.NodePatch = _UNCHANGED,
 ) -> None:
     """Publish the GPUs, their use and layouts: requests are planned before a label is set.
 
@@ -50,11 +50,10 @@ def publish_gpus(
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    change = change or node_object.NodePatch()
     fitting = layouts.fitting(gpus)
-    annotations = {**change.annotations, **publish.of_gpus(gpus), **layouts.annotations(fitting)}
+    annotations = publish.of_gpus(gpus) | layouts.annotations(fitting)
     annotations |= report.observe_annotations(
         gpus, shared.publisher.written(well_known.CAPACITY_ANNOTATION)
     )
-    shared.publisher.patch(dataclasses.replace(change, annotations=annotations))
+    shared.publisher.patch(change.merge(node_object.NodePatch(annotations=annotations)))
     layouts.write(fitting)

@@ -35,6 +35,15 @@ class NodePatch:
     """True adds, False removes ``well_known.HOLD_TAINT``; None leaves it as it is."""
     removed_taints: frozenset[str] = frozenset()  # keys of taints to remove, other programs' too
 
+    def merge(self, other: "NodePatch") -> "NodePatch":
+        """Return both patches as one write; where they differ, ``other`` counts."""
+        return NodePatch(
+            labels={**self.labels, **other.labels},
+            annotations={**self.annotations, **other.annotations},
+            hold_taint=self.hold_taint if other.hold_taint is None else other.hold_taint,
+            removed_taints=self.removed_taints | other.removed_taints,
+        )
+
     def is_in(self, view: NodeView) -> bool:
         """Return whether the patch would change nothing."""
         return (

@@ -215,6 +215,24 @@ class RequestRecord:
             rebooted_from=boot_id if is_new else self.rebooted_from,
         )
 
+    def with_success(self, published: status.RunStatus, boot_id: str) -> "RequestRecord":
+        """Return the request after a run whose layout is active and verified."""
+        return dataclasses.replace(
+            self,
+            verified=Verified(
+                config_hash=published.config_hash,
+                is_from_owner=published.is_from_owner,
+                is_as_applied=True,
+            ),
+            awaited=frozenset(),
+            failed_changes=None,
+            applied=Applied.of(published.gpus, boot_id, self.gpus_outside(published.gpus)),
+        )
+
+    def with_awaited(self, deploy_labels: Collection[str]) -> "RequestRecord":
+        """Return the request with more advertisers that must serve the node again."""
+        return dataclasses.replace(self, awaited=self.awaited.union(deploy_labels))
+
     def with_failed_change(self, failed: FailedChanges) -> "RequestRecord":
         """Return the request after one more change that failed."""
         last = self.failed_changes
