@@ -65,7 +65,7 @@ def _counts(decision: rollout.RolloutDecision, title: str) -> str:
     if decision.incomplete:
         parts.append(f"{len(decision.incomplete)} with unreachable GPUs")
     away = f"{len(decision.unavailable)} of at most {decision.most} unavailable"
-    return f"{title}: {', '.join(parts)}; {away}"
+    return f"{title}: {', '.join(parts) or 'no node is selected any more'}; {away}"
 
 
 def event(node: rollout.NodeProgress, message: str = "") -> str:

@@ -210,6 +210,9 @@ class Rollout:
         if is_awaiting or states != self._rest[0]:
             self._rest = states, now_s
         phase = self._phase(progress, is_moving=is_moving, rest_s=now_s - self._rest[1])
+        if not nodes:
+            # All were removed from the cluster, or from the selection.
+            phase = RolloutPhase.FAILED
         decision = RolloutDecision(
             phase=phase,
             nodes=tuple(progress),

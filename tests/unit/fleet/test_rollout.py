@@ -187,6 +187,20 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
             (1, [node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
         ],
     ),
+    "a rollout whose nodes are all removed fails": (
+        {},
+        [
+            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (1, [], "failed; "),
+        ],
+    ),
+    "a node that is removed no longer counts": (
+        {},
+        [
+            (0, [done("a"), node("b")], "rolling; a success, b to-do; start b"),
+            (1, [done("a")], "done; a success"),
+        ],
+    ),
     "a node that is not ready is skipped": (
         {"most": "5"},
         [(0, [node("a", is_ready=False)], "failed; a skipped; unavailable a")],
