@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import library as nvml
-from mig_manager.adapters.nvml import observe
+from mig_manager.adapters.nvml import observe, worker_client
 from mig_manager.core import ports, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
@@ -202,8 +201,8 @@ def _run(transition: matrix.Transition, path: pathlib.Path, start: states.Machin
     """
     nvml_faults.SharedState(path).update(lambda _: start)
     counts = Counts()
-    gpus = nvml_worker.WorkerGpus(
-        command=nvml_worker.worker_command(program=simulated_worker.program(path)),
+    gpus = worker_client.WorkerGpus(
+        command=worker_client.worker_command(program=simulated_worker.program(path)),
         timeout_s=600.0,
         telemetry=counts,
     )
@@ -234,9 +233,9 @@ def start_up_s(repeats: int) -> float:
     times_s: list[float] = []
     with _folder() as path:
         simulated.create("a30", path)
-        command = nvml_worker.worker_command(program=simulated_worker.program(path))
+        command = worker_client.worker_command(program=simulated_worker.program(path))
         for _ in range(repeats):
-            gpus = nvml_worker.WorkerGpus(command=command, timeout_s=60.0)
+            gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0)
             cold_s = _timed(gpus.observe)
             ready(gpus)
             times_s.append(cold_s - _timed(gpus.observe))
@@ -286,7 +285,7 @@ def _folder() -> Iterator[pathlib.Path]:
         yield pathlib.Path(f) / "gpus.json"
 
 
-def ready(gpus: nvml_worker.WorkerGpus) -> None:
+def ready(gpus: worker_client.WorkerGpus) -> None:
     """Start a worker, and wait until it waits for a request."""
     gpus.prepare()
     worker = gpus._ready  # noqa: SLF001 - it does not report when it is ready

@@ -14,7 +14,7 @@ from mig_manager.adapters.host import (
     procfs,
 )
 from mig_manager.adapters.kubernetes import api, claims, node, pods, watch
-from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import worker_client
 from mig_manager.agent import gpu_ports
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import ports, standbys
@@ -35,7 +35,7 @@ def of_node(
 ) -> ports.Dependencies:
     """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
     system = host.SystemClock()
-    workers = nvml_worker.WorkerGpus(
+    workers = worker_client.WorkerGpus(
         command=gpu_ports.worker_command(
             settings.gpus, in_use_timeout_s=settings.in_use_timeout_s
         ),

@@ -1,6 +1,6 @@
 """Compose the ports of real or simulated GPUs, for the agent and for commands at a shell."""
 
-from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import worker_client
 from mig_manager.core import ports
 from mig_manager.core.settings import host_settings, node_settings
 
@@ -14,7 +14,7 @@ def worker_command(
         from mig_manager.sandbox.driver import worker  # noqa: PLC0415 - not for real GPUs
 
         program = worker.program(gpus.simulate_state)
-    return nvml_worker.worker_command(
+    return worker_client.worker_command(
         task,
         library_path=gpus.library_path,
         driver_roots=gpus.driver_roots,

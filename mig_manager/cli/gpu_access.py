@@ -19,7 +19,7 @@ from mig_manager.core import model, ports, steps
 from mig_manager.core.settings import node_settings
 
 if TYPE_CHECKING:
-    from mig_manager.adapters.nvml import client as nvml_worker
+    from mig_manager.adapters.nvml import worker_client
 
 _PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes
 _KUBELET_TIMEOUT_S = 5.0  # how long a change waits for kubelet's answer
@@ -72,9 +72,9 @@ class CommandAdapters:
             ) from error
 
     @functools.cached_property
-    def worker_gpus(self) -> "nvml_worker.WorkerGpus":
+    def worker_gpus(self) -> "worker_client.WorkerGpus":
         """This machine's GPUs, for changes by a worker process."""
-        from mig_manager.adapters.nvml import client as nvml_worker
+        from mig_manager.adapters.nvml import worker_client
         from mig_manager.agent import gpu_ports
 
         settings = self.settings
@@ -82,8 +82,8 @@ class CommandAdapters:
             settings.gpus, in_use_timeout_s=settings.in_use_timeout_s
         )
         columns = self._terminal.remark_columns
-        return nvml_worker.WorkerGpus(
-            command=(*command, nvml_worker.REPORTS_STEPS) if columns else command,
+        return worker_client.WorkerGpus(
+            command=(*command, worker_client.REPORTS_STEPS) if columns else command,
             timeout_s=settings.gpu_timeout_s,
             telemetry=progress.Progress(self._terminal.remarks, columns or 0),
         )

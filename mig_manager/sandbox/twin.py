@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager.adapters.nvml import client
+from mig_manager.adapters.nvml import worker_client
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.acceptance import survey as surveys
@@ -76,8 +76,8 @@ def _surveyed(
         )
         library.create("+".join(product.key for product in products), path, options=options)
         state_file.SharedState(path).update(lambda node: _in_modes(node, captured))
-        command = client.worker_command(program=worker.program(path))
-        return client.WorkerGpus(command=command, timeout_s=timeout_s).survey()
+        command = worker_client.worker_command(program=worker.program(path))
+        return worker_client.WorkerGpus(command=command, timeout_s=timeout_s).survey()
 
 
 _VIRTUALIZATIONS = {

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.adapters.nvml import library
+from mig_manager.adapters.nvml import library, worker_client
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
 from tests.faults import nvml_answers, nvml_node
@@ -148,8 +147,8 @@ def test_a_call_that_hangs_is_given_up_and_the_change_undone(
     node: nvml_node.StruckNode, function: str
 ) -> None:
     moments = [moment for moment in node.moments() if moment.function == function]
-    command = nvml_worker.worker_command(program=simulated_worker.program(node.state.path))
-    node.gpus = nvml_worker.WorkerGpus(command=command, timeout_s=HUNG_TIMEOUT_S)
+    command = worker_client.worker_command(program=simulated_worker.program(node.state.path))
+    node.gpus = worker_client.WorkerGpus(command=command, timeout_s=HUNG_TIMEOUT_S)
     for moment in dict.fromkeys((moments[0], moments[-1])):
         end = node.strike(moment, hang_s=600)
         assert end.outcome.reason is Reason.NVML_TIMEOUT, moment

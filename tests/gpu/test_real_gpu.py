@@ -7,8 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.adapters.nvml import events
+from mig_manager.adapters.nvml import events, worker_client
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.cli.acceptance import report
 from mig_manager.core import model, steps
@@ -60,7 +59,7 @@ def test_instances_are_at_placements_of_their_profile(gpus: tuple[model.Gpu, ...
 
 def test_a_second_observation_and_one_by_a_worker_are_equal(gpus: tuple[model.Gpu, ...]) -> None:
     assert nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe() == gpus
-    child = nvml_worker.WorkerGpus(command=nvml_worker.worker_command(), timeout_s=60.0)
+    child = worker_client.WorkerGpus(command=worker_client.worker_command(), timeout_s=60.0)
     assert child.observe() == gpus
 
 
@@ -68,7 +67,7 @@ def test_acceptance_observes_every_gpu_without_a_difference_for_layouts(
     gpus: tuple[model.Gpu, ...],
 ) -> None:
     answer = report.report(
-        nvml_worker.WorkerGpus(command=nvml_worker.worker_command(), timeout_s=60.0).survey(),
+        worker_client.WorkerGpus(command=worker_client.worker_command(), timeout_s=60.0).survey(),
         timeout_s=60.0,
     )
     assert [each["name"] for each in answer["gpus"]] == [gpu.name for gpu in gpus]

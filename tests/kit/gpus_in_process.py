@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import client, processes
 from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import processes, worker_client
 from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker
@@ -19,12 +19,12 @@ _LOCK = threading.Lock()
 
 def replace(adapter: Any) -> Any:
     """Return simulated GPUs without their worker; any other adapter as it is."""
-    if isinstance(adapter, client.WorkerGpus) and worker.__name__ in adapter.command:
+    if isinstance(adapter, worker_client.WorkerGpus) and worker.__name__ in adapter.command:
         return _Gpus(command=adapter.command, timeout_s=adapter.timeout_s)
     return adapter
 
 
-class _Gpus(client.WorkerGpus):
+class _Gpus(worker_client.WorkerGpus):
     """The GPUs of a worker, without the worker."""
 
     def observe(self) -> model.ObservedGpus:

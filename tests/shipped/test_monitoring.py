@@ -14,7 +14,7 @@ from prometheus_client import parser
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import worker_client
 from mig_manager.agent.reports import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import liveness, model, profile_name
@@ -69,8 +69,8 @@ def live(heard: metrics.AgentMetrics, state: pathlib.Path) -> None:
     with pytest.raises(errors.Superseded):
         pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, replaced=True))
     simulated.create("2xA100-SXM4-40GB", state)
-    command = nvml_worker.worker_command(program=simulated_worker.program(state))
-    gpus = nvml_worker.WorkerGpus(command=command, timeout_s=60.0, telemetry=heard)
+    command = worker_client.worker_command(program=simulated_worker.program(state))
+    gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0, telemetry=heard)
     before = gpus.observe()
     devices = {profile_name.parse("1g.5gb"): 7}
     wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, devices) for gpu in before}

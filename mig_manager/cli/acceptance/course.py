@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mig_manager import errors
 from mig_manager.adapters import cuda
 from mig_manager.adapters.host import procfs
-from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import worker_client
 from mig_manager.change import course, local
 from mig_manager.cli import gpu_access
 from mig_manager.cli.toolkit import console
@@ -69,7 +69,7 @@ def play(
         MigManagerError: As ``course.run``.
     """
     observer = _Observer()
-    command = (*access.worker_gpus.command, nvml_worker.REPORTS_STEPS)
+    command = (*access.worker_gpus.command, worker_client.REPORTS_STEPS)
     gpus = dataclasses.replace(access.worker_gpus, command=command, telemetry=observer)
     deps = dataclasses.replace(deps, gpus=gpus)
     observed = gpus.observe()
@@ -94,7 +94,7 @@ def play(
     return Played(number, result, tuple(observer.calls))
 
 
-def _require_no_processes(gpu: model.Gpu, gpus: nvml_worker.WorkerGpus) -> None:
+def _require_no_processes(gpu: model.Gpu, gpus: worker_client.WorkerGpus) -> None:
     # What does not block a change of MIG mode may stay.
     processes = gpus.processes().get(gpu.uuid, ())
     users = [each for each in processes if not steps.is_releasing_daemon(each)]

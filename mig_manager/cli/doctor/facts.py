@@ -12,7 +12,7 @@ from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.kubernetes import claims as kube_claims
-from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import worker_client
 from mig_manager.cli.doctor import settings as doctor_settings
 from mig_manager.cli.doctor.report import Finding
 from mig_manager.cli.toolkit import console
@@ -160,15 +160,15 @@ def facts(
             raise NotAskedError(f"no kubelet: {socket.parent} does not exist")
         return pod_resources.PodResources(str(socket), timeout_s=settings.timeout_s).allocatable()
 
-    command = nvml_worker.worker_command(
+    command = worker_client.worker_command(
         library_path=settings.gpus.library_path,
         driver_roots=settings.gpus.driver_roots,
         program=simulated_worker.program(settings.gpus.simulate_state),
         proc_root=settings.proc,
     )
 
-    def worker() -> nvml_worker.WorkerGpus:
-        gpus = nvml_worker.WorkerGpus(command=command, timeout_s=settings.timeout_s)
+    def worker() -> worker_client.WorkerGpus:
+        gpus = worker_client.WorkerGpus(command=command, timeout_s=settings.timeout_s)
         return replace_adapter(gpus)
 
     name = settings.node_name

@@ -14,8 +14,7 @@ import structlog.testing
 from structlog.typing import EventDict
 
 from mig_manager.adapters.host import subprocesses
-from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.adapters.nvml import event_listener
+from mig_manager.adapters.nvml import event_listener, worker_client
 from mig_manager.core import timing
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -112,7 +111,9 @@ class ListenedNode:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self.command = nvml_worker.worker_command("listen", program=simulated_worker.program(path))
+        self.command = worker_client.worker_command(
+            "listen", program=simulated_worker.program(path)
+        )
 
     def change(self, code: str) -> None:
         """Have another process run code on the first GPU."""

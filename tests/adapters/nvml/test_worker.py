@@ -12,7 +12,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import worker_client
 from mig_manager.core import steps
 from tests import waiting
 from tests.kit import processes
@@ -36,10 +36,10 @@ def work():
 """
 
 
-def child(script: str, *, timeout_s: float = 30.0) -> nvml_worker.WorkerGpus:
+def child(script: str, *, timeout_s: float = 30.0) -> worker_client.WorkerGpus:
     """Return GPUs whose worker is this script."""
     command = processes.scripted(PREAMBLE + script)
-    return nvml_worker.WorkerGpus(command=command, timeout_s=timeout_s)
+    return worker_client.WorkerGpus(command=command, timeout_s=timeout_s)
 
 
 class Place(NamedTuple):
@@ -87,9 +87,9 @@ def test_exhaustion_at_the_start_is_a_typed_error_and_leaks_nothing() -> None:
     script = f"""
 import os, resource
 from mig_manager import errors
-from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import worker_client
 worker = {processes.scripted(PREAMBLE + "answer(model.NO_GPUS)")!r}
-gpus = nvml_worker.WorkerGpus(command=worker, timeout_s=60)
+gpus = worker_client.WorkerGpus(command=worker, timeout_s=60)
 gpus.observe()
 top = os.open("/dev/null", os.O_RDONLY)
 os.close(top)
@@ -194,7 +194,7 @@ answer(model.NO_GPUS)
 
 
 def test_worker_that_cannot_start_is_an_error_only_when_needed() -> None:
-    gpus = nvml_worker.WorkerGpus(command=["/does/not/exist"], timeout_s=1.0)
+    gpus = worker_client.WorkerGpus(command=["/does/not/exist"], timeout_s=1.0)
     gpus.prepare()
     with pytest.raises(errors.HardwareError, match="cannot be started"):
         gpus.observe()

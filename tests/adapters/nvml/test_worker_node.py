@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
-from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import worker_client
 from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import nvml_faults
@@ -30,14 +30,14 @@ class WorkerNode:
             self.before = rig.fill("1g.5gb", "3g.20gb")
         self.state = nvml_faults.SharedState(folder / "state")
         self._start = self.state.read()
-        self.command = nvml_worker.worker_command(
+        self.command = worker_client.worker_command(
             program=simulated_worker.program(self.state.path),
             in_use_timeout_s=0.0,
             proc_root=self.proc.root,
         )
 
-    def gpus(self, *, timeout_s: float = 60.0) -> nvml_worker.WorkerGpus:
-        return nvml_worker.WorkerGpus(
+    def gpus(self, *, timeout_s: float = 60.0) -> worker_client.WorkerGpus:
+        return worker_client.WorkerGpus(
             command=self.command, timeout_s=timeout_s, proc_root=self.proc.root
         )
 
@@ -82,12 +82,12 @@ def test_a_driver_that_crashes_takes_only_the_worker_along(node: WorkerNode) -> 
 def test_a_missing_driver_is_a_typed_error(tmp_path: pathlib.Path, *, is_simulated: bool) -> None:
     missing = str(tmp_path / "none")
     command = (
-        nvml_worker.worker_command(program=simulated_worker.program(missing))
+        worker_client.worker_command(program=simulated_worker.program(missing))
         if is_simulated
-        else nvml_worker.worker_command(library_path=missing)
+        else worker_client.worker_command(library_path=missing)
     )
     with pytest.raises(errors.HardwareError) as caught:
-        nvml_worker.WorkerGpus(command=command, timeout_s=60.0).observe()
+        worker_client.WorkerGpus(command=command, timeout_s=60.0).observe()
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
     assert (missing in caught.value.message) is not is_simulated
 
@@ -115,18 +115,18 @@ def test_a_request_whose_parent_is_gone_is_not_carried_out(node: WorkerNode) -> 
 
 # Functions that hang.
 
-Act = Callable[[WorkerNode, nvml_worker.WorkerGpus], object]
+Act = Callable[[WorkerNode, worker_client.WorkerGpus], object]
 
 
-def observe(_node: WorkerNode, gpus: nvml_worker.WorkerGpus) -> None:
+def observe(_node: WorkerNode, gpus: worker_client.WorkerGpus) -> None:
     assert nvml_rig.names(gpus.observe()[0])
 
 
-def execute(node: WorkerNode, gpus: nvml_worker.WorkerGpus) -> None:
+def execute(node: WorkerNode, gpus: worker_client.WorkerGpus) -> None:
     gpus.execute(nvml_rig.everything(node.before))
 
 
-def find_users(node: WorkerNode, gpus: nvml_worker.WorkerGpus) -> None:
+def find_users(node: WorkerNode, gpus: worker_client.WorkerGpus) -> None:
     """Execute what a process in a GPU instance forbids; NVML is asked which."""
     node.state.add_client(node.before.mig_uuids[0], name="python3", pid=4711)
     try:

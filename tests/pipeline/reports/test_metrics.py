@@ -12,8 +12,7 @@ from prometheus_client import parser
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import log
-from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.adapters.nvml import last_calls, library
+from mig_manager.adapters.nvml import last_calls, library, worker_client
 from mig_manager.agent.reports import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
@@ -262,7 +261,7 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.Age
 
 def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.AgentMetrics) -> None:
     heard.gpus_observed(partitioned({"1g.5gb": 7}))
-    gpus = nvml_worker.WorkerGpus(
+    gpus = worker_client.WorkerGpus(
         command=[sys.executable, "-c", "import signal; signal.pause()"],
         timeout_s=0.2,
         telemetry=heard,
@@ -288,7 +287,7 @@ def nvmlInit():
 pynvml.nvmlInit = nvmlInit
 worker.main(["serve"])
 """
-    gpus = nvml_worker.WorkerGpus(
+    gpus = worker_client.WorkerGpus(
         command=[sys.executable, "-c", script], timeout_s=60.0, telemetry=heard
     )
     with pytest.raises(errors.HardwareError):
