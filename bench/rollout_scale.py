@@ -16,7 +16,7 @@ from typing import Any
 
 from bench import partitioner_scale
 from mig_manager.core import model
-from mig_manager.core.fleet import goals, marks, nodes, rollout
+from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.layout import served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
@@ -38,9 +38,9 @@ def measure(count: int) -> dict[str, Any]:
     items = [objects.node(number) for number in range(count)]
     texts = [json.dumps(_with_status(item, _FORMER)) for item in items]
     began_s = time.process_time()
-    fleet = {node.name: node for node in (nodes.parse(json.loads(text)) for text in texts)}
+    fleet = {node.name: node for node in (fleet_nodes.parse(json.loads(text)) for text in texts)}
     read_s = time.process_time() - began_s
-    applied = nodes.parse(_with_status(items[0], _LAYOUT))
+    applied = fleet_nodes.parse(_with_status(items[0], _LAYOUT))
     goal = goals.Goal(layout=_LAYOUT)
     decider = rollout.Rollout(goal, rollout.RolloutLimits(max_unavailable="10%"))
     took_s: list[float] = []

@@ -16,7 +16,7 @@ from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
 from mig_manager.core import timestamps
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import node_reports, nodes, overview
+from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.layout import config as layouts
 from mig_manager.core.layout import served
 from mig_manager.core.node import pod_object, well_known
@@ -108,7 +108,7 @@ def top() -> str:
         }
         now = timestamps.parse(_AT)
         assert now is not None  # noqa: S101 - our own
-        return node_reports.of(nodes.parse(item), now)
+        return node_reports.of(fleet_nodes.parse(item), now)
 
     def pods(node: str, profile: str, count: int) -> list[pod_object.Pod]:
         container = {"name": "c", "resources": {"limits": {f"nvidia.com/{profile}": "1"}}}

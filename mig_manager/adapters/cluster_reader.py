@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.core import messages, timestamps
-from mig_manager.core.fleet import node_reports
-from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import api_values, device_classes, pod_object
 

@@ -9,7 +9,7 @@ import datetime as dt
 
 from mig_manager import errors
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.fleet import node_reports, nodes, preview
+from mig_manager.core.fleet import fleet_nodes, node_reports, preview
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import well_known
 from mig_manager.kubectl import cluster, node_plans
@@ -110,7 +110,7 @@ def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
     return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"
 
 
-def _notes(node: nodes.FleetNode) -> list[str]:
+def _notes(node: fleet_nodes.FleetNode) -> list[str]:
     notes = []
     if node.takes_custom is False:
         notes.append(
@@ -151,7 +151,7 @@ def _request(
     )
 
 
-def _basis(node: nodes.FleetNode) -> tuple[object, ...]:
+def _basis(node: fleet_nodes.FleetNode) -> tuple[object, ...]:
     """Return the parts of a node that determine a plan and its notes."""
     custom = custom_layouts.Custom.of(node.view)
     return node.view.uid, node.requested, node.gpus, node.layouts, custom

@@ -13,8 +13,7 @@ from typing import Any
 from mig_manager.adapters import host
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import node_reports, overview
-from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.node import pod_object, resources, well_known
 from mig_manager.sandbox import demo_layouts, ending, machines, scenarios, stages, stories
 from mig_manager.sandbox.node import cluster_view, manifests, objects

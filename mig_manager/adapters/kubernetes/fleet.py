@@ -8,8 +8,7 @@ import threading
 
 from mig_manager.adapters.kubernetes import api, collection, node, watch
 from mig_manager.core import timing
-from mig_manager.core.fleet import marks
-from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.fleet import fleet_nodes, marks
 from mig_manager.core.node import well_known
 
 _TIMES = watch.WatchTimes(

@@ -18,8 +18,7 @@ from mig_manager.cli.rollout import settings as rollout_settings
 from mig_manager.cli.toolkit import console, documents, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import goals, listed_layouts, preview, rollout
-from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.fleet import fleet_nodes, goals, listed_layouts, preview, rollout
 from mig_manager.core.layout import layouts
 from mig_manager.core.settings import node_settings
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from mig_manager.core import model
-from mig_manager.core.fleet import listed_layouts, marks
-from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.fleet import fleet_nodes, listed_layouts, marks
 from mig_manager.core.layout import layouts
 
 

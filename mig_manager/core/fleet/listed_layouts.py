@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from mig_manager import errors
 from mig_manager.core import messages, model
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import fleet_nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known
 
@@ -16,7 +16,7 @@ _REMEDY = (
 )
 
 
-def is_listed(members: Iterable[nodes.FleetNode], name: str) -> bool:
+def is_listed(members: Iterable[fleet_nodes.FleetNode], name: str) -> bool:
     """Return whether any node lists a layout, or takes it from its annotation."""
     return any(
         (name == well_known.CUSTOM_LAYOUT and node.takes_custom)
@@ -26,7 +26,7 @@ def is_listed(members: Iterable[nodes.FleetNode], name: str) -> bool:
 
 
 def require_layout(
-    members: Iterable[nodes.FleetNode], document: layouts.Document, name: str
+    members: Iterable[fleet_nodes.FleetNode], document: layouts.Document, name: str
 ) -> None:
     """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has the layout."""
     every = tuple(members)
@@ -39,12 +39,12 @@ def require_layout(
             reason=errors.Reason.UNKNOWN_CONFIG,
             remedy=_REMEDY,
         )
-    published = [gpus for node in every if (gpus := nodes.published_gpus(node)[0])]
+    published = [gpus for node in every if (gpus := fleet_nodes.published_gpus(node)[0])]
     document.layout(name, published, remedy=_REMEDY if document.is_presumed else "")
 
 
 def layout_of(
-    node: nodes.FleetNode, gpus: Iterable[model.Gpu], document: layouts.Document, name: str
+    node: fleet_nodes.FleetNode, gpus: Iterable[model.Gpu], document: layouts.Document, name: str
 ) -> layouts.Layout | None:
     """Return the layout that a node with these GPUs serves under a name; None if unknown.
 

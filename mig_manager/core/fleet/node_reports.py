@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from mig_manager.core import model, timestamps
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import fleet_nodes
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_recovery
 from mig_manager.core.records import status as run_status
@@ -43,9 +43,9 @@ class NodeState(enum.Enum):
 class NodeReport:
     """The state of a node."""
 
-    node: nodes.FleetNode
+    node: fleet_nodes.FleetNode
     state: NodeState
-    gpus: model.ObservedGpus | None  # as ``nodes.published_gpus``
+    gpus: model.ObservedGpus | None  # as ``fleet_nodes.published_gpus``
     notes: tuple[str, ...]  # sentences about unusual or missing facts
 
     @property
@@ -54,12 +54,12 @@ class NodeReport:
         return None if _is_obsolete(self.node) else self.node.status
 
 
-def _is_obsolete(node: nodes.FleetNode) -> bool:
+def _is_obsolete(node: fleet_nodes.FleetNode) -> bool:
     published = node.status
     return bool(not node.requested and published and published.state is model.State.FAILED)
 
 
-def of(node: nodes.FleetNode, now: dt.datetime) -> NodeReport:
+def of(node: fleet_nodes.FleetNode, now: dt.datetime) -> NodeReport:
     """Compare a node's request with its status, and note unusual or missing facts."""
     state = _state(node, now)
     notes = [f"the status cannot be read: {node.status_error}"] if node.status_error else []
@@ -68,7 +68,7 @@ def of(node: nodes.FleetNode, now: dt.datetime) -> NodeReport:
         for label in node.view.labels
         if label != well_known.CONFIG_LABEL == re.sub("[-_]", ".", label)
     ]
-    gpus, why = nodes.published_gpus(node)
+    gpus, why = fleet_nodes.published_gpus(node)
     if why and (node.gpus or node.has_gpus):
         notes.append(why)
     notes += _notes(node, state, now)
@@ -77,7 +77,7 @@ def of(node: nodes.FleetNode, now: dt.datetime) -> NodeReport:
     return NodeReport(node=node, state=state, gpus=gpus, notes=tuple(notes))
 
 
-def _state(node: nodes.FleetNode, now: dt.datetime) -> NodeState:
+def _state(node: fleet_nodes.FleetNode, now: dt.datetime) -> NodeState:
     published = node.status
     if node.status_error:
         return NodeState.UNREADABLE
@@ -101,7 +101,7 @@ def _state_of_run(published: run_status.PublishedStatus, now: dt.datetime) -> No
     return NodeState.STALE if is_old and has_slot else state
 
 
-def _notes(node: nodes.FleetNode, state: NodeState, now: dt.datetime) -> Iterator[str]:
+def _notes(node: fleet_nodes.FleetNode, state: NodeState, now: dt.datetime) -> Iterator[str]:
     if not node.is_ready:
         yield "the node is not ready: its agent may not run, and this may be old"
     published = node.status

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model
 from mig_manager.core.display import bar, picture
-from mig_manager.core.fleet import node_reports, nodes
+from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.node import pod_object, resources, well_known
 
 _PITCH = 4  # columns of a memory slice
@@ -122,10 +122,10 @@ _Span = tuple[str, model.Placement | None]
 
 
 def _in_use(
-    node: nodes.FleetNode, gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod]
+    node: fleet_nodes.FleetNode, gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod]
 ) -> frozenset[_Span]:
     """Return as many instances and whole GPUs of each kind as pods on the node request."""
-    use, _ = nodes.published_use(node, gpus)
+    use, _ = fleet_nodes.published_use(node, gpus)
     placements = use.in_use if use else {}
     published = {
         (gpu.uuid, placement if gpu.current_mode is model.MigMode.ENABLED else None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from mig_manager import errors
 from mig_manager.core import gpu_answers, messages, model, steps
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import goals, listed_layouts, nodes
+from mig_manager.core.fleet import fleet_nodes, goals, listed_layouts
 from mig_manager.core.layout import custom_layouts, layouts, plans
 from mig_manager.core.node import clients, pod_object, resources, well_known
 
@@ -161,7 +161,7 @@ def evictions(previews: Iterable[NodePlan]) -> str:
 
 
 def preview(
-    node: nodes.FleetNode,
+    node: fleet_nodes.FleetNode,
     document: layouts.Document,
     name: str,
     pods: Sequence[pod_object.Pod] | None = (),
@@ -179,7 +179,7 @@ def preview(
         presumed: The GPUs of a node that has not published them.
         layout: The layout, if it is in no document.
     """
-    gpus, why = nodes.published_gpus(node)
+    gpus, why = fleet_nodes.published_gpus(node)
     gpus = presumed if gpus is None else gpus
     if gpus is None:
         return _unknown(node, name, "NotPublished", why)
@@ -224,19 +224,21 @@ def preview(
     )
 
 
-def is_from_annotation(node: nodes.FleetNode, name: str) -> bool:
+def is_from_annotation(node: fleet_nodes.FleetNode, name: str) -> bool:
     """Return whether a node's agent takes a layout of this name from the node's annotation."""
     return name == well_known.CUSTOM_LAYOUT and bool(node.takes_custom)
 
 
-def source_of(document: layouts.Document, name: str, among: Iterable[nodes.FleetNode]) -> str:
+def source_of(
+    document: layouts.Document, name: str, among: Iterable[fleet_nodes.FleetNode]
+) -> str:
     """Return where a layout's content stands, for a sentence."""
     is_custom = any(is_from_annotation(node, name) for node in among)
     return "the node's annotation" if is_custom else document.source
 
 
 def misfit(
-    goal: goals.Goal, node: nodes.FleetNode, judged: "dict[object, NodePlan | None]"
+    goal: goals.Goal, node: fleet_nodes.FleetNode, judged: "dict[object, NodePlan | None]"
 ) -> NodePlan | None:
     """Return why a node cannot have a rollout's layout; None if it can, or that is unknown.
 
@@ -250,7 +252,7 @@ def misfit(
     ):
         # Its agent may have another layout of this name.
         return None
-    gpus, _ = nodes.published_gpus(node)
+    gpus, _ = fleet_nodes.published_gpus(node)
     if gpus is None:
         return None
     layout = goal.document.layouts.get(goal.layout)
@@ -273,7 +275,7 @@ def misfit(
         return judged[key]
 
 
-def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> NodePlan:
+def _unknown(node: fleet_nodes.FleetNode, layout: str, reason: str, message: str) -> NodePlan:
     return NodePlan(
         name=node.name,
         layout=layout,
@@ -284,7 +286,7 @@ def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> N
 
 
 def of_rollout(
-    goal: goals.Goal, node: nodes.FleetNode, pods: Sequence[pod_object.Pod] | None
+    goal: goals.Goal, node: fleet_nodes.FleetNode, pods: Sequence[pod_object.Pod] | None
 ) -> NodePlan:
     """Plan what a rollout or its undo requests of a node."""
     target = goal.target(node)
@@ -306,7 +308,7 @@ def of_rollout(
 
 
 def _losses_and_claims(
-    node: nodes.FleetNode, planned: plans.Planned, pods: Sequence[pod_object.Pod]
+    node: fleet_nodes.FleetNode, planned: plans.Planned, pods: Sequence[pod_object.Pod]
 ) -> tuple[tuple[resources.Loss, ...], tuple[str, ...]]:
     """Return the devices that pods lose, and the pods with claims, which can lose others.
 

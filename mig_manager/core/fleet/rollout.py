@@ -14,8 +14,7 @@ import re
 from collections.abc import Sequence
 
 from mig_manager.core import messages, model
-from mig_manager.core.fleet import goals, preview
-from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.fleet import fleet_nodes, goals, preview
 
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages, model
-from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.fleet import slots
+from mig_manager.core.fleet import fleet_nodes, slots
 from mig_manager.core.layout import custom_layouts, gpu_selectors
 from mig_manager.core.node import api_values, claims, resources, strategies, well_known
 from mig_manager.core.partitioning import demand

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mig_manager.cli.toolkit import console
 from mig_manager.core import messages, model, profile_name, timestamps
 from mig_manager.core.display import bar, picture, tables
-from mig_manager.core.fleet import node_reports, nodes
+from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import room
 from mig_manager.kubectl import cluster, plugin_settings
@@ -189,7 +189,7 @@ def _of_node(report: node_reports.NodeReport) -> NodeCapacity:
     if node.is_ready and node.is_unavailable:
         notes.append("no new pods are scheduled to it: it is cordoned or changing")
     is_on_demand = node.view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND
-    use, why = nodes.published_use(node, report.gpus or ())
+    use, why = fleet_nodes.published_use(node, report.gpus or ())
     notes += [why] if why else []
     measured, unknown = [], []
     in_use = use.in_use if use else {}

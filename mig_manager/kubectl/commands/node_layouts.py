@@ -14,7 +14,7 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console
 from mig_manager.core import messages, model
 from mig_manager.core.display import bar, picture
-from mig_manager.core.fleet import node_reports, nodes
+from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import status
@@ -139,7 +139,7 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
     )
 
 
-def _is_applied(entry: served.ServedLayout, node: nodes.FleetNode) -> bool:
+def _is_applied(entry: served.ServedLayout, node: fleet_nodes.FleetNode) -> bool:
     is_named, last_run = entry.name == node.applied, node.status
     if not is_named or last_run is None or last_run.config != entry.name:
         return is_named
@@ -159,7 +159,7 @@ def _by_key(candidates: Iterable[layouts.Layout]) -> dict[_Key, layouts.Layout]:
 
 
 def _entries(
-    node: nodes.FleetNode, generated: Mapping[_Key, layouts.Layout]
+    node: fleet_nodes.FleetNode, generated: Mapping[_Key, layouts.Layout]
 ) -> tuple[Sequence[served.ServedLayout], str]:
     """Return the published layouts, or else the layouts that can be generated, and a note."""
     text = node.view.annotations.get(well_known.LAYOUTS_ANNOTATION)

@@ -9,7 +9,7 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report, plan_table
 from mig_manager.core import model
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import node_reports, nodes
+from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources
 from mig_manager.kubectl import node_history, node_plans, node_status
@@ -75,7 +75,7 @@ def report(
     gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
 ) -> node_reports.NodeReport:
     thing = rig.node("n1", gpus=gpus, requested="all-balanced", state=state)
-    return node_reports.of(nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
+    return node_reports.of(fleet_nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
 
 
 def test_a_plan_without_known_profiles_is_provisional() -> None:
@@ -192,7 +192,7 @@ def test_a_failed_layout_is_never_applied() -> None:
 
 
 def test_a_node_without_history_or_gpu() -> None:
-    node = nodes.parse({"metadata": {"name": "n1"}})
+    node = fleet_nodes.parse({"metadata": {"name": "n1"}})
     past = past_of(node_reports.of(node, NOW))
     shown = node_status.ClusterStatus(
         reports=(report(),), pods=cluster_reader.Pods(by_node={}), now=NOW

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import node_reports, nodes, overview
+from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import journals
 from tests import api_objects
@@ -33,7 +33,7 @@ def node(
     strategy: str = "mixed",
     state: model.State = model.State.SUCCESS,
     **members: str,
-) -> nodes.FleetNode:
+) -> fleet_nodes.FleetNode:
     """Build a node; on the last of several GPUs these are in use, on the others nothing."""
     every = [gpus] if isinstance(gpus, model.Gpu) else gpus
     use = {gpu.uuid: () for gpu in every} | {every[-1].uuid: in_use} if in_use else None
@@ -46,7 +46,7 @@ def node(
     if strategy:
         labels["nvidia.com/mig.strategy"] = strategy
     allocatable = {} if strategy else {"nvidia.com/gpu": "2"}
-    return nodes.parse(
+    return fleet_nodes.parse(
         api_objects.a_node("a", labels, annotations=annotations, allocatable=allocatable)
     )
 
@@ -59,7 +59,9 @@ def pod(name: str, profile: str, *, on: str = "a") -> pod_object.Pod:
     return pod_object.parse_pod(api_objects.a_pod(name, node=on, **how))
 
 
-def drawn(one: nodes.FleetNode, *pods: pod_object.Pod, style: bar.Style = PLAIN) -> list[str]:
+def drawn(
+    one: fleet_nodes.FleetNode, *pods: pod_object.Pod, style: bar.Style = PLAIN
+) -> list[str]:
     return overview.draw(
         overview.Overview(reports=[node_reports.of(one, NOW)], pods=pods), style=style
     )
@@ -118,7 +120,7 @@ def drawn(one: nodes.FleetNode, *pods: pod_object.Pod, style: bar.Style = PLAIN)
     ],
 )
 def test_an_instance_in_use_is_filled_as_pods_request_it(
-    one: nodes.FleetNode, pods: list[str], strip: str
+    one: fleet_nodes.FleetNode, pods: list[str], strip: str
 ) -> None:
     requests = [pod(str(number), each) for number, each in enumerate(pods)]
     assert drawn(one, *requests)[1].strip() == strip
@@ -153,7 +155,7 @@ def test_an_instance_in_use_is_filled_as_pods_request_it(
     ],
 )
 def test_a_node_has_one_line_with_its_state_layout_and_reason(
-    one: nodes.FleetNode, line: str
+    one: fleet_nodes.FleetNode, line: str
 ) -> None:
     assert drawn(one)[0] == line
     assert len(line) <= 100

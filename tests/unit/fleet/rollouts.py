@@ -3,7 +3,7 @@
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.fleet import goals, marks, nodes, rollout
+from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.node import well_known
 from mig_manager.core.records import status
 from tests import api_objects
@@ -34,7 +34,7 @@ def node(
     is_cordoned: bool = False,
     gpus: str = "",
     **changed: Any,
-) -> nodes.FleetNode:
+) -> fleet_nodes.FleetNode:
     labels = {
         well_known.CONFIG_LABEL: requested,
         well_known.STATE_LABEL: state and state.value,
@@ -46,16 +46,16 @@ def node(
         annotations={well_known.GPUS_ANNOTATION: gpus} if gpus else {},
         is_unschedulable=is_cordoned,
     )
-    return nodes.FleetNode(**{"view": view, "is_ready": True, "status": APPLIED, **changed})
+    return fleet_nodes.FleetNode(**{"view": view, "is_ready": True, "status": APPLIED, **changed})
 
 
-def asked(name: str = "a", **changed: Any) -> nodes.FleetNode:
+def asked(name: str = "a", **changed: Any) -> fleet_nodes.FleetNode:
     """A node whose label the rollout wrote, and whose agent has not responded."""
     mark = marks.Mark(layout=LAYOUT, before=FORMER)
     return node(name, **{"requested": LAYOUT, "mark": mark, **changed})
 
 
-def busy(name: str = "a", *, phase: str = "Drain") -> nodes.FleetNode:
+def busy(name: str = "a", *, phase: str = "Drain") -> fleet_nodes.FleetNode:
     pending = model.State.PENDING
     return asked(
         name,
@@ -65,12 +65,12 @@ def busy(name: str = "a", *, phase: str = "Drain") -> nodes.FleetNode:
     )
 
 
-def done(name: str = "a", **changed: Any) -> nodes.FleetNode:
+def done(name: str = "a", **changed: Any) -> fleet_nodes.FleetNode:
     applied = run(LAYOUT, model.State.SUCCESS, reason="Applied")
     return asked(name, **{"applied": LAYOUT, "status": applied, **changed})
 
 
-def failed(name: str = "a", *, is_retried: bool = False) -> nodes.FleetNode:
+def failed(name: str = "a", *, is_retried: bool = False) -> fleet_nodes.FleetNode:
     retry = {"retryAt": "2026-01-01T00:00:00Z"} if is_retried else {}
     ended = run(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **retry)
     return asked(name, state=model.State.FAILED, status=ended)
@@ -83,7 +83,7 @@ def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
     return rollout.Rollout(goals.Goal(layout=LAYOUT), limits)
 
 
-def decided(*there: nodes.FleetNode, most: str = "1") -> rollout.RolloutDecision:
+def decided(*there: fleet_nodes.FleetNode, most: str = "1") -> rollout.RolloutDecision:
     return rolling(most).decide(there, 0.0)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, model
-from mig_manager.core.fleet import node_reports, nodes
+from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as records
@@ -68,7 +68,7 @@ def report(
         },
         "status": {"conditions": [{"type": "Ready", "status": str(is_ready)}]},
     }
-    return node_reports.of(nodes.parse(item), NOW)
+    return node_reports.of(fleet_nodes.parse(item), NOW)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.fleet import listed_layouts, nodes, preview
+from mig_manager.core.fleet import fleet_nodes, listed_layouts, preview
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import gpu_codec
@@ -25,19 +25,21 @@ def gpus(devices: Mapping[str, int] | None = None, *, count: int = 2) -> tuple[m
     return gpu_values.with_devices(f"{count}xA100-SXM4-40GB", devices)
 
 
-def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> nodes.FleetNode:
+def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> fleet_nodes.FleetNode:
     text = published if isinstance(published, str) else gpu_codec.to_json(published)
     view = samples.node_view(
         annotations={well_known.GPUS_ANNOTATION: text}, allocatable=allocatable
     )
-    return nodes.FleetNode(view=view, is_ready=True)
+    return fleet_nodes.FleetNode(view=view, is_ready=True)
 
 
 def pod(name: str, resource: str, **changed: object) -> pod_object.Pod:
     return samples.pod(name, gpu_resources={resource: 1}, **changed)
 
 
-def previewed(there: nodes.FleetNode, layout: str, *pods: pod_object.Pod) -> preview.NodePlan:
+def previewed(
+    there: fleet_nodes.FleetNode, layout: str, *pods: pod_object.Pod
+) -> preview.NodePlan:
     return preview.preview(there, DOCUMENT, layout, pods)
 
 
@@ -86,7 +88,7 @@ PLUGIN_POD = pod(
     ],
 )
 def test_a_layout_that_fits_costs_instances_and_pods(
-    there: nodes.FleetNode,
+    there: fleet_nodes.FleetNode,
     layout: str,
     pods: list[pod_object.Pod],
     instances: tuple[int, int, int],

@@ -10,7 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli.rollout import report
 from mig_manager.core import model
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import goals, marks, nodes, rollout
+from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
@@ -32,7 +32,7 @@ from tests.unit.fleet.rollouts import (
 )
 
 
-def drained(name: str) -> nodes.FleetNode:
+def drained(name: str) -> fleet_nodes.FleetNode:
     """A node that another rollout drains."""
     pending = model.State.PENDING
     status = run("third", pending, phase="Drain")
@@ -89,7 +89,9 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
         ),
     ],
 )
-def test_nodes_start(there: list[nodes.FleetNode], most: str, start: tuple[str, ...]) -> None:
+def test_nodes_start(
+    there: list[fleet_nodes.FleetNode], most: str, start: tuple[str, ...]
+) -> None:
     assert decided(*there, most=most).start == start
 
 
@@ -163,7 +165,7 @@ OTHER = node("z", requested="third", status=APPLIED)
 WAITING = busy("a", phase="Wait")
 
 
-def renewed(name: str) -> nodes.FleetNode:
+def renewed(name: str) -> fleet_nodes.FleetNode:
     """A node registered again under its name."""
     there = node(name, requested=None, applied="", state=None, status=None, gpus="published")
     return dataclasses.replace(there, view=dataclasses.replace(there.view, uid="new"))
@@ -171,7 +173,7 @@ def renewed(name: str) -> nodes.FleetNode:
 
 REPLACED = asked("a", mark=marks.Mark(layout="earlier", before=FORMER))
 NOT_READY = node("b", is_ready=False)
-Step = tuple[float, list[nodes.FleetNode], str]
+Step = tuple[float, list[fleet_nodes.FleetNode], str]
 COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "all nodes have the layout": (
         {},
@@ -503,7 +505,7 @@ def undoing() -> rollout.Rollout:
     return rollout.Rollout(goals.Goal(layout=None), rollout.RolloutLimits())
 
 
-def undo(*there: nodes.FleetNode) -> rollout.RolloutDecision:
+def undo(*there: fleet_nodes.FleetNode) -> rollout.RolloutDecision:
     return undoing().decide(there, 0.0)
 
 

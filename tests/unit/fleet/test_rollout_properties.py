@@ -6,7 +6,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.fleet import goals, marks, nodes, rollout
+from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from tests.unit.fleet.rollouts import (
@@ -30,7 +30,7 @@ class Simulation:
     def __init__(self, ends: list[str], rollout: rollout.Rollout) -> None:
         self.nodes = {f"n{index:02}": node(f"n{index:02}") for index in range(len(ends))}
         self._ends = dict(zip(self.nodes, ends, strict=True))
-        self._unseen: dict[str, nodes.FleetNode] = {}
+        self._unseen: dict[str, fleet_nodes.FleetNode] = {}
         self._rollout = rollout
 
     @property
@@ -90,7 +90,7 @@ def test_no_more_nodes_are_unavailable_than_allowed_and_every_rollout_ends(
         assert all(each.applied == LAYOUT for each in played.nodes.values())
 
 
-def with_custom(text: str, *, reported: str, label: str = "custom") -> nodes.FleetNode:
+def with_custom(text: str, *, reported: str, label: str = "custom") -> fleet_nodes.FleetNode:
     """A node whose annotation holds ``text``, and whose agent has applied ``reported``."""
     ended = run(
         "custom",

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import fleet_nodes
 from mig_manager.core.node import api_values
 
 
@@ -22,7 +22,7 @@ from mig_manager.core.node import api_values
 )
 def test_a_malformed_node_is_a_cluster_error(thing: dict[str, Any]) -> None:
     with pytest.raises(errors.ClusterError, match="from the Kubernetes API is malformed"):
-        nodes.parse(thing)
+        fleet_nodes.parse(thing)
 
 
 def test_a_quantity_is_a_whole_number_rounded_up() -> None:
