@@ -57,16 +57,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mig-") as name:
         folder = pathlib.Path(name)
         server = envtest.EnvtestServer(envtest.assets(), folder)
-        with server.running(), contextlib.closing(clusters.Real(server, folder)) as real:
+        with server.running(), contextlib.closing(clusters.RealCluster(server, folder)) as real:
             real.grant(clusters.SHIPPED)
-            for each in clusters.shipped("evictions/evictions.yaml"):
+            for each in clusters.manifest_objects("evictions/evictions.yaml"):
                 real.kube.delete(_path(each))
             sys.exit(_run(server, real, folder, chosen.pods, objects))
 
 
 def _run(
     server: envtest.EnvtestServer,
-    real: clusters.Real,
+    real: clusters.RealCluster,
     folder: pathlib.Path,
     count: int,
     policies: Sequence[clusters.Object],
@@ -77,8 +77,8 @@ def _run(
         _connect(server, path)
         for path in (
             server.kubeconfig(folder / "admin", token=envtest.ADMIN_TOKEN),
-            real.kubeconfig(folder / "agent", clusters.OURS, node=clusters.NODE),
-            real.kubeconfig(folder / "unbound", clusters.OURS),
+            real.kubeconfig(folder / "agent", clusters.MANAGER, node=clusters.NODE),
+            real.kubeconfig(folder / "unbound", clusters.MANAGER),
         )
     )
     pods = [{"metadata": {"name": name}, "spec": _POD} for name in names]

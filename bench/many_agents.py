@@ -51,7 +51,7 @@ def _run(server: envtest.EnvtestServer, kubeconfig: str, count: int, folder: pat
     names = [f"node-{number:03}" for number in range(count)]
     for name in names:
         admin.post("/api/v1/nodes", {"metadata": {"name": name}})
-    hosted = [in_process.assembled(**_ports(kubeconfig, name, folder)) for name in names]
+    hosted = [in_process.new_agent(**_ports(kubeconfig, name, folder)) for name in names]
     for one in hosted:
         threading.Thread(target=one.serve, daemon=True).start()
     waiting.until(lambda: _watches(server) >= count, "all watches")

@@ -167,7 +167,7 @@ def _played(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
     )
     server = envtest.EnvtestServer(envtest.assets(), folder)
     with server.running():
-        real = clusters.Real(server, folder)
+        real = clusters.RealCluster(server, folder)
         try:
             with sandbox_nodes.running(real, shape) as nodes:
                 nodes.apply(requested)
@@ -217,7 +217,7 @@ def _judged(
         device_checks=watch.checks,
         lost=len(watch.losses),
         failed=len(failed),
-        evicted=len(requests.evicted()),
+        evicted=len(requests.evicted_pods()),
         **{f"{who}_requests_per_pod": round(n / max(1, placed), 2) for who, n in counts.items()},
     )
 

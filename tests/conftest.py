@@ -179,7 +179,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Print what tests have counted, a section for each name, and write it where that is asked."""
-    counted = _counted(terminalreporter)
+    counted = _properties_by_name(terminalreporter)
     for name, entries in sorted(counted.items()):
         terminalreporter.section(name)
         for line in sorted(map(json.dumps, entries)):
@@ -192,7 +192,9 @@ def pytest_terminal_summary(
         _stamp(folder / "runs.json", counted)
 
 
-def _counted(terminalreporter: pytest.TerminalReporter) -> Mapping[str, Sequence[object]]:
+def _properties_by_name(
+    terminalreporter: pytest.TerminalReporter,
+) -> Mapping[str, Sequence[object]]:
     """Return the properties of all tests by name."""
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
     counted: dict[str, list[object]] = collections.defaultdict(list)

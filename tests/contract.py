@@ -32,26 +32,26 @@ def made() -> Mapping[str, str]:
 
 
 @functools.cache
-def shipped(name: str) -> Any:
+def schema_of_wheel(name: str) -> Any:
     """Return a schema as the wheel has it."""
     return json.loads(made()[f"{name}.json"])
 
 
 @functools.cache
 def _validator(name: str) -> Any:
-    schema = shipped(name)
+    schema = schema_of_wheel(name)
     cls = jsonschema.validators.validator_for(schema)
     cls.check_schema(schema)
-    return cls(closed(schema), format_checker=cls.FORMAT_CHECKER)
+    return cls(without_unknown_keys(schema), format_checker=cls.FORMAT_CHECKER)
 
 
-def closed(schema: Any) -> Any:
+def without_unknown_keys(schema: Any) -> Any:
     """Return a schema that refuses keys it does not name: one that was renamed, for example."""
     if isinstance(schema, list):
-        return [closed(each) for each in schema]
+        return [without_unknown_keys(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    inner = {key: closed(each) for key, each in schema.items()}
+    inner = {key: without_unknown_keys(each) for key, each in schema.items()}
     is_object = inner.get("type") == "object" and isinstance(inner.get("properties"), dict)
     return {**inner, "additionalProperties": False} if is_object else inner
 

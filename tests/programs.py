@@ -8,12 +8,12 @@ import subprocess
 import pytest
 
 
-def needed(name: str) -> str:
+def path_or_skip(name: str) -> str:
     """Return the file of a program; a machine without it skips the test, which fails in CI."""
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         pytest.skip(f"{name} is not installed")
-    return found
+    return path
 
 
 def run(
@@ -39,7 +39,7 @@ def output(*command: str | pathlib.Path, cwd: pathlib.Path | None = None, **envi
     return done.stdout
 
 
-def unpacked(archive: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+def unpack(archive: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Unpack an archive into a folder, and return this.
 
     ``tarfile`` has its filters from Python 3.11.4 on, and Debian 12 has 3.11.2.

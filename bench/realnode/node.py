@@ -142,7 +142,7 @@ class Node:
         threading.Event().wait(_FOLLOWS_WITHIN_S)
         requests = log.requests(self._manager.user)
         self._await(self._is_back, _RESUMES_WITHIN_S)
-        evicted, after = log.evicted(), self._pods()
+        evicted, after = log.evicted_pods(), self._pods()
         same = result == profiles
         afterwards = "GPUs as before" if same else f"GPUs with {_described(result)}"
         afterwards += self._afterwards()

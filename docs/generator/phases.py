@@ -102,7 +102,7 @@ def _play(
     node: fakes.NodeRig, layout: str, story: Story, *, superseded_at: int | None = None
 ) -> int:
     """Play one run; return how often it checked for a newer request."""
-    request = fakes.FakeRequest(node.clock, ends_at=superseded_at, replaced=True)
+    request = fakes.FakeRequest(node.clock, ends_at=superseded_at, is_replaced=True)
     with _recorded(node, story) as recorder:
         try:
             # An end that could not be published is for the next run.
@@ -111,7 +111,7 @@ def _play(
         except errors.Superseded:
             recorder.record()
             recorder.superseded()
-    return request.asked
+    return request.checks
 
 
 def _with_every_call_failing(change: swept_changes.Change, story: Story) -> None:
@@ -144,7 +144,7 @@ def _killed_everywhere(change: swept_changes.Change, story: Story) -> None:
                 successor = agents.reconciler(node)
                 successor.recover(requested)
             with _recorded(node, story):
-                successor.run(requested, fakes.FakeRequest(node.clock, replaced=False))
+                successor.run(requested, fakes.FakeRequest(node.clock, is_replaced=False))
 
 
 def _rebooting_node(*, comes_down: bool) -> fakes.NodeRig:
@@ -158,7 +158,7 @@ def _rebooting_node(*, comes_down: bool) -> fakes.NodeRig:
 def _rebooted(story: Story) -> None:
     """Reboot in the middle of a run, as the signal to end does, and go on afterwards."""
     node = _rebooting_node(comes_down=True)
-    request = fakes.FakeRequest(node.clock, replaced=False)
+    request = fakes.FakeRequest(node.clock, is_replaced=False)
     request.ends_when = lambda: node.host.reboots > 0
     with _recorded(node, story), contextlib.suppress(errors.Superseded):
         agents.reconciler(node).run("all-1g.5gb", request)
@@ -166,7 +166,7 @@ def _rebooted(story: Story) -> None:
     with _recorded(node, story):
         successor = agents.reconciler(node)
         successor.recover("all-1g.5gb")
-        successor.run("all-1g.5gb", fakes.FakeRequest(node.clock, replaced=False))
+        successor.run("all-1g.5gb", fakes.FakeRequest(node.clock, is_replaced=False))
 
 
 def _refused(story: Story) -> None:

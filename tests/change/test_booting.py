@@ -132,7 +132,7 @@ def test_an_apply_that_fails_keeps_what_was_kept(ampere: ApplyingNode) -> None:
 
 
 def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: ApplyingNode) -> None:
-    ampere.boot_layout.refused = {"write"}
+    ampere.boot_layout.failing_operations = {"write"}
     ampere.change_to("off")
 
     assert ampere.notes == ["cannot write the journal; the next boot will not restore this layout"]
@@ -175,14 +175,14 @@ def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: ApplyingNode, te
 
 
 def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: ApplyingNode) -> None:
-    ampere.boot_layout.refused = {"read"}
+    ampere.boot_layout.failing_operations = {"read"}
     ampere.reboot()
 
     assert len(ampere.boot("mixed").problems) == 1
 
     assert ampere.is_restored()
     assert (ampere.kept.config, ampere.kept.boot_id) == ("mixed", "boot-1+")
-    ampere.boot_layout.refused = {"read", "set_aside"}
+    ampere.boot_layout.failing_operations = {"read", "set_aside"}
     with pytest.raises(errors.UsageError, match="--verified-layout-file"):
         ampere.boot()
 
@@ -405,7 +405,7 @@ def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: Appl
 
 
 def test_a_boot_whose_journal_cannot_be_written_changes_nothing(node: ApplyingNode) -> None:
-    node.journal.refused.add("write")
+    node.journal.failing_operations.add("write")
 
     with pytest.raises(errors.UsageError):
         node.boot()

@@ -133,7 +133,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     before = node.shape
     node.gpus = gpu_values.without_instances(node.gpus, 0)
     empty = node.shape[0]
-    with node.killed(at=2):
+    with node.kill_process(at=2):
         node.boot()
     journal = journals.Journal.from_json(node.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus[0].uuid]

@@ -43,7 +43,7 @@ def test_journal_of_a_complete_change_is_cleared(node: ApplyingNode) -> None:
 
 
 def test_a_change_is_not_undone_because_its_journal_stays(node: ApplyingNode) -> None:
-    node.journal.refused = {"clear"}
+    node.journal.failing_operations = {"clear"}
 
     node.change_to("wanted")
 
@@ -56,7 +56,7 @@ def test_a_journal_that_makes_no_sense_or_cannot_be_read_is_set_aside(
     node: ApplyingNode, text: str | None
 ) -> None:
     node.journal.text = text or ""
-    node.journal.refused = {"read"} if text is None else set()
+    node.journal.failing_operations = {"read"} if text is None else set()
 
     node.change_to("wanted")
 
@@ -69,7 +69,7 @@ def test_a_journal_that_makes_no_sense_or_cannot_be_read_is_set_aside(
 @pytest.mark.parametrize("refused", [{"write"}, {"read", "set_aside"}])
 def test_without_a_journal_nothing_is_changed(node: ApplyingNode, refused: set[str]) -> None:
     before = node.shape
-    node.journal.refused = refused
+    node.journal.failing_operations = refused
 
     with pytest.raises(errors.UsageError, match="name another file with --journal-file") as caught:
         node.change_to("wanted")
@@ -80,7 +80,7 @@ def test_without_a_journal_nothing_is_changed(node: ApplyingNode, refused: set[s
 
 
 def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) -> None:
-    node.on_step = lambda _step: node.journal.refused.add("write")
+    node.on_step = lambda _step: node.journal.failing_operations.add("write")
     node.fails = is_creation
 
     with pytest.raises(errors.HardwareError) as caught:
@@ -94,7 +94,7 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(node: ApplyingNode) -> None:
     before = tuple(gpu.snapshot for gpu in node.gpus)
     journal = local.LocalJournal(node.deps, journals.Journal(config="wanted", snapshot=before))
-    node.journal.refused = {"write"}
+    node.journal.failing_operations = {"write"}
 
     journal.announce(persistent_gpus=(before[0].uuid,))
 

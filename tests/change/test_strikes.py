@@ -124,7 +124,7 @@ def test_after_a_kill_an_impossible_layout_restores_what_was(
     for node in kills(APPLIED[name]):
         is_changed = node.shape != before
         for again in range(1, 1 + killed_rollbacks):
-            with node.killed(at=again), contextlib.suppress(errors.LayoutError):
+            with node.kill_process(at=again), contextlib.suppress(errors.LayoutError):
                 node.change_to("too-much")
 
         with pytest.raises(errors.LayoutError) as caught:

@@ -9,11 +9,11 @@ from tests.stage import clusters
 
 
 @pytest.fixture(scope="session")
-def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Real]:
+def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.RealCluster]:
     folder = tmp_path_factory.mktemp("envtest")
     server = envtest.EnvtestServer(envtest.assets(), folder)
     with server.running():
-        real = clusters.Real(server, folder)
+        real = clusters.RealCluster(server, folder)
         yield real
         real.close()
 
@@ -36,6 +36,6 @@ def where_in_depth(request: pytest.FixtureRequest) -> clusters.Cluster:
 
 def _cluster(request: pytest.FixtureRequest) -> clusters.Cluster:
     if request.param == "embedded":
-        return clusters.Embedded()
-    real: clusters.Real = request.getfixturevalue("real_cluster")
+        return clusters.EmbeddedCluster()
+    real: clusters.RealCluster = request.getfixturevalue("real_cluster")
     return real

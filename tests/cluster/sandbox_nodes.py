@@ -48,7 +48,7 @@ class Shape:
 class Nodes(stages.Stage):
     """The nodes of a cluster with a real API server; use ``running``."""
 
-    def __init__(self, shape: Shape, real: clusters.Real) -> None:
+    def __init__(self, shape: Shape, real: clusters.RealCluster) -> None:
         super().__init__(
             shape.spec,
             shape.layouts,
@@ -73,7 +73,7 @@ class Nodes(stages.Stage):
 
     def arguments(self, machine: machines.Machine) -> list[str]:
         path = self.config_file.with_name(f"{machine.name}.kubeconfig")
-        config = self._real.kubeconfig(path, clusters.OURS, node=machine.name)
+        config = self._real.kubeconfig(path, clusters.MANAGER, node=machine.name)
         return machine.arguments(self.config_file, config, self._agent_options)
 
     def watched(self) -> list[device_watch.WatchedNode]:
@@ -140,9 +140,9 @@ class Nodes(stages.Stage):
 
 
 @contextlib.contextmanager
-def installed_partitioner(real: clusters.Real) -> Iterator[None]:
+def installed_partitioner(real: clusters.RealCluster) -> Iterator[None]:
     """Give the partitioner what its manifests give it, its Deployment aside."""
-    manifest = clusters.shipped("partitioner/partitioner.yaml")
+    manifest = clusters.manifest_objects("partitioner/partitioner.yaml")
     made = [obj for obj in manifest if obj["kind"] != "Deployment"]
     for obj in made:
         real.kube.post(clusters.collection(obj), obj)
@@ -156,7 +156,7 @@ def installed_partitioner(real: clusters.Real) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(real: clusters.Real, shape: Shape) -> Iterator[Nodes]:
+def running(real: clusters.RealCluster, shape: Shape) -> Iterator[Nodes]:
     """Run nodes, agents and kube-scheduler; at the end the cluster is cleared."""
     with Nodes(shape, real) as nodes, real.server.scheduling():
         yield nodes

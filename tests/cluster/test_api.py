@@ -255,7 +255,7 @@ def a_lease(**spec: object) -> clusters.Object:
 
 
 LABELS, ANNOTATIONS = "is invalid: metadata.labels: Invalid", "is invalid: metadata.annotations: "
-ELSEWHERE = f"/api/v1/namespaces/{clusters.OURS.namespace}/events"
+ELSEWHERE = f"/api/v1/namespaces/{clusters.MANAGER.namespace}/events"
 REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("get", f"{NODES}/none", {}, 404, 'nodes "none" not found'),
     ("get", "/api/v1/nothing", {}, 404, "the server could not find the requested resource"),
@@ -411,7 +411,7 @@ def test_slots_are_acquired_renewed_and_released_over_the_api(kube: api.KubeApi)
     first, second = (
         lease_slots.LeaseSlots(
             kube,
-            namespace=clusters.OURS.namespace,
+            namespace=clusters.MANAGER.namespace,
             node_name=name,
             limit=1,
             clock=host.SystemClock(),

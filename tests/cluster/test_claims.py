@@ -35,7 +35,7 @@ _TIMES = ("--quiet-s", "0.3", "--longest-wait-s", "1", "--cooldown-s", "0.5")
 class ClaimsScene:
     """A node with seven small devices, which the scheduler allocates by claims."""
 
-    def __init__(self, real: clusters.Real, nodes: sandbox_nodes.Nodes) -> None:
+    def __init__(self, real: clusters.RealCluster, nodes: sandbox_nodes.Nodes) -> None:
         self.real = real
         self.nodes = nodes
         (machine,) = nodes.machines
@@ -98,7 +98,7 @@ class ClaimsScene:
 
 
 @pytest.fixture
-def scene(real_cluster: clusters.Real) -> Iterator[ClaimsScene]:
+def scene(real_cluster: clusters.RealCluster) -> Iterator[ClaimsScene]:
     shape = sandbox_nodes.Shape(
         names=(NODE,), spec=f"1x{PRODUCT}", layouts=LAYOUTS, agent_options=("--custom-layouts",)
     )
@@ -133,7 +133,7 @@ def test_pods_with_plain_limits_get_devices_by_claims_and_keep_them(scene: Claim
     scene.apply("one-small")
     (left,) = scene.running().items()
     assert left in before.items()
-    assert len(requests.evicted()) == 1
+    assert len(requests.evicted_pods()) == 1
 
     scene.release_claims()
     with sandbox_nodes.installed_partitioner(scene.real):
@@ -145,4 +145,4 @@ def test_pods_with_plain_limits_get_devices_by_claims_and_keep_them(scene: Claim
         finally:
             partitioner.end()
     assert left in scene.running().items()
-    assert len(requests.evicted()) == 1
+    assert len(requests.evicted_pods()) == 1

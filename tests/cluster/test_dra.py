@@ -126,7 +126,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
 
 @pytest.mark.cluster
 def test_policy_lets_an_agent_withdraw_only_its_nodes_slices(
-    real_cluster: clusters.Real, tmp_path: pathlib.Path
+    real_cluster: clusters.RealCluster, tmp_path: pathlib.Path
 ) -> None:
     foreign = [("other", dra_driver.NAME), (clusters.NODE, "nic.example.com")]
     with (

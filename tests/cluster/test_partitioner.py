@@ -35,12 +35,12 @@ Act = Callable[[api.KubeApi], Any]
 
 @pytest.fixture(scope="module")
 def kube(
-    real_cluster: clusters.Real, tmp_path_factory: pytest.TempPathFactory
+    real_cluster: clusters.RealCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[api.KubeApi]:
     """The API as the partitioner's account has it, with the shipped rights and policy."""
     folder = tmp_path_factory.mktemp("partitioner")
     people = real_cluster.kube
-    shipped = clusters.shipped("partitioner/partitioner.yaml")
+    shipped = clusters.manifest_objects("partitioner/partitioner.yaml")
     made = [each for each in shipped if each["kind"] != "Deployment"]
     for obj in made:
         people.post(clusters.collection(obj), obj)

@@ -46,7 +46,7 @@ def jobs(profiles: Mapping[str, int]) -> list[day.Job]:
 
 
 def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
-    real_cluster: clusters.Real,
+    real_cluster: clusters.RealCluster,
 ) -> None:
     shape = sandbox_nodes.Shape(
         names=("node-a", "node-b"),
@@ -87,7 +87,7 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
     assert played.fates[_NEVER.name].bound_s is None
     assert watch.checks > 0
     assert watch.losses == set()
-    assert requests.evicted() == []
+    assert requests.evicted_pods() == []
     assert asked["patch nodes"] > 0
     placed = len(played.fates) - 1
     assert asked.total() <= _MAX_REQUESTS["partitioner"] * placed
@@ -98,5 +98,5 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
     assert len(impossible) <= 2
 
 
-def leases(real: clusters.Real) -> list[str]:
+def leases(real: clusters.RealCluster) -> list[str]:
     return [objects.name(each) for each in real.kube.get(clusters.LEASES)["items"]]

@@ -63,12 +63,12 @@ Act = Callable[[PolicyScene], Any]
 
 @pytest.fixture(scope="module")
 def module_scene(
-    real_cluster: clusters.Real, tmp_path_factory: pytest.TempPathFactory
+    real_cluster: clusters.RealCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PolicyScene]:
     folder = tmp_path_factory.mktemp("policy")
     people = real_cluster.kube
     with real_cluster.admit(folder, RIGHTS) as credentials, contextlib.ExitStack() as exits:
-        bare = real_cluster.kubeconfig(folder / "unbound", clusters.OURS)
+        bare = real_cluster.kubeconfig(folder / "unbound", clusters.MANAGER)
         agent, unbound = (
             exits.enter_context(contextlib.closing(api.KubeApi.connect(kubeconfig=str(path))))
             for path in (credentials.agent, bare)
@@ -464,7 +464,7 @@ def test_the_agent_writes_slots_alone_and_for_its_own_node(
 @pytest.mark.parametrize(
     ("account", "verdict"),
     [
-        (clusters.OURS, doctor_rig.OK),
+        (clusters.MANAGER, doctor_rig.OK),
         (clusters.OPERATORS, doctor_rig.WARN),
         (None, doctor_rig.SKIPPED),
     ],
@@ -472,7 +472,7 @@ def test_the_agent_writes_slots_alone_and_for_its_own_node(
 )
 def test_doctor_reports_whether_a_policy_confines_the_account(
     scene: PolicyScene,
-    real_cluster: clusters.Real,
+    real_cluster: clusters.RealCluster,
     tmp_path: pathlib.Path,
     account: clusters.Account | None,
     verdict: report.CheckResult,

@@ -119,7 +119,7 @@ WITHOUT: Mapping[clusters.Right, Callable[[agent_stage.AgentStage, clusters.Righ
 def test_shipped_rights_each_have_a_test_and_no_rule_is_wider() -> None:
     assert clusters.SHIPPED.everywhere | clusters.BUDGET.within == WITHOUT.keys()
     assert {group for group, _, _ in clusters.BUDGET.within} == {COORDINATION}
-    (role,) = clusters.shipped("base/rbac.yaml", "ClusterRole")
+    (role,) = clusters.manifest_objects("base/rbac.yaml", "ClusterRole")
     for rule in role["rules"]:
         assert rule.keys() == {"apiGroups", "resources", "verbs"}
 

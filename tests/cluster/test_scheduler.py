@@ -25,12 +25,14 @@ COUNT = 6
 
 @pytest.fixture(scope="module")
 def real(
-    real_cluster: clusters.Real, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[clusters.Real]:
+    real_cluster: clusters.RealCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[clusters.RealCluster]:
     """Three nodes with seven devices each, the stock scheduler, and the shipped one."""
     folder = tmp_path_factory.mktemp("scheduler")
     kube = real_cluster.kube
-    made = [each for each in clusters.shipped("scheduler/scheduler.yaml") if not is_pod(each)]
+    made = [
+        each for each in clusters.manifest_objects("scheduler/scheduler.yaml") if not is_pod(each)
+    ]
     for obj in made:
         kube.post(clusters.collection(obj), obj)
     for name in NODES:
@@ -59,7 +61,7 @@ def is_pod(obj: clusters.Object) -> bool:
     return "spec" in obj
 
 
-def replica_set(real: clusters.Real, name: str) -> dict[str, Any]:
+def replica_set(real: clusters.RealCluster, name: str) -> dict[str, Any]:
     """Create the owner of pods, and return its reference."""
     template = manifests.gpu_pod(name, RESOURCE, labels={"app": name})
     spec = {
@@ -82,7 +84,7 @@ def replica_set(real: clusters.Real, name: str) -> dict[str, Any]:
     ],
 )
 def test_small_pods_fill_one_node_with_the_profile_or_an_affinity(
-    real: clusters.Real,
+    real: clusters.RealCluster,
     scheduler: str,
     expected: int,
     *,
@@ -116,6 +118,6 @@ def affinity(app: str) -> dict[str, Any]:
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def nodes_of_pods(real: clusters.Real) -> list[str]:
+def nodes_of_pods(real: clusters.RealCluster) -> list[str]:
     found = real.kube.get(PODS)["items"]
     return [name for each in found if (name := objects.node_name(each))]

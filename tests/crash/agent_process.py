@@ -62,7 +62,7 @@ def serve(arguments: Arguments) -> int:
         agent = main.AgentService(wanted, kube, boot_id=state.boot_id, overrides=overrides)
     else:
         simulated.load(_Library(state, moments))
-        agent = in_process.assembled(
+        agent = in_process.new_agent(
             wanted,
             kube,
             boot_id=state.boot_id,

@@ -142,7 +142,7 @@ class CrashStage(agent_stage.AgentStage):
 
     def geometry(self) -> layout_table.Gpus:
         """Return what the driver has on the GPUs, in the words of the scenarios."""
-        return simulated_rig.described(self.state)
+        return simulated_rig.devices_in_words(self.state)
 
     def node(self) -> objects.JsonObject:
         """Return the Node object as the API has it."""

@@ -30,14 +30,14 @@ new Promise(resolve => {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("site")
-    mkdocs = programs.needed("mkdocs")
+    mkdocs = programs.path_or_skip("mkdocs")
     programs.output(mkdocs, "build", "--strict", "--site-dir", folder, cwd=pages.ROOT)
     return folder
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
-    program = programs.needed("chromium")
+    program = programs.path_or_skip("chromium")
     with browser.started(program, tmp_path_factory.mktemp("browser")) as page:
         yield page
 

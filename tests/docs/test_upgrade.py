@@ -39,7 +39,7 @@ def commands(before: str) -> str:
 def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
     tmp_path: pathlib.Path, *, is_interrupted: bool
 ) -> None:
-    programs.needed("kubectl")
+    programs.path_or_skip("kubectl")
     keys = AT_REST | ({well_known.JOURNAL_ANNOTATION} if is_interrupted else set())
     foreign = {"key": "example.com/mine", "value": "x", "effect": "NoSchedule"}
     ours = [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}] if is_interrupted else []
@@ -100,7 +100,7 @@ def image(documents: str) -> str:
 def test_the_shipped_kustomization_takes_a_registry_and_an_overlay(
     tmp_path: pathlib.Path, overlay: str
 ) -> None:
-    kubectl = programs.needed("kubectl")
+    kubectl = programs.path_or_skip("kubectl")
     (pushed,) = re.findall(r"docker push (\S+)$", README, re.MULTILINE)
     for folder in ("deploy", "profiles"):
         shutil.copytree(pages.ROOT / folder, tmp_path / folder)
@@ -122,7 +122,7 @@ def test_the_overview_begins_as_the_readme_does() -> None:
 def test_an_overlay_as_the_page_shows_it_has_its_own_image_and_layouts(
     tmp_path: pathlib.Path,
 ) -> None:
-    kubectl = programs.needed("kubectl")
+    kubectl = programs.path_or_skip("kubectl")
     (example,) = re.findall(r"^```yaml\n(.*?)^```$", UPGRADE, re.DOTALL | re.MULTILINE)
     for folder in ("deploy", "profiles"):
         shutil.copytree(pages.ROOT / folder, tmp_path / folder)

@@ -123,7 +123,7 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path: pathlib.Path) -> Iterator[Reader]:
-    programs.needed("kubectl")
+    programs.path_or_skip("kubectl")
     reader = Reader(tmp_path)
     yield reader
     reader.leave()

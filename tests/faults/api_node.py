@@ -95,7 +95,7 @@ class InProcessStage(agent_stage.AgentStage):
             timeout_s=self._kubelet_timeout_s,
             sleep=lambda _seconds: None,
         )
-        agent = in_process.Hosted(
+        agent = in_process.HostedAgent(
             self.server,
             TOKEN,
             dataclasses.replace(settings.AgentSettings.read(options, {}), backoff=_BACKOFF),

@@ -147,7 +147,7 @@ class StruckNode:
         self.state.log_calls(is_on=True)
         end = self.run()
         assert end.is_good
-        described = simulated_rig.described(self.state)
+        described = simulated_rig.devices_in_words(self.state)
         assert described == layout_table.gpus_with(self.scenario.layout, len(described))
         self.after = end.shape
         calls = nvml_faults.read_calls(self.state.path)

@@ -83,7 +83,9 @@ def hosted(server: apiserver.ApiServer, names: Sequence[str], *, limit: int = 0)
     }
     with tempfile.TemporaryDirectory() as folder:
         running = [
-            in_process.Hosted(server, name, **in_memory(name, pathlib.Path(folder), **options))
+            in_process.HostedAgent(
+                server, name, **in_memory(name, pathlib.Path(folder), **options)
+            )
             for name in names
         ]
         try:

@@ -39,12 +39,12 @@ def started(
     kubeconfig: pathlib.Path, *options: str
 ) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
     argv = ["rollout", *options, "--kubeconfig", str(kubeconfig), "--output-format", "json"]
-    return commandline.started(argv)
+    return commandline.start(argv)
 
 
 def rollout(kubeconfig: pathlib.Path, *options: str) -> commandline.Answer:
     with started(kubeconfig, *options) as process:
-        return commandline.finished(process)
+        return commandline.wait_for_answer(process)
 
 
 def paused(kubeconfig: pathlib.Path, options: tuple[str, ...]) -> dict[str, tuple[str, str]]:
@@ -75,7 +75,7 @@ def story(
     with started(kubeconfig, *options, "--silence-timeout-s", "3600") as process:
         waiting.until(lambda: applied(server, names) == quarter, "a quarter of the nodes")
         process.send_signal(signal.SIGINT)
-        answer = commandline.finished(process)
+        answer = commandline.wait_for_answer(process)
     played.wake()
     assert (answer.status, answer.data["state"]) == (130, "interrupted")
     assert 0 < answer.data["counts"]["success"] < len(names)

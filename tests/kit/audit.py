@@ -31,7 +31,7 @@ class Log:
             if event["user"]["username"] == user and not _ends_watch(event)
         )
 
-    def evicted(self) -> list[str]:
+    def evicted_pods(self) -> list[str]:
         """Return the names of the pods whose eviction was granted to anybody, not as a dry run."""
         return [
             event["objectRef"]["name"]
@@ -62,5 +62,7 @@ def _is_dry_run(event: Event) -> bool:
 
 
 def _resource(event: Event) -> str:
-    found = event.get("objectRef", {})
-    return authorization.full_resource(found.get("resource", "none"), found.get("subresource", ""))
+    reference = event.get("objectRef", {})
+    return authorization.full_resource(
+        reference.get("resource", "none"), reference.get("subresource", "")
+    )

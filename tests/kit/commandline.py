@@ -81,7 +81,7 @@ def run(  # noqa: PLR0913 - each is named where it is called
 
 
 @contextlib.contextmanager
-def started(
+def start(
     argv: Sequence[str],
     environ: Mapping[str, str] | None = None,
     *,
@@ -103,7 +103,7 @@ def started(
             process.kill()
 
 
-def finished(process: "subprocess.Popen[str]") -> Answer:
+def wait_for_answer(process: "subprocess.Popen[str]") -> Answer:
     """Wait for the end of a process, and return its answer."""
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert "Traceback" not in err, err

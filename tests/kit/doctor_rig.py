@@ -78,7 +78,7 @@ class Patient:
     def check(
         self, name: str, facts: Mapping[str, object] | None = None, **settings: object
     ) -> Examination:
-        known = {
+        answers = {
             each: doctor_facts.Once(lambda value=value: value, what=each)  # type: ignore[misc]
             if each != "own_pod_uid"
             else value
@@ -86,7 +86,7 @@ class Patient:
         }
         read = doctor_facts.facts(self.settings(**settings))
         checks = [each for each in examination.CHECKS if each.name == name]
-        read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
+        read = dataclasses.replace(read, **answers)  # type: ignore[arg-type]
         return Examination(examination.examine(checks, read, timeout_s=60.0))
 
     def set_modes(self, *, is_enabled: bool, is_pending: bool) -> None:

@@ -61,7 +61,7 @@ class Driver:
         self._kube = kube
         self._observe = observe
         self._node = node
-        self._published: set[str] = set()
+        self._publishers: set[str] = set()
 
     def play(self) -> bool:
         """Publish if a new pod is ready; return whether one has."""
@@ -72,10 +72,10 @@ class Driver:
                 continue
             if uid not in self.starts:
                 self.starts.append(uid)
-            if objects.is_ready(pod) and uid not in self._published:
+            if objects.is_ready(pod) and uid not in self._publishers:
                 self._publish(len(self.starts))
-                self._published.add(uid)
-        return bool(self._published)
+                self._publishers.add(uid)
+        return bool(self._publishers)
 
     def _publish(self, generation: int) -> None:
         listed = api_objects.a_resource_slice(

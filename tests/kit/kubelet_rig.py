@@ -36,7 +36,7 @@ class GrpcKubelet:
         self.devices: list[Any] = []
         self.refusals = 0
         self.code = grpc.StatusCode.RESOURCE_EXHAUSTED
-        self.asked = 0
+        self.requests = 0
         self.has_allocatable = True
         self.writes: Callable[[Any], bytes] = lambda message: message.SerializeToString()
         self._server: grpc.Server | None = None
@@ -59,20 +59,20 @@ class GrpcKubelet:
             self._server = None
 
     def _handler(self, answer: Callable[[Any, Any], Any], request: Any) -> Any:
-        def serve(asked: Any, context: grpc.ServicerContext) -> Any:
-            self.asked += 1
-            if self.asked <= self.refusals:
+        def serve(request: Any, context: grpc.ServicerContext) -> Any:
+            self.requests += 1
+            if self.requests <= self.refusals:
                 context.abort(self.code, "not now")
-            return answer(asked, context)
+            return answer(request, context)
 
         return grpc.unary_unary_rpc_method_handler(
             serve, request_deserializer=request.FromString, response_serializer=self.writes
         )
 
-    def _list(self, _asked: Any, _context: Any) -> Any:
+    def _list(self, _request: Any, _context: Any) -> Any:
         return messages.ListPodResourcesResponse(pod_resources=self.pods)
 
-    def _allocatable(self, _asked: Any, _context: Any) -> Any:
+    def _allocatable(self, _request: Any, _context: Any) -> Any:
         return messages.AllocatableResourcesResponse(devices=self.devices)
 
 

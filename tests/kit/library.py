@@ -72,11 +72,19 @@ def environ(folder: pathlib.Path) -> dict[str, str]:
 
 
 @functools.cache
-def _compiled() -> bytes:
+def _library_bytes() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         built = pathlib.Path(folder) / NAME
         linking = f"-Wl,-soname,{NAME}"
-        run(programs.needed("cc"), *_FLAGS, linking, f"-o{built}", SOURCE, "-lpthread", "-ldl")
+        run(
+            programs.path_or_skip("cc"),
+            *_FLAGS,
+            linking,
+            f"-o{built}",
+            SOURCE,
+            "-lpthread",
+            "-ldl",
+        )
         return built.read_bytes()
 
 
@@ -84,12 +92,12 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     """Put the library into a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / NAME
-    library.write_bytes(_compiled())
+    library.write_bytes(_library_bytes())
     return library
 
 
 @contextlib.contextmanager
-def served(
+def serve(
     folder: pathlib.Path,
     state: pathlib.Path,
     alterations: Mapping[str, nvml_faults.Alteration] | None = None,
@@ -175,7 +183,7 @@ class _Server:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(EOFError, OSError):
-            process = _received(connection, 16)
+            process = _receive(connection, 16)
             with self._lock:
                 session = self._sessions.setdefault(
                     process, _Library(nvml_faults.SharedState(self._state), self._alterations)
@@ -183,8 +191,8 @@ class _Server:
                 self._connections[connection] = process
             try:
                 while True:
-                    (length,) = struct.unpack("=I", _received(connection, 4))
-                    connection.sendall(_answer(session, _received(connection, length)))
+                    (length,) = struct.unpack("=I", _receive(connection, 4))
+                    connection.sendall(_answer(session, _receive(connection, length)))
             except (ArithmeticError, LookupError, TypeError, ValueError, BufferError) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
             finally:
@@ -194,7 +202,7 @@ class _Server:
                         del self._sessions[process]
 
 
-def _received(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: socket.socket, size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
         part = connection.recv(size - len(parts))

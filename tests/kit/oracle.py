@@ -79,7 +79,7 @@ def goals(gpu: model.Gpu, devices: Mapping[model.Profile, int]) -> Iterator[Stat
             return
         for index, (profile, span) in enumerate(rest):
             later = [spot for spot in rest[index + 1 :] if not spot[1] & span]
-            if not driver_rules.pool_allows(gpu, [profile, *(known for known, _ in state)]):
+            if not driver_rules.pool_allows(gpu, [profile, *(other for other, _ in state)]):
                 continue
             for inside in insides(profile.gpu_slices):
                 if inside:
@@ -110,7 +110,7 @@ def room(gpu: model.Gpu, goal: State) -> tuple[int, ...]:
     """Count, largest profile first, how many more of each alone the goal leaves room for."""
     specs = by_size(gpu)
     sizes = {spec.profile: spec.placements[0].size for spec in specs}
-    taken = {at + i for profile, at in goal for i in range(sizes[profile])}
+    occupied = {at + i for profile, at in goal for i in range(sizes[profile])}
     present = [profile for profile, _ in goal]
 
     def more(spec: model.GpuInstanceProfile, spans: list[set[int]], count: int) -> int:
@@ -126,7 +126,7 @@ def room(gpu: model.Gpu, goal: State) -> tuple[int, ...]:
 
     def free(spec: model.GpuInstanceProfile) -> list[set[int]]:
         spans = [set(range(place.start, place.end)) for place in spec.placements]
-        return [span for span in spans if not span & taken]
+        return [span for span in spans if not span & occupied]
 
     return tuple(more(spec, free(spec), 0) for spec in specs)
 
@@ -154,26 +154,26 @@ def best(
 
 
 def rank(gpu: model.Gpu, goal: State, busy: frozenset[str]) -> tuple[object, ...]:
-    left = [-count for count in room(gpu, goal)]
-    return (*price(gpu, goal, busy), left, starts(gpu, goal))
+    room_rank = [-count for count in room(gpu, goal)]
+    return (*price(gpu, goal, busy), room_rank, starts(gpu, goal))
 
 
 def fewest_calls(gpu: model.Gpu) -> dict[frozenset[tuple[model.Profile, int]], int]:
     """Walk every sequence of driver calls; return the calls needed for each set of devices."""
     start = frozenset(state_of(gpu).items())
-    found: dict[frozenset[tuple[model.Profile, int]], int] = {}
-    seen = {start}
+    calls_by_devices: dict[frozenset[tuple[model.Profile, int]], int] = {}
+    visited = {start}
     edge = [start]
     for depth in itertools.count():
         if not edge:
-            return found
+            return calls_by_devices
         following = []
         for state in edge:
             if all(inside for _, inside in state):
-                found.setdefault(frozenset(devices_in(dict(state)).items()), depth)
+                calls_by_devices.setdefault(frozenset(devices_in(dict(state)).items()), depth)
             for reached in _neighbours(gpu, state):
-                if reached not in seen:
-                    seen.add(reached)
+                if reached not in visited:
+                    visited.add(reached)
                     following.append(reached)
         edge = following
     raise AssertionError
@@ -183,14 +183,14 @@ def _neighbours(
     gpu: model.Gpu, state: frozenset[tuple[Spot, Inside]]
 ) -> Iterator[frozenset[tuple[Spot, Inside]]]:
     sizes = {spec.profile: spec.placements[0].size for spec in gpu.profiles or ()}
-    taken = {at + i for (profile, at), _ in state for i in range(sizes[profile])}
+    occupied = {at + i for (profile, at), _ in state for i in range(sizes[profile])}
     for entry in state:
         yield from _inner_neighbours(state, entry)
     present = [profile for (profile, _), _ in state]
     for spec in gpu.profiles or ():
         if driver_rules.pool_allows(gpu, [*present, spec.profile]):
             for place in spec.placements:
-                if not taken & set(range(place.start, place.end)):
+                if not occupied & set(range(place.start, place.end)):
                     yield state | {((spec.profile, place.start), frozenset())}
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from mig_manager.agent import settings
 from tests import programs
-from tests.kit.unit_files import Asked, agent_settings
+from tests.kit.unit_files import RecordedEnvironment, agent_settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 Object = dict[str, Any]
@@ -18,7 +18,7 @@ OVERLAYS = (*AGENTS, "budget", "gpu-operator", "partitioner")
 
 def kustomize(folder: str | pathlib.Path) -> str:
     """Return the manifest that kubectl makes of a folder of the repository."""
-    return programs.output(programs.needed("kubectl"), "kustomize", ROOT / folder)
+    return programs.output(programs.path_or_skip("kubectl"), "kustomize", ROOT / folder)
 
 
 class Overlay:
@@ -42,11 +42,11 @@ class Overlay:
     @property
     def container(self) -> Object:
         (only,) = self.pod["containers"]
-        found: Object = only
-        return found
+        container: Object = only
+        return container
 
     @property
-    def environ(self) -> Asked:
+    def environ(self) -> RecordedEnvironment:
         return environment(self.container)
 
     @property
@@ -63,7 +63,7 @@ class Overlay:
         return mount, volume
 
 
-def environment(container: Object) -> Asked:
+def environment(container: Object) -> RecordedEnvironment:
     """Return the variables of a container, in a pod with certain fields."""
     fields = {
         "metadata.name": "pod-1",
@@ -71,7 +71,7 @@ def environment(container: Object) -> Asked:
         "metadata.uid": "uid-1",
         "spec.nodeName": "node-1",
     }
-    return Asked(
+    return RecordedEnvironment(
         {
             each["name"]: each["value"]
             if "value" in each

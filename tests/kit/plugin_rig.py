@@ -163,7 +163,7 @@ class Viewer:
         }
 
     def kubectl(self, *words: str) -> commandline.Answer:
-        return run([programs.needed("kubectl"), *words], self.environment)
+        return run([programs.path_or_skip("kubectl"), *words], self.environment)
 
     def alone(
         self,

@@ -12,12 +12,12 @@ from tests import waiting
 
 def children(pid: int | str = "self") -> set[int]:
     """Return the pids of a process's children, zombies included."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         # A thread may just be ending; its children then belong to another one.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found |= set(map(int, (task / "children").read_text().split()))
-    return found
+            pids |= set(map(int, (task / "children").read_text().split()))
+    return pids
 
 
 def descriptors() -> set[str]:
@@ -45,7 +45,7 @@ def leaving_nothing_behind() -> Iterator[None]:
     waiting.until(lambda: set(threading.enumerate()) <= threads, "the end of the threads")
 
 
-def scripted(script: str) -> list[str]:
+def worker_command(script: str) -> list[str]:
     """Return the command line of a worker that is this script, with its end of the pipes."""
     preamble = "import os, signal, sys, time\nfrom mig_manager import errors\n"
     preamble += "from mig_manager.adapters.host import subprocesses\n"

@@ -43,13 +43,15 @@ class ShellNode:
 
     def _begin_with(self, layout: str, *key: str) -> None:
         """Apply a layout, or copy what applying it has left on another node like this one."""
-        if (left := _APPLIED.get((layout, *key))) is None:
+        if (state_files := _APPLIED.get((layout, *key))) is None:
             assert self.run("apply", layout).status == 0
             files = self.path.parent.glob(f"{self.path.name}*")
-            left = {file.name: file.read_bytes() for file in files if file.suffix != ".lock"}
-            _APPLIED[layout, *key] = left
+            state_files = {
+                file.name: file.read_bytes() for file in files if file.suffix != ".lock"
+            }
+            _APPLIED[layout, *key] = state_files
             return
-        for name, content in left.items():
+        for name, content in state_files.items():
             self.path.with_name(name).write_bytes(content)
 
     def command(self, *argv: str) -> list[str]:
@@ -79,11 +81,11 @@ class ShellNode:
 
     def run_process(self, *argv: str) -> commandline.Answer:
         """Run a command as a process, with a GPU worker."""
-        with self.started(*argv) as process:
-            return commandline.finished(process)
+        with self.start(*argv) as process:
+            return commandline.wait_for_answer(process)
 
-    def started(self, *argv: str) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
-        return commandline.started(self.arguments(*argv))
+    def start(self, *argv: str) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
+        return commandline.start(self.arguments(*argv))
 
     def set_options(self, options: states.Options) -> None:
         """Have another driver on the node from now on; the GPUs stay as they are."""
@@ -117,7 +119,7 @@ class ShellNode:
     def kill(self, *argv: str, function: str, first: int = 1) -> None:
         """Run a command, and kill it in the middle of a call."""
         self.hang_in(function, first=first)
-        with self.started(*argv) as process:
+        with self.start(*argv) as process:
             waiting.until(lambda: self.is_hung, "the hanging call")
             process.kill()
         self.state.clear_faults()

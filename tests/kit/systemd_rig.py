@@ -189,8 +189,8 @@ class StandIn:
         return properties[name]
 
     def _named_in(self, path: str, names: Callable[[Unit], tuple[str, ...]]) -> list[str]:
-        ours = unit_name(path)
-        return [name for name, unit in self.units.items() if ours in names(unit)]
+        target = unit_name(path)
+        return [name for name, unit in self.units.items() if target in names(unit)]
 
     def _begin(self, method: str, name: str) -> str:
         if name == "reboot.target":
@@ -247,7 +247,7 @@ def a_bus(
     socket, config = folder / "bus", folder / "bus.conf"
     text = _CONFIG.format(socket=socket, mechanism=mechanism, denied=denied)
     config.write_text(text, encoding="utf-8")
-    program = programs.needed("dbus-daemon")
+    program = programs.path_or_skip("dbus-daemon")
     with subprocess.Popen(  # noqa: S603 - the machine's own bus
         [program, f"--config-file={config}", "--nofork", "--nopidfile", "--print-address"],
         stdout=subprocess.PIPE,

@@ -20,7 +20,7 @@ MANUAL = ["mig-manager.1", *(f"mig-manager-{command}.1" for command in registry.
 PLUGIN_MANUAL = ["kubectl-mig.1", *(f"kubectl-mig-{row.name}.1" for row in plugin.PROGRAM.rows)]
 
 
-class Asked(dict[str, str]):
+class RecordedEnvironment(dict[str, str]):
     """An environment that records the variables that are read."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -45,12 +45,12 @@ def longest_stop_s(agent: settings.AgentSettings) -> float:
 
 def directives(name: str) -> dict[str, list[str]]:
     """Return the values of a unit's directives; systemd allows several of each."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for line in (ROOT / "systemd" / name).read_text(encoding="utf-8").splitlines():
         key, separator, value = line.partition("=")
         if separator and not line.startswith("#"):
-            found.setdefault(key, []).append(value)
-    return found
+            values.setdefault(key, []).append(value)
+    return values
 
 
 def unit_command_line(name: str = "mig-manager.service") -> list[str]:

@@ -62,7 +62,7 @@ def wait_for_watch(server: apiserver.ApiServer) -> None:
 
 
 @contextlib.contextmanager
-def connected(server: apiserver.ApiServer, **options: Any) -> Iterator[FaultyApi]:
+def faulty_api(server: apiserver.ApiServer, **options: Any) -> Iterator[FaultyApi]:
     kube = FaultyApi.at(server.url, sleep=lambda _seconds: None, **options)
     yield kube
     kube.close()
@@ -70,5 +70,5 @@ def connected(server: apiserver.ApiServer, **options: Any) -> Iterator[FaultyApi
 
 @pytest.fixture
 def kube(server: apiserver.ApiServer) -> Iterator[FaultyApi]:
-    with connected(server) as client:
+    with faulty_api(server) as client:
         yield client

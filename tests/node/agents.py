@@ -75,10 +75,10 @@ def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
 
 
 def new_attempt(
-    rig: fakes.NodeRig, limits: settings.Limits, cancel: ports.Cancellation, **replaced: Any
+    rig: fakes.NodeRig, limits: settings.Limits, cancel: ports.Cancellation, **overrides: Any
 ) -> attempts.Attempt:
-    """Return an attempt at a layout, for a part of a run; ``replaced`` as for ``reconciler``."""
-    deps = dataclasses.replace(dependencies(rig), **replaced)
+    """Return an attempt at a layout, for a part of a run; ``overrides`` as for ``reconciler``."""
+    deps = dataclasses.replace(dependencies(rig), **overrides)
     publisher = publish.Publisher(deps.node, deps.request_file)
     memory = attempts.AttemptMemory()
     shared = attempts.Shared(deps=deps, limits=limits, publisher=publisher, memory=memory)
@@ -93,7 +93,7 @@ class AgentInMemory(reconcile.Reconciler):
 
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         super().__init__(deps, limits)
-        self.ended: list[outcomes.Outcome] = []
+        self.outcomes: list[outcomes.Outcome] = []
         """Of its runs, those that ended."""
 
     def recover(
@@ -101,13 +101,13 @@ class AgentInMemory(reconcile.Reconciler):
         request: attempts.Request | str | None,
         custom: custom_layouts.Custom | None = None,
     ) -> None:
-        super().recover(_requested(request, custom=custom))
+        super().recover(_as_request(request, custom=custom))
 
     def run(
         self, request: attempts.Request | str, cancel: ports.Cancellation, **members: Any
     ) -> outcomes.Outcome:
-        outcome = super().run(_requested(request, **members), cancel)
-        self.ended.append(outcome)
+        outcome = super().run(_as_request(request, **members), cancel)
+        self.outcomes.append(outcome)
         return outcome
 
     def check_drift(
@@ -116,10 +116,10 @@ class AgentInMemory(reconcile.Reconciler):
         outcome: outcomes.Outcome,
         custom: custom_layouts.Custom | None = None,
     ) -> drift.Action:
-        return super().check_drift(_requested(request, custom=custom), outcome)
+        return super().check_drift(_as_request(request, custom=custom), outcome)
 
 
-def _requested(request: attempts.Request | str | None, **members: Any) -> attempts.Request:
+def _as_request(request: attempts.Request | str | None, **members: Any) -> attempts.Request:
     if isinstance(request, attempts.Request):
         return request
     return attempts.Request(config=request or "", **members)
@@ -132,14 +132,14 @@ def reconciler(
     heals_drift: bool = False,
     is_lenient: bool = False,
     limits: Mapping[str, Any] | None = None,
-    **replaced: Any,
+    **overrides: Any,
 ) -> AgentInMemory:
     """Return an agent's reconciler.
 
-    ``limits`` are further ones, ``replaced`` are dependencies other than the node's own.
+    ``limits`` are further ones, ``overrides`` are dependencies other than the node's own.
     """
     return AgentInMemory(
-        dataclasses.replace(dependencies(rig, text), **replaced),
+        dataclasses.replace(dependencies(rig, text), **overrides),
         settings.Limits(
             heals_drift=heals_drift,
             is_lenient=is_lenient,

@@ -52,10 +52,10 @@ class FakeKeptFile:
     def __init__(self) -> None:
         self.text: str | None = None
         self.aside: str | None = None
-        self.refused: set[str] = set()
+        self.failing_operations: set[str] = set()
 
     def _act(self, name: str) -> None:
-        if name in self.refused:
+        if name in self.failing_operations:
             raise errors.ConfigError(f"cannot {name} the journal")
 
     def read(self) -> str | None:
@@ -73,7 +73,7 @@ class FakeKeptFile:
     def set_aside(self) -> str:
         self._act("set_aside")
         self.aside, self.text = self.text, None
-        self.refused.discard("read")
+        self.failing_operations.discard("read")
         return "journal.unreadable"
 
 
@@ -125,14 +125,14 @@ class ApplyingNode(fakes.NodeRig):
         is_refused = self.fails(step)
         return errors.HardwareError("in use", reason=errors.Reason.IN_USE) if is_refused else None
 
-    def called(self, name: str) -> None:
-        super().called(name)
+    def record_call(self, name: str) -> None:
+        super().record_call(name)
         if name == "gpus.execute" and self.is_stale:
             self.is_stale = False
             raise errors.StalePlanError("GPU 0 has 1g.5gb at 2:1 already")
 
     @contextlib.contextmanager
-    def killed(self, *, at: int) -> Iterator[None]:
+    def kill_process(self, *, at: int) -> Iterator[None]:
         """Kill the process before a step, counted from 1, if it comes that far."""
         self.steps, self._killed_at = 0, at
         try:
@@ -195,7 +195,7 @@ class ApplyingNode(fakes.NodeRig):
 
     def cut_off(self, name: str, *, at: int) -> bool:
         """Apply a layout and be killed at a step; return whether there was such a step."""
-        with self.killed(at=at):
+        with self.kill_process(at=at):
             self.change_to(name)
             return False
         return True

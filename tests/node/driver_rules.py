@@ -45,9 +45,9 @@ def spans(size: int, slices: int) -> list[int]:
 def pool_allows(gpu: model.Gpu, profiles: Iterable[model.Profile]) -> bool:
     """Return whether the media engines suffice for these instances together."""
     specs = {spec.profile: spec for spec in gpu.profiles or ()}
-    chosen = [specs[profile].engines for profile in profiles]
+    demands = [specs[profile].engines for profile in profiles]
     return all(
-        sum(getattr(engines, kind) for engines in chosen)
+        sum(getattr(engines, kind) for engines in demands)
         <= max(getattr(spec.engines, kind) for spec in specs.values())
         for kind in ("decoders", "encoders", "jpegs", "ofas")
     )
@@ -62,8 +62,8 @@ def _destroy_ci(gpu: model.Gpu, step: steps.DestroyComputeInstance) -> model.Gpu
     gi = next(gi for gi in gpu.gpu_instances if gi.instance_id == step.gpu_instance_id)
     ci = next(c for c in gi.compute_instances if c.instance_id == step.compute_instance_id)
     assert (ci.profile, ci.uuid) == (step.profile, step.uuid)
-    left = tuple(other for other in gi.compute_instances if other is not ci)
-    return _swap(gpu, gi, dataclasses.replace(gi, compute_instances=left))
+    remaining = tuple(other for other in gi.compute_instances if other is not ci)
+    return _swap(gpu, gi, dataclasses.replace(gi, compute_instances=remaining))
 
 
 def _destroy_gi(gpu: model.Gpu, step: steps.DestroyGpuInstance) -> model.Gpu:

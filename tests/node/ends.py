@@ -59,7 +59,7 @@ def assert_superseded(
     request.ends_when = when
     with pytest.raises(errors.Superseded):
         agents.run(rig, layout, request=request)
-    assert_restored(rig, is_stopped=not options.get("replaced"))
+    assert_restored(rig, is_stopped=not options.get("is_replaced"))
 
 
 def assert_restored(
@@ -92,7 +92,7 @@ def remaining(
     ]
     # An exit hook that failed stays pending, and runs again at the next attempt.
     has_exit_hook = journal is not None and journal.exit_hook
-    owed = (
+    pending_entries = (
         *("exit_hook", "persistent_gpus"),
         # After a failure the next run refreshes the device files.
         *(("stale_files",) if rig.labels.get(well_known.STATE_LABEL) != "success" else ()),
@@ -100,7 +100,7 @@ def remaining(
         *(("hold_taint",) if is_in_drain else ()),
     )
     return [
-        *judging.remaining(view, *owed, is_cordoned=is_cordoned, deployed=deployed),
+        *judging.remaining(view, *pending_entries, is_cordoned=is_cordoned, deployed=deployed),
         *([] if is_config_well else [f"config {config}"]),
         *([f"services {services}"] if services else []),
         *(["exit hook"] if rig.hooks.pending_exit is not has_exit_hook else []),

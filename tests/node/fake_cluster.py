@@ -29,7 +29,7 @@ class Port:
     def _succeeds(self, call: str) -> bool:
         """Log a call whose refusal its port does not raise; return whether it is carried out."""
         try:
-            self._rig.called(call)
+            self._rig.record_call(call)
         except errors.ClusterError:
             return False
         return True
@@ -37,7 +37,7 @@ class Port:
 
 class FakeNode(Port):
     def read(self) -> node_object.NodeView:
-        self._rig.called("node.read")
+        self._rig.record_call("node.read")
         return self._view()
 
     def latest(self, *, is_at_rest: bool = False) -> node_object.NodeView:
@@ -55,7 +55,7 @@ class FakeNode(Port):
             for name, ids in rig.schedulable.items()
         }
         if rig.clock.monotonic() < rig.kubelet.reports_from_s:
-            shown = rig.kubelet.reported
+            shown = rig.kubelet.reported_devices
             capacity |= {name: count for name, count in shown.items() if count}
         closing = rig.taints | ({well_known.HOLD_TAINT} if rig.has_hold_taint else set())
         return node_object.NodeView(
@@ -75,7 +75,7 @@ class FakeNode(Port):
         # As over HTTP: what depends on the node is written only for the node that was decided for.
         assert change.hold_taint is None
         assert not change.removed_taints
-        self._rig.called("node.patch")
+        self._rig.record_call("node.patch")
         return self._write(change)
 
     def announce(self, change: node_object.NodePatch) -> None:
@@ -85,14 +85,14 @@ class FakeNode(Port):
     def withdraw_devices(self) -> None:
         if self._succeeds("node.withdraw"):
             self._rig.kubelet.withdrawn = self._rig.schedulable
-            self._rig.kubelet.reported = dict.fromkeys(self._rig.schedulable, 0)
+            self._rig.kubelet.reported_devices = dict.fromkeys(self._rig.schedulable, 0)
 
     def report_devices(self, counts: Mapping[str, int]) -> None:
         if self._succeeds("node.report") and self._rig.kubelet.may_be_reported:
-            self._rig.kubelet.reported |= counts
+            self._rig.kubelet.reported_devices |= counts
 
     def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
-        self._rig.called("node.remove")
+        self._rig.record_call("node.remove")
         for name in names:
             self._rig.kubelet.phantoms.pop(name, None)
         return self._view()
@@ -103,10 +103,10 @@ class FakeNode(Port):
         view = self._view()
         for _ in range(_CONFLICTS):
             change = decide(view)
-            self._rig.called("node.patch")
+            self._rig.record_call("node.patch")
             if self._view() == view:
                 return self._write(change)
-            self._rig.called("node.read")
+            self._rig.record_call("node.read")
             view = self._view()
             if change.is_in(view):
                 return view
@@ -170,34 +170,34 @@ def _merge(target: dict[str, str], change: Mapping[str, str | None]) -> None:
 
 class FakeWorkloads(Port):
     def list(self) -> tuple[pod_object.Pod, ...]:
-        self._rig.called("workloads.list")
+        self._rig.record_call("workloads.list")
         return tuple(self._rig.pods.values())
 
     def from_watch(self) -> tuple[pod_object.Pod, ...] | None:
-        return self._rig.watched()
+        return self._rig.watched_pods()
 
     def present(self) -> tuple[pod_object.Pod, ...]:
-        watched = self._rig.watched()
+        watched = self._rig.watched_pods()
         return self.list() if watched is None else watched
 
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        self._rig.called("workloads.evict")
+        self._rig.record_call("workloads.evict")
         verdict = self._verdict(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
             self._rig.terminate(pod.uid)
         return verdict
 
     def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        self._rig.called("workloads.can_evict")
+        self._rig.record_call("workloads.can_evict")
         return self._verdict(pod)
 
     def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
-        self._rig.called("workloads.budgets")
-        known = self._rig.disruptions.budgets if "default" in namespaces else ()
-        return tuple(budget.observed(self._rig.pods_everywhere) for budget in known)
+        self._rig.record_call("workloads.budgets")
+        budgets = self._rig.disruptions.budgets if "default" in namespaces else ()
+        return tuple(budget.with_status(self._rig.pods_everywhere) for budget in budgets)
 
     def covered_by(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
-        self._rig.called("workloads.covered_by")
+        self._rig.record_call("workloads.covered_by")
         return tuple(filter(budget.covers, self._rig.pods_everywhere))
 
     def _verdict(self, listed: pod_object.Pod) -> evictions.EvictionResponse:
@@ -208,8 +208,8 @@ class FakeWorkloads(Port):
         # The API server ignores budgets for a pod that does not run.
         runs = not (pod.phase == "Pending" or pod.is_finished or pod.is_terminating)
         everywhere = self._rig.pods_everywhere
-        known = (one.observed(everywhere) for one in self._rig.disruptions.budgets)
-        guards = [budget for budget in known if runs and budget.covers(pod)]
+        budgets = (one.with_status(everywhere) for one in self._rig.disruptions.budgets)
+        guards = [budget for budget in budgets if runs and budget.covers(pod)]
         if len(guards) > 1:
             why = "more than one budget"
         elif guards and guards[0].is_used_by(pod) and not guards[0].allowed:
@@ -223,7 +223,7 @@ class FakeWorkloads(Port):
         )
 
     def delete(self, pod: pod_object.Pod) -> None:
-        self._rig.called("workloads.delete")
+        self._rig.record_call("workloads.delete")
         if pod.uid in self._rig.pods:
             self._rig.terminate(pod.uid)
 
@@ -253,18 +253,20 @@ class FakeAllocations(Port):
         if now_s < kubelet.lists_from_s:
             return ()
         # It lists a pod without its devices before it has allocated them.
-        known = {uid for uid in rig.pods if now_s >= kubelet.listed_from_s.get(uid, 0.0)}
+        listed_uids = {uid for uid in rig.pods if now_s >= kubelet.listed_from_s.get(uid, 0.0)}
         drivers = frozenset({well_known.GPU_CLAIM_DRIVER})
         return tuple(
             pod_object.PodDevices(
                 namespace=pod.namespace,
                 name=pod.name,
                 device_ids=resources.without_replicas(ids),
-                claim_drivers=drivers if uid in known & kubelet.claims else frozenset(),
+                claim_drivers=drivers if uid in listed_uids & kubelet.claims else frozenset(),
                 gpu_resources=frozenset(pod.gpu_resources if ids else ()),
             )
             for uid, pod in rig.pods.items()
-            for ids in [kubelet.assigned.get(uid, frozenset()) if uid in known else frozenset()]
+            for ids in [
+                kubelet.devices_by_pod.get(uid, frozenset()) if uid in listed_uids else frozenset()
+            ]
         ) + tuple(
             pod_object.PodDevices(
                 namespace="default",
@@ -272,7 +274,7 @@ class FakeAllocations(Port):
                 device_ids=ids,
                 gpu_resources=frozenset({resources.GPU}),
             )
-            for name, ids in kubelet.unlisted.items()
+            for name, ids in kubelet.devices_of_unlisted_pods.items()
         )
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
@@ -280,14 +282,14 @@ class FakeAllocations(Port):
         return self._rig.schedulable
 
     def _answer(self, name: str) -> None:
-        self._rig.called(name)
+        self._rig.record_call(name)
         if self._rig.kubelet.is_silent:
             raise errors.KubeletError("no socket")
 
 
 class FakeSlices(Port):
     def list(self) -> tuple[claims.Slice, ...] | None:
-        self._rig.called("slices.list")
+        self._rig.record_call("slices.list")
         return self._rig.dra_driver.slices
 
     def withdraw(self) -> tuple[claims.Slice, ...]:
@@ -309,7 +311,7 @@ class FakeSlots:
     is_stale: bool = False
 
     def take(self) -> slots.Denial | None:
-        self.rig.called("slots.take")
+        self.rig.record_call("slots.take")
         if self.failing:
             raise self.failing.pop(0)
         if self.denials:

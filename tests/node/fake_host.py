@@ -14,10 +14,10 @@ from tests.node import driver_rules, fake_cluster, gpu_values
 
 class FakeGpus(fake_cluster.Port):
     def observe(self) -> model.ObservedGpus:
-        self._rig.called("gpus.observe")
-        return gpu_values.seen_of(self._listed(), self._rig.driver.lost)
+        self._rig.record_call("gpus.observe")
+        return gpu_values.seen_of(self._gpus_as_listed(), self._rig.driver.lost)
 
-    def _listed(self) -> tuple[model.Gpu, ...]:
+    def _gpus_as_listed(self) -> tuple[model.Gpu, ...]:
         is_hidden = self._rig.driver.hides_profiles
         return tuple(
             dataclasses.replace(gpu, profiles=None)
@@ -27,7 +27,7 @@ class FakeGpus(fake_cluster.Port):
         )
 
     def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        self._rig.called("gpus.execute")
+        self._rig.record_call("gpus.execute")
         users = self._rig.driver.clients if plan.requires_idle else ""
         if clients.destroys_instances(plan):
             users += ", ".join(name for name, is_on in self._rig.host.services.items() if is_on)
@@ -41,7 +41,7 @@ class FakeGpus(fake_cluster.Port):
                 failed.append(error)
         if failed:
             raise failed[0]
-        return gpu_values.of_plan(self._listed(), plan, self._rig.driver.lost)
+        return gpu_values.of_plan(self._gpus_as_listed(), plan, self._rig.driver.lost)
 
     def _execute_on_one(self, plan: steps.GpuPlan) -> None:
         for step in plan.steps:
@@ -50,7 +50,7 @@ class FakeGpus(fake_cluster.Port):
                 raise error
             if step.gpu_uuid in self._rig.driver.lost:
                 return
-            self._rig.driver.executed.append(step)
+            self._rig.driver.executed_steps.append(step)
             if isinstance(step, steps.SetMode) and self._rig.driver.mode_waits:
                 self._put_off(step)
             self._rig.gpus = tuple(
@@ -71,7 +71,7 @@ class FakeHost(fake_cluster.Port):
     """Implements the ports of the machine underneath, all in one."""
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
-        self._rig.called("services.running")
+        self._rig.record_call("services.running")
         return tuple(name for name in names if self._rig.host.services.get(name))
 
     def stop(self, name: str) -> None:
@@ -86,7 +86,7 @@ class FakeHost(fake_cluster.Port):
         return was_down
 
     def _switch(self, name: str, call: str, *, is_on: bool) -> None:
-        self._rig.called(call)
+        self._rig.record_call(call)
         if name in self._rig.host.broken_services:
             raise errors.HostError(
                 f"{name} does not answer", reason=errors.Reason.HOST_SERVICE_FAILED
@@ -110,13 +110,13 @@ class FakeHost(fake_cluster.Port):
             note_persistence([gpu.uuid for gpu in gpus], is_on=False)
             self._rig.resets.without_persistence |= {gpu.uuid for gpu in gpus}
         silent = {gpu.uuid for gpu in gpus} & self._rig.driver.lost
-        self._rig.called("reset.reset")
+        self._rig.record_call("reset.reset")
         if self._rig.resets.need_persistence_off and self.restore_persistence(gpus):
             note_persistence([gpu.uuid for gpu in gpus], is_on=True)
         if self._rig.resets.refusal:
             raise errors.HostError(self._rig.resets.refusal, reason=errors.Reason.RESET_REQUIRED)
-        chosen = {gpu.uuid for gpu in gpus}
-        assert not self._rig.resets.only or chosen == self._rig.resets.only
+        uuids = {gpu.uuid for gpu in gpus}
+        assert not self._rig.resets.only or uuids == self._rig.resets.only
         if self._rig.resets.action_after is model.RecoveryAction.NONE:
             self._rig.driver.lost -= silent
         self._rig.gpus = tuple(
@@ -128,7 +128,7 @@ class FakeHost(fake_cluster.Port):
                 if gpu.awaits_reset
                 else gpu.recovery_action,
             )
-            if gpu.uuid in chosen
+            if gpu.uuid in uuids
             else gpu
             for gpu in self._rig.gpus
         )
@@ -141,7 +141,7 @@ class FakeHost(fake_cluster.Port):
 
     def request(self, why: str) -> None:
         assert why
-        self._rig.called("reboot.request")
+        self._rig.record_call("reboot.request")
         if self._rig.host.reboot_refusal:
             raise errors.HostError(
                 self._rig.host.reboot_refusal, reason=errors.Reason.REBOOT_REQUIRED
@@ -149,11 +149,11 @@ class FakeHost(fake_cluster.Port):
         self._rig.host.reboots += 1
 
     def refresh(self) -> None:
-        self._rig.called("refresh_files")
+        self._rig.record_call("refresh_files")
         self._rig.host.refreshes += 1
 
     def save(self, text: str) -> None:
-        self._rig.called("boot_layout.save")
+        self._rig.record_call("boot_layout.save")
         self._rig.host.boot_layouts.append(text)
 
     def read(self) -> str | None:
@@ -162,7 +162,7 @@ class FakeHost(fake_cluster.Port):
 
 class FakeRequestFile(fake_cluster.Port):
     def save(self, text: str) -> None:
-        self._rig.called("request_file.save")
+        self._rig.record_call("request_file.save")
         self._rig.host.request_text = text
 
     def read(self) -> str | None:
@@ -173,7 +173,7 @@ class FakeHooks(fake_cluster.Port):
     variables: Mapping[str, str] = {"MIG_PARTED_HOOKS_FILE": "hooks.yaml"}
 
     def read(self) -> hook_files.Table:
-        self._rig.called("hooks.read")
+        self._rig.record_call("hooks.read")
         return hook_files.parse(self._rig.hooks.text, source="hooks.yaml")
 
     def missing(self, hook: hook_files.Hook) -> str:
@@ -188,7 +188,7 @@ class FakeHooks(fake_cluster.Port):
         *,
         check: Callable[[], object],
     ) -> None:
-        self._rig.called("hooks.run")
+        self._rig.record_call("hooks.run")
         check()
         self._rig.hooks.commands.append(hook.command)
         self._rig.hooks.environment = environment

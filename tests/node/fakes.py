@@ -53,20 +53,20 @@ class FakeRequest:
     """A request that is superseded at its n-th check, or never."""
 
     def __init__(
-        self, clock: FakeClock, *, ends_at: int | None = None, replaced: bool = False
+        self, clock: FakeClock, *, ends_at: int | None = None, is_replaced: bool = False
     ) -> None:
         self._clock = clock
         self._ends_at = ends_at
-        self._replaced = replaced
-        self.asked = 0
+        self._is_replaced = is_replaced
+        self.checks = 0
         self.ends_when: Callable[[], bool] = lambda: False
 
     def check(self) -> None:
-        self.asked += 1
-        is_over = self._ends_at is not None and self.asked >= self._ends_at
+        self.checks += 1
+        is_over = self._ends_at is not None and self.checks >= self._ends_at
         if is_over or self.ends_when():
             by = errors.SupersededBy
-            raise errors.Superseded("test", by.OTHER_LAYOUT if self._replaced else by.STOP)
+            raise errors.Superseded("test", by.OTHER_LAYOUT if self._is_replaced else by.STOP)
 
     def wait(self, seconds: float) -> None:
         self._clock.wait(seconds)
@@ -156,7 +156,7 @@ class NodeRig:
     schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """The devices that the plugin has registered, by resource."""
     pods: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
-    watched: Callable[[], tuple[pod_object.Pod, ...] | None] = lambda: None
+    watched_pods: Callable[[], tuple[pod_object.Pod, ...] | None] = lambda: None
     """The pods as a watch reports them; None: there is no watch."""
 
     # -- what was published, in order
@@ -219,7 +219,7 @@ class NodeRig:
         if self.has_hold_taint:
             return
         names = self.pod_names
-        for key, is_ready in self.daemons.deployed.items():
+        for key, is_ready in self.daemons.is_ready_by_label.items():
             name = key.rpartition(".")[2]
             if self.labels.get(key) == "true" and name not in names:
                 self.add_pod(
@@ -332,7 +332,7 @@ class NodeRig:
         )
         self.pods[uid] = dataclasses.replace(pod, **fields)  # type: ignore[arg-type]
         if devices:
-            self.kubelet.assigned[uid] = devices
+            self.kubelet.devices_by_pod[uid] = devices
         return uid
 
     def uid_of(self, name: str) -> str:
@@ -351,23 +351,23 @@ class NodeRig:
     def remove_pod(self, uid: str) -> None:
         """Remove a pod that has ended, and free its devices."""
         del self.pods[uid]
-        self.kubelet.assigned.pop(uid, None)
+        self.kubelet.devices_by_pod.pop(uid, None)
 
     def forget_past(self) -> None:
         """Clear the notes of what happened so far."""
         published = (self.states, self.statuses, self.conditions, self.events, self.messages)
-        for notes in (*published, self.log, self.driver.executed):
+        for notes in (*published, self.log, self.driver.executed_steps):
             notes.clear()
 
-    def called(self, name: str) -> None:
+    def record_call(self, name: str) -> None:
         self.log.append(name)
         self.on_call()
         error = self.failing.get(len(self.log) - 1) or self.refusing.get(name)
         if error is not None:
             # Of its own for each call, because the product adds to an error that it catches.
-            own = type(error).__new__(type(error), *error.args)
-            vars(own).update(vars(error))
-            raise own
+            copied_error = type(error).__new__(type(error), *error.args)
+            vars(copied_error).update(vars(error))
+            raise copied_error
 
     def restart_machine(self) -> None:
         """Reboot: pending modes are active, and no instance is left on the GPUs."""
@@ -378,5 +378,5 @@ class NodeRig:
         )
         self.schedulable = {}
         self.pods.clear()
-        self.kubelet.assigned.clear()
+        self.kubelet.devices_by_pod.clear()
         self.live()

@@ -73,13 +73,13 @@ class NodeInbox(Inbox):
         super().__init__(rig.clock, on_pause, report=self._read)
         self._rig = rig
         self._configs = configs
-        self._requested: Hashable = None
+        self._last_request: Hashable = None
         self._text = configs.text if configs else ""
 
     def _read(self) -> None:
-        requested = requested_of(self._rig)
-        if requested != self._requested:
-            self._requested = requested
+        request = requested_of(self._rig)
+        if request != self._last_request:
+            self._last_request = request
             view = node_object.NodeView(
                 name="node-a",
                 labels=dict(self._rig.labels),

@@ -13,7 +13,7 @@ PROOF = ("has_plugin", "has_dra_driver")
 
 def remaining(
     view: node_object.NodeView,
-    *owed: str,
+    *pending_entries: str,
     is_cordoned: bool = False,
     deployed: Mapping[str, str] | None = None,
 ) -> list[str]:
@@ -21,15 +21,17 @@ def remaining(
 
     Args:
         view: The node.
-        owed: Entries of the journal that may stay for the next attempt.
+        pending_entries: Entries of the journal that may stay for the next attempt.
         is_cordoned: Whether a person cordoned the node.
         deployed: Its deploy labels as their owner has them; None: only none is paused.
     """
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
-    journal = journals.Journal.from_json(text) if owed and text else journals.NONE
-    kept = dataclasses.replace(journal, **{name: getattr(journals.NONE, name) for name in owed})
+    journal = journals.Journal.from_json(text) if pending_entries and text else journals.NONE
+    kept = dataclasses.replace(
+        journal, **{name: getattr(journals.NONE, name) for name in pending_entries}
+    )
     # An agent removes only the taint that its journal lists.
-    is_tainted = "hold_taint" in owed and journal.hold_taint and journal.draining
+    is_tainted = "hold_taint" in pending_entries and journal.hold_taint and journal.draining
     labels = deploy_labels(view.labels)
     is_paused = well_known.PAUSED_VALUE in labels.values()
     return [

@@ -11,9 +11,9 @@ from mig_manager.core.node import claims, evictions, pod_object, selectors
 class KubeletKnobs:
     """The devices that kubelet lists by pod."""
 
-    assigned: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    devices_by_pod: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """UID of a pod -> its devices."""
-    unlisted: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    devices_of_unlisted_pods: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """Name of a pod that only kubelet lists -> its devices."""
     claims: set[str] = dataclasses.field(default_factory=set)
     """UIDs of pods that hold a GPU by ResourceClaim."""
@@ -29,7 +29,7 @@ class KubeletKnobs:
     """What was schedulable when the agent last withdrew it; kubelet has not reported since."""
     reports_from_s: float = 0.0
     """Before it, the Node shows what the agent reports and not what kubelet has."""
-    reported: dict[str, int] = dataclasses.field(default_factory=dict)
+    reported_devices: dict[str, int] = dataclasses.field(default_factory=dict)
     """The devices that the agent reported since it withdrew the former ones."""
     may_be_reported: bool = True  # whether the API lets the agent report devices
 
@@ -61,7 +61,7 @@ class DraDriver:
 class Daemons:
     """Further DaemonSets, and the controller that stops and starts all daemons."""
 
-    deployed: dict[str, bool] = dataclasses.field(default_factory=dict)
+    is_ready_by_label: dict[str, bool] = dataclasses.field(default_factory=dict)
     """Deploy label -> whether its pod becomes ready."""
     loose: set[str] = dataclasses.field(default_factory=set)
     """Names of daemons that only the hold taint keeps away."""
@@ -89,7 +89,7 @@ class Budget:
     replicas: int
     max_unavailable: int
 
-    def observed(self, pods: tuple[pod_object.Pod, ...]) -> evictions.Budget:
+    def with_status(self, pods: tuple[pod_object.Pod, ...]) -> evictions.Budget:
         """Return it with its status where these are the pods of the cluster."""
         ready = [
             pod for pod in pods if self.covers(pod) and pod.is_ready and not pod.is_terminating
@@ -118,7 +118,7 @@ class Driver:
     mode_waits: bool = False  # whether a MIG mode change waits for a reset or a reboot
     hides_profiles: bool = False  # whether it lists profiles only while MIG is on, as R535 does
     step_error: Callable[[steps.Step], Exception | None] = lambda _step: None
-    executed: list[steps.Step] = dataclasses.field(default_factory=list)
+    executed_steps: list[steps.Step] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True)

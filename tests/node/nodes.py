@@ -40,9 +40,9 @@ def at_rest(
     """Return a node whose layout is active, its agent with these options, and the last outcome."""
     rig = rig or node(layout=layout)
     agent = agents.reconciler(rig, **options)
-    ended = agents.run(rig, layout, by=agent)
+    outcome = agents.run(rig, layout, by=agent)
     rig.forget_past()
-    return rig, agent, ended
+    return rig, agent, outcome
 
 
 def device(rig: fakes.NodeRig, gpu: int, profile: str) -> str:
@@ -76,7 +76,7 @@ def dra_node(*, gated: bool = True) -> fakes.NodeRig:
     rig.dra_driver.is_installed, rig.dra_driver.is_gated = True, gated
     if gated:
         rig.labels |= dict.fromkeys((claims.DEPLOY_LABEL, *DRA_MONITORS), "true")
-        rig.daemons.deployed |= dict.fromkeys(DRA_MONITORS, True)
+        rig.daemons.is_ready_by_label |= dict.fromkeys(DRA_MONITORS, True)
     rig.live()
     for name, start in (("low", 0), ("high", 6)):
         rig.add_pod(name, has_claims=True, claimed_ids=frozenset({device_at(rig, start)}))
@@ -85,8 +85,8 @@ def dra_node(*, gated: bool = True) -> fakes.NodeRig:
 
 def device_at(rig: fakes.NodeRig, start: int) -> str:
     """UUID of the MIG device of GPU 0 that begins at a memory slice."""
-    (found,) = (gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == start)
-    return found.compute_instances[0].uuid or ""
+    (instance,) = (gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == start)
+    return instance.compute_instances[0].uuid or ""
 
 
 def hosted_node() -> fakes.NodeRig:
@@ -106,7 +106,7 @@ hooks:
 """
 
 
-def hooked(rig: fakes.NodeRig) -> fakes.NodeRig:
+def add_hooks(rig: fakes.NodeRig) -> fakes.NodeRig:
     rig.hooks.text = HOOKS
     return rig
 
@@ -165,7 +165,7 @@ def monitored_node() -> fakes.NodeRig:
     """The operator's monitors and its validator; one monitor is deployed nowhere."""
     rig = busy_node()
     rig.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
-    rig.daemons.deployed |= {GFD: True, EXPORTER: True}
+    rig.daemons.is_ready_by_label |= {GFD: True, EXPORTER: True}
     rig.daemons.loose.add("nvidia-operator-validator")
     rig.live()
     return rig
@@ -189,7 +189,7 @@ def watched_node() -> fakes.NodeRig:
     rig = busy_node()
     rig.extra_clients = EXTRA_CLIENTS
     rig.labels[SAMPLER] = "true"
-    rig.daemons.deployed[SAMPLER] = True
+    rig.daemons.is_ready_by_label[SAMPLER] = True
     rig.daemons.loose.add("watcher")
     rig.live()
     return rig

@@ -101,7 +101,7 @@ def rig(
 
 
 @contextlib.contextmanager
-def started(
+def nvml_session(
     path: pathlib.Path, spec: str = "A100-SXM4-40GB", **options: Any
 ) -> Iterator[nvml_faults.CountingLibrary]:
     with rig(path, spec, options=states.Options(**options)) as node:
@@ -136,11 +136,11 @@ def mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode:
 def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> steps.CreateGpuInstance:
     """Create a GPU instance at a start, or at the first placement that is free."""
     row = profile_of(gpu, name)
-    taken = [instance.placement for instance in gpu.gpu_instances]
+    occupied = [instance.placement for instance in gpu.gpu_instances]
     placement = next(
         place
         for place in row.placements
-        if (place.start == start if start is not None else not any(map(place.overlaps, taken)))
+        if (place.start == start if start is not None else not any(map(place.overlaps, occupied)))
     )
     return steps.CreateGpuInstance(
         gpu_uuid=gpu.uuid, profile=row.profile, profile_id=row.profile_id, placement=placement
@@ -160,9 +160,9 @@ def ci_step(
 
 
 def end_steps(gpu: model.Gpu) -> tuple[steps.Step, ...]:
-    found: list[steps.Step] = []
+    removals: list[steps.Step] = []
     for gi in gpu.gpu_instances:
-        found += [
+        removals += [
             steps.DestroyComputeInstance(
                 gpu_uuid=gpu.uuid,
                 gpu_instance_id=gi.instance_id,
@@ -173,7 +173,7 @@ def end_steps(gpu: model.Gpu) -> tuple[steps.Step, ...]:
             )
             for ci in gi.compute_instances
         ]
-        found.append(
+        removals.append(
             steps.DestroyGpuInstance(
                 gpu_uuid=gpu.uuid,
                 gpu_instance_id=gi.instance_id,
@@ -181,7 +181,7 @@ def end_steps(gpu: model.Gpu) -> tuple[steps.Step, ...]:
                 placement=gi.placement,
             )
         )
-    return tuple(found)
+    return tuple(removals)
 
 
 def everything(before: model.Gpu) -> steps.Plan:
@@ -202,12 +202,12 @@ def everything(before: model.Gpu) -> steps.Plan:
 
 def names(gpu: model.Gpu) -> list[str]:
     """Return what is on a GPU: compute instances by name, and idle GPU instances in brackets."""
-    found: list[str] = []
+    texts: list[str] = []
     for gi in gpu.gpu_instances:
-        found += [f"{ci.profile}@{gi.placement}" for ci in gi.compute_instances] or [
+        texts += [f"{ci.profile}@{gi.placement}" for ci in gi.compute_instances] or [
             f"[{gi.profile}@{gi.placement}]"
         ]
-    return found
+    return texts
 
 
 # -- through the binding alone ----------------------------------------------------------------
@@ -224,14 +224,14 @@ def gpu(index: int = 0) -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(index)
 
 
-def enabled(index: int = 0) -> Any:
+def gpu_with_mig(index: int = 0) -> Any:
     """Return the handle of a GPU with MIG on."""
     device = gpu(index)
     assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_SUCCESS
     return device
 
 
-def filled(device: Any, profile_id: int = 9) -> tuple[Any, Any]:
+def create_instances(device: Any, profile_id: int = 9) -> tuple[Any, Any]:
     """Create a GPU instance with a compute instance that spans it."""
     instance = pynvml.nvmlDeviceCreateGpuInstance(device, profile_id)
     rows = hardware.find(pynvml.nvmlDeviceGetName(device)).profiles

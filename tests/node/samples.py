@@ -124,9 +124,9 @@ def gpu(
     index: int = 0,
 ) -> model.Gpu:
     """Build a GPU that offers these profiles and has these instances."""
-    known = {spec.profile: spec for table in PRODUCTS.values() for spec in table}
+    specs_by_profile = {spec.profile: spec for table in PRODUCTS.values() for spec in table}
     if specs:
-        known.update({spec.profile: spec for spec in specs})
+        specs_by_profile.update({spec.profile: spec for spec in specs})
     return model.Gpu(
         index=index,
         uuid=f"GPU-{index}",
@@ -141,7 +141,8 @@ def gpu(
         mode_change_needs_reset=needs_reset,
         profiles=specs,
         gpu_instances=tuple(
-            _instance(number, text, index, known) for number, text in enumerate(instances)
+            _instance(number, text, index, specs_by_profile)
+            for number, text in enumerate(instances)
         ),
     )
 
@@ -150,11 +151,11 @@ def _instance(
     number: int,
     text: str,
     index: int,
-    known: dict[model.Profile, model.GpuInstanceProfile],
+    specs_by_profile: dict[model.Profile, model.GpuInstanceProfile],
 ) -> model.GpuInstance:
     match = _INSTANCE.fullmatch(text)
     assert match, text
-    spec = known[profile(match["profile"])]
+    spec = specs_by_profile[profile(match["profile"])]
     start = int(match["start"])
     inside = match["inside"]
     if inside is None:
@@ -189,11 +190,11 @@ def want(
     free: dict[model.Profile, int] = {}
     pins: dict[model.Pin, int] = {}
     for name, count in (devices or {}).items():
-        known, at, start = name.partition("@")
+        profile_text, at, start = name.partition("@")
         if at:
-            pins[model.Pin(profile=profile(known), start=int(start))] = count
+            pins[model.Pin(profile=profile(profile_text), start=int(start))] = count
         else:
-            free[profile(known)] = count
+            free[profile(profile_text)] = count
     return model.DesiredGpu.of(mode, free, pins)
 
 
@@ -251,7 +252,7 @@ def words(plan: steps.Plan) -> list[str]:
     return lines
 
 
-def balanced() -> model.ObservedGpus:
+def balanced_gpu() -> model.ObservedGpus:
     """An A100 with 1g.5gb twice, 2g.10gb and 3g.20gb."""
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     wanted = want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})

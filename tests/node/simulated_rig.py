@@ -86,13 +86,13 @@ def _placed_name(
     return f"{device_name(board, instance, compute)}@{instance.placement.start}"
 
 
-def described(state: nvml_faults.SharedState) -> tuple[str, ...]:
+def devices_in_words(state: nvml_faults.SharedState) -> tuple[str, ...]:
     """Return the devices of each GPU in words, or ``off``: a table can list what they must be."""
     gpus = zip(state.boards, state.read().gpus, strict=True)
-    return tuple(_described(board, gpu) for board, gpu in gpus)
+    return tuple(_gpu_in_words(board, gpu) for board, gpu in gpus)
 
 
-def _described(board: states.Board, gpu: states.GpuState) -> str:
+def _gpu_in_words(board: states.Board, gpu: states.GpuState) -> str:
     is_empty = not gpu.instances
     if gpu.is_pending is not gpu.is_enabled or not (gpu.is_enabled or is_empty):
         return f"neither of its modes: {gpu}"

@@ -42,7 +42,7 @@ def kill_when(
     rig.on_call = lambda: None
 
 
-def killed(
+def kill_at_call(
     make: Callable[[], fakes.NodeRig],
     index: int,
     act: Callable[[fakes.NodeRig], object] = agents.run,
@@ -75,18 +75,18 @@ def moments(
 def kills(
     make: Callable[[], fakes.NodeRig], act: Callable[[fakes.NodeRig], object] = agents.run
 ) -> Iterator[tuple[int, fakes.NodeRig, tuple[model.Gpu, ...]]]:
-    """Yield what ``killed`` returns, for each state that an undisturbed run's node has."""
+    """Yield what ``kill_at_call`` returns, for each state that an undisturbed run's node has."""
     for index in moments(make, act):
-        yield (index, *killed(make, index, act))
+        yield (index, *kill_at_call(make, index, act))
 
 
 def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception | None]:
     """Return a driver that refuses the first steps of a kind."""
-    left = [times]
+    remaining = [times]
 
     def answer(step: steps.Step) -> Exception | None:
-        if isinstance(step, step_type) and left[0]:
-            left[0] -= 1
+        if isinstance(step, step_type) and remaining[0]:
+            remaining[0] -= 1
             return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
         return None
 

@@ -59,4 +59,4 @@ def live(
     inbox = inboxes.NodeInbox(rig, on_pause, configs=configs)
     with contextlib.suppress(Rested):
         loop.Agent(agent, inbox, _PAUSES, monotonic=rig.clock.monotonic).serve()
-    return agent.ended[-1] if agent.ended else None
+    return agent.outcomes[-1] if agent.outcomes else None

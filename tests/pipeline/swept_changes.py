@@ -91,11 +91,11 @@ _dra = functools.partial(Change, was="all-1g.5gb", evicted=frozenset({"low", "hi
 
 STRUCK_TWICE: Mapping[str, Change] = {
     "first layout": Change(nodes.node, "all-1g.5gb"),
-    "first layout, hooks": Change(lambda: nodes.hooked(nodes.node()), "all-1g.5gb"),
+    "first layout, hooks": Change(lambda: nodes.add_hooks(nodes.node()), "all-1g.5gb"),
     "first layout, profiles hidden": Change(_old_node, "all-1g.5gb"),
     "one slice": _balanced(nodes.busy_node, "one-slice-changed"),
     "one slice, services and hooks": _balanced(
-        lambda: nodes.hooked(nodes.hosted_node()), "one-slice-changed"
+        lambda: nodes.add_hooks(nodes.hosted_node()), "one-slice-changed"
     ),
     "mode change": _balanced(nodes.busy_node, "all-disabled-first"),
     "rollback": _balanced(nodes.busy_node, "one-slice-changed", is_refused=True),

@@ -45,7 +45,7 @@ class Container:
         return self.process.wait(60)
 
     def _runc(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return programs.run(programs.needed("runc"), f"--root={self._state}", *arguments)
+        return programs.run(programs.path_or_skip("runc"), f"--root={self._state}", *arguments)
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def running(
     document = _document(image, overlay.container, folder, name)
     document["process"]["env"] = [*image.environ, *variables]
     (bundle / "config.json").write_text(json.dumps(document))
-    runc = [programs.needed("runc"), f"--root={state}"]
+    runc = [programs.path_or_skip("runc"), f"--root={state}"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [*runc, "run", f"--bundle={bundle}", name],

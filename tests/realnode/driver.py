@@ -60,7 +60,7 @@ class Driver:
         program.write_text(_NVIDIA_SMI, encoding="utf-8")
         program.chmod(0o755)
         with (
-            library.served(self._folder, self.gpus.path),
+            library.serve(self._folder, self.gpus.path),
             self._serving("containers.sock", self._answer),
             self._serving("nvidia-smi.sock", self._run_nvidia_smi),
         ):

@@ -148,7 +148,7 @@ class Operator:
         chart = _module() / "deployments/gpu-operator"
         done = subprocess.run(
             [
-                *(programs.needed("helm"), command, "gpu-operator", str(chart), *options),
+                *(programs.path_or_skip("helm"), command, "gpu-operator", str(chart), *options),
                 f"--namespace={NAMESPACE}",
                 f"--kubeconfig={cluster.plane.kubeconfig('admin')}",
                 f"--values={file}",
@@ -175,7 +175,7 @@ def _module() -> pathlib.Path:
     # The proxy has its source and not what "go mod download" asks besides.
     package = f"{_MODULE}/cmd/gpu-operator"
     done = subprocess.run(
-        [programs.needed("go"), "list", "-f", "{{.Module.Dir}}", package],
+        [programs.path_or_skip("go"), "list", "-f", "{{.Module.Dir}}", package],
         cwd=envtest.BUILD.parent / "gpu-operator",
         capture_output=True,
         text=True,

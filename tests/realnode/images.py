@@ -196,7 +196,7 @@ class Images:
     def _base(self) -> None:
         tree = self.cache / "base.tar"
         _run(
-            programs.needed("mmdebstrap"),
+            programs.path_or_skip("mmdebstrap"),
             "--variant=apt",
             "--mode=root",
             "--quiet",
@@ -282,7 +282,7 @@ class Images:
 
     def _buildah(self, *arguments: str) -> str:
         store = [f"--root={self.cache / 'store'}", f"--runroot={self.cache / 'run'}"]
-        return _run(programs.needed("buildah"), *store, *arguments, BUILDAH_LAYERS="true")
+        return _run(programs.path_or_skip("buildah"), *store, *arguments, BUILDAH_LAYERS="true")
 
 
 def _run(*line: str, **environ: str) -> str:

@@ -53,5 +53,5 @@ def test_pods_that_need_other_devices_run_after_one_change(cluster: rig.RealClus
     requests = log.requests(audit.AGENT) + log.requests(ACCOUNT)
     leases = sum(count for name, count in requests.items() if name.endswith(" leases"))
     assert requests.total() - leases <= 4 * PODS, requests
-    assert log.evicted() == []
+    assert log.evicted_pods() == []
     judging.assert_at_rest(cluster)

@@ -212,7 +212,7 @@ class StruckChange:
         waiting.until(self._has_succeeded, "success", within_s=240)
         assert cluster.allocatable() == target.allocatable
         assert cluster.driver.profiles() == [[*target.profiles], ["7g.40gb"]]
-        assert sorted(self._log.evicted()) == sorted(self._affected)
+        assert sorted(self._log.evicted_pods()) == sorted(self._affected)
         judging.assert_at_rest(cluster)
         assert may_refuse or cluster.refused() == []
         waiting.until(self._is_target_used, "the pods that waited")

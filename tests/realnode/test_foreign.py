@@ -38,7 +38,7 @@ def test_agent_yields_to_nvidias_manager_and_then_takes_over(spoiled: rig.RealCl
     assert cluster.driver.profiles() == [["2g.10gb"] * 3] * 2
     assert cluster.labels()[_PLUGIN_LABEL] == "true"
     assert cluster.allocatable() == {"mig-2g.10gb": 6}
-    assert log.evicted() == list(busy)
+    assert log.evicted_pods() == list(busy)
     assert cluster.taints() == []
 
 

@@ -77,5 +77,5 @@ def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
     assert instances < cluster.driver.instances()
     assert cluster.allocatable() == {"mig-3g.20gb": 3, "mig-1g.5gb": 2}
     assert judging.use(cluster, "train") == before
-    assert log.evicted() == []
+    assert log.evicted_pods() == []
     judging.assert_at_rest(cluster)

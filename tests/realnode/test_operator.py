@@ -49,7 +49,7 @@ def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
     assert cluster.outcome("all-1g.5gb")["state"] == "success"
     assert cluster.driver.profiles() == [["1g.5gb"] * 7] * 2
     assert cluster.allocatable() == {"mig-1g.5gb": 14}
-    assert requests.evicted() == []
+    assert requests.evicted_pods() == []
     assert operator.awaited(MANAGER, images.AGENT)["uid"] == agent["uid"]
     assert operator.uid(gpu_operator.DCGM) != monitor
     assert operands(cluster) == labels
@@ -71,11 +71,11 @@ def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
     operator.awaited(PLUGIN, images.PLUGIN, MIG_STRATEGY="single")
     assert operator.awaited(MANAGER, images.AGENT)["uid"] != agent["uid"]
     waiting.until(lambda: cluster.allocatable() == {"gpu": 14}, "strategy single")
-    assert (judging.use(cluster, "serve"), requests.evicted()) == (before, [])
+    assert (judging.use(cluster, "serve"), requests.evicted_pods()) == (before, [])
     cluster.request("halves")
     assert cluster.outcome("halves")["state"] == "success"
     assert cluster.allocatable() == {"gpu": 4}
-    assert sorted(requests.evicted()) == sorted(before)
+    assert sorted(requests.evicted_pods()) == sorted(before)
     assert requests.requests(USER)["create pods/eviction"] >= len(before)
 
 

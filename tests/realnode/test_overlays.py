@@ -96,7 +96,7 @@ def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(
 def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
     plugin: rig.RealCluster, tmp_path: pathlib.Path
 ) -> None:
-    helm = programs.needed("helm")
+    helm = programs.path_or_skip("helm")
     repository, _, tag = images.AGENT.partition(":")
     where = ("--namespace=mig-manager", f"--kubeconfig={plugin.plane.kubeconfig('admin')}")
     values = f"--set=image.repository={repository},image.tag={tag}"
@@ -129,7 +129,7 @@ def test_the_simulated_overlay_offers_gpus_on_a_node_without_any(cluster: rig.Re
 
     assert cluster.outcome("all-1g.5gb", SIMULATED)["state"] == "success"
     assert cluster.allocatable(SIMULATED) == {"mig-1g.5gb": 56}
-    assert log.evicted() == list(pods)
+    assert log.evicted_pods() == list(pods)
     state = cluster.machines[SIMULATED].node.folder / "var/lib/mig-manager/gpus.json"
     gpus = state_file.SharedState(state).read().gpus
     assert [len(gpu.instances) for gpu in gpus] == [7] * 8

@@ -106,7 +106,7 @@ def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealC
     cluster.request("all-4g.20gb")
     assert cluster.outcome("all-4g.20gb")["state"] == "success"
     assert cluster.allocatable() == {"mig-4g.20gb": 2}
-    assert sorted(log.evicted()) == sorted(pods)
+    assert sorted(log.evicted_pods()) == sorted(pods)
     judging.assert_at_rest(cluster)
     cluster.kubectl("label", "node", rig.NODE, "nvidia.com/device-plugin.config-")
 

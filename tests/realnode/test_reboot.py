@@ -61,7 +61,7 @@ def test_rebooted_node_gets_its_layout_and_workload_without_an_eviction(
     # The pod may run before the agent has seen that all devices are schedulable.
     waiting.until(lambda: cluster.is_idle(rig.NODE), "the end of the run")
     judging.assert_at_rest(cluster)
-    assert log.evicted() == []
+    assert log.evicted_pods() == []
 
 
 def test_node_rebooted_during_creation_ends_with_the_requested_layout(

@@ -55,7 +55,7 @@ def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.RealCl
     waiting.until(lambda: _condition(cluster)[0] == "False", "the repair", within_s=180)
     waiting.until(lambda: cluster.is_idle(rig.NODE), "the end of the run")
     waiting.until(lambda: len(cluster.running("affected")) == 1, "a successor of the pod")
-    assert log.evicted() == [*affected]
+    assert log.evicted_pods() == [*affected]
     assert cluster.driver.profiles() == profiles
     assert cluster.allocatable() == allocatable
     assert judging.use(cluster, "kept") == kept
@@ -75,9 +75,9 @@ def test_a_cordon_of_another_program_defers_the_repair(cluster: rig.RealCluster)
 
     waiting.until(lambda: "the node is cordoned" in _condition(cluster)[1], "the reason")
     assert cluster.driver.instances() == instances
-    assert log.evicted() == []
+    assert log.evicted_pods() == []
     cluster.kubectl("uncordon", rig.NODE)
     waiting.until(lambda: _condition(cluster)[0] == "False", "the repair", within_s=180)
     waiting.until(lambda: len(cluster.running("busy")) == len(pods), "the successors")
-    assert sorted(log.evicted()) == sorted(pods)
+    assert sorted(log.evicted_pods()) == sorted(pods)
     judging.assert_at_rest(cluster)

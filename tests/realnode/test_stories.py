@@ -89,7 +89,7 @@ def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
     else:
         cluster.kubectl("label", "node", rig.NODE, "nvidia.com/mig.config-")
     waiting.until(lambda: judging.HOLD_TAINT not in cluster.taints(), "an open node")
-    assert log.evicted() == []
+    assert log.evicted_pods() == []
     assert cluster.driver.instances() == instances
     assert judging.use(cluster, "guarded", "free") == before
     judging.assert_at_rest(cluster)
@@ -113,7 +113,7 @@ def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
         name for name, use in before.items() if not {uuid for uuid, _ in use.devices} & devices
     }
     assert len(gone) == 2
-    assert set(log.evicted()) == gone
+    assert set(log.evicted_pods()) == gone
     stayed = before.keys() - gone
     assert {name: after[name] for name in stayed} == {name: before[name] for name in stayed}
     judging.assert_at_rest(cluster)
@@ -134,10 +134,10 @@ def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
     assert judging.use(cluster, "guarded", "free") == pods
 
     assert cluster.driver.instances() == instances
-    assert log.evicted() == []
+    assert log.evicted_pods() == []
     cluster.kubectl("delete", "poddisruptionbudget", "guarded")
     assert cluster.outcome("all-3g.20gb")["state"] == "success"
-    assert sorted(log.evicted()) == sorted(pods)
+    assert sorted(log.evicted_pods()) == sorted(pods)
     # Those that replace them are still pending: kubelet had none of the former devices for them.
     assert cluster.refused() == []
     assert cluster.driver.profiles() == [["3g.20gb"] * 2] * 2
@@ -182,7 +182,7 @@ def test_mig_goes_off_under_a_deaf_pod_and_the_owners_settings_stay(
     cluster.request("all-disabled")
 
     assert cluster.outcome("all-disabled")["state"] == "success"
-    assert log.evicted() == list(pods)
+    assert log.evicted_pods() == list(pods)
     assert cluster.driver.profiles() == [[], []]
     assert cluster.allocatable() == {"gpu": 2}
     assert cluster.get("node", rig.NODE)["spec"]["unschedulable"]

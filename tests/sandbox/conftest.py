@@ -29,7 +29,7 @@ def server(ask: apirig.Client) -> apiserver.ApiServer:
 def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
     with contextlib.ExitStack() as stack:
         yield lambda *args, **options: stack.enter_context(
-            nvml_rig.started(tmp_path / "node.json", *args, **options)
+            nvml_rig.nvml_session(tmp_path / "node.json", *args, **options)
         )
 
 
@@ -37,4 +37,4 @@ def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
 def device(start: nvml_rig.Start) -> Any:
     """Boot a node with one GPU and give its handle, with MIG on."""
     start()
-    return nvml_rig.enabled()
+    return nvml_rig.gpu_with_mig()

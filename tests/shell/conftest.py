@@ -33,7 +33,7 @@ mig-configs:
 @pytest.fixture(scope="module")
 def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
     """A user of a cluster of five GPU nodes and one other; tests remove what they add."""
-    programs.needed("kubectl")
+    programs.path_or_skip("kubectl")
     with apiserver.serve() as server:
         for each in [*nodes(), *others()]:
             server.store.create(each)
@@ -43,7 +43,7 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
 @pytest.fixture
 def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
     """A user of an empty cluster."""
-    programs.needed("kubectl")
+    programs.path_or_skip("kubectl")
     with apiserver.serve() as server:
         yield rig.viewer(server, tmp_path_factory.mktemp("home"))
 

@@ -67,7 +67,7 @@ def test_a_loaded_library_is_surveyed_as_the_simulated_one(node: shell_node.Shel
         nvml_faults.Fault(function="nvmlDeviceGetVirtualizationMode", code=3, count=None)
     )
     folder = node.path.parent / "lib"
-    with c_library.served(folder, node.path) as library:
+    with c_library.serve(folder, node.path) as library:
         answer = commandline.run(
             ["acceptance", "--library-path", str(library), "--output-file", "-"],
             c_library.environ(node.path.parent),

@@ -93,7 +93,7 @@ def test_an_interrupt_ends_a_command_that_waits_for_a_hung_driver(
     fresh: ShellNode, argv: Sequence[str]
 ) -> None:
     fresh.hang_in("nvmlInit*")
-    with fresh.started(*argv) as process:
+    with fresh.start(*argv) as process:
         waiting.until(lambda: fresh.is_hung, "the hanging call")
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 130
@@ -150,10 +150,10 @@ def test_concurrent_applies_run_one_after_the_other_and_one_layout_stays(
     names = ["before", "wanted", "other", "small"]
     with contextlib.ExitStack() as stack:
         processes = [
-            stack.enter_context(node.started("apply", name, "--lock-timeout-s", "200"))
+            stack.enter_context(node.start("apply", name, "--lock-timeout-s", "200"))
             for name in names
         ]
-        answers = [commandline.finished(process) for process in processes]
+        answers = [commandline.wait_for_answer(process) for process in processes]
 
     for each in answers:
         assert (each.status, each.out) == (0, "MIG configuration applied successfully\n"), each.err
@@ -184,7 +184,7 @@ def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
 ) -> None:
     client = pair.use("2g.10gb", gpu=1)
     before = pair.shape
-    with pair.started("apply", "wanted", "--wait-for-idle", "600") as process:
+    with pair.start("apply", "wanted", "--wait-for-idle", "600") as process:
         assert process.stderr
         waits = next(line for line in process.stderr if "waiting up to 600 s" in line)
         assert "train (pid 4242" in waits

@@ -157,7 +157,7 @@ def test_the_wait_for_the_driver_can_be_ended_at_once(node: ShellNode) -> None:
     node.state.add_fault(
         nvml_faults.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
     )
-    with node.started("boot", "--driver-timeout-s", "500") as process:
+    with node.start("boot", "--driver-timeout-s", "500") as process:
         waiting.until(lambda: node.is_hung, "the hanging call")
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == -signal.SIGTERM
@@ -168,7 +168,7 @@ def test_boot_completes_its_change_before_a_signal_ends_it(node: ShellNode) -> N
     before = node.shape
     node.state.reboot()
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, hang_s=1.5))
-    with node.started("boot") as process:
+    with node.start("boot") as process:
         waiting.until(lambda: node.is_hung, "the hanging call")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM

@@ -107,7 +107,7 @@ def environ(home: pathlib.Path) -> dict[str, str]:
 def typing(shell: str, home: pathlib.Path) -> Iterator[Callable[[str], str]]:
     """Start a shell at a terminal; yield what types a line and a tabulator, and reads the line."""
     name = shell.partition(",")[0]
-    command = [programs.needed(name), *AS_NEW[name]]
+    command = [programs.path_or_skip(name), *AS_NEW[name]]
     with terminal.started(
         (), columns=250, environ=environ(home), command=command, cwd=home
     ) as session:
@@ -152,7 +152,7 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
         end
     """
 
-    command = (programs.needed("fish"), "--no-config", "-c", code, *LINES, *IN_LOWER_CASE)
+    command = (programs.path_or_skip("fish"), "--no-config", "-c", code, *LINES, *IN_LOWER_CASE)
     answer = programs.run(*command, cwd=home, **environ(home))
 
     lines = [*(line + rest for line, rest in LINES.items()), *IN_LOWER_CASE.values()]
@@ -173,7 +173,7 @@ def test_a_script_is_one_that_its_shell_can_read(shell: Shell, name: str) -> Non
     script = shell("completion", name)
 
     assert (script.status, script.err) == (0, "")
-    checked = programs.run(programs.needed(name), "-n", stdin=script.out)
+    checked = programs.run(programs.path_or_skip(name), "-n", stdin=script.out)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 

@@ -112,7 +112,7 @@ def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
     create = "nvmlDeviceCreateGpuInstanceWithPlacement"
     node.state.add_fault(nvml_faults.Fault(function=create, first=14, code=UNKNOWN))
     line = ["acceptance", "--change-gpu", node.state.boards[0].uuid, "--yes", "--output-file", "-"]
-    with c_library.served(tmp_path / "lib", node.path) as library:
+    with c_library.serve(tmp_path / "lib", node.path) as library:
         c_library.add_cuda(library)
         nvidia_smi.install(tmp_path / "bin", node.path)
         environ = c_library.environ(tmp_path) | {"PATH": str(tmp_path / "bin")}

@@ -162,7 +162,7 @@ def test_only_commands_and_single_words_are_wider_than_the_terminal(demo: Demo) 
 
 @pytest.mark.slow
 def test_kept_node_serves_its_layouts_to_the_plugin(demo: Demo) -> None:
-    programs.needed("kubectl")
+    programs.path_or_skip("kubectl")
     demo.environ["PATH"] = os.pathsep.join([str(plugin_rig.BIN), os.environ["PATH"]])
     demo.started(*DEMO, "--scenario", "first-layout", "--keep")
     demo.wait_for(KEPT)

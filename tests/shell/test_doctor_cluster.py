@@ -150,7 +150,7 @@ def test_what_an_interrupted_run_left_is_named(cluster_rig: DoctorCluster) -> No
 
 @pytest.mark.slow
 def test_journal_of_an_unreachable_gpu_is_no_interrupted_run(cluster_rig: DoctorCluster) -> None:
-    snapshot = tuple(gpu.snapshot for gpu in samples.balanced())
+    snapshot = tuple(gpu.snapshot for gpu in samples.balanced_gpu())
     journal = journals.Journal(config="all-1g.5gb", snapshot=snapshot).to_json()
 
     def examine(state: str) -> Examination:

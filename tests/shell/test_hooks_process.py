@@ -125,7 +125,7 @@ def test_a_signal_ends_the_running_hook_and_rolls_back(
     hooked: Hooked, point: str, number: signal.Signals
 ) -> None:
     hooked.write(at=point, script="sleep 600")
-    with hooked.node.started(*hooked.argv) as process:
+    with hooked.node.start(*hooked.argv) as process:
         waiting.until(lambda: hooked.ran[-1:] == [point], "the hook")
         process.send_signal(number)
         _, stderr = process.communicate(timeout=120)
@@ -144,7 +144,7 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked: Hooked) -> None:
     hooked.write(
         at="apply-exit", script="while [ ! -e go ]; do sleep 0.05; done; echo done >> log"
     )
-    with hooked.node.started(*hooked.argv) as process:
+    with hooked.node.start(*hooked.argv) as process:
         waiting.until(lambda: hooked.ran[-1:] == ["apply-exit"], "the hook")
         process.send_signal(signal.SIGTERM)
         (hooked.folder / "go").touch()

@@ -44,7 +44,7 @@ def build(source: pathlib.Path, target: str, to: pathlib.Path, **environ: str) -
 def packages(wheel: pathlib.Path, folder: pathlib.Path, **environ: str) -> None:
     """Let release/packages build packages of a wheel into a folder."""
     uv()
-    programs.needed("nfpm")
+    programs.path_or_skip("nfpm")
     shutil.copy(wheel, folder)
     settings = {"SOURCE_DATE_EPOCH": EPOCH} | environ
     run(ROOT / "release" / "packages", folder, cwd=folder, fails=False, **settings)
@@ -59,4 +59,4 @@ def cache() -> pathlib.Path:
 
 
 def uv() -> str:
-    return programs.needed("uv")
+    return programs.path_or_skip("uv")

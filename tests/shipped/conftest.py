@@ -13,7 +13,7 @@ from tests.shipped import building
 @pytest.fixture(scope="session")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     sdist = building.build(building.ROOT, "sdist", tmp_path_factory.mktemp("sdist"))
-    (root,) = programs.unpacked(sdist, tmp_path_factory.mktemp("unpacked")).iterdir()
+    (root,) = programs.unpack(sdist, tmp_path_factory.mktemp("unpacked")).iterdir()
     return root
 
 

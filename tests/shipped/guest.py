@@ -92,7 +92,7 @@ class Guest:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - the tests' own
                 [
-                    *(programs.needed("setpriv"), "--pdeathsig", "KILL"),
+                    *(programs.path_or_skip("setpriv"), "--pdeathsig", "KILL"),
                     *("unshare", "--mount", str(_BOOT), str(self.root)),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -36,7 +36,7 @@ def helm(chart: pathlib.Path, values: Object) -> "subprocess.CompletedProcess[st
     file = chart.parent / "values.json"
     file.write_text(json.dumps(values), encoding="utf-8")
     options = ("--namespace", "gpus", "--kube-version", "1.34.0", "-f", str(file))
-    command = (programs.needed("helm"), "template", "mig", chart, *options)
+    command = (programs.path_or_skip("helm"), "template", "mig", chart, *options)
     return programs.run(*command, cwd=chart.parent)
 
 
@@ -79,7 +79,7 @@ def test_without_other_values_the_chart_is_the_overlay_object_by_object(
 
 
 def test_helm_lint_accepts_the_chart_of_this_version(chart: pathlib.Path) -> None:
-    done = programs.run(programs.needed("helm"), "lint", "--strict", chart, cwd=chart.parent)
+    done = programs.run(programs.path_or_skip("helm"), "lint", "--strict", chart, cwd=chart.parent)
     about = yaml.safe_load((SOURCE / "Chart.yaml").read_text(encoding="utf-8"))
 
     assert done.returncode == 0, done.stdout
@@ -227,7 +227,7 @@ def test_every_value_is_in_the_schema_and_every_property_has_a_default() -> None
 
 
 def test_chart_has_the_objects_of_the_overlays_as_they_are_now(tmp_path: pathlib.Path) -> None:
-    programs.needed("kubectl")
+    programs.path_or_skip("kubectl")
     programs.output(ROOT / "charts" / "assemble", tmp_path)
 
     made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}

@@ -60,7 +60,7 @@ def installed(
 ) -> pathlib.Path:
     """A folder on the PATH as krew leaves it, and a Python without any package."""
     store, folder = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("bin")
-    programs.unpacked(archive, store)
+    programs.unpack(archive, store)
     program = store / manifest["spec"]["platforms"][0]["bin"]
     for name in ("kubectl-mig", "kubectl_complete-mig"):
         (folder / name).symlink_to(program)

@@ -67,7 +67,7 @@ def live(heard: metrics.AgentMetrics, state: pathlib.Path) -> None:
     node.add_pod("infer", devices=frozenset(node.gpus[0].mig_uuids[:1]))
     pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     with pytest.raises(errors.Superseded):
-        pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, replaced=True))
+        pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, is_replaced=True))
     simulated.create("2xA100-SXM4-40GB", state)
     command = worker_client.worker_command(program=simulated_worker.program(state))
     gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0, telemetry=heard)
@@ -178,7 +178,7 @@ EXPRESSIONS = [pytest.param(*each[1:], id=each[0]) for each in shown()]
 
 
 def test_promtool_accepts_rules_expressions_and_metrics(tmp_path: pathlib.Path) -> None:
-    promtool = programs.needed("promtool")
+    promtool = programs.path_or_skip("promtool")
     panels = [
         {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "5m")}
         for number, (_, expression, _) in enumerate(shown())
@@ -319,7 +319,7 @@ def test_an_alert_fires_for_its_series_alone(
     file = tmp_path / "test.yaml"
     file.write_text(json.dumps({"rule_files": ["rules.yaml"], "tests": [played]}), "utf-8")
 
-    programs.output(programs.needed("promtool"), "test", "rules", file)
+    programs.output(programs.path_or_skip("promtool"), "test", "rules", file)
 
 
 def test_the_partitioner_has_a_monitor_of_its_own() -> None:

@@ -56,7 +56,7 @@ def rpm(packages: pathlib.Path, arch: str = "amd64") -> pathlib.Path:
 
 def members(package: pathlib.Path) -> dict[str, tarfile.TarInfo]:
     """Return the files and links of a .deb, by their path on a machine."""
-    command = [programs.needed("dpkg-deb"), "--fsys-tarfile", str(package)]
+    command = [programs.path_or_skip("dpkg-deb"), "--fsys-tarfile", str(package)]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE) as process,  # noqa: S603 - our own
         tarfile.open(fileobj=process.stdout, mode="r|") as archive,
@@ -65,13 +65,13 @@ def members(package: pathlib.Path) -> dict[str, tarfile.TarInfo]:
 
 
 def query(package: pathlib.Path, *options: str) -> str:
-    return programs.output(programs.needed("rpm"), "-qp", *options, package)
+    return programs.output(programs.path_or_skip("rpm"), "-qp", *options, package)
 
 
 @pytest.fixture(scope="module")
 def unpacked_deb(packages: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     root = tmp_path_factory.mktemp("root")
-    programs.output(programs.needed("dpkg-deb"), "-x", deb(packages), root)
+    programs.output(programs.path_or_skip("dpkg-deb"), "-x", deb(packages), root)
     return root
 
 
@@ -151,7 +151,7 @@ def test_a_second_build_gives_the_same_bytes(
 def test_lintian_finds_nothing_else(packages: pathlib.Path, tmp_path: pathlib.Path) -> None:
     options = ("--allow-root", "--fail-on", "error,warning", "--suppress-tags", ",".join(ACCEPTED))
 
-    building.run(programs.needed("lintian"), *options, deb(packages), cwd=tmp_path)
+    building.run(programs.path_or_skip("lintian"), *options, deb(packages), cwd=tmp_path)
 
 
 @pytest.mark.parametrize("minor", minors())
@@ -254,7 +254,7 @@ def test_rpm_keeps_changed_settings_when_upgraded_and_erased(
     if missing := guest.missing():
         pytest.skip(missing)
     package, root = rpm(packages), tmp_path / "root"
-    manage = (programs.needed("rpm"), "--root", root, "--dbpath", "/var/lib/rpm")
+    manage = (programs.path_or_skip("rpm"), "--root", root, "--dbpath", "/var/lib/rpm")
     guest.unpack("bookworm", root)
     try:
         programs.output(*manage, "--initdb")

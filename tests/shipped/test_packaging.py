@@ -88,7 +88,9 @@ def test_manual_pages_are_well_formed(wheel: pathlib.Path, tmp_path: pathlib.Pat
         archive.extractall(tmp_path)
     options = ("-T", "lint", "-W", "warning")
 
-    lint = programs.run(programs.needed("mandoc"), *options, *tmp_path.glob(f"{DATA}/man/man1/*"))
+    lint = programs.run(
+        programs.path_or_skip("mandoc"), *options, *tmp_path.glob(f"{DATA}/man/man1/*")
+    )
 
     # No date: the same version has the same page, whenever it is made.
     assert [line for line in lint.stdout.splitlines() if "missing date" not in line] == []

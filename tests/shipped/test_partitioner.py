@@ -11,7 +11,7 @@ from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.partitioner import settings
 from tests.kit import overlays
-from tests.kit.unit_files import Asked
+from tests.kit.unit_files import RecordedEnvironment
 
 NAME = "mig-manager-partitioner"
 Object = dict[str, Any]
@@ -31,7 +31,7 @@ def pod(objects: dict[str, Object]) -> Object:
     return spec
 
 
-def read(pod: Object) -> tuple[settings.PartitionerSettings, Asked]:
+def read(pod: Object) -> tuple[settings.PartitionerSettings, RecordedEnvironment]:
     """Return the settings that the container has, and its environment."""
     (container,) = pod["containers"]
     environ = overlays.environment(container)

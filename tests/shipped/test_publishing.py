@@ -116,7 +116,7 @@ def test_files_that_a_page_cannot_have_side_by_side_are_refused(tmp_path: pathli
 
 
 def test_packed_chart_is_reproducible_and_has_the_image(tmp_path: pathlib.Path) -> None:
-    programs.needed("kubectl")
+    programs.path_or_skip("kubectl")
     image = "registry.example.com/owner/mig-manager"
     for folder in ("one", "two"):
         command = (RELEASE / "chart", tmp_path / folder, image)
@@ -127,7 +127,7 @@ def test_packed_chart_is_reproducible_and_has_the_image(tmp_path: pathlib.Path) 
     assert packed.read_bytes() == (tmp_path / "two" / name).read_bytes()
     with tarfile.open(packed) as archive:
         assert {(each.mtime, each.uid, each.gid) for each in archive} == {(1700000000, 0, 0)}
-    helm = programs.needed("helm")
+    helm = programs.path_or_skip("helm")
     rendered = programs.output(
         helm, "template", "mig", packed, "--kube-version=1.34.0", cwd=tmp_path
     )
@@ -195,7 +195,7 @@ def test_a_wheel_built_without_an_address_claims_none(wheel: pathlib.Path) -> No
 @pytest.mark.slow
 def test_wheel_has_the_urls_of_its_source_archive(tmp_path: pathlib.Path) -> None:
     archive = building.build(ROOT, "sdist", tmp_path / "sdist", PROJECT_URL=f"{ADDRESS}/")
-    (source,) = programs.unpacked(archive, tmp_path / "unpacked").iterdir()
+    (source,) = programs.unpack(archive, tmp_path / "unpacked").iterdir()
 
     plain = building.build(source, "wheel", tmp_path / "plain")
     elsewhere = {"PROJECT_URL": "https://example.com/else/where"}

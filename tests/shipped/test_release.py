@@ -79,7 +79,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
 @pytest.fixture(scope="module")
 def unpacked(release: Release, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """What the source archive holds, with times and rights that differ from the checkout's."""
-    (root,) = programs.unpacked(release.sdist, tmp_path_factory.mktemp("unpacked")).iterdir()
+    (root,) = programs.unpack(release.sdist, tmp_path_factory.mktemp("unpacked")).iterdir()
     for path in root.rglob("*"):
         path.chmod(path.stat().st_mode & 0o700)
         os.utime(path, (0, 0))
@@ -119,7 +119,7 @@ def test_the_plugin_is_packed_from_what_was_built_and_runs_by_itself(
     release: Release, tmp_path: pathlib.Path
 ) -> None:
     folder = release.dist / "krew"
-    programs.unpacked(next(folder.glob("*.tar.gz")), tmp_path)
+    programs.unpack(next(folder.glob("*.tar.gz")), tmp_path)
 
     output = run(sys.executable, "-S", tmp_path / "kubectl-mig", "version", cwd=tmp_path)
 

@@ -46,7 +46,7 @@ def test_the_command_names_and_prints_every_schema(tmp_path: pathlib.Path) -> No
 
     assert [f"{name}.json" for name in names] == list(contract.made())
     for name in names:
-        assert shell("schema", name).data == contract.shipped(name)
+        assert shell("schema", name).data == contract.schema_of_wheel(name)
     unknown = shell("schema", "plan")
     assert (unknown.status, unknown.out) == (2, "")
     assert "unknown schema 'plan'; did you mean 'Plan'?" in unknown.err
@@ -60,7 +60,7 @@ def test_an_answer_of_an_earlier_program_is_as_its_schema_says(name: str, line: 
 @pytest.mark.parametrize("name", LINES)
 def test_an_answer_without_a_key_or_with_another_one_is_refused(name: str) -> None:
     data = json.loads(min(LINES[name], key=len))
-    for key in contract.shipped(name)["required"]:
+    for key in contract.schema_of_wheel(name)["required"]:
         without = {each: value for each, value in data.items() if each != key}
         for wrong in (without, {**without, f"{key}_2": data[key]}, {**data, key: [[]]}):
             with pytest.raises(jsonschema.ValidationError):

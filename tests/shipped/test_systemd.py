@@ -20,7 +20,7 @@ from tests.kit.unit_files import (
     ROOT,
     SYSTEMD,
     UNITS,
-    Asked,
+    RecordedEnvironment,
     agent_settings,
     directives,
     example_environ,
@@ -199,7 +199,10 @@ def test_unit_takes_files_below_etc_and_variables_of_its_file() -> (
 def test_example_environment_shows_the_defaults() -> (
     None
 ):  # fmt: skip
-    for_agent, for_boot = Asked(example_environ()), Asked(example_environ())
+    for_agent, for_boot = (
+        RecordedEnvironment(example_environ()),
+        RecordedEnvironment(example_environ()),
+    )
 
     assert agent_settings(unit_command_line(), for_agent) == agent_settings(
         unit_command_line(), unit_environ()

@@ -94,7 +94,7 @@ class AgentStage(stages.Stage):
 
     def start_agent(self) -> None:
         if self._has_library:
-            served = library.served(self.library.parent, self.machine.state_file)
+            served = library.serve(self.library.parent, self.machine.state_file)
             self._driver.enter_context(served)
         if self._stderr is not None:
             self.machine.log = pathlib.Path(f"/proc/self/fd/{self._stderr}")
@@ -155,8 +155,8 @@ class AgentStage(stages.Stage):
         ``owners``: what its owner wants, as for ``judging.remaining``.
         """
         view = node_object.parse_node(self.api.get(NODE_PATH))
-        owed = judging.PROOF if is_stopped else ()
-        return judging.remaining(view, *owed, **owners)
+        pending_entries = judging.PROOF if is_stopped else ()
+        return judging.remaining(view, *pending_entries, **owners)
 
     def assert_restored(self) -> None:
         """Check that the agent has restored what it changes for a while."""

@@ -45,17 +45,17 @@ class Account:
         return f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{self.name}"
 
 
-OURS = Account(namespace="mig-manager", name="mig-manager")
+MANAGER = Account(namespace="mig-manager", name="mig-manager")
 OPERATORS = Account(namespace=operator_pod.NAMESPACE, name="nvidia-mig-manager")
-LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OURS.namespace}/leases"
-NAMESPACES = ("default", "kube-system", OURS.namespace, OPERATORS.namespace)
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{MANAGER.namespace}/leases"
+NAMESPACES = ("default", "kube-system", MANAGER.namespace, OPERATORS.namespace)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
     """What roles give an account: cluster-wide, and beyond that within its namespace."""
 
-    account: Account = OURS
+    account: Account = MANAGER
     everywhere: frozenset[Right]
     within: frozenset[Right] = frozenset()
 
@@ -78,10 +78,10 @@ def to(resource: str, *verbs: str) -> frozenset[Right]:
     return frozenset(("", resource, verb) for verb in verbs)
 
 
-def shipped(file: str, kind: str = "") -> list[Object]:
+def manifest_objects(file: str, kind: str = "") -> list[Object]:
     """Return the objects of a manifest below ``deploy``, or those of one kind."""
-    found = yaml.safe_load_all((DEPLOY / file).read_text(encoding="utf-8"))
-    return [each for each in found if kind in ("", each["kind"])]
+    documents = yaml.safe_load_all((DEPLOY / file).read_text(encoding="utf-8"))
+    return [each for each in documents if kind in ("", each["kind"])]
 
 
 def rights_of(*roles: Mapping[str, Any]) -> frozenset[Right]:
@@ -95,10 +95,12 @@ def rights_of(*roles: Mapping[str, Any]) -> frozenset[Right]:
     )
 
 
-SHIPPED = Rights(everywhere=rights_of(*shipped("base/rbac.yaml", "ClusterRole")))
-BUDGET = dataclasses.replace(SHIPPED, within=rights_of(*shipped("budget/slots.yaml", "Role")))
+SHIPPED = Rights(everywhere=rights_of(*manifest_objects("base/rbac.yaml", "ClusterRole")))
+BUDGET = dataclasses.replace(
+    SHIPPED, within=rights_of(*manifest_objects("budget/slots.yaml", "Role"))
+)
 """With a budget for the cluster."""
-BUDGET_OPTIONS = ("--max-concurrent-nodes", "1", "--slots-namespace", OURS.namespace)
+BUDGET_OPTIONS = ("--max-concurrent-nodes", "1", "--slots-namespace", MANAGER.namespace)
 STOCK_OPERATOR = Rights(
     account=OPERATORS,
     everywhere=to("nodes", "get", "list", "watch", "update", "patch") | to("pods", "list"),
@@ -110,7 +112,7 @@ ALL_RIGHTS = SHIPPED.everywhere | BUDGET.within | STOCK_OPERATOR.everywhere
 ALL_RIGHTS |= STOCK_OPERATOR.within
 
 
-class Embedded:
+class EmbeddedCluster:
     """The embedded API server, cheap enough for a new one in every test."""
 
     def __init__(self) -> None:
@@ -134,7 +136,7 @@ class Embedded:
         """The server's own controller has done it already."""
 
 
-class Real:
+class RealCluster:
     """A real API server; it is cleared between tests, not replaced."""
 
     def __init__(self, server: envtest.EnvtestServer, folder: pathlib.Path) -> None:
@@ -146,11 +148,16 @@ class Real:
             # In a whole cluster a controller makes it for each namespace.
             path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
             self._create(path, {"metadata": {"name": "default"}})
-        policies = [obj for obj in shipped("budget/slots.yaml") if "Policy" in obj["kind"]]
-        policies += [*shipped("policy/policy.yaml"), *shipped("evictions/evictions.yaml")]
-        for obj in (*shipped("base/rbac.yaml"), *policies):
+        policies = [
+            obj for obj in manifest_objects("budget/slots.yaml") if "Policy" in obj["kind"]
+        ]
+        policies += [
+            *manifest_objects("policy/policy.yaml"),
+            *manifest_objects("evictions/evictions.yaml"),
+        ]
+        for obj in (*manifest_objects("base/rbac.yaml"), *policies):
             self._create(collection(obj), obj)
-        self._introduce(OURS)
+        self._introduce(MANAGER)
         self._introduce(OPERATORS)
 
     def close(self) -> None:
@@ -252,11 +259,11 @@ class Real:
         """Return whether the authorizer grants an account a right."""
         group, resource, verb = right
         plural, _, subresource = resource.partition("/")
-        asked = {"group": group, "resource": plural, "subresource": subresource, "verb": verb}
+        attributes = {"group": group, "resource": plural, "subresource": subresource, "verb": verb}
         if plural != "nodes":
-            asked["namespace"] = namespace
+            attributes["namespace"] = namespace
         user = f"system:serviceaccount:{account.namespace}:{account.name}"
-        review = {"spec": {"user": user, "resourceAttributes": asked}}
+        review = {"spec": {"user": user, "resourceAttributes": attributes}}
         answer = self.kube.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
         return bool(answer["status"]["allowed"])
 
@@ -268,7 +275,7 @@ class Real:
                 raise
 
 
-Cluster = Embedded | Real  # a cluster that has no node yet
+Cluster = EmbeddedCluster | RealCluster  # a cluster that has no node yet
 
 
 def collection(obj: Mapping[str, Any]) -> str:

@@ -47,14 +47,14 @@ class Pulse(liveness.Pulse):
         self.is_resting = False
 
 
-def assembled(
+def new_agent(
     settings: agent_settings.AgentSettings,
     kube: api.KubeApi,
     *,
     boot_id: str = "boot-1",
-    wrap: Wrap = lambda own: own,
+    wrap: Wrap = lambda deps: deps,
     overrides: main.Overrides | None = None,
-    **own: Any,
+    **other_ports: Any,
 ) -> main.AgentService:
     """Assemble an agent without worker processes.
 
@@ -64,10 +64,11 @@ def assembled(
         boot_id: Of its machine.
         wrap: Stands before the ports.
         overrides: Further parts that are not the agent's own.
-        own: Ports of other kinds than NVML, kubelet's socket, and what the settings name.
+        other_ports: Ports of other kinds than NVML, kubelet's socket, and what the settings name.
     """
     gpus = nvml_gpus.NvmlGpus(
-        clock=own.get("clock") or host.SystemClock(), in_use_timeout_s=settings.in_use_timeout_s
+        clock=other_ports.get("clock") or host.SystemClock(),
+        in_use_timeout_s=settings.in_use_timeout_s,
     )
     within_process: dict[str, Any] = {
         "gpus": gpus,
@@ -81,12 +82,14 @@ def assembled(
         boot_id=boot_id,
         overrides=dataclasses.replace(
             overrides or main.Overrides(),
-            replace_ports=lambda deps: wrap(dataclasses.replace(deps, **within_process | own)),
+            replace_ports=lambda deps: wrap(
+                dataclasses.replace(deps, **within_process | other_ports)
+            ),
         ),
     )
 
 
-class Hosted:
+class HostedAgent:
     """An agent in a thread of this process, whose client repeats requests without a long pause.
 
     Args:
@@ -94,7 +97,7 @@ class Hosted:
         token: What the server knows the agent by.
         settings: Of the agent.
         request_timeout_s: How long its client waits for an answer.
-        how: The rest of ``assembled``.
+        how: The rest of ``new_agent``.
     """
 
     def __init__(
@@ -106,21 +109,21 @@ class Hosted:
         request_timeout_s: float = 10.0,
         **how: Any,
     ) -> None:
-        self._stopped = threading.Event()
+        self._stop = threading.Event()
         self._kube = api.KubeApi.at(
             server.url,
             token=token,
             request_timeout_s=request_timeout_s,
             # Servers ask for whole seconds, and the adapter for fractions: too long here.
-            sleep=lambda seconds: self._stopped.wait(min(seconds, _MAX_PAUSE_S)),
+            sleep=lambda seconds: self._stop.wait(min(seconds, _MAX_PAUSE_S)),
         )
-        self._service = assembled(settings, self._kube, **how)
+        self._service = new_agent(settings, self._kube, **how)
         self._thread = threading.Thread(target=self._service.serve, name=token, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Have the agent end soon."""
-        self._stopped.set()
+        self._stop.set()
         self._service.stop()
 
     def end(self) -> None:

@@ -39,8 +39,8 @@ class PlainNode:
 
     def status(self) -> Mapping[str, Any]:
         text = objects.annotations(self.node()).get(well_known.STATUS_ANNOTATION, "{}")
-        found: Mapping[str, Any] = json.loads(text)
-        return found
+        status: Mapping[str, Any] = json.loads(text)
+        return status
 
     def label(self, layout: str) -> None:
         def change(node: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ LARGE = os.urandom(1 << 20)  # far more than a pipe takes at once
 
 
 def worker(script: str) -> subprocesses.Child:
-    return subprocesses.Child(processes.scripted(script))
+    return subprocesses.Child(processes.worker_command(script))
 
 
 def ask(script: str, request: object = "x", *, timeout_s: float = 30.0) -> object:

@@ -40,7 +40,7 @@ def test_the_rate_limit_is_waited_out(kubelet: GrpcKubelet) -> None:
     kubelet.refusals = 3
     kubelet.start()
     assert ask(kubelet).assigned_devices() == ()
-    assert kubelet.asked == 4
+    assert kubelet.requests == 4
 
 
 def bound_elsewhere(kubelet: GrpcKubelet) -> None:
@@ -104,7 +104,7 @@ def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
     with pytest.raises(errors.ClusterError, match=why) as caught:
         ask(kubelet, timeout_s=0.2 if "DEADLINE" in why else 100.0).allocatable()
     assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
-    assert kubelet.asked == asked
+    assert kubelet.requests == asked
     assert caplog.text == ""
     if isinstance(arranged, socket.socket):
         arranged.close()
@@ -223,6 +223,6 @@ def test_allocatable_devices_are_read_from_what_kubelet_writes(kubelet: GrpcKube
 
 @pytest.mark.slow
 def test_the_kept_messages_are_what_kubernetes_types_write() -> None:
-    printed = library.run(programs.needed("go"), "run", ".", folder=WRITTEN)
+    printed = library.run(programs.path_or_skip("go"), "run", ".", folder=WRITTEN)
 
     assert json.loads(printed) == json.loads((WRITTEN / "messages.json").read_text("utf-8"))

@@ -42,7 +42,7 @@ class InMemory:
         rig.dra_driver.slices = (claims.parse_slice(SLICE),)
         rig.kubelet.phantoms = {OTHER: DEVICES[OTHER]}
         # As in a cluster in which kubelet's next heartbeat never comes.
-        rig.kubelet.reports_from_s, rig.kubelet.reported = math.inf, {GPU: DEVICES[GPU]}
+        rig.kubelet.reports_from_s, rig.kubelet.reported_devices = math.inf, {GPU: DEVICES[GPU]}
         self._rig = rig
         self._slots = fake_cluster.FakeSlots(rig)
         self._lock = fakes.FakeLock()

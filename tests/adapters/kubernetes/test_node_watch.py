@@ -54,7 +54,7 @@ def following(
         listen(view.labels[well_known.CONFIG_LABEL])
         layouts.put(view.labels[well_known.CONFIG_LABEL])
 
-    with watch_rig.connected(server, request_timeout_s=request_timeout_s) as kube:
+    with watch_rig.faulty_api(server, request_timeout_s=request_timeout_s) as kube:
         node_watch = watch.NodeWatch(kube, name="n1", on_node=on_node, times=times)
         node_watch.start()
         try:

@@ -19,7 +19,7 @@ def node(tmp_path: pathlib.Path) -> shell_node.ShellNode:
 @pytest.fixture
 def nvml(node: shell_node.ShellNode) -> Iterator[pathlib.Path]:
     """Serve the library of a node's driver."""
-    with c_library.served(node.path.with_name("lib"), node.path) as library:
+    with c_library.serve(node.path.with_name("lib"), node.path) as library:
         yield library
 
 

@@ -100,7 +100,7 @@ def watching(
 
 def scripted(script: str) -> list[str]:
     """Return the command line of a listener that is this script."""
-    return processes.scripted(PREAMBLE + script)
+    return processes.worker_command(PREAMBLE + script)
 
 
 # Real listeners on a simulated node.

@@ -38,7 +38,7 @@ def work():
 
 def child(script: str, *, timeout_s: float = 30.0) -> worker_client.WorkerGpus:
     """Return GPUs whose worker is this script."""
-    command = processes.scripted(PREAMBLE + script)
+    command = processes.worker_command(PREAMBLE + script)
     return worker_client.WorkerGpus(command=command, timeout_s=timeout_s)
 
 
@@ -88,7 +88,7 @@ def test_exhaustion_at_the_start_is_a_typed_error_and_leaks_nothing() -> None:
 import os, resource
 from mig_manager import errors
 from mig_manager.adapters.nvml import worker_client
-worker = {processes.scripted(PREAMBLE + "answer(model.NO_GPUS)")!r}
+worker = {processes.worker_command(PREAMBLE + "answer(model.NO_GPUS)")!r}
 gpus = worker_client.WorkerGpus(command=worker, timeout_s=60)
 gpus.observe()
 top = os.open("/dev/null", os.O_RDONLY)

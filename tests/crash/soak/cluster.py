@@ -45,7 +45,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         """Those that ended since this was last cleared."""
         self.evicted: dict[str, frozenset[str]] = {}
         """UID of a pod -> its devices when its eviction was granted; cleared alike."""
-        self.daemons.deployed = {MONITOR_LABEL: True}
+        self.daemons.is_ready_by_label = {MONITOR_LABEL: True}
         self.live()
 
     # -- the node's own life
@@ -63,7 +63,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         """Lose all pods and all instances; kubelet starts the daemons again."""
         self.state.reboot()
         self.pods.clear()
-        self.kubelet.assigned.clear()
+        self.kubelet.devices_by_pod.clear()
         self.client_of.clear()
         self.other_clients.clear()
         self.schedulable = {}
@@ -75,7 +75,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         """Judge a change of a GPU by who holds what it took, whatever our code thinks."""
         self.gone_devices.update(gone)
         for uid, pod in self.pods.items():
-            lost = self.kubelet.assigned.get(uid, frozenset()) & gone.keys()
+            lost = self.kubelet.devices_by_pod.get(uid, frozenset()) & gone.keys()
             if lost and not pod.is_finished:
                 self.violations.append(f"{function} took {sorted(lost)} from {pod.name}")
 
@@ -87,7 +87,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
             return False
         if not any(pod.is_ready and not pod.is_terminating for pod in self.plugins):
             return False
-        in_use = {device for devices in self.kubelet.assigned.values() for device in devices}
+        in_use = {device for devices in self.kubelet.devices_by_pod.values() for device in devices}
         real = simulated_rig.devices(self.state)
         free = sorted(
             device
@@ -108,12 +108,12 @@ class SoakCluster(simulated_rig.SimulatedRig):
         return True
 
     def end_pod(self, pick: int) -> bool:
-        uids = [uid for uid in self.kubelet.assigned if uid in self.pods]
+        uids = [uid for uid in self.kubelet.devices_by_pod if uid in self.pods]
         if not uids:
             return False
         uid = uids[pick % len(uids)]
         self.pods[uid] = dataclasses.replace(self.pods[uid], phase="Succeeded")
-        del self.kubelet.assigned[uid]
+        del self.kubelet.devices_by_pod[uid]
         if uid in self.client_of:
             self.state.remove_client(self.client_of.pop(uid))
         return True
@@ -137,7 +137,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     def start_other_client(self, pick: int) -> bool:
         """Let a process beside all pods hold a device."""
-        in_use = {device for devices in self.kubelet.assigned.values() for device in devices}
+        in_use = {device for devices in self.kubelet.devices_by_pod.values() for device in devices}
         free = sorted(simulated_rig.devices(self.state).keys() - in_use)
         if not free:
             return False
@@ -171,7 +171,7 @@ class Workloads(fake_cluster.FakeWorkloads):
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         verdict = super().evict(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
-            self._cluster.evicted[pod.uid] = self._cluster.kubelet.assigned.get(
+            self._cluster.evicted[pod.uid] = self._cluster.kubelet.devices_by_pod.get(
                 pod.uid, frozenset()
             )
         return verdict

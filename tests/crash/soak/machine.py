@@ -164,7 +164,9 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.rule(pick=script.picks)
     def instance_goes_behind_our_back(self, pick: int) -> None:
-        in_use = {device for devices in self.rig.kubelet.assigned.values() for device in devices}
+        in_use = {
+            device for devices in self.rig.kubelet.devices_by_pod.values() for device in devices
+        }
         if driver.remove_behind_back(self.rig.state, pick, spared=in_use):
             self._foreign_change()
 

@@ -73,7 +73,7 @@ class Process:
         heard: dict[str, Any] = {
             n: moments.Port(p, n, rig.script.call) for n, p in in_memory.items()
         }
-        agent = in_process.assembled(
+        agent = in_process.new_agent(
             settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
             _NO_API,
             boot_id=rig.state.boot_id,

@@ -203,7 +203,7 @@ def test_a_prometheus_that_refuses_or_is_away_is_named(
 def test_the_query_finds_pods_with_mig_devices_in_a_real_prometheus(
     shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
-    promtool, program = (programs.needed(name) for name in ("promtool", "prometheus"))
+    promtool, program = (programs.path_or_skip(name) for name in ("promtool", "prometheus"))
     shift_s = time.time() - 86400 - NOW.timestamp()
     series = [
         *sampled("done", "nvidia_com_mig_7g_40gb", arrival_s=60, last_s=900, ran_s=(90, 600)),

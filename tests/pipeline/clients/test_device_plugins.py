@@ -84,7 +84,7 @@ def test_a_newer_request_need_not_wait_for_a_plugin_that_does_not_come(before: s
 
     rig = broken()
     ends.assert_superseded(
-        rig, "all-1g.5gb", when=lambda: False, ends_at=patient.asked, replaced=True
+        rig, "all-1g.5gb", when=lambda: False, ends_at=patient.checks, is_replaced=True
     )
     assert rig.log.count("gpus.execute") == (0 if before else 1)
 
@@ -239,7 +239,7 @@ def test_a_plugin_that_its_daemonset_starts_no_more_ends_the_wait() -> None:
 def test_outdated_watch_does_not_end_the_wait_for_the_plugin(*, shows_old: bool) -> None:
     rig = nodes.node(layout="all-1g.5gb")
     shown = tuple(rig.pods.values()) if shows_old else ()
-    rig.watched = lambda: shown
+    rig.watched_pods = lambda: shown
     here: list[pod_object.Pod] = []
     rig.driver.step_error = lambda _step: here.extend(rig.plugins)
     rig.plugin.is_broken = shows_old
@@ -247,7 +247,7 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(*, shows_old: bool)
     reason = Reason.PLUGIN_NOT_READY if shows_old else Reason.APPLIED
     ends.assert_ends(rig, reason, layout="all-balanced")
 
-    assert rig.driver.executed
+    assert rig.driver.executed_steps
     assert here == []
 
 

@@ -212,7 +212,7 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
     for number in itertools.count(1):
         rig = nodes.dra_node(gated=gated)
         agent = agents.reconciler(rig)
-        request = fakes.FakeRequest(rig.clock, ends_at=number, replaced=not is_stopped)
+        request = fakes.FakeRequest(rig.clock, ends_at=number, is_replaced=not is_stopped)
         try:
             agents.run(rig, "all-balanced", by=agent, request=request)
         except errors.Superseded:

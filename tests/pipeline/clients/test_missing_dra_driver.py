@@ -233,7 +233,7 @@ def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stop
         rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
         agent = agents.reconciler(rig)
         agent.recover("all-disabled")
-        request = fakes.FakeRequest(rig.clock, ends_at=number, replaced=not is_stopped)
+        request = fakes.FakeRequest(rig.clock, ends_at=number, is_replaced=not is_stopped)
         try:
             agents.run(rig, "all-disabled", by=agent, request=request)
         except errors.Superseded:

@@ -45,8 +45,8 @@ def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
 
 def test_a_newer_request_does_not_wait_for_monitors() -> None:
     rig = monitored_node()
-    rig.daemons.deployed[GFD] = False
-    hasty = fakes.FakeRequest(rig.clock, replaced=True)
+    rig.daemons.is_ready_by_label[GFD] = False
+    hasty = fakes.FakeRequest(rig.clock, is_replaced=True)
     hasty.ends_when = lambda: rig.statuses[-1].startswith("resuming")
 
     ends.assert_ends(rig, Reason.APPLIED, request=hasty)
@@ -71,7 +71,7 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
 
 def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     rig = monitored_node()
-    rig.daemons.deployed[GFD] = False
+    rig.daemons.is_ready_by_label[GFD] = False
     closed: list[bool] = []
     rig.clock.on_wait.append(lambda: closed.append(rig.has_hold_taint))
 
@@ -86,7 +86,7 @@ def test_monitor_that_does_not_return_is_only_a_warning() -> None:
 @pytest.mark.parametrize("value", ["false", None])
 def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(value: str | None) -> None:
     rig = monitored_node()
-    rig.daemons.deployed[GFD] = False
+    rig.daemons.is_ready_by_label[GFD] = False
 
     def switch_off() -> None:
         if rig.statuses[-1].startswith("resuming"):

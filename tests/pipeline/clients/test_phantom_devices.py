@@ -18,10 +18,10 @@ FORBIDDEN = errors.ClusterError("403", reason=Reason.FORBIDDEN)
 
 
 def node_at_rest(
-    **replaced: Any,
+    **overrides: Any,
 ) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
-    rig, agent, outcome = nodes.at_rest(LAYOUT, **replaced)
+    rig, agent, outcome = nodes.at_rest(LAYOUT, **overrides)
     rig.kubelet.phantoms = {PHANTOM: 4}
     return rig, agent, outcome
 

@@ -105,7 +105,7 @@ def try_once(
 ) -> outcomes.Outcome:
     """Try a layout, once more if the agent has tried before, and let the pause after it pass."""
     agent = by or agents.reconciler(rig, CONFIG)
-    outcome = agents.run(rig, layout, by=agent, attempt=len(agent.ended) + 1)
+    outcome = agents.run(rig, layout, by=agent, attempt=len(agent.outcomes) + 1)
     for _ in range(30):
         rig.clock.wait(1)
     return outcome

@@ -30,7 +30,7 @@ def new_drain(
     policy: policies.Policy | None = None,
     affected: frozenset[str] = frozenset({DOOMED}),
     request: fakes.FakeRequest | None = None,
-    **replaced: Any,
+    **overrides: Any,
 ) -> drain.Drain:
     limits = settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20)
     is_passive = limits.policy.drain is policies.DrainPolicy.NONE
@@ -38,7 +38,7 @@ def new_drain(
         affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
         rights=orders.WaitOnly("none") if is_passive else orders.Evict(),
     )
-    attempt = agents.new_attempt(rig, limits, request or fakes.FakeRequest(rig.clock), **replaced)
+    attempt = agents.new_attempt(rig, limits, request or fakes.FakeRequest(rig.clock), **overrides)
     return drain.Drain.begin(attempt, order)
 
 

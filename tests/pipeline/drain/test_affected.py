@@ -248,7 +248,7 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
     before = {*undisturbed.gpus[0].mig_uuids}
     agents.run(undisturbed, "one-of-two", ONE_OF_TWO)
     (destroyed,) = before - {*undisturbed.gpus[0].mig_uuids}
-    rig = nodes.hooked(nodes.node(layout="all-balanced"))
+    rig = nodes.add_hooks(nodes.node(layout="all-balanced"))
 
     def bind() -> None:
         # The call before the taint; the second one reports the phase.
@@ -271,7 +271,7 @@ def test_a_newer_request_ends_a_drain_between_two_evictions(call: str) -> None:
     for number, device in enumerate(rig.gpus[0].mig_uuids):
         rig.add_pod(f"pod-{number}", devices=frozenset({device}))
 
-    ends.assert_superseded(rig, "all-disabled", when=lambda: call in rig.log, replaced=True)
+    ends.assert_superseded(rig, "all-disabled", when=lambda: call in rig.log, is_replaced=True)
 
     assert rig.log.count(call) == 1
 

@@ -262,7 +262,7 @@ def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) ->
 
 def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) -> None:
     other = rig.add_pod("other", devices=frozenset({driver_rules.mig_uuid("other")}))
-    rig.clock.on_wait.append(rig.kubelet.assigned.clear)
+    rig.clock.on_wait.append(rig.kubelet.devices_by_pod.clear)
 
     assert drained(rig) == 1
     assert other in rig.pods

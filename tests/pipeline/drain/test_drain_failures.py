@@ -230,7 +230,7 @@ def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig
     before = usage_of(rig)
     rig.refusing = {"workloads.list": SILENT}
 
-    request = fakes.FakeRequest(rig.clock, ends_at=3, replaced=True)
+    request = fakes.FakeRequest(rig.clock, ends_at=3, is_replaced=True)
 
     with pytest.raises(errors.Superseded):
         new_drain(rig, request=request).run(before)
@@ -243,7 +243,7 @@ def test_drain_lists_pods_twice_and_waits_on_the_watch(
     rig: NodeRig, policy: policies.Policy | None
 ) -> None:
     (staying,) = rig.pods
-    rig.watched = lambda: tuple(rig.pods.values())
+    rig.watched_pods = lambda: tuple(rig.pods.values())
     if policy:
         at(rig, 15, lambda: rig.remove_pod(staying))
 
@@ -257,7 +257,7 @@ def test_drain_lists_pods_twice_and_waits_on_the_watch(
 def test_outdated_watch_neither_ends_nor_fails_a_drain(rig: NodeRig, *, shows_all: bool) -> None:
     (staying,) = rig.pods
     shown = tuple(rig.pods.values()) if shows_all else ()
-    rig.watched = lambda: shown
+    rig.watched_pods = lambda: shown
     at(rig, 15, lambda: rig.remove_pod(staying))
 
     assert drained(rig, policy=PASSIVE) == 0

@@ -17,7 +17,7 @@ def test_partial_budget_drains_as_successors_get_ready() -> None:
     rig, serving = node_with(room_elsewhere=4)
     healthy: list[int] = []
     rig.clock.on_wait.insert(
-        0, lambda: healthy.append(serving.budget.observed(rig.pods_everywhere).healthy)
+        0, lambda: healthy.append(serving.budget.with_status(rig.pods_everywhere).healthy)
     )
 
     assert try_once(rig).state is model.State.SUCCESS
@@ -69,7 +69,7 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
 
     def start_missing() -> None:
         # Kubelet admits the pods as long as the plugin runs.
-        used = frozenset().union(*rig.kubelet.assigned.values())
+        used = frozenset().union(*rig.kubelet.devices_by_pod.values())
         for device in devices:
             if rig.gpus == before and device not in used:
                 rig.add_pod(
@@ -203,9 +203,9 @@ def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
     def delete() -> None:
         if serving.killed == 1 and uid in rig.pods:
             rig.remove_pod(uid)
-            rig.kubelet.unlisted["forced"] = frozenset({device})
+            rig.kubelet.devices_of_unlisted_pods["forced"] = frozenset({device})
         elif serving.killed == 4:
-            rig.kubelet.unlisted.clear()
+            rig.kubelet.devices_of_unlisted_pods.clear()
 
     rig.clock.on_wait.append(delete)
 
@@ -214,7 +214,7 @@ def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
 
 def test_pods_without_a_controller_go_last() -> None:
     rig, _ = node_with(room_elsewhere=4, replicas=2)
-    used = frozenset().union(*rig.kubelet.assigned.values())
+    used = frozenset().union(*rig.kubelet.devices_by_pod.values())
     free = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in used)
     bare = rig.add_pod("bare", devices=frozenset({free}))
     order: list[str] = []

@@ -34,7 +34,7 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
     assert "spared" in rig.pod_names
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
     assert not any(gpu.needs_recovery for gpu in rig.gpus)
-    assert {step.gpu_uuid for step in rig.driver.executed} == {before[0].uuid}
+    assert {step.gpu_uuid for step in rig.driver.executed_steps} == {before[0].uuid}
     assert {"GpuRepairBegun", "Draining", "GpuRepaired", last} <= set(rig.events)
     assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
     ends.assert_restored(rig)

@@ -355,7 +355,7 @@ def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> Non
     )
 
     assert rig.clock.now_s >= 30
-    assert (rig.driver.executed, rig.gpus, rig.host.refreshes) == ([], before, 0)
+    assert (rig.driver.executed_steps, rig.gpus, rig.host.refreshes) == ([], before, 0)
     assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
@@ -375,22 +375,22 @@ def test_a_newer_request_ends_the_wait_for_a_process() -> None:
     rig.driver.clients = "python (pid 4242)"
     before = rig.gpus
 
-    ends.assert_superseded(rig, when=lambda: "gpus.execute" in rig.log, replaced=True)
+    ends.assert_superseded(rig, when=lambda: "gpus.execute" in rig.log, is_replaced=True)
 
-    assert (rig.driver.executed, rig.gpus) == ([], before)
+    assert (rig.driver.executed_steps, rig.gpus) == ([], before)
 
 
 def test_rollback_waits_for_a_process_that_uses_new_instances() -> None:
     rig = nodes.node(layout="all-balanced")
     strikes.kill_at(rig, 9, ALL_1G)
-    rig.driver.executed.clear()
+    rig.driver.executed_steps.clear()
     rig.driver.clients = "python (pid 4242)"
     successor = agents.reconciler(rig)
 
     successor.recover(None)
-    assert rig.driver.executed == []
+    assert rig.driver.executed_steps == []
     assert successor.rest()
 
     rig.driver.clients = ""
     assert not successor.rest()
-    assert rig.driver.executed
+    assert rig.driver.executed_steps

@@ -18,12 +18,12 @@ RETRIES = 3  # how often a run is repeated, with a new agent each time
 
 
 def assert_refused(
-    rig: fakes.NodeRig, reason: Reason, *texts: str, layout: str = agents.LAYOUT, **replaced: Any
+    rig: fakes.NodeRig, reason: Reason, *texts: str, layout: str = agents.LAYOUT, **overrides: Any
 ) -> None:
     """Request a layout of agents that restart; check that nothing is taken or changed."""
     before, pods = rig.gpus, set(rig.pod_names)
     for _ in range(RETRIES):
-        agent = agents.reconciler(rig, **replaced)
+        agent = agents.reconciler(rig, **overrides)
         agent.recover(layout)
         outcome = ends.assert_ends(rig, reason, *texts, layout=layout, by=agent)
         assert outcome.should_retry is reason.is_transient
@@ -81,17 +81,17 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
 
 def test_a_pod_that_only_kubelet_lists_keeps_its_device_and_all_pods() -> None:
     rig = nodes.busy_node()
-    rig.kubelet.unlisted["deleted"] = frozenset({nodes.device(rig, 0, "2g.10gb")})
+    rig.kubelet.devices_of_unlisted_pods["deleted"] = frozenset({nodes.device(rig, 0, "2g.10gb")})
     assert_refused(rig, Reason.DRAIN_TIMEOUT, "default/deleted", "kubelet still has it")
 
 
 def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
     rig = nodes.busy_node()
-    rig.kubelet.unlisted["deleted"] = frozenset({nodes.device(rig, 0, "2g.10gb")})
+    rig.kubelet.devices_of_unlisted_pods["deleted"] = frozenset({nodes.device(rig, 0, "2g.10gb")})
 
     def end() -> None:
         if rig.clock.now_s > 5:
-            rig.kubelet.unlisted.clear()
+            rig.kubelet.devices_of_unlisted_pods.clear()
 
     rig.clock.on_wait.append(end)
     ends.assert_ends(rig, Reason.APPLIED)
@@ -108,13 +108,13 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
         is_admitted=is_admitted,
         phase="Running" if is_admitted else "Pending",
     )
-    rig.kubelet.unlisted["db-0"] = rig.kubelet.assigned[affected]
+    rig.kubelet.devices_of_unlisted_pods["db-0"] = rig.kubelet.devices_by_pod[affected]
 
     def end() -> None:
-        if rig.clock.now_s > 5 and rig.kubelet.unlisted:
-            rig.kubelet.unlisted.clear()
+        if rig.clock.now_s > 5 and rig.kubelet.devices_of_unlisted_pods:
+            rig.kubelet.devices_of_unlisted_pods.clear()
             rig.pods[successor] = dataclasses.replace(rig.pods[successor], is_admitted=True)
-            rig.kubelet.assigned[successor] = own
+            rig.kubelet.devices_by_pod[successor] = own
 
     rig.clock.on_wait.append(end)
     ends.assert_ends(rig, Reason.APPLIED)

@@ -123,7 +123,7 @@ class ModeNode:
         """Reboot: kubelet starts the daemons again, and no other pod."""
         self.state.reboot()
         self.cluster.pods.clear()
-        self.cluster.kubelet.assigned.clear()
+        self.cluster.kubelet.devices_by_pod.clear()
         self.cluster.schedulable = {}
         self.cluster.live()
 
@@ -423,7 +423,7 @@ def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
     fourth = frozenset({node.gpus()[3].uuid, *node.gpus()[3].mig_uuids})
     others = node.others(3)
     staying = {
-        uid for uid, devices in node.cluster.kubelet.assigned.items() if not devices & fourth
+        uid for uid, devices in node.cluster.kubelet.devices_by_pod.items() if not devices & fourth
     }
     clients = [client for client in node.state.read().clients if client.gpu_uuid not in fourth]
 
@@ -431,7 +431,9 @@ def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
 
     assert node.others(3) == others
     assert len(staying) == 14
-    assert staying == node.cluster.kubelet.assigned.keys() & staying & node.cluster.pods.keys()
+    assert (
+        staying == node.cluster.kubelet.devices_by_pod.keys() & staying & node.cluster.pods.keys()
+    )
     assert list(node.state.read().clients) == clients
     calls = nvml_faults.read_calls(node.state.path)
     assert {call.gpu for call in calls if call.function in nvml_codes.CHANGES} == {3}

@@ -209,7 +209,7 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
 
 def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
     rig = rebooting_node()
-    impatient = fakes.FakeRequest(rig.clock, replaced=True)
+    impatient = fakes.FakeRequest(rig.clock, is_replaced=True)
     impatient.ends_when = lambda: rig.host.reboots > 0
 
     late = "the machine is still up 600 s after the reboot request"
@@ -419,7 +419,7 @@ def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: b
     rig.disruptions.refusals["spared"] = "budget 'pdb-a' allows no disruption"
 
     ends.assert_superseded(
-        rig, "all-disabled-first", when=lambda: "gpus.execute" in rig.log, replaced=replaced
+        rig, "all-disabled-first", when=lambda: "gpus.execute" in rig.log, is_replaced=replaced
     )
 
     assert rig.host.reboots == 0

@@ -54,7 +54,7 @@ def silence_kubelet(rig: fakes.NodeRig) -> None:
 
 
 def forget_devices(rig: fakes.NodeRig) -> None:
-    rig.kubelet.assigned = dict.fromkeys(rig.kubelet.assigned, frozenset())
+    rig.kubelet.devices_by_pod = dict.fromkeys(rig.kubelet.devices_by_pod, frozenset())
 
 
 UNVERIFIED = "no layout was verified for GPU 0"

@@ -18,7 +18,7 @@ USED_BY_B = slots.Denial(limit=1, changing=("node-b",))
 def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     rig = repairs.faulty_node()
     agent = repairs.begun(rig)
-    request = fakes.FakeRequest(rig.clock, replaced=True)
+    request = fakes.FakeRequest(rig.clock, is_replaced=True)
     request.ends_when = lambda: rig.has_hold_taint
     with pytest.raises(errors.Superseded):
         agents.run(rig, repairs.LAYOUT, by=agent, request=request)
@@ -53,7 +53,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> No
     repairs.break_gpus(rig, 1)
     assert agent.check_drift("half", outcome) is drift.Action.RUN
     rig.disruptions.refusals["affected"] = "budget"
-    request = fakes.FakeRequest(rig.clock, replaced=cause == "new content")
+    request = fakes.FakeRequest(rig.clock, is_replaced=cause == "new content")
     request.ends_when = lambda: rig.clock.now_s > 8
     with pytest.raises(errors.Superseded):
         agents.run(rig, "half", by=agent, request=request)
@@ -74,7 +74,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> No
     assert "GpuRepairFailed" not in rig.events
     assert repairs.resets(rig) == 1
     present = {*rig.gpus[0].mig_uuids, *(gpu.uuid for gpu in rig.gpus)}
-    assert all(devices <= present for devices in rig.kubelet.assigned.values())
+    assert all(devices <= present for devices in rig.kubelet.devices_by_pod.values())
 
 
 def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
@@ -116,7 +116,7 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
     agent = repairs.begun(rig, lock=lock)
-    request = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=True)
+    request = fakes.FakeRequest(rig.clock, ends_at=ends_at, is_replaced=True)
     with pytest.raises(errors.Superseded):
         agents.run(rig, repairs.LAYOUT, by=agent, request=request)
     assert rig.labels[well_known.STATE_LABEL] == "pending"

@@ -263,7 +263,7 @@ class _Pauses:
         """Whether the last run was the last one."""
 
     def __call__(self, pause: lives.Pause) -> None:
-        ended = self._agent.ended
+        ended = self._agent.outcomes
         is_refused = ended and ended[-1].reason is errors.Reason.INSUFFICIENT_RESOURCES
         self._pauses += 1
         self.is_over = (pause.is_at_rest or bool(is_refused)) and self._pauses <= _MAX_PAUSES
@@ -281,8 +281,8 @@ class _Pauses:
         is_repair = play.change.is_repair and play.requested[0] is not None
         if not (is_repair and any(gpu.awaits_reset for gpu in rig.gpus)):
             raise lives.Rested
-        checks = self._checks[len(self._agent.ended)]
-        self._checks[len(self._agent.ended)] += 1
+        checks = self._checks[len(self._agent.outcomes)]
+        self._checks[len(self._agent.outcomes)] += 1
         # Which pods use a silent GPU may be known only at the second check, and no repair begins
         # while kubelet is silent.
         enough = 2 if rig.driver.lost or rig.kubelet.lists_from_s > rig.clock.now_s else 1
@@ -296,7 +296,9 @@ class _Pauses:
 
 def devices_of(rig: fakes.NodeRig, uid: str) -> frozenset[str]:
     """Return the devices of a pod, by kubelet or by claim."""
-    return rig.kubelet.assigned.get(uid, frozenset()) | (rig.pods[uid].claimed_ids or frozenset())
+    return rig.kubelet.devices_by_pod.get(uid, frozenset()) | (
+        rig.pods[uid].claimed_ids or frozenset()
+    )
 
 
 def names(gpus: Sequence[model.Gpu]) -> dict[str, str]:

@@ -74,7 +74,7 @@ def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
     back = "the former instances are restored"
     ends.assert_ends(rig, errors.Reason.INSUFFICIENT_RESOURCES, back)
 
-    assert rig.driver.executed
+    assert rig.driver.executed_steps
     assert ends.is_as_before(rig, before)
     assert "spared" in rig.pod_names
 
@@ -106,7 +106,9 @@ def test_failing_api_does_not_block_the_rollback() -> None:
 def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: str) -> None:
     change = CHANGES[name]
     undisturbed, before = change.calls(), change.make()
-    kept = {uid for uid in before.kubelet.assigned if before.pods[uid].name not in change.evicted}
+    kept = {
+        uid for uid in before.kubelet.devices_by_pod if before.pods[uid].name not in change.evicted
+    }
     assert len(undisturbed) > 8
     for index, call in enumerate(undisturbed):
         rig = change.make()
@@ -219,14 +221,14 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
 ) -> None:
     change = CHANGES[name]
     rig = change.make()
-    patient = fakes.FakeRequest(rig.clock, replaced=replaced)
+    patient = fakes.FakeRequest(rig.clock, is_replaced=replaced)
     change.run(rig, request=patient)
-    assert patient.asked > 0
+    assert patient.checks > 0
     after = rig.gpus
-    for ends_at in range(1, patient.asked + 1):
+    for ends_at in range(1, patient.checks + 1):
         rig = change.make()
         before = rig.gpus
-        request = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=replaced)
+        request = fakes.FakeRequest(rig.clock, ends_at=ends_at, is_replaced=replaced)
 
         try:
             outcome = change.run(rig, request=request)
@@ -237,7 +239,7 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
         else:
             # It is verified; only the monitors were still pending.
             assert outcome.reason is errors.Reason.APPLIED
-            assert rig.daemons.deployed
+            assert rig.daemons.is_ready_by_label
 
         # Between the mode and the instances there are hooks, and a newer request ends them.
         is_undone = "restoring the previous instances" in rig.statuses

@@ -29,7 +29,7 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
         if end == "locked":
             assert agents.run(rig, by=successor).reason is Reason.LOCKED
         else:
-            request = fakes.FakeRequest(rig.clock, ends_at=2, replaced=end == "replaced")
+            request = fakes.FakeRequest(rig.clock, ends_at=2, is_replaced=end == "replaced")
             with pytest.raises(errors.Superseded):
                 agents.run(rig, by=successor, request=request)
             successor.stop()
@@ -332,7 +332,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
 
 @pytest.mark.parametrize("lost", ["run", "service", "hook"])
 def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) -> None:
-    rig = nodes.hooked(nodes.hosted_node())
+    rig = nodes.add_hooks(nodes.hosted_node())
     agent = agents.reconciler(rig)
 
     def fail() -> None:

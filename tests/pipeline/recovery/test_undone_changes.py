@@ -30,7 +30,7 @@ def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> Non
 
     with pytest.raises(errors.LockedError):
         successor.recover("all-balanced")
-    assert rig.driver.executed == []
+    assert rig.driver.executed_steps == []
     assert "gpus.observe" not in rig.log
 
     successor.recover("all-balanced")

@@ -43,9 +43,9 @@ def published_use(rig: fakes.NodeRig) -> list[list[list[int]]]:
     return [gpu["inUse"] for gpu in data["gpus"]]
 
 
-def on_demand(rig: fakes.NodeRig, **replaced: Any) -> agents.AgentInMemory:
+def on_demand(rig: fakes.NodeRig, **overrides: Any) -> agents.AgentInMemory:
     """Return the reconciler of a node with on-demand partitioning that has just started."""
-    agent = agents.reconciler(rig, **replaced)
+    agent = agents.reconciler(rig, **overrides)
     agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     return agent

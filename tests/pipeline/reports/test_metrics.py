@@ -237,7 +237,7 @@ def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
 
 def test_the_last_phase_of_a_superseded_run_is_measured(heard: metrics.AgentMetrics) -> None:
     rig = nodes.busy_node()
-    request = fakes.FakeRequest(rig.clock, replaced=True)
+    request = fakes.FakeRequest(rig.clock, is_replaced=True)
     request.ends_when = lambda: rig.has_hold_taint
 
     with pytest.raises(errors.Superseded):

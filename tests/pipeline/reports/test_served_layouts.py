@@ -197,7 +197,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
     rig.annotations.clear()
     rig.labels.pop(well_known.STATE_LABEL, None)
     rig.labels.pop(well_known.APPLIED_LABEL, None)
-    rig.driver.executed.clear()
+    rig.driver.executed_steps.clear()
 
     agent.forget_node()
     serve()
@@ -205,7 +205,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
     assert set(rig.annotations) == published
     assert rig.condition is not None
     assert rig.labels.get(well_known.APPLIED_LABEL) == layout
-    assert (rig.driver.executed, rig.gpus) == ([], before)
+    assert (rig.driver.executed_steps, rig.gpus) == ([], before)
 
 
 def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.NodeRig) -> None:

@@ -65,7 +65,7 @@ class Story:
         try:
             lives.live(self.rig, agent, self.source, go_on)
         finally:
-            self.ended += (outcome.reason for outcome in agent.ended)
+            self.ended += (outcome.reason for outcome in agent.outcomes)
 
     def label(self, value: str | None) -> Act:
         """Return an act: set the label that requests a layout, or remove it."""

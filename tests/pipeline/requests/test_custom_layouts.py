@@ -147,7 +147,7 @@ def repartition(rig: fakes.NodeRig) -> None:
     """Let another program change GPU 0, where a pod then uses what the layout would destroy."""
     agents.run(rig, "all-1g.5gb")
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if "plugin" in pod.name}
-    rig.kubelet.assigned.clear()
+    rig.kubelet.devices_by_pod.clear()
     rig.add_pod("training", devices=frozenset(rig.gpus[0].mig_uuids))
 
 
@@ -200,13 +200,13 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
     with pytest.raises(errors.ClusterError):
         run(rig, by=agent)
     agent.stop()
-    changed = len(rig.driver.executed)
+    changed = len(rig.driver.executed_steps)
 
     successor = agents.reconciler(rig, limits=ON)
     successor.recover("custom", requested())
 
     assert run(rig, by=successor).state is model.State.SUCCESS
-    assert len(rig.driver.executed) == changed
+    assert len(rig.driver.executed_steps) == changed
 
 
 @pytest.mark.parametrize("is_same", [pytest.param(True, marks=pytest.mark.slow), False])
@@ -237,7 +237,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     undisturbed = nodes.busy_node()
     run(undisturbed)
     executing = undisturbed.log.index("gpus.execute")
-    rig, before = strikes.killed(nodes.busy_node, executing, run)
+    rig, before = strikes.kill_at_call(nodes.busy_node, executing, run)
     assert rig.has_hold_taint
 
     successor = agents.reconciler(rig, limits=ON)

@@ -45,7 +45,7 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
 
     assert story.ended[-1] is Reason.ALREADY_APPLIED
     assert (story.rig.labels[well_known.STATE_LABEL], story.rig.gpus) == ("success", gpus)
-    assert not story.rig.driver.executed
+    assert not story.rig.driver.executed_steps
     assert reason in story.rig.events
     assert story.rig.condition is not None
     assert story.rig.condition["status"] == "True"

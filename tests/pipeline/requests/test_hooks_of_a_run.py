@@ -13,7 +13,7 @@ START, MODE, CONFIG, EXIT = "start", "mode", "config", "exit"
 @pytest.fixture
 def rig() -> fakes.NodeRig:
     """A busy node with a hook at each point."""
-    return nodes.hooked(nodes.busy_node())
+    return nodes.add_hooks(nodes.busy_node())
 
 
 def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
@@ -41,16 +41,16 @@ def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
 
 
 def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
-    rig = nodes.hooked(nodes.node())
+    rig = nodes.add_hooks(nodes.node())
     executed: list[int] = []
-    rig.on_call = lambda: executed.append(len(rig.driver.executed))
+    rig.on_call = lambda: executed.append(len(rig.driver.executed_steps))
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
     assert rig.hooks.commands == [START, MODE, CONFIG, EXIT]
-    assert [type(step) for step in rig.driver.executed[:2]] == [steps.SetMode, steps.SetMode]
+    assert [type(step) for step in rig.driver.executed_steps[:2]] == [steps.SetMode, steps.SetMode]
     at = [executed[n] for n, call in enumerate(rig.log) if call == "hooks.run"]
-    assert at == [0, 0, 2, len(rig.driver.executed)]
+    assert at == [0, 0, 2, len(rig.driver.executed_steps)]
 
 
 def test_where_nothing_changes_the_agent_runs_no_hook_like_mig_parted(rig: fakes.NodeRig) -> None:
@@ -78,7 +78,7 @@ def test_a_hook_that_fails_before_the_change_is_active_rolls_back(
 
 
 def test_a_hook_that_fails_between_mode_and_instances_brings_the_mode_back() -> None:
-    rig = nodes.hooked(nodes.node())
+    rig = nodes.add_hooks(nodes.node())
     rig.hooks.broken = {CONFIG}
     before = rig.gpus
 
@@ -98,9 +98,9 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.
     assert outcome.should_retry
     assert rig.open_journal.exit_hook
     rig.hooks.broken = set()
-    executed = len(rig.driver.executed)
+    executed = len(rig.driver.executed_steps)
     ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
-    assert len(rig.driver.executed) == executed
+    assert len(rig.driver.executed_steps) == executed
     assert rig.hooks.commands == [START, CONFIG, EXIT, EXIT]
 
 
@@ -125,7 +125,7 @@ def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.No
     taints: list[bool] = []
     rig.on_call = lambda: taints.append(rig.has_hold_taint)
 
-    ends.assert_superseded(rig, when=lambda: rig.log[-1] == "hooks.run", replaced=True)
+    ends.assert_superseded(rig, when=lambda: rig.log[-1] == "hooks.run", is_replaced=True)
 
     assert not any(taints)
 

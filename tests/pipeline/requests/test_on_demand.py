@@ -39,7 +39,7 @@ def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **opti
     for text in (*texts, "the agent does not retry"):
         assert text in outcome.message
     assert rig.gpus == before
-    assert not rig.driver.executed
+    assert not rig.driver.executed_steps
     assert set(rig.pods) == pods
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert published_status(rig).reason == "InUse"

@@ -36,7 +36,7 @@ def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
-    assert rig.kubelet.reported == {"nvidia.com/gpu": 14 if may_report else 0}
+    assert rig.kubelet.reported_devices == {"nvidia.com/gpu": 14 if may_report else 0}
     assert (rig.clock.monotonic() < rig.kubelet.reports_from_s) is may_report
 
 
@@ -99,7 +99,7 @@ def test_active_layout_succeeds_after_one_observation() -> None:
     assert rig.states == ["success"]
     assert rig.log.count("gpus.observe") == 1
     assert rig.pods == pods
-    assert rig.driver.executed == []
+    assert rig.driver.executed_steps == []
 
 
 def experienced() -> tuple[fakes.NodeRig, agents.AgentInMemory]:
@@ -166,7 +166,9 @@ def test_only_pods_on_destroyed_instances_are_evicted() -> None:
     rig.add_pod("spared-3g", devices=frozenset({nodes.device(rig, 0, "3g.20gb")}))
     rig.add_pod("spared-1g", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     spared = {
-        uid: used for uid, used in rig.kubelet.assigned.items() if "spared" in rig.pods[uid].name
+        uid: used
+        for uid, used in rig.kubelet.devices_by_pod.items()
+        if "spared" in rig.pods[uid].name
     }
 
     ends.assert_ends(rig, Reason.APPLIED)
@@ -195,7 +197,7 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
     before = rig.gpus
     if lists_pods:
         # A kubelet that has lost its checkpoint lists pods without devices.
-        rig.kubelet.assigned = dict.fromkeys(rig.kubelet.assigned, frozenset())
+        rig.kubelet.devices_by_pod = dict.fromkeys(rig.kubelet.devices_by_pod, frozenset())
     else:
         rig.kubelet.lists_from_s = math.inf
 

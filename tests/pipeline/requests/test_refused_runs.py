@@ -209,7 +209,7 @@ def test_refused_run_changes_nothing(case: str) -> None:
     is_late = reason is Reason.DRAIN_TIMEOUT
     assert rig.states == [*(["pending"] if is_late or reason in FOUND_BY_ASKING else []), "failed"]
     assert rig.labels == {**labels, well_known.STATE_LABEL: "failed"}
-    assert (rig.gpus, rig.driver.executed, rig.hooks.commands) == (gpus, [], [])
+    assert (rig.gpus, rig.driver.executed_steps, rig.hooks.commands) == (gpus, [], [])
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
     may_evict = rig.policy.drain is not policies.DrainPolicy.NONE
     assert may_evict or "workloads.can_evict" not in rig.log

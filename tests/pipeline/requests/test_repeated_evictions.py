@@ -29,7 +29,7 @@ def break_service(rig: fakes.NodeRig) -> None:
 
 
 def break_hook(rig: fakes.NodeRig) -> None:
-    nodes.hooked(rig).hooks.broken.add("config")
+    nodes.add_hooks(rig).hooks.broken.add("config")
 
 
 def restart_pod(rig: fakes.NodeRig, device: str) -> None:

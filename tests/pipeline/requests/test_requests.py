@@ -144,7 +144,9 @@ def silent_kubelet(dies_at: int | None) -> Story:
 def pod_that_only_kubelet_lists(dies_at: int | None) -> Story:
     """A pod that was deleted by force still has an instance that is to go."""
     story = Story(nodes.busy_node(), dies_at)
-    story.rig.kubelet.unlisted["deleted"] = frozenset({nodes.device(story.rig, 0, "2g.10gb")})
+    story.rig.kubelet.devices_of_unlisted_pods["deleted"] = frozenset(
+        {nodes.device(story.rig, 0, "2g.10gb")}
+    )
     story.live(story.label(agents.LAYOUT))
     assert_no_pod_was_evicted(story, "affected", Reason.DRAIN_TIMEOUT)
     return story

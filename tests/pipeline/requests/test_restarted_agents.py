@@ -37,10 +37,10 @@ def start(
     text: str = FILE,
     limits: dict[str, Any] | None = None,
     layout: str = "all-balanced",
-    **replaced: Any,
+    **overrides: Any,
 ) -> errors.Reason:
     """Start an agent on a node whose label names a layout; return how its run ends."""
-    agent = agents.reconciler(rig, text, limits=limits, **replaced)
+    agent = agents.reconciler(rig, text, limits=limits, **overrides)
     agent.recover(layout)
     return agents.run(rig, layout, by=agent).reason
 

@@ -127,7 +127,7 @@ def test_an_api_that_does_not_answer_only_makes_the_wait_longer(
 
 @pytest.mark.parametrize("why", ["newer request", "no right", "stale slot"])
 def test_without_a_slot_the_node_is_not_touched(fake: fake_cluster.FakeSlots, why: str) -> None:
-    nodes.hooked(fake.rig)
+    nodes.add_hooks(fake.rig)
     if why == "newer request":
         fake.denials = [USED_BY_B] * 10
         ends.assert_superseded(fake.rig, ends_at=2)
@@ -186,7 +186,7 @@ def disrupting_calls() -> list[int]:
 
 def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait() -> None:
     for index in disrupting_calls()[::3]:
-        rig, _ = strikes.killed(nodes.busy_node, index)
+        rig, _ = strikes.kill_at_call(nodes.busy_node, index)
         rig.slots = fake_cluster.FakeSlots(rig, denials=[USED_BY_B])
 
         assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
@@ -219,7 +219,7 @@ def test_a_change_that_another_agent_left_takes_its_slot_again(
 
 
 def test_a_change_undone_for_another_request_releases_the_slot() -> None:
-    rig, _ = strikes.killed(nodes.busy_node, disrupting_calls()[0])
+    rig, _ = strikes.kill_at_call(nodes.busy_node, disrupting_calls()[0])
     rig.slots = fake = fake_cluster.FakeSlots(rig, is_taken=True)
 
     agents.reconciler(rig).recover("all-balanced")
@@ -245,7 +245,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
         agents.run(
             fake.rig,
             by=agent,
-            request=fakes.FakeRequest(fake.rig.clock, ends_at=2, replaced=True),
+            request=fakes.FakeRequest(fake.rig.clock, ends_at=2, is_replaced=True),
         )
     assert fake.rig.labels[well_known.STATE_LABEL] == "pending"
 

@@ -57,7 +57,7 @@ def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str)
     node = Unserved.of(why)
     rig = node.rig
     rig.labels[strategies.STRATEGY_LABEL] = strategies.Strategy.SINGLE.value
-    rig.watched = lambda: tuple(rig.pods.values())
+    rig.watched_pods = lambda: tuple(rig.pods.values())
     tamper(rig)
     gpus, state = rig.gpus, rig.labels.get(well_known.STATE_LABEL)
     rig.add_pod("busy", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
@@ -184,7 +184,7 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
     assert (rig.schedulable == present) is not is_foreign
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     plugins, lists = set(rig.pods), rig.log.count("workloads.list")
-    rig.watched = lambda: tuple(rig.pods.values())
+    rig.watched_pods = lambda: tuple(rig.pods.values())
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     rig.clock.wait(1)
     assert set(rig.pods) == plugins

@@ -86,7 +86,7 @@ def test_links_of_debians_alternatives_lead_to_paths_below_the_driver_root(
     alternative.parent.mkdir(parents=True)
     usual.symlink_to("/etc/alternatives/nvidia--libnvidia-ml.so.1")
     alternative.symlink_to(f"/opt/driver-550/{library.NAME}")
-    with library.served(root / "opt/driver-550", node(tmp_path)):
+    with library.serve(root / "opt/driver-550", node(tmp_path)):
         answer = shell("apply", "whole", "-f", "-", "--driver-root", str(root), stdin=_LAYOUT)
 
     assert answer.returncode == 0, answer.stderr
@@ -98,7 +98,7 @@ def test_the_loaders_cache_of_a_driver_root_is_searched(
     root = tmp_path / "root"
     cache = root / "etc/ld.so.cache"
     cache.parent.mkdir(parents=True)
-    with library.served(root / "opt/driver", node(tmp_path)) as file:
+    with library.serve(root / "opt/driver", node(tmp_path)) as file:
         # ldconfig writes the folder as it sees it; below the root it is a link to the real one.
         as_cached = root / file.parent.relative_to("/")
         as_cached.parent.mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_the_loaders_cache_of_a_driver_root_is_searched(
 def test_doctor_finds_the_library_by_the_loaders_variables(
     shell: FoundMachine, tmp_path: pathlib.Path
 ) -> None:
-    with library.served(tmp_path / "library", node(tmp_path)) as file:
+    with library.serve(tmp_path / "library", node(tmp_path)) as file:
         done = shell("doctor", "-o", "json", LD_LIBRARY_PATH=str(file.parent))
 
     verdicts = {each["check"]: each["verdict"] for each in json.loads(done.stdout)["findings"]}
@@ -130,10 +130,10 @@ def test_mismatched_loader_library_gives_way_to_the_driver_roots(
     mismatch = nvml_faults.Fault(function="nvmlInit*", count=None, code=_MISMATCH)
     nvml_faults.SharedState(stale).add_fault(mismatch)
     root = tmp_path / "root"
-    with library.served(tmp_path / "injected", stale) as file:
+    with library.serve(tmp_path / "injected", stale) as file:
         environ = {"LD_LIBRARY_PATH": str(file.parent), "DRIVER_ROOT_CTR_PATH": str(root)}
         alone = shell("status", **environ)
-        with library.served(root / "usr/lib64", current):
+        with library.serve(root / "usr/lib64", current):
             both = shell("status", "-o", "json", **environ)
 
     assert alone.returncode == 1
@@ -149,7 +149,7 @@ def test_nvidia_smi_is_found_on_the_path_where_no_driver_root_has_it(
 ) -> None:
     state = node(tmp_path, resets_itself=False)
     nvidia_smi.install(tmp_path / "conda/bin", state)
-    with library.served(tmp_path / "host/usr/lib64", state):
+    with library.serve(tmp_path / "host/usr/lib64", state):
         answer = shell(
             "apply", "whole", "-f", "-", stdin=_LAYOUT, PATH=f"nowhere:{tmp_path}/conda/bin"
         )

@@ -50,7 +50,7 @@ def state(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.fixture
 def loaded(tmp_path: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path]:
     """Give the file of a library that the simulated driver answers."""
-    with library.served(tmp_path / "library", state) as file:
+    with library.serve(tmp_path / "library", state) as file:
         yield file
 
 
@@ -58,7 +58,7 @@ def fields_of(source: str, folder: pathlib.Path) -> set[tuple[str, str, int, int
     """Return struct, field, offset and size of each struct that a C file declares."""
     program = folder / "layout"
     declared_by = f'-DNVML_SOURCE="{source}"'
-    library.run(programs.needed("cc"), declared_by, f"-o{program}", _HERE / "layout.c")
+    library.run(programs.path_or_skip("cc"), declared_by, f"-o{program}", _HERE / "layout.c")
     printed = library.run(program)
     rows = (line.split() for line in printed.splitlines())
     return {(kind, field, int(offset), int(size)) for kind, field, offset, size in rows}
@@ -229,4 +229,4 @@ def instances(state: pathlib.Path) -> list[str]:
 
 
 def go(*arguments: str) -> str:
-    return library.run(programs.needed("go"), *arguments, folder=_HERE / "go_client").strip()
+    return library.run(programs.path_or_skip("go"), *arguments, folder=_HERE / "go_client").strip()

@@ -40,7 +40,7 @@ def test_no_driver_is_loaded_without_a_node_or_after_uninstalling(
 
 def test_missing_functions_are_not_found_and_errors_have_texts(start: nvml_rig.Start) -> None:
     start(absent_functions=("nvmlDeviceGetGpuInstanceProfileInfoV",))
-    device = nvml_rig.enabled()
+    device = nvml_rig.gpu_with_mig()
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
     assert nvml_rig.refusal(ask, device, 0) == "FUNCTION_NOT_FOUND"
     assert ask(device, 0, version=1).id == 19
@@ -106,7 +106,7 @@ def test_handle_of_another_kind_or_unknown_mode_is_refused(device: Any) -> None:
 
 
 def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(device: Any) -> None:
-    nvml_rig.filled(device, 9)
+    nvml_rig.create_instances(device, 9)
     pynvml.nvmlDeviceCreateGpuInstance(device, 19)
     parent = pynvml.nvmlDeviceCreateGpuInstance(device, 14)
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(device: An
 
 
 def test_mig_uuids_follow_from_the_slot_and_survive_their_neighbours(device: Any) -> None:
-    instance, compute = nvml_rig.filled(device, 9)
+    instance, compute = nvml_rig.create_instances(device, 9)
 
     def uuid() -> str:
         mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
@@ -150,10 +150,10 @@ def test_mig_devices_of_a_full_gpu_have_different_uuids(
     start(f"2x{product.key}")
     seen = set()
     for index in range(2):
-        device = nvml_rig.enabled(index)
+        device = nvml_rig.gpu_with_mig(index)
         smallest = product.profiles[0]
         for _ in range(smallest.max_instances):
-            nvml_rig.filled(device, smallest.profile_id)
+            nvml_rig.create_instances(device, smallest.profile_id)
         for number in range(smallest.max_instances):
             mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, number)
             seen.add(pynvml.nvmlDeviceGetUUID(mig))
@@ -164,11 +164,11 @@ def test_processes_are_listed_for_the_gpu_and_for_their_own_mig_device(
     start: nvml_rig.Start,
 ) -> None:
     state = start().state
-    device = nvml_rig.enabled()
+    device = nvml_rig.gpu_with_mig()
     processes = pynvml.nvmlDeviceGetComputeRunningProcesses
     assert processes(device) == []
     for _ in range(2):
-        nvml_rig.filled(device, 19)
+        nvml_rig.create_instances(device, 19)
     migs = [pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index) for index in range(2)]
     uuids = [pynvml.nvmlDeviceGetUUID(mig) for mig in migs]
     state.add_client(uuids[0], name="train", pid=77)

@@ -36,9 +36,9 @@ def is_silent(events: Any) -> bool:
 def test_change_of_a_registered_gpu_is_one_event_even_if_undone(start: nvml_rig.Start) -> None:
     library = start("2xA100-SXM4-40GB")
     events = watching(0, 1)
-    device = nvml_rig.enabled(1)
+    device = nvml_rig.gpu_with_mig(1)
     assert read_event(events) == 1
-    instance, compute = nvml_rig.filled(device)
+    instance, compute = nvml_rig.create_instances(device)
     pynvml.nvmlComputeInstanceDestroy(compute)
     pynvml.nvmlGpuInstanceDestroy(instance)
     assert [read_event(events) for _ in range(4)] == [1, 1, 1, 1]
@@ -49,7 +49,7 @@ def test_change_of_a_registered_gpu_is_one_event_even_if_undone(start: nvml_rig.
 
 def test_an_old_driver_reports_only_gpus_with_mig_mode_on(start: nvml_rig.Start) -> None:
     start(mig_events=states.MigEvents.WHILE_ON)
-    device = nvml_rig.enabled()
+    device = nvml_rig.gpu_with_mig()
     assert pynvml.nvmlDeviceGetSupportedEventTypes(device) & CHANGE
     events = watching(0)
     pynvml.nvmlDeviceCreateGpuInstance(device, 9)

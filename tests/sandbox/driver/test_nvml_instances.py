@@ -15,7 +15,7 @@ INVALID = "INVALID_ARGUMENT"
 
 def test_profiles_are_enumerated_by_enum_up_to_the_drivers_count(start: nvml_rig.Start) -> None:
     start("A100", profile_enum_count=17)
-    device = nvml_rig.enabled()
+    device = nvml_rig.gpu_with_mig()
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
     assert [ask(device, enum).id for enum in (0, 1, 2, 3, 4, 7, 9)] == [19, 14, 9, 5, 0, 20, 15]
     assert nvml_rig.refusal(ask, device, 5) == "NOT_SUPPORTED"
@@ -67,7 +67,7 @@ def test_first_instance_of_a_gpu_in_use_is_refused_and_a_later_one_is_not(
     start: nvml_rig.Start,
 ) -> None:
     state = start().state
-    device = nvml_rig.enabled()
+    device = nvml_rig.gpu_with_mig()
     uuid = pynvml.nvmlDeviceGetUUID(device)
     create = pynvml.nvmlDeviceCreateGpuInstance
     state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
@@ -91,12 +91,12 @@ def test_checks_are_in_the_drivers_order_and_need_permission(start: nvml_rig.Sta
     assert nvml_rig.refusal(create, device, nvml_rig.UNKNOWN) == "NO_PERMISSION"
     permit(permitted=True)
     assert nvml_rig.refusal(create, device, nvml_rig.UNKNOWN) == "NOT_SUPPORTED"
-    nvml_rig.enabled()
+    nvml_rig.gpu_with_mig()
     client = state.add_client(pynvml.nvmlDeviceGetUUID(device), name="train")
     assert nvml_rig.refusal(create, device, nvml_rig.UNKNOWN) == INVALID
     assert nvml_rig.refusal(create, device, 0) == "IN_USE"
     state.remove_client(client)
-    instance, compute = nvml_rig.filled(device)
+    instance, compute = nvml_rig.create_instances(device)
     permit(permitted=False)
     count = ctypes.byref(ctypes.c_uint())
     handles = (pynvml.c_nvmlGpuInstance_t * 2)()
@@ -117,8 +117,8 @@ def test_instance_in_use_is_kept_and_a_destroyed_ones_handle_is_void(
     start: nvml_rig.Start, kind: states.ClientKind
 ) -> None:
     state = start().state
-    device = nvml_rig.enabled()
-    instance, compute = nvml_rig.filled(device)
+    device = nvml_rig.gpu_with_mig()
+    instance, compute = nvml_rig.create_instances(device)
     mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
     client = state.add_client(pynvml.nvmlDeviceGetUUID(mig), name="train", kind=kind)
     number = pynvml.nvmlGpuInstanceGetInfo(instance).id

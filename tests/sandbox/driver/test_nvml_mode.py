@@ -13,13 +13,13 @@ def test_an_idle_hopper_gpu_switches_at_once_and_loses_its_instances(
     start: nvml_rig.Start,
 ) -> None:
     start("H100")
-    device = nvml_rig.enabled()
+    device = nvml_rig.gpu_with_mig()
     assert pynvml.nvmlDeviceGetMaxMigDeviceCount(device) == 7
-    instance, _ = nvml_rig.filled(device)
+    instance, _ = nvml_rig.create_instances(device)
     assert pynvml.nvmlDeviceSetMigMode(device, 0) == pynvml.NVML_SUCCESS
     assert pynvml.nvmlDeviceGetMigMode(device) == [0, 0]
     assert pynvml.nvmlDeviceGetMaxMigDeviceCount(device) == 0
-    nvml_rig.enabled()
+    nvml_rig.gpu_with_mig()
     assert nvml_rig.refusal(pynvml.nvmlGpuInstanceGetInfo, instance) == "INVALID_ARGUMENT"
 
 
@@ -33,7 +33,7 @@ def test_ampere_gpu_in_use_keeps_its_mode_with_the_other_pending(start: nvml_rig
     assert pynvml.nvmlDeviceSetMigMode(device, 0) == pynvml.NVML_SUCCESS
     assert pynvml.nvmlDeviceGetMigMode(device) == [0, 0]
     state.remove_client(client)
-    nvml_rig.enabled()
+    nvml_rig.gpu_with_mig()
     assert pynvml.nvmlDeviceGetMigMode(device) == [1, 1]
     pynvml.nvmlDeviceCreateGpuInstance(device, 19)
     assert pynvml.nvmlDeviceSetMigMode(device, 0) == pynvml.NVML_ERROR_IN_USE
@@ -66,5 +66,5 @@ def test_profiles_while_mig_is_off_are_reported_by_new_drivers_only(
         assert ask(device, 2, version=1).id == 9
     assert nvml_rig.refusal(ask, device, 2, 2) == "NOT_SUPPORTED"
     assert nvml_rig.placements(device, 9) == [(0, 4), (4, 4)]
-    nvml_rig.enabled()
+    nvml_rig.gpu_with_mig()
     assert ask(device, 2, version=1).id == ask(device, 2, version=2).id == 9

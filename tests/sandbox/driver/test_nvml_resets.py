@@ -88,7 +88,7 @@ def observed(library: nvml_faults.CountingLibrary) -> tuple[resets.SimulatedRese
 
 def test_a_repair_by_the_port_ends_the_fault_and_the_instances(start: nvml_rig.Start) -> None:
     library = start("2xA100")
-    nvml_rig.filled(nvml_rig.enabled())
+    nvml_rig.create_instances(nvml_rig.gpu_with_mig())
     library.state.fail_gpu(0, action=1)
     reset, gpu = observed(library)
 

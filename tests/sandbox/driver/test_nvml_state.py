@@ -46,7 +46,7 @@ def boot(
     library.state.log_calls(is_on=logs_calls)
     pynvml.nvmlInit()
     for index in range(pynvml.nvmlDeviceGetCount()):
-        nvml_rig.enabled(index)
+        nvml_rig.gpu_with_mig(index)
     return library.state
 
 

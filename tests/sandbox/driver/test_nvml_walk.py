@@ -24,7 +24,7 @@ class Walk:
 
     def __init__(self, library: nvml_faults.CountingLibrary) -> None:
         self.library = library
-        self.device = nvml_rig.enabled()
+        self.device = nvml_rig.gpu_with_mig()
         (self.board,) = library.state.boards
 
     @property
@@ -116,7 +116,7 @@ def test_random_walk_never_reaches_an_impossible_state(
 ) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
-        nvml_rig.started(
+        nvml_rig.nvml_session(
             pathlib.Path(folder, "node"), product, swapped_gpus=(0,) if swapped else ()
         ) as library,
     ):

@@ -201,7 +201,7 @@ def test_all_differences_planted_in_a_loaded_library_are_named(tmp_path: pathlib
         node.add_fault(nvml_faults.Fault(function=function, code=code, count=None))
 
     altered = {**alterations.REVERSED_DEVICES, **alterations.OLD_MIG_UUIDS}
-    with c_library.served(tmp_path / "lib", node.path, altered) as library:
+    with c_library.serve(tmp_path / "lib", node.path, altered) as library:
         answer = shell(
             *("acceptance", "--library-path", str(library), "--output-file", "-"),
             **c_library.environ(tmp_path),

@@ -15,7 +15,7 @@ from tests.node import nvml_rig
 def path(start: nvml_rig.Start) -> pathlib.Path:
     """A node with MIG off on one GPU, and whole and partial compute instances on another."""
     library = start("2xa100-sxm4-40gb")
-    handle = nvml_rig.enabled(1)
+    handle = nvml_rig.gpu_with_mig(1)
     for gpu_instance, compute_instances in ((9, (0, 1)), (14, (1,)), (20, (0,)), (19, ())):
         instance = pynvml.nvmlDeviceCreateGpuInstance(handle, gpu_instance)
         for compute_instance in compute_instances:

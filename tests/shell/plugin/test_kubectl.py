@@ -74,7 +74,7 @@ FORBIDDEN, UNAVAILABLE = errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[apiserver.ApiServer]:
-    programs.needed("kubectl")
+    programs.path_or_skip("kubectl")
     with apiserver.serve() as found:
         yield found
 

@@ -17,7 +17,7 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[agent_stage.AgentStage]:
-    programs.needed("kubectl")
+    programs.path_or_skip("kubectl")
     with agent_stage.AgentStage() as running:
         running.run_pods([("train", "nvidia.com/gpu", {})])
         yield running

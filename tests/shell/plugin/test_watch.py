@@ -25,7 +25,7 @@ _REQUESTED = r"jsonpath={.metadata.labels.nvidia\.com/mig\.config}"
 def watched(
     viewer: rig.Viewer, *names: str
 ) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
-    return commandline.started(["status", "-w", *names], viewer.environment, module=_MODULE)
+    return commandline.start(["status", "-w", *names], viewer.environment, module=_MODULE)
 
 
 def top(viewer: rig.Viewer, *words: str) -> contextlib.AbstractContextManager[terminal.Session]:
@@ -126,7 +126,7 @@ def _hanging(viewer: rig.Viewer, home: pathlib.Path) -> Iterator[terminal.Sessio
     hangs, folder = home / "hangs", home / "bin"
     folder.mkdir()
     kubectl = folder / "kubectl"
-    real = shlex.quote(programs.needed("kubectl"))
+    real = shlex.quote(programs.path_or_skip("kubectl"))
     kubectl.write_text(
         # After a second its parent waits for it: an interrupted Popen does not end its child.
         f"#!/bin/sh\nif test -e {hangs}; then sleep 1; : > {hangs}.now; exec sleep 999; fi\n"

@@ -72,7 +72,7 @@ def test_each_mark_of_a_change_makes_a_node_disrupted(mark: dict[str, Any]) -> N
     cordoned = samples.node_view(is_unschedulable=True)
     assert slots.is_disrupted(dataclasses.replace(cordoned, **mark))
     assert not slots.is_disrupted(cordoned)
-    waiting = journal(snapshot=tuple(gpu.snapshot for gpu in samples.balanced()))
+    waiting = journal(snapshot=tuple(gpu.snapshot for gpu in samples.balanced_gpu()))
     assert not slots.is_disrupted(dataclasses.replace(cordoned, annotations=waiting))
 
 

@@ -167,7 +167,7 @@ def test_a_driver_with_dynamic_mig_is_refused_and_named_and_no_other(
 
 @given(st.frozensets(st.sampled_from(range(4))), st.booleans())
 def test_any_device_too_few_or_too_many_is_explained(missing: frozenset[int], more: bool) -> None:  # noqa: FBT001 - drawn
-    gpus = samples.balanced()
+    gpus = samples.balanced_gpu()
     (whole,) = of_gpus(gpus)
     uuids = {name: uuid for name, uuid in whole.uuids.items() if int(name[1:]) not in missing}
     uuids |= {"extra": "MIG-of-yesterday"} if more else {}
@@ -196,7 +196,7 @@ def test_only_taints_that_keep_pods_away_are_named(version: str) -> None:
 OFF = tuple(
     samples.gpu(samples.A100, mode=model.MigMode.DISABLED, index=number) for number in (1, 2)
 )
-BALANCED = samples.balanced()
+BALANCED = samples.balanced_gpu()
 ALL = model.ObservedGpus((*BALANCED, *OFF))
 (WHOLE,) = of_gpus(BALANCED)
 PARTIAL = gpu_values.seen_of(OFF, {OFF[1].uuid})

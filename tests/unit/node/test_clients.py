@@ -43,7 +43,7 @@ LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
 
 
 def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
-    gpus = samples.balanced()
+    gpus = samples.balanced_gpu()
     fewer = gpu_values.brought_to(gpus, wanted("1g.5gb", "3g.20gb"))
     only_creates = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
     assert only_creates.steps
@@ -61,7 +61,7 @@ def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
 def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     daemon = client_table.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
     watcher = pod(labels={"app": "watcher"}, owner_kind="DaemonSet")
-    plan = plan_to(samples.balanced(), *LESS)
+    plan = plan_to(samples.balanced_gpu(), *LESS)
     usage = gpu_use.Usage(pods=(watcher,), assigned=None, extra_clients=(daemon,))
     assert usage.users(ONE) == ()
     assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
@@ -71,7 +71,7 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
 def test_labels_are_paused_in_the_order_of_their_release() -> None:
     names = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter", "nvsm", "client")
     labels = {well_known.DEPLOY_LABEL_PREFIX + name: "true" for name in sorted(names)}
-    paused = clients.labels_to_pause(labels, plan_to(samples.balanced(), *LESS))
+    paused = clients.labels_to_pause(labels, plan_to(samples.balanced_gpu(), *LESS))
     assert [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in paused] == [*names]
 
 

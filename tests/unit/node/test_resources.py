@@ -41,7 +41,9 @@ def test_a_profile_has_the_name_that_nvidias_plugin_gives_it(
 def test_devices_are_counted_by_resource_without_nameless_ones() -> None:
     divided = samples.gpu(samples.A100, "1g.5gb@0", "2g.10gb@2[1c@0]")
     whole = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
-    counted = resources.counts([*samples.balanced(), divided, whole, samples.gpu(samples.A100)])
+    counted = resources.counts(
+        [*samples.balanced_gpu(), divided, whole, samples.gpu(samples.A100)]
+    )
     assert counted == MIXED | {"nvidia.com/mig-1g.5gb": 3, GPU: 1}
 
 
@@ -80,7 +82,7 @@ def counted(
 def test_devices_are_schedulable_only_if_kubelet_has_exactly_these(
     healthy: dict[str, str] | None, allocatable: dict[str, int], why: str
 ) -> None:
-    gpus = samples.balanced()
+    gpus = samples.balanced_gpu()
     uuids = dict(zip("1234", gpus[0].mig_uuids, strict=True)) | {"g": gpus[0].uuid}
     uuids |= {replica: f"{uuids[of]}::1" for replica, of in zip("abcd", "1234", strict=True)}
     ids = {
@@ -96,7 +98,7 @@ def test_devices_are_schedulable_only_if_kubelet_has_exactly_these(
 def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
     changed: frozenset[str], replicas: int
 ) -> None:
-    gpus = samples.balanced()
+    gpus = samples.balanced_gpu()
     names = ["", *(f"::{number}" for number in range(1, replicas))]
     healthy = {GPU: frozenset(uuid + n for uuid in [*gpus[0].mig_uuids][1:] for n in names)}
     shown = {GPU: 3 * replicas}
@@ -112,7 +114,7 @@ def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
 
 
 def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
-    first, second = samples.balanced(), samples.gpu(samples.A100, "7g.40gb@0", index=1)
+    first, second = samples.balanced_gpu(), samples.gpu(samples.A100, "7g.40gb@0", index=1)
     gpus = model.ObservedGpus((*first, second))
     healthy = {GPU: frozenset(second.mig_uuids)}
     why = schedulable.why_not(gpus, healthy, counted({GPU: 1}, {GPU: 5}))
@@ -138,7 +140,9 @@ def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
 def test_devices_beside_an_unreachable_gpu_are_compared_by_name(
     allocatable: dict[str, int], strategy: strategies.Strategy | None, *, is_good: bool
 ) -> None:
-    gpus = gpu_values.seen_of((*samples.balanced(), samples.gpu(samples.A100, index=1)), {"GPU-1"})
+    gpus = gpu_values.seen_of(
+        (*samples.balanced_gpu(), samples.gpu(samples.A100, index=1)), {"GPU-1"}
+    )
     assert [gpu.index for gpu in gpus.unreachable] == [1]
 
     why = schedulable.why_not(gpus, None, counted(allocatable), strategy=strategy)
@@ -166,7 +170,7 @@ REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}
 def test_without_kubelet_replicas_of_shared_devices_are_known(
     allocatable: dict[str, int], labels: dict[str, str], *, is_good: bool
 ) -> None:
-    why = schedulable.why_not(samples.balanced(), None, counted(allocatable, labels=labels))
+    why = schedulable.why_not(samples.balanced_gpu(), None, counted(allocatable, labels=labels))
     assert (why == "") is is_good
 
 
@@ -174,7 +178,7 @@ def test_without_kubelet_replicas_of_shared_devices_are_known(
 def test_whole_gpus_count_unless_the_strategy_offers_instances(
     strategy: strategies.Strategy | None,
 ) -> None:
-    gpus = samples.balanced()
+    gpus = samples.balanced_gpu()
     healthy, node = {GPU: frozenset({gpus[0].uuid})}, counted({GPU: 1})
     is_good = strategy in (None, strategies.Strategy.NONE)
     for allocatable in (healthy, None):
