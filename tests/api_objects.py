@@ -6,7 +6,7 @@ from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.node import device_classes, well_known
-from mig_manager.core.records import capacity, gpu_codec, status
+from mig_manager.core.records import capacity, gpu_codec, run_status
 from tests import contract
 
 Object = dict[str, Any]
@@ -64,7 +64,7 @@ def a_status(
     """Return the text of an agent's status; ``members`` are further ones, None for absent."""
     is_done = state in (model.State.SUCCESS, model.State.FAILED)
     data = {
-        "version": status.STATUS_VERSION,
+        "version": run_status.STATUS_VERSION,
         "config": config,
         "state": state.value,
         "phase": (model.Phase.DONE if is_done else model.Phase.DRAIN).value,

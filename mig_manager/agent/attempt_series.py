@@ -12,7 +12,7 @@ from mig_manager.agent.phases import failures, host, recovery
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.records import gpu_repair, journals, requests, status
+from mig_manager.core.records import gpu_repair, journals, requests, run_status
 
 _FOLLOWED = (errors.SupersededBy.OTHER_LAYOUT, errors.SupersededBy.SAME_LAYOUT)
 """Another run follows, and publishes its own state."""
@@ -193,7 +193,7 @@ def _new_attempt(
     deps, limits = shared.deps, shared.limits
     # A failure before the layout is resolved must not cause a second reboot.
     rebooted = record.rebooted_hash if record.config == request.config else None
-    first = status.RunStatus(
+    first = run_status.RunStatus(
         config=request.config,
         config_hash=rebooted or "",
         state=model.State.PENDING,

@@ -13,7 +13,7 @@ from mig_manager.change import boot_layouts, change_journal, execution, hook_poi
 from mig_manager.core import messages, model, ports, timing
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import pod_object
-from mig_manager.core.records import status
+from mig_manager.core.records import run_status
 
 _Problem = TypeVar("_Problem")
 
@@ -144,7 +144,7 @@ class Attempt(Shared):
     hooks: hook_points.HookPoints
 
     @property
-    def status(self) -> status.RunStatus:
+    def status(self) -> run_status.RunStatus:
         """The status, with the GPUs as last observed in this attempt; empty before."""
         return self.journal.status
 

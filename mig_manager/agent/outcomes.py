@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import messages, model, ports
-from mig_manager.core.records import gpu_recovery, status
+from mig_manager.core.records import gpu_recovery, run_status
 
 MAX_DRIVER_PAUSE_S = 15.0
 MAX_QUICK_ATTEMPTS = 40
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def success(
-    published: status.RunStatus,
+    published: run_status.RunStatus,
     reason: errors.Reason,
     what: str,
     *,
@@ -94,7 +94,7 @@ def failure(
 
 def report(
     deps: ports.Dependencies,
-    published: status.RunStatus,
+    published: run_status.RunStatus,
     outcome: Outcome,
     *,
     seconds: float,

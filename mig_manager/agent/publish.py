@@ -17,7 +17,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import gpu_codec, journals, requests, status
+from mig_manager.core.records import gpu_codec, journals, requests, run_status
 
 _STEADY = (
     well_known.REQUEST_ANNOTATION,
@@ -111,7 +111,7 @@ class Publisher:
         return versions[-1]
 
 
-def of_status(published: status.RunStatus) -> node_object.NodePatch:
+def of_status(published: run_status.RunStatus) -> node_object.NodePatch:
     """Return the label and the annotation with a status."""
     return node_object.NodePatch(
         labels={well_known.STATE_LABEL: published.state.value},

@@ -18,7 +18,7 @@ from mig_manager import errors
 from mig_manager.agent import outcomes, publish
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import journals, readiness, requests, status
+from mig_manager.core.records import journals, readiness, requests, run_status
 
 _log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class RunJournal:
         self,
         deps: ports.Dependencies,
         publisher: publish.Publisher,
-        first: status.RunStatus,
+        first: run_status.RunStatus,
         *,
         entries: journals.Journal,
         read: Callable[[], journals.Journal],
@@ -103,7 +103,7 @@ class RunJournal:
         self.entries = after
         self._save_on_host()
 
-    def note_status(self, **fields: Unpack[status.Fields]) -> None:
+    def note_status(self, **fields: Unpack[run_status.Fields]) -> None:
         """Change fields of the status; the next patch publishes them."""
         self.status = dataclasses.replace(self.status, **fields)
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Protocol, Unpack
 
 from mig_manager.core import model, steps
-from mig_manager.core.records import journals, status
+from mig_manager.core.records import journals, run_status
 
 
 class ChangeJournal(Protocol):
@@ -26,7 +26,7 @@ class ChangeJournal(Protocol):
     def begin_rollback(self) -> object:
         """Report that a rollback begins; must not raise ``MigManagerError``."""
 
-    def note_status(self, **fields: Unpack[status.Fields]) -> object:
+    def note_status(self, **fields: Unpack[run_status.Fields]) -> object:
         """Change fields of the status; the next patch publishes them, and a file has no status."""
 
     def note(self, **entries: Unpack[journals.Entries]) -> object:

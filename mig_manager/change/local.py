@@ -15,7 +15,7 @@ from mig_manager.change import boot_layouts, change_journal, execution, pod_use,
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import plans
 from mig_manager.core.planner import planner
-from mig_manager.core.records import journals, status
+from mig_manager.core.records import journals, run_status
 
 SignalsDeferred = Callable[[], contextlib.AbstractContextManager[Callable[[], object]]]
 
@@ -146,7 +146,7 @@ class LocalJournal:
     def begin_rollback(self) -> None:
         """Report nothing: the outcome of the change includes the rollback's."""
 
-    def note_status(self, **fields: Unpack[status.Fields]) -> None:
+    def note_status(self, **fields: Unpack[run_status.Fields]) -> None:
         """Note nothing: the file has no status."""
 
     def note(self, **entries: Unpack[journals.Entries]) -> None:

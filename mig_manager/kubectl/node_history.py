@@ -13,7 +13,7 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.core import timestamps
 from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import node_reports
-from mig_manager.core.records import status as run_status
+from mig_manager.core.records import run_status
 
 if TYPE_CHECKING:
     from mig_manager.core import answers

@@ -5,7 +5,7 @@ from typing import Any
 from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
-from mig_manager.core.records import status
+from mig_manager.core.records import run_status
 from tests.node import agents, fakes, nodes
 
 ON = {"has_custom_layouts": True}
@@ -40,8 +40,8 @@ def run(
     return agents.run(rig, "custom", by=agent, custom=wanted or requested(), **options)
 
 
-def published_status(rig: fakes.NodeRig) -> status.PublishedStatus:
-    return status.parse(rig.annotations[well_known.STATUS_ANNOTATION])
+def published_status(rig: fakes.NodeRig) -> run_status.PublishedStatus:
+    return run_status.parse(rig.annotations[well_known.STATUS_ANNOTATION])
 
 
 ON_DEMAND = requested(is_on_demand=True)

@@ -19,7 +19,7 @@ from mig_manager.change import change_journal, rollback
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import gpu_use, node_object, well_known
 from mig_manager.core.planner import planner
-from mig_manager.core.records import journals, requests, status
+from mig_manager.core.records import journals, requests, run_status
 
 _MAX_KEPT_CHARACTERS = 16 * 1024
 """Maximum length of a saved invalid journal: enough to inspect, and small for a Node object."""
@@ -65,7 +65,7 @@ def find_journal(shared: attempts.Shared, view: node_object.NodeView) -> journal
 
 def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
     """Return whether the journal on the Node has ended, although its copy on the host remains."""
-    published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     if published is None:
         return view.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
     is_final = published.state in _FINAL and not published.is_retried
@@ -136,9 +136,9 @@ def resume_unlisted(shared: attempts.Shared, view: node_object.NodeView) -> bool
 
 def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     """Return whether the run ended and its snapshot only waits for an unreachable GPU."""
-    published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     return journal.has_nothing_to_undo or (
-        status.was_active(published) and journal.has_at_most_snapshot
+        run_status.was_active(published) and journal.has_at_most_snapshot
     )
 
 
@@ -147,7 +147,7 @@ def read_saved(request_file: ports.KeptText | None, view: node_object.NodeView) 
 
     A Node with a status is the one that an agent wrote to last.
     """
-    published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     return _read_host(request_file) if published is None else ""
 
 
@@ -170,7 +170,7 @@ def find_record(
     Without a valid record on the Node, or ``saved`` on the host, status and labels decide, so that
     no pod is evicted.
     """
-    published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     record = _parse_record(view.annotations.get(well_known.REQUEST_ANNOTATION))
     record = record or _parse_record(saved)
     if record is None:

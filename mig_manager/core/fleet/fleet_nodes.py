@@ -11,8 +11,7 @@ from mig_manager.core import messages, model, timestamps
 from mig_manager.core.fleet import marks
 from mig_manager.core.layout import custom_layouts, served
 from mig_manager.core.node import api_values, node_object, resources, strategies, well_known
-from mig_manager.core.records import capacity, gpu_codec, journals
-from mig_manager.core.records import status as run_status
+from mig_manager.core.records import capacity, gpu_codec, journals, run_status
 
 _GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
 NO_GPUS_SHOWN = "no agent shows its GPUs: either none runs there, or it can observe none"

@@ -12,7 +12,7 @@ from mig_manager.core.fleet import fleet_nodes, slots
 from mig_manager.core.layout import custom_layouts, gpu_selectors
 from mig_manager.core.node import api_values, claims, resources, strategies, well_known
 from mig_manager.core.partitioning import demand
-from mig_manager.core.records import status as node_status
+from mig_manager.core.records import run_status
 
 _UNREACHABLE = errors.Reason.GPU_UNREACHABLE.value
 _REPEATABLE = (errors.Reason.IN_USE.value, errors.Reason.DRIFTED.value)
@@ -189,7 +189,7 @@ def _failed_hash(node: fleet_nodes.FleetNode) -> str:
         return custom.annotation_hash
 
 
-def _took_s(published: node_status.PublishedStatus | None) -> float:
+def _took_s(published: run_status.PublishedStatus | None) -> float:
     """Return the duration of an agent's last run; 0 if it is unknown or the clock was set."""
     if published is None or published.started_at is None or published.finished_at is None:
         return 0.0

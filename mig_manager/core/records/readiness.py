@@ -11,7 +11,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import messages, model
 from mig_manager.core.node import well_known
-from mig_manager.core.records import status
+from mig_manager.core.records import run_status
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def unknown(config: str, reason: errors.Reason, why: str) -> Condition:
     )
 
 
-def condition(published: status.RunStatus) -> Condition:
+def condition(published: run_status.RunStatus) -> Condition:
     """Return the condition for a published status.
 
     It omits the phase: each change of a condition costs a request, and the status annotation has

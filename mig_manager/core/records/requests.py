@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.files import json_text
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec, gpu_repair, journals, status
+from mig_manager.core.records import gpu_codec, gpu_repair, journals, run_status
 
 VERSION = 1
 _HASH_DIGITS = 12
@@ -202,7 +202,7 @@ class RequestRecord:
         """Return the UUIDs of the GPUs that the layout is known not to select."""
         return frozenset(gpu.uuid for gpu in gpus if self.goals.get(gpu.uuid) == "")
 
-    def with_status(self, published: status.RunStatus, boot_id: str) -> "RequestRecord":
+    def with_status(self, published: run_status.RunStatus, boot_id: str) -> "RequestRecord":
         """Return the request with the content that the machine was rebooted for, if it was."""
         if published.config != self.config:
             return self
@@ -215,7 +215,7 @@ class RequestRecord:
             rebooted_from=boot_id if is_new else self.rebooted_from,
         )
 
-    def with_success(self, published: status.RunStatus, boot_id: str) -> "RequestRecord":
+    def with_success(self, published: run_status.RunStatus, boot_id: str) -> "RequestRecord":
         """Return the request after a run whose layout is active and verified."""
         return dataclasses.replace(
             self,
@@ -367,7 +367,9 @@ NONE = RequestRecord(config="")  # no layout is requested
 
 
 def infer(
-    published: status.PublishedStatus | None, journal: journals.Journal, labels: Mapping[str, str]
+    published: run_status.PublishedStatus | None,
+    journal: journals.Journal,
+    labels: Mapping[str, str],
 ) -> RequestRecord:
     """Infer the request from status and labels; ``NONE`` if that is impossible.
 
@@ -393,7 +395,7 @@ def infer(
         # A label that is gone shows nothing: a run after a reboot removes it.
         and labels.get(well_known.APPLIED_LABEL) in (None, published.config)
     )
-    is_verified = status.was_active(published) or has_failed_early
+    is_verified = run_status.was_active(published) or has_failed_early
     if not journal.has_at_most_snapshot:
         is_verified = False
     is_custom = bool(published.annotation_hash)

@@ -17,7 +17,7 @@ from mig_manager.core.display import bar, picture
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known
-from mig_manager.core.records import status
+from mig_manager.core.records import run_status
 from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Listed:
                     "index": gpu.index,
                     "name": gpu.name,
                     "is_mig_enabled": gpu.current_mode is model.MigMode.ENABLED,
-                    "devices": status.device_counts(gpu),
+                    "devices": run_status.device_counts(gpu),
                 }
                 for gpu in self.gpus
             ],
@@ -144,7 +144,7 @@ def _is_applied(entry: served.ServedLayout, node: fleet_nodes.FleetNode) -> bool
     if not is_named or last_run is None or last_run.config != entry.name:
         return is_named
     # The label has no hash of the content, which may have changed since.
-    return status.was_active(last_run) and last_run.config_hash in ("", entry.content_hash)
+    return run_status.was_active(last_run) and last_run.config_hash in ("", entry.content_hash)
 
 
 _Key = tuple[str, str]  # name and content hash

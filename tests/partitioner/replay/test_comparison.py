@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions
-from mig_manager.core.records import status
+from mig_manager.core.records import run_status
 from mig_manager.partitioner.replay import comparison, past_pods, simulated_cluster
 from tests import api_objects
 from tests.kit import commandline, partitions
@@ -194,7 +194,7 @@ def test_what_an_agent_does_today_is_no_part_of_the_past(
     shell: commandline.Shell, text: str
 ) -> None:
     pods = [replays.past("large", "7g.40gb", arrival_s=0, runs_s=60)]
-    state = status.parse(text).state.value
+    state = run_status.parse(text).state.value
     today = node(
         "a",
         SMALL,

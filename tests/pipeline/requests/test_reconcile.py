@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import strategies, well_known
-from mig_manager.core.records import gpu_codec, status
+from mig_manager.core.records import gpu_codec, run_status
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fake_host, fakes, gpu_values, nodes
 from tests.node.nodes import guarded_node, waiting_node, whole_node
@@ -241,7 +241,7 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
 
     agents.run(rig, layout)
 
-    assert status.parse(rig.annotations[well_known.STATUS_ANNOTATION]).phase == phase
+    assert run_status.parse(rig.annotations[well_known.STATUS_ANNOTATION]).phase == phase
 
 
 def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
@@ -383,8 +383,8 @@ def test_run_publishes_the_gpus_it_observes() -> None:
 
     text = rig.annotations[well_known.GPUS_ANNOTATION]
     published = gpu_codec.from_json(text)
-    assert [(gpu.uuid, gpu.profiles, status.device_counts(gpu)) for gpu in published] == [
-        (gpu.uuid, gpu.profiles, status.device_counts(gpu)) for gpu in rig.gpus
+    assert [(gpu.uuid, gpu.profiles, run_status.device_counts(gpu)) for gpu in published] == [
+        (gpu.uuid, gpu.profiles, run_status.device_counts(gpu)) for gpu in rig.gpus
     ]
     assert agents.run(rig, "all-9g").state is model.State.FAILED
     assert rig.annotations[well_known.GPUS_ANNOTATION] == text

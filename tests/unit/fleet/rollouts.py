@@ -5,7 +5,7 @@ from typing import Any
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.node import well_known
-from mig_manager.core.records import status
+from mig_manager.core.records import run_status
 from tests import api_objects
 from tests.node import samples
 
@@ -18,8 +18,8 @@ NodeState = rollout.NodeProgressState
 Phase = rollout.RolloutPhase
 
 
-def run(config: str, state: model.State, **members: Any) -> status.PublishedStatus:
-    return status.parse(api_objects.a_status(config, state, **members))
+def run(config: str, state: model.State, **members: Any) -> run_status.PublishedStatus:
+    return run_status.parse(api_objects.a_status(config, state, **members))
 
 
 APPLIED = run(FORMER, model.State.SUCCESS)

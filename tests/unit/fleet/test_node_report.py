@@ -13,8 +13,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec
-from mig_manager.core.records import status as records
+from mig_manager.core.records import gpu_codec, run_status
 from tests.node import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
@@ -169,7 +168,7 @@ def test_labels_indicate_gpus(labels: dict[str, str], *, has_gpus: bool) -> None
 
 @given(st.dictionaries(st.sampled_from(["config", "reason", "phase", "message"]), st.text()))
 def test_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
-    parsed = records.parse(status(**members))
+    parsed = run_status.parse(status(**members))
 
     assert (parsed.config + parsed.reason + parsed.phase + parsed.message).isprintable()
     assert model.State.SUCCESS is parsed.state
@@ -178,9 +177,9 @@ def test_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
 def test_the_longest_message_of_an_agent_is_read_with_its_remedy() -> None:
     outcome = outcomes.failure(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 2_000)
 
-    assert records.parse(status(message=outcome.message)).message == outcome.message
+    assert run_status.parse(status(message=outcome.message)).message == outcome.message
     # Of any other writer, a message is bounded.
-    read = records.parse(status(message="word " * 20_000 + "end. Read the log."))
+    read = run_status.parse(status(message="word " * 20_000 + "end. Read the log."))
     assert len(read.message) <= messages.MAX_BYTES
     assert read.message.endswith(" ... Read the log.")
 
@@ -193,4 +192,4 @@ def test_members_of_any_type_raise_nothing(value: object) -> None:
 
 @pytest.mark.parametrize("attempt", [True, -1, 2**31, 1.5, "2", None])
 def test_an_attempt_that_is_no_number_counts_as_the_first(attempt: object) -> None:
-    assert repr(records.parse(status(attempt=attempt)).attempt) == "1"
+    assert repr(run_status.parse(status(attempt=attempt)).attempt) == "1"

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config, generator, layouts, served
-from mig_manager.core.records import status
+from mig_manager.core.records import run_status
 
 A100 = hardware.template(hardware.find("A100-SXM4-40GB"))
 MADE = served.generate([A100])
@@ -52,7 +52,7 @@ def test_every_generated_layout_fits_and_is_shown_with_its_instances(name: str) 
     for layout, (shown,) in fits.items():
         (rule,) = made[layout].rules
         expected = {str(profile): count for profile, count in rule.desired.devices}
-        assert status.device_counts(shown) == expected
+        assert run_status.device_counts(shown) == expected
         assert shown.current_mode is rule.desired.mode
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.records import readiness, status
+from mig_manager.core.records import readiness, run_status
 
-PUBLISHED = status.RunStatus(
+PUBLISHED = run_status.RunStatus(
     config="all-1g.5gb",
     config_hash="h",
     state=model.State.PENDING,

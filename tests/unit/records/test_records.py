@@ -12,7 +12,14 @@ from mig_manager.core import model
 from mig_manager.core.fleet import marks
 from mig_manager.core.layout import served
 from mig_manager.core.node import well_known
-from mig_manager.core.records import capacity, gpu_codec, gpu_repair, journals, requests, status
+from mig_manager.core.records import (
+    capacity,
+    gpu_codec,
+    gpu_repair,
+    journals,
+    requests,
+    run_status,
+)
 from tests.node import samples
 
 GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
@@ -147,7 +154,7 @@ def test_malformed_mark_or_list_of_layouts_is_none(text: str) -> None:
 
 
 def test_status_annotation_has_layout_reason_and_devices() -> None:
-    text = status.RunStatus(
+    text = run_status.RunStatus(
         config="a",
         config_hash="h",
         state=model.State.FAILED,
