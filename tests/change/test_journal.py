@@ -120,9 +120,9 @@ def no_files() -> Exception:
 
 
 @pytest.mark.parametrize("failure", [no_files(), strikes.Killed()])
-@pytest.mark.parametrize("is_undone", [False, True])
+@pytest.mark.parametrize(("layout", "is_undone"), [("wanted", False), ("before", True)])
 def test_outdated_device_files_are_refreshed_by_the_next_apply(
-    node: ApplyingNode, failure: Exception, *, is_undone: bool
+    node: ApplyingNode, failure: Exception, layout: str, *, is_undone: bool
 ) -> None:
     if is_undone:
         node.fails = once(is_creation)
@@ -133,8 +133,8 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
 
     node.refusing["refresh_files"] = no_files()
     with pytest.raises(errors.HostError, match=r"^nvidia-ctk failed; the next 'apply'"):
-        node.change_to("before" if is_undone else "wanted")
+        node.change_to(layout)
     node.refusing.clear()
-    assert not node.change_to("before" if is_undone else "wanted").is_changed
+    assert not node.change_to(layout).is_changed
 
     assert (node.shape, node.host.refreshes, node.journal.text) == (changed, 1, None)

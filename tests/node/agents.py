@@ -179,3 +179,11 @@ def undo(rig: fakes.NodeRig) -> bool:
     successor = reconciler(rig)
     successor.recover(None)
     return successor.rest()
+
+
+def take_over(rig: fakes.NodeRig, layout: str | None) -> None:
+    """Take over from a killed agent, with a layout or without one."""
+    if layout is None:
+        undo(rig)
+    else:
+        resume(rig, layout)

@@ -4,7 +4,7 @@ import os
 import pathlib
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -145,36 +145,46 @@ def test_a_plan_says_that_apply_would_refuse(
     assert refusal in " ".join(planned.err.split())
 
 
+def silent(listener: socket.socket, path: str) -> None:
+    listener.bind(path)
+    listener.listen()
+
+
+def absent(_listener: socket.socket, _path: str) -> None:
+    pass
+
+
+def of_earlier_boot(listener: socket.socket, path: str) -> None:
+    listener.bind(path)
+    os.utime(path, (0, 0))
+
+
 @pytest.mark.parametrize(
-    ("argv", "state"),
+    ("argv", "arrange", "is_refused"),
     [
-        (("apply", "wanted"), "silent"),
-        (("apply", "wanted"), "absent"),
-        (BOOT, "silent"),
-        (BOOT, "older"),
+        (("apply", "wanted"), silent, True),
+        (("apply", "wanted"), absent, True),
+        (BOOT, silent, True),
+        (BOOT, of_earlier_boot, False),
     ],
 )
 def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
     node: ShellNode,
     kubelet: kubelet_rig.GrpcKubelet,
     argv: Sequence[str],
-    state: str,
+    arrange: Callable[[socket.socket, str], None],
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_refused: bool,
 ) -> None:
     monkeypatch.setattr(gpu_access, "_KUBELET_TIMEOUT_S", 0.2)
     verified_wanted(node)
     before = node.shape
     with socket.socket(socket.AF_UNIX) as listener:
-        if state != "absent":
-            listener.bind(str(kubelet.path))
-        if state == "silent":
-            listener.listen()
-        if state == "older":
-            os.utime(kubelet.path, (0, 0))  # of a kubelet before this boot
+        arrange(listener, str(kubelet.path))
         refused = node.run(*argv, "--pod-resources-socket", str(kubelet.path))
 
     words = " ".join(refused.err.split())
-    is_refused = argv != BOOT or state == "silent"
     assert refused.status == is_refused, refused.err
     assert (node.shape == before) == is_refused
     assert ("kubelet does not report which pods" in words) == is_refused

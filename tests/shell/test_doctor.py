@@ -82,28 +82,36 @@ def test_a_driver_that_fails_hides_nothing_else(patient: Patient, fault: dict[st
     assert (result.verdict("config-file"), result.verdict("lock")) == (OK, OK)
 
 
-@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize(
+    ("subfolder", "of_lock"),
+    [
+        pytest.param("new", WARN, id="missing"),
+        # An existing lock is opened, and the others are replaced.
+        pytest.param("", OK, id="existing"),
+    ],
+)
 def test_a_file_that_apply_could_not_write_is_a_warning(
-    patient: Patient, tmp_path: pathlib.Path, *, is_new: bool
+    patient: Patient, tmp_path: pathlib.Path, subfolder: str, of_lock: report.CheckResult
 ) -> None:
     folder = tmp_path / "closed"
     folder.mkdir()
-    names = ("lock", "journal", "verified-layout")
-    paths = [folder / "new" / name if is_new else folder / name for name in names]
-    options = [f"--{name}-file={path}" for name, path in zip(names, paths, strict=True)]
-    if not is_new:
-        paths[0].touch()
-        verified = journals.VerifiedLayout(config="a", config_hash="", boot_id="", snapshot=())
-        paths[2].write_text(verified.to_json(), "utf-8")
+    (folder / "lock").touch()
+    verified = journals.VerifiedLayout(config="a", config_hash="", boot_id="", snapshot=())
+    (folder / "verified-layout").write_text(verified.to_json(), "utf-8")
     folder.chmod(0o555)
 
     with privileges.bound_by_file_modes():
-        result = patient.born().examine(*options)
+        result = patient.born().examine(
+            *(
+                f"--{name}-file={folder / subfolder / name}"
+                for name in ("lock", "journal", "verified-layout")
+            )
+        )
 
-    for check in ("lock", "journal-file", "verified-layout"):
-        # An existing lock is opened, and the others are replaced.
-        assert result.verdict(check) is (OK if check == "lock" and not is_new else WARN)
-        assert ("may not write it" in result.text(check)) is (result.verdict(check) is WARN)
+    expected = {"lock": of_lock, "journal-file": WARN, "verified-layout": WARN}
+    for check, verdict in expected.items():
+        assert result.verdict(check) is verdict
+        assert ("may not write it" in result.text(check)) is (verdict is WARN)
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:

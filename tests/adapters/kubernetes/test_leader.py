@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import pytest
 import structlog.testing
@@ -175,7 +176,19 @@ class Slot(lease_slots.LeaseSlots):
         return False
 
 
-BOTH = pytest.mark.parametrize("is_slot", [False, True], ids=["leader", "slot"])
+class Kind(NamedTuple):
+    """A lease that one of several programs holds."""
+
+    campaigner: Callable[[LeaderRig, str], leader.Leader | Slot]
+    lease: str
+    read: str  # the verb with which its programs look at it
+    steps_s: Sequence[int]  # until the next campaign of each, to the end
+    taken: str  # the event
+
+
+LEADERSHIP = Kind(LeaderRig.replica, LEASE, "get", [5] * 6, "leadership_taken")
+SLOT = Kind(LeaderRig.slot, "mig-manager-slot-0", "list", [10] * 13, "slot_taken")
+BOTH = pytest.mark.parametrize("kind", [LEADERSHIP, SLOT], ids=["leader", "slot"])
 FAULTS = {
     **apiserver.FAULTS,
     "409-when-done": apiserver.Fault(status=409, is_carried_out=True),
@@ -186,8 +199,8 @@ BY_DEFAULT = (
     *("500-when-done", "no-answer-when-done", "garbage"),
 )
 ALSO = ("no-answer", "reset", "reset-when-done")
-ONCE = ((0, "create"), (0, "read"), (1, "read"), *((nth, "update") for nth in range(3)))
-"""The Lease is made, read, renewed twice, and released."""
+# The Lease is renewed twice, and released.
+RENEWALS = [(nth, "update") for nth in range(3)]
 
 
 @BOTH
@@ -195,20 +208,17 @@ ONCE = ((0, "create"), (0, "read"), (1, "read"), *((nth, "update") for nth in ra
     "name", [*BY_DEFAULT, *(pytest.param(name, marks=pytest.mark.slow) for name in ALSO)]
 )
 def test_a_failed_request_loses_no_lease_and_makes_no_second_holder(
-    rig: LeaderRig, name: str, *, is_slot: bool
+    rig: LeaderRig, name: str, kind: Kind
 ) -> None:
     if FAULTS[name].stall:
         rig.request_timeout_s = 0.2
-    holder, reads, steps_s = (
-        (rig.slot, "list", [10] * 13) if is_slot else (rig.replica, "get", [5] * 6)
-    )
-    for skip, what in ONCE:
-        first, second = holder("a"), holder("b")
-        fault = dataclasses.replace(FAULTS[name], resource="leases", skip=skip)
-        rig.server.inject(dataclasses.replace(fault, verb=reads if what == "read" else what))
+    for skip, verb in (*((0, "create"), (0, kind.read), (1, kind.read)), *RENEWALS):
+        first, second = kind.campaigner(rig, "a"), kind.campaigner(rig, "b")
+        fault = dataclasses.replace(FAULTS[name], resource="leases", skip=skip, verb=verb)
+        rig.server.inject(fault)
 
         with structlog.testing.capture_logs():
-            for step_s in steps_s:
+            for step_s in kind.steps_s:
                 rig.clock.now_s += step_s
                 first.campaign()
                 second.campaign()
@@ -247,12 +257,11 @@ def test_a_lease_that_cannot_be_read_is_not_taken_for_missing(rig: LeaderRig, st
 
 @BOTH
 def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(
-    rig: LeaderRig, *, is_slot: bool
+    rig: LeaderRig, kind: Kind
 ) -> None:
-    second = rig.slot("b") if is_slot else rig.replica("b")
-    name = "mig-manager-slot-0" if is_slot else LEASE
+    second = kind.campaigner(rig, "b")
     endless = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}
-    rig.server.create(api_objects.a_lease(name, **endless))
+    rig.server.create(api_objects.a_lease(kind.lease, **endless))
 
     with structlog.testing.capture_logs() as logs:
         second.campaign()
@@ -264,8 +273,8 @@ def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(
     assert second.may_write
     warning, taken = logs
     assert (warning["event"], warning["owner"]) == ("lease_too_long", "other")
-    assert name in warning["hint"]
-    assert taken["event"] == ("slot_taken" if is_slot else "leadership_taken")
+    assert kind.lease in warning["hint"]
+    assert taken["event"] == kind.taken
 
 
 def test_a_lease_that_was_deleted_is_made_again(rig: LeaderRig) -> None:

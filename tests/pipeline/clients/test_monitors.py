@@ -83,21 +83,21 @@ def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     assert closed[-1] is False
 
 
-@pytest.mark.parametrize("value", ["false", None])
-def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(value: str | None) -> None:
+@pytest.mark.parametrize("labels", [{GFD: "false"}, {}])
+def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(labels: dict[str, str]) -> None:
     rig = monitored_node()
     rig.daemons.is_ready_by_label[GFD] = False
 
     def switch_off() -> None:
         if rig.statuses[-1].startswith("resuming"):
             rig.labels.pop(GFD, None)
-            rig.labels |= {GFD: value} if value else {}
+            rig.labels |= labels
 
     rig.clock.on_wait.append(switch_off)
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert rig.labels.get(GFD) == value
+    assert rig.labels.get(GFD) == labels.get(GFD)
     assert "MonitorNotReady" not in rig.events
 
 

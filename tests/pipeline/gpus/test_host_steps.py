@@ -264,9 +264,9 @@ def test_a_layout_kept_by_an_earlier_release_is_read() -> None:
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
-@pytest.mark.parametrize("is_resumed", [True, False])
+@pytest.mark.parametrize("layout", [ALL_1G, None])
 def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
-    *, is_resumed: bool, is_silent: bool
+    layout: str | None, *, is_silent: bool
 ) -> None:
     rig = nodes.resetting_node()
     rig.resets.need_persistence_off = True
@@ -284,18 +284,15 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
     rig.resets.need_persistence_off = False
     rig.refusing["reset.reset"] = errors.HostError("no", reason=Reason.RESET_REQUIRED)
 
-    if is_resumed:
-        agents.resume(rig, "all-1g.5gb")
-    else:
-        agents.undo(rig)
+    agents.take_over(rig, layout)
 
     assert rig.resets.without_persistence == set()
 
 
 @pytest.mark.parametrize("obstacle", ["refused", "unreachable", "not allowed"])
-@pytest.mark.parametrize("is_resumed", [True, False])
+@pytest.mark.parametrize("layout", ["all-balanced", None])
 def test_persistence_mode_is_restored_once_that_is_possible(
-    obstacle: str, *, is_resumed: bool
+    obstacle: str, layout: str | None
 ) -> None:
     rig = nodes.node(layout="all-balanced")
     uuid = rig.gpus[0].uuid
@@ -307,17 +304,11 @@ def test_persistence_mode_is_restored_once_that_is_possible(
     rig.resets.keep_persistence_off = obstacle == "refused"
     rig.driver.lost = {uuid} if obstacle == "unreachable" else set()
 
-    def serve() -> None:
-        if is_resumed:
-            agents.resume(rig, "all-balanced")
-        else:
-            agents.undo(rig)
-
-    serve()
+    agents.take_over(rig, layout)
     assert rig.resets.without_persistence == {uuid}
     rig.resets.are_available, rig.resets.keep_persistence_off = True, False
     rig.driver.lost.clear()
-    serve()
+    agents.take_over(rig, layout)
 
     assert rig.resets.without_persistence == set()
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations

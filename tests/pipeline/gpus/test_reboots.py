@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -78,22 +80,34 @@ def hang_at_the_end(rig: fakes.NodeRig) -> None:
         rig.refusing["gpus.observe"] = errors.HardwareError("hung", reason=Reason.NVML_TIMEOUT)
 
 
-@pytest.mark.parametrize("how", ["agent", "budget", "person", "person, driver hangs"])
-def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(how: str) -> None:
+def reboot_by_person(rig: fakes.NodeRig) -> None:
+    rig.host.may_reboot = False
+    ends.assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
+
+
+def reboot_by_person_as_driver_hangs(rig: fakes.NodeRig) -> None:
+    rig.on_call = lambda: hang_at_the_end(rig)
+    reboot_by_person(rig)
+
+
+def refuse_by_budget(rig: fakes.NodeRig) -> None:
+    rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
+    rig.disruptions.refusals["job"] = "budget"
+    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", text=ONE_OR_BOTH)
+
+
+@pytest.mark.parametrize(
+    "act", [go_down, refuse_by_budget, reboot_by_person, reboot_by_person_as_driver_hangs]
+)
+def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(
+    act: Callable[[fakes.NodeRig], None],
+) -> None:
     rig = rebooting_node()
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled")
     # ``--no-gpu-reset``
     rig.resets.are_available = False
-    rig.host.may_reboot = not how.startswith("person")
-    if how == "agent":
-        go_down(rig)
-    elif how == "budget":
-        rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
-        rig.disruptions.refusals["job"] = "budget"
-        ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", text=ONE_OR_BOTH)
-    else:
-        rig.on_call = lambda: hang_at_the_end(rig) if how.endswith("hangs") else None
-        ends.assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
+
+    act(rig)
 
     (kept, now) = (journals.VerifiedLayout.from_json(text) for text in rig.host.boot_layouts)
 
@@ -131,34 +145,32 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
 @pytest.mark.parametrize(("attempt", "after_s"), [(1, 15), (40, 15), (41, 300)])
 def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_s: int) -> None:
     rig = nodes.node()
-    error = errors.HardwareError("no driver", reason=Reason.DRIVER_NOT_LOADED)
-    rig.refusing["gpus.observe"] = error
+    rig.refusing["gpus.observe"] = NO_DRIVER
 
     agents.run(rig, LAYOUT, attempt=attempt, retry_after_s=300.0)
 
     assert rig.status["retryAt"] == rig.clock.now_iso(after_s=after_s)
 
 
+NO_DRIVER = errors.HardwareError("no driver", reason=Reason.DRIVER_NOT_LOADED)
+MANAGER: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}, "owner_kind": "DaemonSet"}
+
+
 @pytest.mark.parametrize(
-    ("obstacle", "reason"),
+    ("obstruct", "reason"),
     [
-        ("driver", Reason.DRIVER_NOT_LOADED),
-        ("manager", Reason.FOREIGN_MANAGER),
-        ("hook", Reason.HOOK_FAILED),
+        (lambda rig: rig.refusing.update({"gpus.observe": NO_DRIVER}), Reason.DRIVER_NOT_LOADED),
+        (lambda rig: rig.add_pod("m", **MANAGER), Reason.FOREIGN_MANAGER),
+        (lambda rig: nodes.add_hooks(rig).hooks.broken.add("start"), Reason.HOOK_FAILED),
     ],
+    ids=["driver", "manager", "hook"],
 )
 def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
-    obstacle: str, reason: Reason
+    obstruct: Callable[[fakes.NodeRig], object], reason: Reason
 ) -> None:
     rig, _, _ = nodes.at_rest(LAYOUT)
     rig.restart_machine()
-    if obstacle == "driver":
-        error = errors.HardwareError("no driver", reason=Reason.DRIVER_NOT_LOADED)
-        rig.refusing["gpus.observe"] = error
-    elif obstacle == "manager":
-        rig.add_pod("m", labels={"app": "nvidia-mig-manager"}, owner_kind="DaemonSet")
-    else:
-        rig.hooks.text, rig.hooks.broken = nodes.HOOKS, {"start"}
+    obstruct(rig)
 
     assert agents.resume(rig, LAYOUT).reason is reason
 
@@ -314,51 +326,63 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
     assert rig.host.reboots == 2
 
 
-@pytest.mark.parametrize("stops", ["budget", "polkit", ""])
-def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(stops: str) -> None:
+def node_with_bystander() -> fakes.NodeRig:
+    """Return a node that must reboot for GPU 0, with a pod on GPU 1."""
     rig = nodes.node(layout="all-balanced")
     rig.driver.mode_waits = rig.host.may_reboot = True
     off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     rig.gpus = (*off, rig.gpus[1])
     rig.add_pod("bystander", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
-    if not stops:
-        go_down(rig, "all-balanced")
-        assert "bystander" not in rig.pod_names
-        return
-    reason = Reason.REBOOT_REQUIRED
-    if stops == "budget":
-        reason = Reason.DRAIN_TIMEOUT
-        rig.disruptions.refusals["bystander"] = "budget allows no disruption"
-    else:
-        rig.host.may_not_reboot = "polkit says no"
+    return rig
 
-    ends.assert_ends(rig, reason, stops, layout="all-balanced")
+
+def test_a_reboot_comes_after_every_gpu_pod_has_left() -> None:
+    rig = node_with_bystander()
+
+    go_down(rig, "all-balanced")
+
+    assert "bystander" not in rig.pod_names
+
+
+@pytest.mark.parametrize(
+    ("budget", "polkit", "reason"),
+    [("budget", "", Reason.DRAIN_TIMEOUT), ("", "polkit", Reason.REBOOT_REQUIRED)],
+)
+def test_a_reboot_that_is_refused_costs_no_pod(budget: str, polkit: str, reason: Reason) -> None:
+    rig = node_with_bystander()
+    rig.disruptions.refusals["bystander"] = budget
+    rig.host.may_not_reboot = polkit
+
+    ends.assert_ends(rig, reason, budget + polkit, layout="all-balanced")
 
     assert "bystander" in rig.pod_names
     assert rig.host.reboots == 0
 
 
-@pytest.mark.parametrize(
-    ("obstacle", "reason"),
-    [
-        ("budget", Reason.DRAIN_TIMEOUT),
-        ("API", Reason.API_UNAVAILABLE),
-    ],
-)
-def test_a_reboot_follows_once_what_kept_pods_on_the_node_has_passed(
-    obstacle: str, reason: Reason
-) -> None:
-    rig = rebooting_node()
-    rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
-    refusals = [strikes.BROKEN["node"]] if obstacle == "API" else []
+def refuse_a_patch_after_evictions(rig: fakes.NodeRig) -> None:
+    refusals = [strikes.BROKEN["node"]]
 
     def refuse() -> None:
         if "workloads.evict" in rig.log and rig.log[-1] == "node.patch" and refusals:
             raise refusals.pop()
 
     rig.on_call = refuse
-    if obstacle == "budget":
-        rig.disruptions.refusals["job"] = "budget"
+
+
+@pytest.mark.parametrize(
+    ("obstruct", "reason"),
+    [
+        (lambda rig: rig.disruptions.refusals.update(job="budget"), Reason.DRAIN_TIMEOUT),
+        (refuse_a_patch_after_evictions, Reason.API_UNAVAILABLE),
+    ],
+    ids=["budget", "API"],
+)
+def test_a_reboot_follows_once_what_kept_pods_on_the_node_has_passed(
+    obstruct: Callable[[fakes.NodeRig], object], reason: Reason
+) -> None:
+    rig = rebooting_node()
+    rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
+    obstruct(rig)
     agent = agents.reconciler(rig, ONE_OR_BOTH)
     first = ends.assert_ends(rig, reason, "no reboot", layout="one", by=agent)
     assert first.should_retry

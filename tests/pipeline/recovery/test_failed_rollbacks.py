@@ -46,10 +46,8 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
 @pytest.mark.parametrize("wanted", ["too-much", "no-such-layout", "no-such-profile", None])
 def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | None) -> None:
     rig, before = unlucky_node()
-    if wanted:
-        agents.resume(rig, wanted)
-    else:
-        agents.undo(rig)
+
+    agents.take_over(rig, wanted)
 
     assert ends.is_as_before(rig, before)
     assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"

@@ -169,20 +169,28 @@ def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> Non
     ends.assert_restored(rig)
 
 
-@pytest.mark.parametrize("state", ["success", "failed", "pending", None])
-def test_node_without_a_request_does_not_stay_pending(state: str | None) -> None:
+def test_node_without_a_request_does_not_stay_pending() -> None:
     rig = nodes.node()
-    if state:
-        rig.labels[well_known.STATE_LABEL] = state
+    rig.labels[well_known.STATE_LABEL] = "pending"
 
     agents.reconciler(rig).rest()
 
-    if state == "pending":
-        assert rig.labels[well_known.STATE_LABEL] == "failed"
-        assert "Interrupted" in rig.annotations[well_known.STATUS_ANNOTATION]
-    else:
-        assert rig.labels.get(well_known.STATE_LABEL) == state
-        assert rig.states == rig.statuses == []
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.status["reason"] == "Interrupted"
+
+
+@pytest.mark.parametrize(
+    "state", [{}, *({well_known.STATE_LABEL: s} for s in ("success", "failed"))]
+)
+def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
+    rig = nodes.node()
+    rig.labels |= state
+    labels = dict(rig.labels)
+
+    agents.reconciler(rig).rest()
+
+    assert rig.labels == labels
+    assert rig.states == rig.statuses == []
 
 
 def test_node_without_a_request_publishes_its_gpus() -> None:

@@ -188,10 +188,7 @@ def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | 
     undone = 0
     for _, rig, _ in strikes.kills(nodes.busy_node, lambda rig: agents.resume(rig, agents.LAYOUT)):
         rig.restart_machine()
-        if wanted is None:
-            agents.undo(rig)
-        else:
-            agents.resume(rig, wanted)
+        agents.take_over(rig, wanted)
         undone += bool(rig.gpus[0].gpu_instances)
         ends.assert_restored(rig)
         ends.assert_says_the_truth(rig)

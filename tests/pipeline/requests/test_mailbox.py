@@ -79,21 +79,27 @@ def test_changed_file_before_the_first_label_does_not_count() -> None:
     assert latest(box).request.config == ""
 
 
-@pytest.mark.parametrize("is_removed", [True, False])
+@pytest.mark.parametrize(
+    ("act", "by", "config"),
+    [
+        (lambda box: box.put_label(None), errors.SupersededBy.NO_LAYOUT, ""),
+        (lambda box: box.put_file_change(), errors.SupersededBy.SAME_LAYOUT, "a"),
+    ],
+    ids=["label removed", "file changed"],
+)
 def test_changed_file_is_a_new_request_and_a_removed_label_none(
-    box: intake.Inbox, *, is_removed: bool
+    box: intake.Inbox,
+    act: Callable[[intake.Inbox], None],
+    by: errors.SupersededBy,
+    config: str,
 ) -> None:
     current = latest(box)
-    if is_removed:
-        box.put_label(None)
-    else:
-        box.put_file_change()
+    act(box)
 
     with pytest.raises(errors.Superseded) as end:
         current.check()
-    by = errors.SupersededBy
-    assert end.value.by is (by.NO_LAYOUT if is_removed else by.SAME_LAYOUT)
-    assert latest(box, current.generation).request.config == ("" if is_removed else "a")
+    assert end.value.by is by
+    assert latest(box, current.generation).request.config == config
 
 
 @pytest.mark.parametrize("change", ["label", "file", "stop"])

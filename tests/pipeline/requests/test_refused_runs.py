@@ -218,17 +218,30 @@ def test_refused_run_changes_nothing(case: str) -> None:
     assert ("retryAt" in rig.status) is outcome.should_retry
 
 
-@pytest.mark.parametrize("why", ["uniform layout", "other plugin config", "no plugin"])
-def test_strategy_single_allows_uniform_layouts_and_other_configs(why: str) -> None:
-    rig = with_strategy_single()
-    if why == "other plugin config":
-        rig.policy = policies.Policy(plugin_configs=(("all-balanced", "mixed"),))
-    if why == "no plugin":
-        rig.pods.clear()
-        rig.schedulable = {}
-        rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
+def configure_mixed(rig: fakes.NodeRig) -> None:
+    rig.policy = policies.Policy(plugin_configs=(("all-balanced", "mixed"),))
 
-    layout = "all-disabled" if why == "uniform layout" else "all-balanced"
+
+def remove_plugin(rig: fakes.NodeRig) -> None:
+    rig.pods.clear()
+    rig.schedulable = {}
+    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "layout"),
+    [
+        pytest.param(lambda _rig: None, "all-disabled", id="uniform layout"),
+        pytest.param(configure_mixed, "all-balanced", id="other plugin config"),
+        pytest.param(remove_plugin, "all-balanced", id="no plugin"),
+    ],
+)
+def test_strategy_single_allows_uniform_layouts_and_other_configs(
+    prepare: Callable[[fakes.NodeRig], None], layout: str
+) -> None:
+    rig = with_strategy_single()
+    prepare(rig)
+
     assert agents.run(rig, layout).reason is Reason.APPLIED
 
 

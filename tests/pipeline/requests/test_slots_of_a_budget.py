@@ -1,7 +1,7 @@
 """A budget for the cluster in one run: a slot before the taint, released at every exit."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -125,18 +125,28 @@ def test_an_api_that_does_not_answer_only_makes_the_wait_longer(
     ends.assert_ends(fake.rig, Reason.APPLIED)
 
 
-@pytest.mark.parametrize("why", ["newer request", "no right", "stale slot"])
-def test_without_a_slot_the_node_is_not_touched(fake: fake_cluster.FakeSlots, why: str) -> None:
+def end_superseded(fake: fake_cluster.FakeSlots) -> None:
+    fake.denials = [USED_BY_B] * 10
+    ends.assert_superseded(fake.rig, ends_at=2)
+
+
+def end_forbidden(fake: fake_cluster.FakeSlots) -> None:
+    fake.failing = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
+    ends.assert_ends(fake.rig, Reason.FORBIDDEN)
+
+
+def end_as_slot_is_stale(fake: fake_cluster.FakeSlots) -> None:
+    fake.is_stale = True
+    assert ends.assert_ends(fake.rig, Reason.SLOTS_TAKEN).should_retry
+
+
+@pytest.mark.parametrize("end", [end_superseded, end_forbidden, end_as_slot_is_stale])
+def test_without_a_slot_the_node_is_not_touched(
+    fake: fake_cluster.FakeSlots, end: Callable[[fake_cluster.FakeSlots], None]
+) -> None:
     nodes.add_hooks(fake.rig)
-    if why == "newer request":
-        fake.denials = [USED_BY_B] * 10
-        ends.assert_superseded(fake.rig, ends_at=2)
-    elif why == "no right":
-        fake.failing = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
-        ends.assert_ends(fake.rig, Reason.FORBIDDEN)
-    else:
-        fake.is_stale = True
-        assert ends.assert_ends(fake.rig, Reason.SLOTS_TAKEN).should_retry
+
+    end(fake)
 
     assert not fake.is_taken
     assert not {"gpus.execute", "hooks.run"} & {*fake.rig.log}
