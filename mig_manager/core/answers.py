@@ -301,7 +301,7 @@ class _CapturedAnswer(TypedDict):
 
 
 class _CapturedFabric(TypedDict):
-    state: Annotated[str, "core.acceptance.survey.Fabric"]
+    state: Annotated[str, "core.acceptance.surveys.Fabric"]
     consequence: str
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.acceptance import survey as surveys
+from mig_manager.core.acceptance import surveys
 from mig_manager.sandbox.driver import library, state_file, states, transitions, worker
 
 if TYPE_CHECKING:

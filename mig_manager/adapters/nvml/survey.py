@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters.nvml import device as gpu_device
 from mig_manager.adapters.nvml import events, last_calls, library, observe, processes
 from mig_manager.core import model
-from mig_manager.core.acceptance import survey as surveys
+from mig_manager.core.acceptance import surveys
 
 _REPETITIONS = 5
 _NO_ID = 250  # above every profile id and instance id

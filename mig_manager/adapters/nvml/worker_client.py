@@ -21,7 +21,7 @@ from mig_manager.adapters.nvml import last_calls
 from mig_manager.core import model, ports, standbys, steps
 
 if TYPE_CHECKING:
-    from mig_manager.core.acceptance import survey as surveys
+    from mig_manager.core.acceptance import surveys
 
 _MODULE = "mig_manager.adapters.nvml.worker"
 REPORTS_STEPS = "--reports-steps"  # makes a worker of ``worker_command`` report each step

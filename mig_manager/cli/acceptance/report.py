@@ -10,8 +10,7 @@ import mig_manager
 from mig_manager.cli.acceptance import course as acceptance_course
 from mig_manager.core import messages
 from mig_manager.core.acceptance import differences as compared
-from mig_manager.core.acceptance import stages
-from mig_manager.core.acceptance import survey as surveys
+from mig_manager.core.acceptance import stages, surveys
 from mig_manager.core.display import bar
 from mig_manager.sandbox import replay, twin
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_manager.adapters.nvml import survey as nvml_survey
+from mig_manager.adapters.nvml import survey
 from mig_manager.catalogue import captured, hardware
 from mig_manager.cli.acceptance import report as acceptance_report
 from mig_manager.core import model, steps
-from mig_manager.core.acceptance import survey
+from mig_manager.core.acceptance import surveys
 from mig_manager.core.files import json_text
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -26,14 +26,14 @@ from tests.kit import alterations
 from tests.node import nvml_rig
 from tests.node.nvml_rig import rig
 
-ADAPTER = pathlib.Path(nvml_survey.__file__).parent
+ADAPTER = pathlib.Path(survey.__file__).parent
 EVERY = tuple(p.key for p in hardware.products().values() if not p.not_simulatable)
 TIMEOUT_S = 120.0
 
 
 def report() -> Any:
     """Survey the node of this process."""
-    return acceptance_report.report(nvml_survey.survey(None), timeout_s=TIMEOUT_S)
+    return acceptance_report.report(survey.survey(None), timeout_s=TIMEOUT_S)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_every_function_of_the_adapter_is_called_or_explained(node: nvml_rig.Nvm
     answer = report()
 
     called = {each["function"] for each in answer["latencies"]}
-    changes = {name for name, why in survey.NOT_CALLED.items() if why == "changes the GPU"}
+    changes = {name for name, why in surveys.NOT_CALLED.items() if why == "changes the GPU"}
     assert used == called | set(answer["not_called"])
     assert changes <= set(answer["not_called"])
     assert all(each["median_ms"] >= 0 and each["calls"] for each in answer["latencies"])
@@ -98,7 +98,7 @@ def test_the_file_identifies_no_machine(tmp_path_factory: Any, seed: str) -> Non
     with rig(path, "2xA100-SXM4-40GB", options=states.Options(seed=seed)) as found:
         found.fill("3g.20gb", "1g.5gb")
         found.state.add_client(found.observe(1).uuid, name="/home/someone/secret-trainer")
-        text = json.dumps(acceptance_report.report(nvml_survey.survey(None), timeout_s=TIMEOUT_S))
+        text = json.dumps(acceptance_report.report(survey.survey(None), timeout_s=TIMEOUT_S))
         gpus = found.gpus.observe()
         secrets = {"secret-trainer", "someone"}
         for gpu, board in zip(gpus, found.state.boards, strict=True):
@@ -111,7 +111,7 @@ def test_the_file_identifies_no_machine(tmp_path_factory: Any, seed: str) -> Non
 
 
 def test_a_name_with_a_uuid_in_it_is_cut() -> None:
-    assert survey.plain("Board 0123ABCD-0123-4567-89ab-0123456789ab") == "Board [removed]"
+    assert surveys.plain("Board 0123ABCD-0123-4567-89ab-0123456789ab") == "Board [removed]"
 
 
 # -- planted differences ----------------------------------------------------------------------
