@@ -250,19 +250,19 @@ def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: ApplyingNode)
 @EACH_PRODUCT
 def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: ApplyingNode) -> None:
     bad = node.gpus[1].uuid
-    node.fails = lambda step: (
-        step.gpu_uuid == bad
-        and isinstance(step, steps.CreateComputeInstance | steps.DestroyGpuInstance)
-    )
-
-    (problem,) = node.boot().problems
+    with node.refusing_steps(
+        lambda step: (
+            step.gpu_uuid == bad
+            and isinstance(step, steps.CreateComputeInstance | steps.DestroyGpuInstance)
+        )
+    ):
+        (problem,) = node.boot().problems
 
     assert "still to do: GPU 1: " in problem.message
     assert node.shape[0] == node.before[0]
     journal = journals.Journal.from_json(node.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [bad]
 
-    node.fails = lambda _step: False
     assert node.boot().problems == ()
     assert node.is_restored()
 

@@ -47,17 +47,13 @@ class Host(applying_rig.ApplyingNode):
             for instance in self.gpus[1].gpu_instances
             if uuid in [each.uuid for each in instance.compute_instances]
         )
-        others, self.fails = (
-            self.fails,
+        with self.refusing_steps(
             lambda step: (
                 isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance)
                 and step.gpu_instance_id == used
-            ),
-        )
-        try:
+            )
+        ):
             yield ""
-        finally:
-            self.fails = others
 
     def play(self, using: course.Using | None = None) -> course.CourseResult:
         return course.run(self.deps, self.uuid, self.killing_after, using or self.using)

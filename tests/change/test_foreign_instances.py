@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from tests.change.forks import refuse
-from tests.node import samples
+from tests.node import samples, strikes
 from tests.node.applying_rig import ApplyingNode, is_creation, once
 
 
@@ -28,10 +28,9 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
     node.gpus = listed
 
     def list_all() -> None:
-        if node.log[-1] == "gpus.execute" and node.gpus is listed:
-            node.gpus = complete
+        node.gpus = complete
 
-    node.on_call = list_all
+    strikes.once(node, lambda: node.log[-1] == "gpus.execute", list_all)
     node.fails = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
 
     with pytest.raises(errors.HardwareError) as caught:
@@ -100,12 +99,11 @@ def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(
 def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: ApplyingNode) -> None:
     assert node.cut_off("wanted", at=4)
     created: list[model.Placement] = []
-
-    def create() -> None:
-        if node.log[-1] == "gpus.execute" and not created:
-            created.append(with_foreign(node, start=3))
-
-    node.on_call = create
+    strikes.once(
+        node,
+        lambda: node.log[-1] == "gpus.execute",
+        lambda: created.append(with_foreign(node, start=3)),
+    )
     node.is_stale = True
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
@@ -157,10 +155,9 @@ def test_rollback_checks_users_again_after_a_stale_plan(node: ApplyingNode) -> N
 
 
 def test_failed_rollback_forgets_instances_that_were_never_created(node: ApplyingNode) -> None:
-    node.fails = lambda _step: node.steps > 4
-    with pytest.raises(errors.HardwareError, match="the rollback failed as well"):
+    refusal = node.refusing_steps(lambda _step: node.steps > 4)
+    with refusal, pytest.raises(errors.HardwareError, match="the rollback failed as well"):
         node.change_to("small")
-    node.fails = lambda _step: False
     place = with_foreign(node, start=3)
 
     refuse(node, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")

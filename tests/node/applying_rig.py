@@ -141,6 +141,15 @@ class ApplyingNode(fakes.NodeRig):
         finally:
             self._killed_at = None
 
+    @contextlib.contextmanager
+    def refusing_steps(self, fails: Callable[[steps.Step], bool]) -> Iterator[None]:
+        """Have the driver refuse such steps as in use, in the context only."""
+        before, self.fails = self.fails, fails
+        try:
+            yield
+        finally:
+            self.fails = before
+
     def lose_instances(self) -> None:
         """Lose in a reboot all instances, and MIG mode where that needs no reset."""
         self.gpus = tuple(

@@ -1,5 +1,6 @@
 """Kill an agent on a node in memory, or have calls of its ports and of the driver fail."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,56 @@ from mig_manager.core import model, steps
 from tests.node import agents, fakes, port_calls
 
 
+@contextlib.contextmanager
+def on_calls(rig: fakes.NodeRig, act: Callable[[], object]) -> Iterator[None]:
+    """Act in each call of the rig's ports, in the context only."""
+    before, rig.on_call = rig.on_call, act
+    try:
+        yield
+    finally:
+        rig.on_call = before
+
+
+@contextlib.contextmanager
+def on_steps(
+    rig: fakes.NodeRig, answer: Callable[[steps.Step], Exception | None]
+) -> Iterator[None]:
+    """Answer each step of the driver, with the error of one that fails, in the context only."""
+    before, rig.driver.step_error = rig.driver.step_error, answer
+    try:
+        yield
+    finally:
+        rig.driver.step_error = before
+
+
+def once(rig: fakes.NodeRig, is_due: Callable[[], bool], act: Callable[[], object]) -> None:
+    """Act in the first call of the rig's ports at which a condition holds, and in no other."""
+    before = rig.on_call
+
+    def strike() -> None:
+        if is_due():
+            rig.on_call = before
+            act()
+
+    rig.on_call = strike
+
+
+def at_call(rig: fakes.NodeRig, index: int, act: Callable[[], object]) -> None:
+    """Act in one call of the rig's ports, counted from 0 as in its log."""
+    once(rig, lambda: len(rig.log) == index + 1, act)
+
+
+def at_first_step(rig: fakes.NodeRig, answer: Callable[[], Exception | None]) -> None:
+    """Answer the first step of the driver, with the error if it fails, and no other."""
+    before = rig.driver.step_error
+
+    def strike(_step: steps.Step) -> Exception | None:
+        rig.driver.step_error = before
+        return answer()
+
+    rig.driver.step_error = strike
+
+
 def kill_at(rig: fakes.NodeRig, step: int, layout: str = agents.LAYOUT, **options: Any) -> None:
     """Apply a layout with an agent that is killed at a step, counted from 1."""
     numbers = itertools.count(1)
@@ -19,10 +70,8 @@ def kill_at(rig: fakes.NodeRig, step: int, layout: str = agents.LAYOUT, **option
         if next(numbers) == step:
             raise Killed
 
-    rig.driver.step_error = kill
-    with pytest.raises(Killed):
+    with on_steps(rig, kill), pytest.raises(Killed):
         agents.run(rig, layout, **options)
-    rig.driver.step_error = lambda _step: None
 
 
 def kill_when(
@@ -36,10 +85,8 @@ def kill_when(
         if is_due():
             raise Killed
 
-    rig.on_call = kill
-    with pytest.raises(Killed):
+    with on_calls(rig, kill), pytest.raises(Killed):
         act(rig)
-    rig.on_call = lambda: None
 
 
 def kill_at_call(

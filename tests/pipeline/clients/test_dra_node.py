@@ -237,11 +237,11 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
 
     def strike() -> None:
         is_surveyed = "allocations.assigned_devices" in rig.log
-        if is_surveyed and rig.log[-1] == "node.patch" and not rig.has_hold_taint:
+        is_tainted = rig.has_hold_taint or "gpus.execute" in rig.log
+        if is_surveyed and rig.log[-1] == "node.patch" and not is_tainted:
             without_driver(rig)
 
     rig.on_call = strike
-    rig.driver.step_error = lambda _step: setattr(rig, "on_call", lambda: None)
 
     assert agents.run(rig, "all-balanced").state is model.State.SUCCESS
 
@@ -259,14 +259,16 @@ def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: b
     late = min(before - devices(probe) - {nodes.device_at(rig, 0), nodes.device_at(rig, 6)})
     agent = agents.reconciler(rig)
 
-    def strike() -> None:
+    def is_due() -> bool:
         pauses = [each for each in rig.statuses if each.startswith("pausing")]
         is_last = bool(pauses) and "dra-driver" in pauses[-1]
-        if rig.has_hold_taint and (is_last or (is_before and pauses)):
-            rig.on_call = lambda: None
-            rig.add_pod("late", has_claims=True, claimed_ids=frozenset({late}))
+        return rig.has_hold_taint and (is_last or (is_before and bool(pauses)))
 
-    rig.on_call = strike
+    strikes.once(
+        rig,
+        is_due,
+        lambda: rig.add_pod("late", has_claims=True, claimed_ids=frozenset({late})),
+    )
     outcome = agents.run(rig, "all-balanced", by=agent)
 
     is_late = not (is_before and gated)

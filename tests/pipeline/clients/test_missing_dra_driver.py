@@ -48,12 +48,11 @@ def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
         if "workloads.evict" in rig.log:
             rig.labels[claims.DEPLOY_LABEL] = "false"
 
-    rig.on_call = strike
-    for attempt in (1, 2):
-        ends.assert_ends(rig, Reason.IN_USE, remedy, layout=layout, by=agent, attempt=attempt)
-    without_driver(rig)
-    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, remedy, layout="all-disabled")
-    rig.on_call = lambda: None
+    with strikes.on_calls(rig, strike):
+        for attempt in (1, 2):
+            ends.assert_ends(rig, Reason.IN_USE, remedy, layout=layout, by=agent, attempt=attempt)
+        without_driver(rig)
+        ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, remedy, layout="all-disabled")
     rig.labels[claims.DEPLOY_LABEL] = "true"
     for _ in ("the driver starts", "the monitors end"):
         rig.live()
@@ -69,13 +68,11 @@ def test_a_broken_driver_does_not_keep_a_change_that_affects_no_claim() -> None:
 def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated: bool) -> None:
     rig = nodes.dra_node(gated=gated)
     agent = agents.reconciler(rig)
-
-    def strike() -> None:
-        if any(pod.is_terminating for pod in rig.pods.values()):
-            rig.on_call = lambda: None
-            without_driver(rig)
-
-    rig.on_call = strike
+    strikes.once(
+        rig,
+        lambda: any(pod.is_terminating for pod in rig.pods.values()),
+        lambda: without_driver(rig),
+    )
     ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="all-disabled", by=agent)
     ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled", by=agent, attempt=2)
 
@@ -202,7 +199,7 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, gated: bool) 
     for index in range(len(strikes.calls(make, "all-disabled"))):
         rig = make()
         agent = agents.reconciler(rig)
-        rig.on_call = functools.partial(vanish_at, rig, index)
+        strikes.at_call(rig, index, functools.partial(without_driver, rig))
 
         outcome = agents.run(rig, "all-disabled", by=agent)
         if outcome.state is not model.State.SUCCESS:
@@ -218,11 +215,6 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, gated: bool) 
         assert published_uuids(rig) == {gpu.uuid for gpu in rig.gpus}, index
         ends.assert_restored(rig)
     assert failed > 0
-
-
-def vanish_at(rig: fakes.NodeRig, index: int) -> None:
-    if len(rig.log) == index + 1:
-        without_driver(rig)
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])

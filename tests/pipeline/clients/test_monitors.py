@@ -58,11 +58,16 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
     rig = monitored_node()
 
     def fail() -> None:
-        if rig.statuses[-1].startswith("resuming") and rig.log[-1] == "node.patch":
-            rig.on_call = lambda: None
-            raise strikes.BROKEN["node"]
+        raise strikes.BROKEN["node"]
 
-    rig.on_call = lambda: fail() if rig.statuses else None
+    strikes.once(
+        rig,
+        lambda: (
+            rig.log[-1] == "node.patch"
+            and any(each.startswith("resuming") for each in rig.statuses[-1:])
+        ),
+        fail,
+    )
 
     ends.assert_ends(rig, Reason.APPLIED)
 

@@ -11,7 +11,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import agents, ends, fakes, nodes
+from tests.node import agents, ends, fakes, nodes, strikes
 
 SIX = """
 version: v1
@@ -250,13 +250,12 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
     (destroyed,) = before - {*undisturbed.gpus[0].mig_uuids}
     rig = nodes.add_hooks(nodes.node(layout="all-balanced"))
 
-    def bind() -> None:
+    strikes.once(
+        rig,
         # The call before the taint; the second one reports the phase.
-        is_due = rig.log[-1] == when and "gpus.observe" in rig.log
-        if is_due and "bound" not in rig.pod_names:
-            rig.add_pod("bound", devices=frozenset({destroyed}))
-
-    rig.on_call = bind
+        lambda: rig.log[-1] == when and "gpus.observe" in rig.log,
+        lambda: rig.add_pod("bound", devices=frozenset({destroyed})),
+    )
     ends.assert_ends(
         rig, Reason.APPLIED, layout="one-of-two", by=agents.reconciler(rig, ONE_OF_TWO)
     )
@@ -315,11 +314,7 @@ def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
     rig.kubelet.ends_from_s[affected] = ends_from_s
     uids: list[str] = []
 
-    def bind() -> None:
-        if is_due(rig) and not uids:
-            uids.append(starting_pod(rig, **pod))
-
-    rig.on_call = bind
+    strikes.once(rig, lambda: is_due(rig), lambda: uids.append(starting_pod(rig, **pod)))
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert (uids[0] in rig.pods) is stays
@@ -412,11 +407,10 @@ def test_no_pod_is_evicted_that_a_since_silent_kubelet_cannot_name() -> None:
     rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
 
     def bind() -> None:
-        if rig.has_hold_taint and not rig.kubelet.is_silent:
-            rig.kubelet.is_silent = True
-            starting_pod(rig, listed_after_s=0.0)
+        rig.kubelet.is_silent = True
+        starting_pod(rig, listed_after_s=0.0)
 
-    rig.on_call = bind
+    strikes.once(rig, lambda: rig.has_hold_taint, bind)
     why = "not evicted before its devices are known, kubelet does not answer"
     ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/starting", why)
 

@@ -192,12 +192,15 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
     rig.host.services["dcgm.service"] = True
 
     def bind() -> None:
-        if not late and rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
-            late.append(Deployment(rig, list(rig.gpus[0].mig_uuids)[:2], room_elsewhere=2))
-            if reason is Reason.HOST_SERVICE_FAILED:
-                rig.refusing["services.running"] = strikes.BROKEN["services"]
+        late.append(Deployment(rig, list(rig.gpus[0].mig_uuids)[:2], room_elsewhere=2))
+        if reason is Reason.HOST_SERVICE_FAILED:
+            rig.refusing["services.running"] = strikes.BROKEN["services"]
 
-    rig.on_call = bind
+    strikes.once(
+        rig,
+        lambda: rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+        bind,
+    )
     rig.driver.clients = "a process"
 
     outcome = try_once(rig)

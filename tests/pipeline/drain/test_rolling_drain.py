@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, knobs, nodes
+from tests.node import agents, ends, knobs, nodes, strikes
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
 
 
@@ -136,11 +136,11 @@ def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
     rig.add_pod("early", devices=frozenset({first}))
     late: list[Deployment] = []
 
-    def bind() -> None:
-        if not late and rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
-            late.append(Deployment(rig, devices[:2], room_elsewhere=2))
-
-    rig.on_call = bind
+    strikes.once(
+        rig,
+        lambda: rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+        lambda: late.append(Deployment(rig, devices[:2], room_elsewhere=2)),
+    )
     outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT

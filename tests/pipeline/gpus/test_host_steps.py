@@ -62,11 +62,13 @@ def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
 
 def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     rig = nodes.hosted_node()
-    rig.on_call = lambda: rig.host.broken_services.update(
-        {"nvsm.service"} if not rig.host.services["nvsm.service"] else ()
-    )
     agent = agents.reconciler(rig)
 
+    strikes.once(
+        rig,
+        lambda: not rig.host.services["nvsm.service"],
+        lambda: rig.host.broken_services.add("nvsm.service"),
+    )
     outcome = agents.run(rig, by=agent)
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
@@ -74,7 +76,6 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     assert rig.open_journal.host_services == ("nvsm.service",)
     assert not rig.is_unschedulable
 
-    rig.on_call = lambda: None
     rig.host.broken_services.clear()
     ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
 

@@ -251,12 +251,11 @@ def test_mode_change_waits_for_a_process_that_starts_before_the_reset(boot: Boot
     # A reboot would be the next thing to try.
     node.may_reboot = False
     late: list[states.Client] = []
-    node.before_reset = lambda: late.append(node.open_second_gpu("/bin/late"))
+    node.before_reset = lambda: late.extend([] if late else [node.open_second_gpu("/bin/late")])
 
     node.assert_ends("second", Reason.IN_USE, "late (pid 4711)")
     node.assert_unchanged()
 
-    node.before_reset = lambda: None
     node.asked_to_reset.clear()
     node.state.remove_client(*late)
     node.assert_ends("second", Reason.APPLIED)

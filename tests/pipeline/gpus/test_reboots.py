@@ -124,10 +124,9 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
         is_refused = is_back or isinstance(step, steps.CreateGpuInstance)
         return errors.HardwareError("no", reason=Reason.NO_PERMISSION) if is_refused else None
 
-    rig.driver.step_error = refuse
-    assert agents.run(rig, "one", ONE_OR_BOTH).should_retry
+    with strikes.on_steps(rig, refuse):
+        assert agents.run(rig, "one", ONE_OR_BOTH).should_retry
     assert rig.gpus[0].current_mode is model.MigMode.ENABLED
-    rig.driver.step_error = lambda _step: None
     rig.driver.mode_waits = rig.host.may_reboot = True
     agent = agents.reconciler(rig, ONE_OR_BOTH)
     agent.recover("both")
@@ -206,10 +205,8 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
         if "gpus.execute" in rig.log and rig.log[-1].startswith(("node.", "workloads.")):
             raise strikes.BROKEN["node"]
 
-    rig.on_call = lose
-    with pytest.raises(errors.ClusterError):
+    with strikes.on_calls(rig, lose), pytest.raises(errors.ClusterError):
         agents.run(rig, LAYOUT, by=agent)
-    rig.on_call = lambda: None
     assert rig.has_hold_taint
 
     agent.stop()

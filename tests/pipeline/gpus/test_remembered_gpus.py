@@ -8,7 +8,7 @@ import pytest
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.records import journals
-from tests.node import agents, ends, fakes, gpu_values
+from tests.node import agents, ends, fakes, gpu_values, strikes
 from tests.pipeline import repairs
 
 
@@ -138,11 +138,10 @@ def test_a_gpu_that_a_person_resets_during_the_drain_is_not_reset_again() -> Non
     before = rig.gpus
 
     def recover() -> None:
-        if "workloads.evict" in rig.log and rig.driver.lost:
-            rig.driver.lost.clear()
-            rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
+        rig.driver.lost.clear()
+        rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
 
-    rig.on_call = recover
+    strikes.once(rig, lambda: "workloads.evict" in rig.log, recover)
     outcome = repairs.serve(rig)
 
     assert outcome.state is model.State.SUCCESS

@@ -4,6 +4,7 @@ What must hold in the end is written here as data; neither the planner nor the j
 """
 
 import collections
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -66,7 +67,6 @@ class PlayedChange:
     def fork(self) -> "PlayedChange":
         """Return another play that is as far as this one."""
         rig = self.rig
-        rig.on_call, rig.driver.step_error = _nothing, _accept
         rig.forget_past()
         forked = copy.deepcopy(self, {id(rig.gpus): rig.gpus, id(self.change): self.change})
         forked.moment = 0
@@ -94,14 +94,14 @@ class PlayedChange:
             self._check_idle(one)
             return self._refuse(one)
 
-        rig.on_call, rig.driver.step_error = come_to, step
-        try:
+        with (
+            contextlib.suppress(strikes.Killed),
+            strikes.on_calls(rig, come_to),
+            strikes.on_steps(rig, step),
+        ):
             come_to()
             return self._serve()
-        except strikes.Killed:
-            return None
-        finally:
-            rig.on_call, rig.driver.step_error = _nothing, _accept
+        return None
 
     def _serve(self) -> outcomes.Outcome | None:
         agent = agents.reconciler(self.rig, configs=self.config, limits=_LIMITS)
@@ -310,9 +310,3 @@ def names(gpus: Sequence[model.Gpu]) -> dict[str, str]:
         for gi in gpu.gpu_instances
         for ci in gi.compute_instances
     }
-
-
-def _nothing() -> None: ...
-
-
-def _accept(_step: steps.Step) -> None: ...

@@ -17,10 +17,9 @@ def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     """A change has failed, and so has its rollback."""
     rig = nodes.busy_node()
     before = rig.gpus
-    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=9)
-    assert agents.run(rig).should_retry
+    with strikes.on_steps(rig, strikes.refuse(steps.CreateGpuInstance, times=9)):
+        assert agents.run(rig).should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.annotations
-    rig.driver.step_error = lambda _step: None
     return rig, before
 
 
@@ -60,12 +59,11 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(*, gated: bool, is_broke
     rig = nodes.node(layout="all-balanced", gated=gated)
     before = rig.gpus
 
-    def refuse(_step: steps.Step) -> Exception | None:
-        rig.driver.step_error = lambda _step: None
+    def refuse() -> Exception:
         rig.plugin.is_broken = is_broken
         return errors.HardwareError("no", reason=Reason.NOT_SUPPORTED)
 
-    rig.driver.step_error = refuse
+    strikes.at_first_step(rig, refuse)
 
     outcome = agents.run(rig)
 
@@ -146,10 +144,9 @@ def odd_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...], str]:
             created.append(step)
         return None
 
-    rig.driver.step_error = refuse_after_one_creation
-    assert agents.run(rig).should_retry
+    with strikes.on_steps(rig, refuse_after_one_creation):
+        assert agents.run(rig).should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.annotations
-    rig.driver.step_error = lambda _step: None
     (odd,) = (
         ci.uuid or ""
         for gi in rig.gpus[0].gpu_instances

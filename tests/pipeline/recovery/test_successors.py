@@ -22,8 +22,7 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
     lock = fakes.FakeLock(refusals=10**6)
     successor = agents.reconciler(rig, lock=lock)
 
-    def start_successor(_step: steps.Step) -> None:
-        rig.driver.step_error = lambda _step: None
+    def start_successor() -> None:
         journal, labels = rig.annotations[well_known.JOURNAL_ANNOTATION], dict(rig.labels)
         successor.recover(agents.LAYOUT)
         if end == "locked":
@@ -37,7 +36,7 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
         assert rig.annotations[well_known.JOURNAL_ANNOTATION] == journal
         assert (rig.has_hold_taint, rig.labels) == (True, labels)
 
-    rig.driver.step_error = start_successor
+    strikes.at_first_step(rig, start_successor)
     assert agents.run(rig).reason is Reason.APPLIED
 
     ends.assert_restored(rig)
@@ -65,12 +64,7 @@ def test_successor_that_started_before_the_change_takes_over_its_journal(wanted:
 def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     rig = nodes.busy_node()
     successor = agents.reconciler(rig)
-
-    def start_successor(_step: steps.Step) -> None:
-        rig.driver.step_error = lambda _step: None
-        successor.recover(agents.LAYOUT)
-
-    rig.driver.step_error = start_successor
+    strikes.at_first_step(rig, lambda: successor.recover(agents.LAYOUT))
     assert agents.run(rig).reason is Reason.APPLIED
     changed = rig.gpus
     rig.failing = {len(rig.log): strikes.BROKEN["node"]}
@@ -339,10 +333,8 @@ def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) ->
             rig.host.broken_services = {"dcgm.service"} if lost == "service" else set()
             rig.hooks.broken = {"exit"} if lost == "hook" else set()
 
-    rig.on_call = fail
-    with contextlib.suppress(errors.ClusterError):
+    with strikes.on_calls(rig, fail), contextlib.suppress(errors.ClusterError):
         assert agents.run(rig, by=agent).should_retry
-    rig.on_call = lambda: None
     rig.host.broken_services, rig.hooks.broken = set(), set()
 
     agent.stop()

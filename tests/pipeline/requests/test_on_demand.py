@@ -1,5 +1,6 @@
 """Custom layouts on a node that a program repartitions: no pod is evicted, none is waited for."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -171,12 +172,8 @@ def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
         before = rig.gpus
         device = nodes.device(rig, 0, "2g.10gb")
 
-        def arrive(rig: fakes.NodeRig = rig, device: str = device, index: int = index) -> None:
-            if len(rig.log) == index + 1:
-                rig.on_call = lambda: None
-                rig.add_pod("late", devices=frozenset({device}))
-
-        rig.on_call = arrive
+        arrive = functools.partial(rig.add_pod, "late", devices=frozenset({device}))
+        strikes.at_call(rig, index, arrive)
         outcome = run(rig, ON_DEMAND)
 
         assert outcome.reason is Reason.IN_USE, (index, outcome.message)
@@ -232,18 +229,18 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
     undisturbed = nodes.dra_node()
     run(undisturbed, wanted)
     first = undisturbed.log.index("allocations.assigned_devices")
+
+    def arrive(rig: fakes.NodeRig, device: str) -> None:
+        if rig.driver_runs:
+            rig.add_pod("late", has_claims=True, claimed_ids=frozenset({device}))
+
     late_at = 0
     for index in range(first, undisturbed.log.index("gpus.execute")):
         rig = nodes.dra_node()
         before = rig.gpus
         device = rig.gpus[1].gpu_instances[0].compute_instances[0].uuid or ""
 
-        def arrive(rig: fakes.NodeRig = rig, device: str = device, index: int = index) -> None:
-            if len(rig.log) == index + 1 and rig.driver_runs:
-                rig.on_call = lambda: None
-                rig.add_pod("late", has_claims=True, claimed_ids=frozenset({device}))
-
-        rig.on_call = arrive
+        strikes.at_call(rig, index, functools.partial(arrive, rig, device))
         outcome = run(rig, wanted)
 
         if "late" in rig.pod_names:

@@ -1,7 +1,7 @@
 """A change that fails after each of its drains: how often it evicts."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +12,8 @@ from mig_manager.errors import Reason
 from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
 
 
-def break_change(rig: fakes.NodeRig) -> None:
+@contextlib.contextmanager
+def broken_change(rig: fakes.NodeRig) -> Iterator[None]:
     """Let the driver refuse the change, and not the rollback."""
 
     def refuse(step: steps.Step) -> Exception | None:
@@ -20,16 +21,23 @@ def break_change(rig: fakes.NodeRig) -> None:
         error = errors.HardwareError("the driver refuses", reason=Reason.VERIFY_FAILED)
         return error if is_new else None
 
-    rig.driver.step_error = refuse
+    with strikes.on_steps(rig, refuse):
+        yield
 
 
-def break_service(rig: fakes.NodeRig) -> None:
+@contextlib.contextmanager
+def broken_service(rig: fakes.NodeRig) -> Iterator[None]:
     rig.host.services["dcgm.service"] = True
     rig.host.broken_services.add("dcgm.service")
+    yield
+    rig.host.broken_services.clear()
 
 
-def break_hook(rig: fakes.NodeRig) -> None:
+@contextlib.contextmanager
+def broken_hook(rig: fakes.NodeRig) -> Iterator[None]:
     nodes.add_hooks(rig).hooks.broken.add("config")
+    yield
+    rig.hooks.broken.clear()
 
 
 def restart_pod(rig: fakes.NodeRig, device: str) -> None:
@@ -58,37 +66,38 @@ REMEDIES = {
 
 
 @pytest.mark.parametrize(
-    ("break_it", "problem", "remedy", "is_restarted"),
+    ("broken", "problem", "remedy", "is_restarted"),
     [
-        (break_change, "the driver refuses", "pod ends", False),
-        (break_change, "the driver refuses", "pod ends", True),
-        (break_change, "the driver refuses", "label", False),
-        (break_change, "the driver refuses", "label", True),
-        (break_change, "the driver refuses", "reboot", True),
-        (break_service, "dcgm.service does not answer", "pod ends", True),
-        (break_hook, "config failed", "label", False),
+        (broken_change, "the driver refuses", "pod ends", False),
+        (broken_change, "the driver refuses", "pod ends", True),
+        (broken_change, "the driver refuses", "label", False),
+        (broken_change, "the driver refuses", "label", True),
+        (broken_change, "the driver refuses", "reboot", True),
+        (broken_service, "dcgm.service does not answer", "pod ends", True),
+        (broken_hook, "config failed", "label", False),
     ],
 )
 def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
-    break_it: Callable[[fakes.NodeRig], None], problem: str, remedy: str, *, is_restarted: bool
+    broken: Callable[[fakes.NodeRig], contextlib.AbstractContextManager[None]],
+    problem: str,
+    remedy: str,
+    *,
+    is_restarted: bool,
 ) -> None:
     rig = nodes.busy_node()
     device = nodes.device(rig, 0, "2g.10gb")
-    break_it(rig)
-    agent = agents.reconciler(rig)
-    for attempt in range(1, 7):
-        assert agents.run(rig, by=agent, attempt=attempt).should_retry
-        restart_pod(rig, device)
-    outcome = agents.run(rig, by=agent, attempt=7)
+    with broken(rig):
+        agent = agents.reconciler(rig)
+        for attempt in range(1, 7):
+            assert agents.run(rig, by=agent, attempt=attempt).should_retry
+            restart_pod(rig, device)
+        outcome = agents.run(rig, by=agent, attempt=7)
     assert outcome.should_retry
     assert rig.log.count("workloads.evict") == 3
     assert "3 changes to layout" in outcome.message
     assert problem in outcome.message
     assert "default/affected" in outcome.message
 
-    rig.driver.step_error = lambda _step: None
-    rig.host.broken_services.clear()
-    rig.hooks.broken.clear()
     act, is_new, evictions = REMEDIES[remedy]
     act(rig)
     if is_restarted:
@@ -105,15 +114,15 @@ def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
 ) -> None:
     rig = nodes.busy_node()
     device = nodes.device(rig, 0, "2g.10gb")
-    break_change(rig)
-    for _ in range(5):
-        workloads = fake_cluster.UnansweredWorkloads(rig, error)
-        agent = agents.reconciler(rig, workloads=workloads)
-        agent.recover(agents.LAYOUT)
-        with contextlib.suppress(strikes.Killed):
-            agents.run(rig, by=agent)
-        if rig.has_hold_taint:
-            agents.resume(rig, agents.LAYOUT)
-        restart_pod(rig, device)
+    with broken_change(rig):
+        for _ in range(5):
+            workloads = fake_cluster.UnansweredWorkloads(rig, error)
+            agent = agents.reconciler(rig, workloads=workloads)
+            agent.recover(agents.LAYOUT)
+            with contextlib.suppress(strikes.Killed):
+                agents.run(rig, by=agent)
+            if rig.has_hold_taint:
+                agents.resume(rig, agents.LAYOUT)
+            restart_pod(rig, device)
 
     assert rig.log.count("workloads.evict") == 3

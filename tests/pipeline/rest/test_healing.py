@@ -10,7 +10,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, gpu_values, nodes
+from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 from tests.pipeline.drifts import LAYOUT, NO_DRIVER, tamper
 
 
@@ -66,11 +66,7 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
     uid = rig.uid_of("foreign")
     late = rig.pods.pop(uid)
 
-    def bind() -> None:
-        if rig.has_hold_taint:
-            rig.pods[uid] = late
-
-    rig.on_call = bind
+    strikes.once(rig, lambda: rig.has_hold_taint, lambda: rig.pods.update({uid: late}))
     ends.assert_ends(
         rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False
     )
