@@ -27,13 +27,15 @@ def placeable(gpu: model.Gpu) -> frozenset[Counts]:
         states = {
             (
                 (*counts, number),
-                taken,
+                occupied,
             )
             for counts, before in states
-            for number, taken in set(_subsets(spans, before))
+            for number, occupied in set(_subsets(spans, before))
         }
-    found = {counts for counts, _ in states}
-    return frozenset(c for c in found if driver_rules.pool_allows(gpu, _instances(specs, c)))
+    every_counts = {counts for counts, _ in states}
+    return frozenset(
+        c for c in every_counts if driver_rules.pool_allows(gpu, _instances(specs, c))
+    )
 
 
 def one_more(counts: Counts) -> Iterator[Counts]:
@@ -42,12 +44,12 @@ def one_more(counts: Counts) -> Iterator[Counts]:
 
 
 def _subsets(
-    spans: list[frozenset[int]], taken: frozenset[int], number: int = 0
+    spans: list[frozenset[int]], occupied: frozenset[int], number: int = 0
 ) -> Iterator[tuple[int, frozenset[int]]]:
-    yield number, taken
+    yield number, occupied
     for index, span in enumerate(spans):
-        if not span & taken:
-            yield from _subsets(spans[index + 1 :], taken | span, number + 1)
+        if not span & occupied:
+            yield from _subsets(spans[index + 1 :], occupied | span, number + 1)
 
 
 def _instances(

@@ -14,16 +14,16 @@ def gpus(
     """Draw a GPU with instances anywhere, some of them split, some of them idle."""
     empty = samples.gpu(samples.PRODUCTS[product], index=index)
     spots = [(spec, place) for spec in empty.profiles or () for place in spec.placements]
-    chosen: list[tuple[model.GpuInstanceProfile, model.Placement]] = []
+    instances: list[tuple[model.GpuInstanceProfile, model.Placement]] = []
     # Lists alone seldom fill a GPU, permutations always do.
     order = st.lists(st.sampled_from(spots), max_size=6) | st.permutations(spots)
     for spec, place in draw(order):
-        is_free = not any(place.overlaps(other) for _, other in chosen)
+        is_free = not any(place.overlaps(other) for _, other in instances)
         if is_free and driver_rules.pool_allows(
-            empty, [spec.profile, *(known.profile for known, _ in chosen)]
+            empty, [spec.profile, *(other.profile for other, _ in instances)]
         ):
-            chosen.append((spec, place))
-    words = [_instance(draw, spec, place, splits=splits, idle=idle) for spec, place in chosen]
+            instances.append((spec, place))
+    words = [_instance(draw, spec, place, splits=splits, idle=idle) for spec, place in instances]
     return samples.gpu(samples.PRODUCTS[product], *words, index=index)
 
 

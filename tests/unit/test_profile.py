@@ -71,8 +71,8 @@ def test_spellings_of_the_same_profile_are_equal(one: str, other: str) -> None:
 
 
 @hypothesis.given(PROFILES)
-def test_any_profile_survives_being_printed_and_read(known: model.Profile) -> None:
-    assert profile_name.parse(str(known)) == known
+def test_any_profile_survives_being_printed_and_read(profile: model.Profile) -> None:
+    assert profile_name.parse(str(profile)) == profile
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def drawn(*gpus: model.Gpu) -> str:
     return picture.draw_gpus(gpus, style=PLAIN)
 
 
-def planned(gpu: model.Gpu, desired: model.DesiredGpu) -> str:
+def draw_plan(gpu: model.Gpu, desired: model.DesiredGpu) -> str:
     plan = planner.plan([gpu], {gpu.uuid: desired})
     return picture.draw_change([gpu], plan, selected={gpu.uuid}, style=PLAIN)
 
@@ -156,7 +156,7 @@ def test_a_picture_shows(gpu: model.Gpu, shown: str) -> None:
 def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> None:
     gpu = samples.gpu(samples.A100, *BALANCED)
 
-    lines = planned(gpu, samples.want({"1g.5gb": 4, "3g.20gb": 1})).splitlines()
+    lines = draw_plan(gpu, samples.want({"1g.5gb": 4, "3g.20gb": 1})).splitlines()
 
     assert lines[1].count("destroy") == 1
     assert lines[2].startswith("  now │  1g.5gb  │  1g.5gb  │       2g.10gb       │")
@@ -195,13 +195,13 @@ def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> Non
 def test_a_change_shows_the_mode_and_changed_instances(
     gpu: model.Gpu, desired: model.DesiredGpu, shown: str
 ) -> None:
-    assert re.search(shown, planned(gpu, desired))
+    assert re.search(shown, draw_plan(gpu, desired))
 
 
 def test_gpus_that_are_right_or_outside_the_layout_are_mentioned() -> None:
     gpu = samples.gpu(samples.A100, *BALANCED)
 
-    text = planned(gpu, samples.want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}))
+    text = draw_plan(gpu, samples.want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}))
 
     assert text.splitlines() == [
         "GPU 0 · Test GPU · MIG on · unchanged · GPU-0",

@@ -119,12 +119,12 @@ def test_the_last_cell_is_wrapped_beside_others_or_gets_its_own_line() -> None:
     head, row = ("TIME", "WHAT", "MESSAGE"), ("2026-11-23 14:16:12Z", "Requested", "word " * 20)
 
     beside = tables.columns(head, [row], style=bar.Style(columns=80))
-    own = tables.columns(head, [row], style=bar.Style(columns=60))
+    below = tables.columns(head, [row], style=bar.Style(columns=60))
 
     assert beside[1].startswith("2026-11-23 14:16:12Z  Requested  word word")
     assert beside[2].index("word") == beside[0].index("MESSAGE")
-    assert own[:2] == ["TIME                  WHAT", "  MESSAGE"]
-    assert own[2:4] == ["2026-11-23 14:16:12Z  Requested", f"  {'word ' * 11}".rstrip()]
+    assert below[:2] == ["TIME                  WHAT", "  MESSAGE"]
+    assert below[2:4] == ["2026-11-23 14:16:12Z  Requested", f"  {'word ' * 11}".rstrip()]
 
 
 def test_the_count_of_a_profile_stays_in_its_line() -> None:

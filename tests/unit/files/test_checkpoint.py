@@ -291,14 +291,16 @@ def checkpoints(draw: st.DrawFn) -> str:
 
 
 @st.composite
-def damaged(draw: st.DrawFn) -> str:
+def damaged_checkpoints(draw: st.DrawFn) -> str:
     """Draw a checkpoint with a piece of it replaced."""
     at = draw(st.integers(0, len(_GOOD)))
     length = draw(st.integers(0, 20))
     return _GOOD[:at] + draw(st.text(max_size=5)) + _GOOD[at + length :]
 
 
-@hypothesis.given(st.one_of(st.text(), _JSON.map(json.dumps), checkpoints(), damaged()))
+@hypothesis.given(
+    st.one_of(st.text(), _JSON.map(json.dumps), checkpoints(), damaged_checkpoints())
+)
 @hypothesis.example(_GOOD)
 @hypothesis.example("[" * 5000)
 def test_any_text_is_restored_or_is_a_typed_error(text: str) -> None:

@@ -16,15 +16,15 @@ def parse(text: str) -> tuple[str, ...]:
     return service_files.parse(text, source="c.yaml")
 
 
-def listed(*names: str) -> str:
+def text_of(*names: str) -> str:
     return "version: v1\nsystemd-services:\n" + "".join(f"- {name}\n" for name in names)
 
 
 def test_units_keep_the_order_of_the_list_with_sockets_first() -> None:
-    assert parse(listed("nvsm.service", "nvidia-dcgm.service", "a.service")) == (
+    assert parse(text_of("nvsm.service", "nvidia-dcgm.service", "a.service")) == (
         *("nvsm.service", "nvidia-dcgm.service", "a.service"),
     )
-    names = parse(listed("nvsm.service", "nvsm.socket", "dcgm.service", "dcgm.timer"))
+    names = parse(text_of("nvsm.service", "nvsm.socket", "dcgm.service", "dcgm.timer"))
     assert names == ("nvsm.socket", "dcgm.timer", "nvsm.service", "dcgm.service")
     assert service_files.start_order(names) == (
         *("dcgm.timer", "nvsm.socket"),
@@ -32,7 +32,7 @@ def test_units_keep_the_order_of_the_list_with_sockets_first() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "~", "version: v1", listed()])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "~", "version: v1", text_of()])
 def test_an_empty_list_has_no_units(text: str) -> None:
     assert parse(text) == ()
 
@@ -51,7 +51,7 @@ def test_an_empty_list_has_no_units(text: str) -> None:
 )
 def test_a_name_without_a_kind_is_that_of_a_service(written: str, meant: str) -> None:
     json = f'{{"version": "v1", "systemd-services": ["{written}"]}}'
-    assert parse(listed(written)) == parse(json) == (meant,)
+    assert parse(text_of(written)) == parse(json) == (meant,)
 
 
 @pytest.mark.parametrize(
@@ -83,22 +83,22 @@ def test_units_that_cannot_be_stopped_are_refused_with_their_location(
     written: str, why: str
 ) -> None:
     with pytest.raises(errors.ConfigError, match=why) as caught:
-        parse(listed("nvsm", written))
+        parse(text_of("nvsm", written))
 
     assert str(caught.value).startswith("c.yaml:4:")
 
 
 def test_a_service_named_twice_is_refused_however_it_is_written() -> None:
     with pytest.raises(errors.ConfigError, match=r"^c\.yaml:4:3: .*twice; first in line 3"):
-        parse(listed("nvsm", "nvsm.service"))
+        parse(text_of("nvsm", "nvsm.service"))
 
 
 def test_a_list_that_is_too_long_is_refused() -> None:
     names = [f"s{number}" for number in range(service_files.MAX_SERVICES + 1)]
 
-    assert len(parse(listed(*names[1:]))) == service_files.MAX_SERVICES
+    assert len(parse(text_of(*names[1:]))) == service_files.MAX_SERVICES
     with pytest.raises(errors.ConfigError, match="64 at most"):
-        parse(listed(*names))
+        parse(text_of(*names))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_malformed_list_is_refused(text: str, why: str) -> None:
         parse(text)
 
 
-@hypothesis.given(st.text() | st.lists(st.text()).map(lambda names: listed(*map(repr, names))))
+@hypothesis.given(st.text() | st.lists(st.text()).map(lambda names: text_of(*map(repr, names))))
 def test_any_text_gives_names_of_units_or_an_error_of_ours(text: str) -> None:
     try:
         units = parse(text)

@@ -49,15 +49,15 @@ def node(
     return fleet_nodes.FleetNode(**{"view": view, "is_ready": True, "status": APPLIED, **changed})
 
 
-def asked(name: str = "a", **changed: Any) -> fleet_nodes.FleetNode:
+def requested_node(name: str = "a", **changed: Any) -> fleet_nodes.FleetNode:
     """A node whose label the rollout wrote, and whose agent has not responded."""
     mark = marks.Mark(layout=LAYOUT, before=FORMER)
     return node(name, **{"requested": LAYOUT, "mark": mark, **changed})
 
 
-def busy(name: str = "a", *, phase: str = "Drain") -> fleet_nodes.FleetNode:
+def busy_node(name: str = "a", *, phase: str = "Drain") -> fleet_nodes.FleetNode:
     pending = model.State.PENDING
-    return asked(
+    return requested_node(
         name,
         state=pending,
         is_cordoned=phase == "Drain",
@@ -65,15 +65,15 @@ def busy(name: str = "a", *, phase: str = "Drain") -> fleet_nodes.FleetNode:
     )
 
 
-def done(name: str = "a", **changed: Any) -> fleet_nodes.FleetNode:
-    applied = run(LAYOUT, model.State.SUCCESS, reason="Applied")
-    return asked(name, **{"applied": LAYOUT, "status": applied, **changed})
+def done_node(name: str = "a", **changed: Any) -> fleet_nodes.FleetNode:
+    success = run(LAYOUT, model.State.SUCCESS, reason="Applied")
+    return requested_node(name, **{"applied": LAYOUT, "status": success, **changed})
 
 
-def failed(name: str = "a", *, is_retried: bool = False) -> fleet_nodes.FleetNode:
+def failed_node(name: str = "a", *, is_retried: bool = False) -> fleet_nodes.FleetNode:
     retry = {"retryAt": "2026-01-01T00:00:00Z"} if is_retried else {}
-    ended = run(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **retry)
-    return asked(name, state=model.State.FAILED, status=ended)
+    failure = run(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **retry)
+    return requested_node(name, state=model.State.FAILED, status=failure)
 
 
 def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
@@ -83,7 +83,7 @@ def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
     return rollout.Rollout(goals.Goal(layout=LAYOUT), limits)
 
 
-def decided(*there: fleet_nodes.FleetNode, most: str = "1") -> rollout.RolloutDecision:
+def decide(*there: fleet_nodes.FleetNode, most: str = "1") -> rollout.RolloutDecision:
     return rolling(most).decide(there, 0.0)
 
 

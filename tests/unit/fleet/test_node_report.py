@@ -95,20 +95,20 @@ def test_request_and_status_make_a_state(published: str | None, expected: NodeSt
 
 @pytest.mark.parametrize("label", [None, ""])
 def test_a_node_without_a_request_is_good(label: str | None) -> None:
-    found = report(status(), requested_layout=label)
+    node_report = report(status(), requested_layout=label)
 
-    assert found.state is NodeState.NO_REQUEST
-    assert found.state.is_good
-    assert "no longer requested" in found.notes[0]
+    assert node_report.state is NodeState.NO_REQUEST
+    assert node_report.state.is_good
+    assert "no longer requested" in node_report.notes[0]
 
 
 def test_a_failure_is_over_once_its_layout_is_not_requested() -> None:
     failed = status(state="failed", reason="DoesNotFit", retryAt=at(hours=1))
 
-    found = report(failed, requested_layout=None)
+    node_report = report(failed, requested_layout=None)
 
-    assert found.run is None
-    assert found.notes == ("layout wide failed (DoesNotFit), and is no longer requested",)
+    assert node_report.run is None
+    assert node_report.notes == ("layout wide failed (DoesNotFit), and is no longer requested",)
     assert report(failed).run
     assert report(status(), requested_layout=None).run
 
@@ -118,7 +118,7 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "note"),
+    ("node_report", "note"),
     [
         (report(status(), is_ready=False), "not ready"),
         (report(status(), applied="other"), "is other"),
@@ -138,16 +138,16 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
         ),
     ],
 )
-def test_what_is_unusual_is_noted(found: node_reports.NodeReport, note: str) -> None:
-    assert any(note in each for each in found.notes), found.notes
+def test_what_is_unusual_is_noted(node_report: node_reports.NodeReport, note: str) -> None:
+    assert any(note in each for each in node_report.notes), node_report.notes
 
 
 def test_a_node_in_order_has_gpus_and_no_notes() -> None:
-    found = report(status(retryAt=at(minutes=1)))
+    node_report = report(status(retryAt=at(minutes=1)))
 
-    assert found.notes == ()
-    assert found.gpus
-    assert found.gpus[0].name == "Test GPU"
+    assert node_report.notes == ()
+    assert node_report.gpus
+    assert node_report.gpus[0].name == "Test GPU"
 
 
 @pytest.mark.parametrize(

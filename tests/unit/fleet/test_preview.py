@@ -37,14 +37,12 @@ def pod(name: str, resource: str, **changed: object) -> pod_object.Pod:
     return samples.pod(name, gpu_resources={resource: 1}, **changed)
 
 
-def previewed(
-    there: fleet_nodes.FleetNode, layout: str, *pods: pod_object.Pod
-) -> preview.NodePlan:
+def plan_for(there: fleet_nodes.FleetNode, layout: str, *pods: pod_object.Pod) -> preview.NodePlan:
     return preview.preview(there, DOCUMENT, layout, pods)
 
 
-def counts(found: preview.NodePlan) -> Mapping[str, object]:
-    plan = found.to_data()["plan"]
+def counts(node_plan: preview.NodePlan) -> Mapping[str, object]:
+    plan = node_plan.to_data()["plan"]
     assert plan
     return {**plan["instances"]}
 
@@ -95,15 +93,15 @@ def test_a_layout_that_fits_costs_instances_and_pods(
     evicted: tuple[str, ...],
     maybe_evicted: tuple[str, ...],
 ) -> None:
-    found = previewed(there, layout, *pods)
+    node_plan = plan_for(there, layout, *pods)
 
-    assert found.feasibility is (NodeFit.FITS if any(instances[1:]) else NodeFit.UNCHANGED)
-    assert counts(found) == dict(zip(("kept", "destroyed", "created"), instances, strict=True))
-    assert (found.evicted, found.maybe_evicted) == (evicted, maybe_evicted)
+    assert node_plan.feasibility is (NodeFit.FITS if any(instances[1:]) else NodeFit.UNCHANGED)
+    assert counts(node_plan) == dict(zip(("kept", "destroyed", "created"), instances, strict=True))
+    assert (node_plan.evicted, node_plan.maybe_evicted) == (evicted, maybe_evicted)
 
 
 def test_a_first_layout_changes_modes_and_resets_gpus() -> None:
-    plan = previewed(node(gpus()), "all-1g.5gb").to_data()["plan"]
+    plan = plan_for(node(gpus()), "all-1g.5gb").to_data()["plan"]
 
     assert plan
     changes = [(gpu["index"], gpu["changes_mode"], gpu["needs_reset"]) for gpu in plan["gpus"]]
@@ -114,17 +112,19 @@ def test_a_pod_that_may_use_an_unreachable_gpu_is_not_certainly_evicted() -> Non
     both = gpus(agents.BALANCED)
     published = gpu_values.seen_of(both, {both[1].uuid})
 
-    found = previewed(node(published, **MIXED), "all-1g.5gb", pod("p", "nvidia.com/mig-2g.10gb"))
+    node_plan = plan_for(
+        node(published, **MIXED), "all-1g.5gb", pod("p", "nvidia.com/mig-2g.10gb")
+    )
 
-    assert found.is_changed
-    assert (found.evicted, found.maybe_evicted) == ((), ("default/p",))
-    assert [loss.least for loss in found.losses or ()] == [0]
+    assert node_plan.is_changed
+    assert (node_plan.evicted, node_plan.maybe_evicted) == ((), ("default/p",))
+    assert [loss.least for loss in node_plan.losses or ()] == [0]
 
 
 def test_resources_by_profile_separate_certain_from_possible_evictions() -> None:
     there = node(gpus(agents.BALANCED), **MIXED)
 
-    found = previewed(
+    node_plan = plan_for(
         there,
         "one-slice-changed",
         pod("gone", "nvidia.com/mig-2g.10gb"),
@@ -133,16 +133,16 @@ def test_resources_by_profile_separate_certain_from_possible_evictions() -> None
     )
 
     # On GPU 0 the only 2g.10gb of it goes; GPU 1 keeps its own.
-    assert counts(found) == {"kept": 7, "destroyed": 1, "created": 2}
-    assert found.evicted == ()
-    assert found.maybe_evicted == ("default/gone",)
+    assert counts(node_plan) == {"kept": 7, "destroyed": 1, "created": 2}
+    assert node_plan.evicted == ()
+    assert node_plan.maybe_evicted == ("default/gone",)
     only_gpu = node(gpus(agents.BALANCED, count=1), **MIXED)
     layout = DOCUMENT.layout("one-slice-changed")
     alone = dataclasses.replace(layout, rules=layout.rules[:1])
     document = dataclasses.replace(DOCUMENT, layouts={layout.name: alone})
     pods = [pod("gone", "nvidia.com/mig-2g.10gb"), pod("p", "nvidia.com/mig-1g.5gb")]
-    found = preview.preview(only_gpu, document, layout.name, pods)
-    assert found.evicted == ("default/gone",)
+    node_plan = preview.preview(only_gpu, document, layout.name, pods)
+    assert node_plan.evicted == ("default/gone",)
 
 
 def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
@@ -157,9 +157,9 @@ def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
     listed_layouts.require_layout([there, listing], DOCUMENT, "all-7g.40gb")
     with pytest.raises(errors.LayoutError, match=r"unknown layout 'all-7g\.40gb'"):
         listed_layouts.require_layout([there], DOCUMENT, "all-7g.40gb")
-    assert counts(previewed(listing, "all-7g.40gb"))["created"] == 2
-    found = previewed(there, "all-7g.40gb")
-    assert (found.feasibility, found.reason) == (NodeFit.DOES_NOT_FIT, "UnknownConfig")
+    assert counts(plan_for(listing, "all-7g.40gb"))["created"] == 2
+    node_plan = plan_for(there, "all-7g.40gb")
+    assert (node_plan.feasibility, node_plan.reason) == (NodeFit.DOES_NOT_FIT, "UnknownConfig")
 
 
 @pytest.mark.parametrize(
@@ -171,26 +171,26 @@ def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
     ],
 )
 def test_a_layout_that_does_not_fit_has_a_reason(layout: str, reason: str) -> None:
-    found = previewed(node(gpus()), layout)
+    node_plan = plan_for(node(gpus()), layout)
 
-    assert (found.feasibility, found.reason) == (NodeFit.DOES_NOT_FIT, reason)
-    assert found.message
+    assert (node_plan.feasibility, node_plan.reason) == (NodeFit.DOES_NOT_FIT, reason)
+    assert node_plan.message
 
 
 @pytest.mark.parametrize(("text", "message"), [("", "no agent shows"), ("{}", "cannot be read")])
 def test_a_node_without_readable_gpus_is_unknown(text: str, message: str) -> None:
-    found = previewed(node(text), "all-1g.5gb")
+    node_plan = plan_for(node(text), "all-1g.5gb")
 
-    assert found.feasibility is NodeFit.UNKNOWN
-    assert message in found.message
+    assert node_plan.feasibility is NodeFit.UNKNOWN
+    assert message in node_plan.message
 
 
 def test_without_known_profiles_nothing_is_said_to_fit() -> None:
     blind = tuple(dataclasses.replace(gpu, profiles=None) for gpu in gpus())
 
-    found = [previewed(node(blind), name) for name in ("all-1g.5gb", "too-much")]
+    node_plans = [plan_for(node(blind), name) for name in ("all-1g.5gb", "too-much")]
 
-    assert all(each.planned and each.planned.plan.is_provisional for each in found)
-    assert {(each.feasibility, each.reason) for each in found} == {
+    assert all(each.planned and each.planned.plan.is_provisional for each in node_plans)
+    assert {(each.feasibility, each.reason) for each in node_plans} == {
         (NodeFit.UNKNOWN, "MigDisabled")
     }

@@ -20,19 +20,19 @@ from tests.unit.fleet.rollouts import (
     LAYOUT,
     NodeState,
     Phase,
-    asked,
-    busy,
-    decided,
-    done,
-    failed,
+    busy_node,
+    decide,
+    done_node,
+    failed_node,
     node,
+    requested_node,
     rolling,
     run,
     states,
 )
 
 
-def drained(name: str) -> fleet_nodes.FleetNode:
+def draining_node(name: str) -> fleet_nodes.FleetNode:
     """A node that another rollout drains."""
     pending = model.State.PENDING
     status = run("third", pending, phase="Drain")
@@ -60,15 +60,17 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
             ("a", "b"),
             id="not all that are cordoned by others at once",
         ),
-        pytest.param([done("a"), node("b")], "1", ("b",), id="another after one is applied"),
-        pytest.param([drained("a"), node("b")], "2", ("b",), id="another than one in a change"),
+        pytest.param([done_node("a"), node("b")], "1", ("b",), id="another after one is applied"),
+        pytest.param(
+            [draining_node("a"), node("b")], "2", ("b",), id="another than one in a change"
+        ),
         pytest.param(
             [node("a", requested="third", state=model.State.FAILED, status=RETRYING), node("b")],
             "1",
             ("a",),
             id="first one that retries another request",
         ),
-        pytest.param([failed("a"), node("b")], "1", ("b",), id="another after a failure"),
+        pytest.param([failed_node("a"), node("b")], "1", ("b",), id="another after a failure"),
         pytest.param(
             [node("a", status=None, applied="", state=None, requested=None, gpus="published")],
             "1",
@@ -92,18 +94,22 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
 def test_nodes_start(
     there: list[fleet_nodes.FleetNode], most: str, start: tuple[str, ...]
 ) -> None:
-    assert decided(*there, most=most).start == start
+    assert decide(*there, most=most).start == start
 
 
 def test_a_failure_from_before_the_request_is_no_answer_to_it() -> None:
-    ended = run(LAYOUT, model.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z")
-    before = node(requested=None, state=model.State.FAILED, status=ended)
+    earlier_run = run(
+        LAYOUT, model.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z"
+    )
+    before = node(requested=None, state=model.State.FAILED, status=earlier_run)
     written = goals.Goal(layout=LAYOUT).mark(before)
     assert written is not None
     mark = marks.parse(written.to_json())
-    requested = dataclasses.replace(asked(state=model.State.FAILED, status=ended), mark=mark)
+    requested = dataclasses.replace(
+        requested_node(state=model.State.FAILED, status=earlier_run), mark=mark
+    )
 
-    decision = decided(requested, node("b"))
+    decision = decide(requested, node("b"))
 
     assert states(decision) == {"a": NodeState.PENDING, "b": NodeState.TO_DO}
     assert decision.start == ()
@@ -131,7 +137,7 @@ def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
     ids=lambda away: next(iter(away)),
 )
 def test_a_node_that_is_unavailable_already_or_about_to_be_counts(away: dict[str, Any]) -> None:
-    decision = decided(node("a", **away), node("y"), node("z"))
+    decision = decide(node("a", **away), node("y"), node("z"))
 
     assert decision.unavailable == ("a",)
     assert "y" not in decision.start
@@ -154,32 +160,36 @@ def shown(decision: rollout.RolloutDecision) -> str:
     )
 
 
-RETRIED = failed("a", is_retried=True)
-STOPPED = asked(
+RETRIED = failed_node("a", is_retried=True)
+STOPPED = requested_node(
     "a",
     state=model.State.FAILED,
     status=run(LAYOUT, model.State.FAILED, reason="Interrupted"),
 )
 DEAD = node("z", requested="another", status=APPLIED)
 OTHER = node("z", requested="third", status=APPLIED)
-WAITING = busy("a", phase="Wait")
+WAITING = busy_node("a", phase="Wait")
 
 
-def renewed(name: str) -> fleet_nodes.FleetNode:
+def recreated_node(name: str) -> fleet_nodes.FleetNode:
     """A node registered again under its name."""
     there = node(name, requested=None, applied="", state=None, status=None, gpus="published")
     return dataclasses.replace(there, view=dataclasses.replace(there.view, uid="new"))
 
 
-REPLACED = asked("a", mark=marks.Mark(layout="earlier", before=FORMER))
+REPLACED = requested_node("a", mark=marks.Mark(layout="earlier", before=FORMER))
 NOT_READY = node("b", is_ready=False)
 Step = tuple[float, list[fleet_nodes.FleetNode], str]
 COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "all nodes have the layout": (
         {},
         [
-            (0, [asked("a"), done("b")], "rolling; a pending, b success; unavailable a"),
-            (1, [done("a"), done("b")], "done; a success, b success"),
+            (
+                0,
+                [requested_node("a"), done_node("b")],
+                "rolling; a pending, b success; unavailable a",
+            ),
+            (1, [done_node("a"), done_node("b")], "done; a success, b success"),
         ],
     ),
     "a requested node counts before its label shows it": (
@@ -192,15 +202,15 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a rollout whose nodes are all removed fails": (
         {},
         [
-            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
             (1, [], "failed; "),
         ],
     ),
     "a node that is removed no longer counts": (
         {},
         [
-            (0, [done("a"), node("b")], "rolling; a success, b to-do; start b"),
-            (1, [done("a")], "done; a success"),
+            (0, [done_node("a"), node("b")], "rolling; a success, b to-do; start b"),
+            (1, [done_node("a")], "done; a success"),
         ],
     ),
     "a node that is not ready is skipped": (
@@ -222,17 +232,17 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
         [
             (
                 0,
-                [busy("a"), busy("b"), node("c")],
+                [busy_node("a"), busy_node("b"), node("c")],
                 "rolling; a pending, b pending, c to-do; unavailable a b",
             ),
             (
                 1,
-                [failed("a"), busy("b"), node("c")],
+                [failed_node("a"), busy_node("b"), node("c")],
                 "pausing; a failed, b pending, c to-do; unavailable b; a: in use",
             ),
             (
                 2,
-                [failed("a"), done("b"), node("c")],
+                [failed_node("a"), done_node("b"), node("c")],
                 "paused; a failed, b success, c to-do; a: in use",
             ),
         ],
@@ -240,11 +250,11 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a pause stays while the agent retries": (
         {"pauses": True},
         [
-            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
             (1, [RETRIED, node("b")], "paused; a failed, b to-do; unavailable a; a: in use"),
             (
                 2,
-                [busy("a"), node("b")],
+                [busy_node("a"), node("b")],
                 "paused; a pending, b to-do; unavailable a; a: in use",
             ),
         ],
@@ -252,11 +262,11 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "an agent that stopped during its run is awaited": (
         {"pauses": True},
         [
-            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (50, [STOPPED, done("b")], "rolling; a pending, b success; unavailable a"),
+            (0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (50, [STOPPED, done_node("b")], "rolling; a pending, b success; unavailable a"),
             (
                 101,
-                [STOPPED, done("b")],
+                [STOPPED, done_node("b")],
                 (
                     "failed; a timed-out, b success; unavailable a; "
                     "a: not applied 100 s after the start"
@@ -266,19 +276,19 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     ),
     "earlier failures pause nothing": (
         {"pauses": True},
-        [(0, [failed("a"), node("b")], "rolling; a failed, b to-do; start b; a: in use")],
+        [(0, [failed_node("a"), node("b")], "rolling; a failed, b to-do; start b; a: in use")],
     ),
     "a failure of the last node ends the rollout": (
         {"pauses": True},
         [
-            (0, [done("a"), busy("b")], "rolling; a success, b pending; unavailable b"),
-            (1, [done("a"), failed("b")], "failed; a success, b failed; b: in use"),
+            (0, [done_node("a"), busy_node("b")], "rolling; a success, b pending; unavailable b"),
+            (1, [done_node("a"), failed_node("b")], "failed; a success, b failed; b: in use"),
         ],
     ),
     "a retrying node is awaited until its time-out": (
         {},
         [
-            (0, [busy("a")], "rolling; a pending; unavailable a"),
+            (0, [busy_node("a")], "rolling; a pending; unavailable a"),
             (1, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
             (101, [RETRIED], "failed; a failed; unavailable a; a: in use"),
         ],
@@ -286,11 +296,11 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a request without response is withdrawn and makes room": (
         {"is_carried_out": True},
         [
-            (0, [asked("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (9, [asked("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (0, [requested_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (9, [requested_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
             (
                 10,
-                [asked("a"), node("b")],
+                [requested_node("a"), node("b")],
                 (
                     "rolling; a no-response, b to-do; withdraw a; unavailable a; "
                     "a: no agent has responded for 10 s; is it running?"
@@ -309,10 +319,10 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a label without a rollout's mark is not withdrawn": (
         {},
         [
-            (0, [asked("a", mark=None)], "rolling; a pending; unavailable a"),
+            (0, [requested_node("a", mark=None)], "rolling; a pending; unavailable a"),
             (
                 10,
-                [asked("a", mark=None)],
+                [requested_node("a", mark=None)],
                 "failed; a no-response; a: no agent has responded for 10 s; is it running?",
             ),
         ],
@@ -347,24 +357,24 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a node starts after another rollout's change": (
         {},
         [
-            (0, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
-            (99, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (0, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (99, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
             (100, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
         ],
     ),
     "a change of another rollout that does not end stalls": (
         {},
         [
-            (0, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
-            (100, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
-            (110, [drained("a"), node("b")], "stalled; a to-do, b to-do; unavailable a"),
+            (0, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (100, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (110, [draining_node("a"), node("b")], "stalled; a to-do, b to-do; unavailable a"),
         ],
     ),
     "a node registered again starts again": (
         {"pauses": True},
         [
-            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (1, [renewed("a"), node("b")], "rolling; a to-do, b to-do; start a"),
+            (0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (1, [recreated_node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
         ],
     ),
     "a failure pauses the others also once its node is registered again": (
@@ -372,22 +382,22 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
         [
             (
                 0,
-                [busy("a"), busy("b"), node("c")],
+                [busy_node("a"), busy_node("b"), node("c")],
                 "rolling; a pending, b pending, c to-do; unavailable a b",
             ),
             (
                 1,
-                [failed("a"), busy("b"), node("c")],
+                [failed_node("a"), busy_node("b"), node("c")],
                 "pausing; a failed, b pending, c to-do; unavailable b; a: in use",
             ),
             (
                 2,
-                [renewed("a"), busy("b"), node("c")],
+                [recreated_node("a"), busy_node("b"), node("c")],
                 "pausing; a to-do, b pending, c to-do; unavailable b",
             ),
             (
                 3,
-                [renewed("a"), done("b"), node("c")],
+                [recreated_node("a"), done_node("b"), node("c")],
                 "paused; a to-do, b success, c to-do",
             ),
         ],
@@ -397,10 +407,10 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
         [
             (0, [WAITING, node("b")], "rolling; a pending, b to-do; unavailable a"),
             (500, [WAITING, node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (599, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (599, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
             (
                 600,
-                [busy("a"), node("b")],
+                [busy_node("a"), node("b")],
                 (
                     "rolling; a timed-out, b to-do; unavailable a; "
                     "a: not applied 100 s after the start"
@@ -419,7 +429,7 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a superseded node is left alone and a deleted one forgotten": (
         {},
         [
-            (0, [busy("a")], "rolling; a pending; unavailable a"),
+            (0, [busy_node("a")], "rolling; a pending; unavailable a"),
             (
                 1,
                 [node("a", requested="third")],
@@ -430,7 +440,7 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
                 [node("a", requested=None)],
                 "failed; a superseded; a: the label was removed meanwhile",
             ),
-            (2, [done("b")], "done; b success"),
+            (2, [done_node("b")], "done; b success"),
         ],
     ),
     "the agent of a superseded node has the whole time for its response": (
@@ -441,7 +451,7 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
                 [node("a", requested="second"), node("b")],
                 "rolling; a to-do, b to-do; unavailable a",
             ),
-            (1, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (1, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
             (
                 11,
                 [node("a", requested="third"), node("b")],
@@ -469,10 +479,10 @@ def test_course(options: dict[str, Any], steps: list[Step]) -> None:
 
 
 def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
-    whole = done("b").status
+    whole = done_node("b").status
     assert whole
     partial = dataclasses.replace(whole, unreachable=("GPU 3",))
-    decision = decided(done("a"), done("b", status=partial))
+    decision = decide(done_node("a"), done_node("b", status=partial))
 
     shown = report.table(decision, "title", style=bar.Style(), size=(100, 24))
 
@@ -482,7 +492,7 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
 
 def test_the_live_table_marks_where_it_cuts_a_line() -> None:
     name = "ip-10-0-12-34.eu-central-1.compute.internal"
-    decision = decided(busy(name))
+    decision = decide(busy_node(name))
 
     wide, narrow = (
         report.table(decision, "title", style=bar.Style(), size=(columns, 24)).splitlines()
@@ -510,13 +520,13 @@ def undo(*there: fleet_nodes.FleetNode) -> rollout.RolloutDecision:
 
 
 def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
-    assert states(undo(done("a"), node("b"))) == {"a": NodeState.TO_DO}
-    assert goals.Goal(layout=None).target(done("a")) == FORMER
-    assert goals.Goal(layout=None).mark(done("a")) == UNDONE
+    assert states(undo(done_node("a"), node("b"))) == {"a": NodeState.TO_DO}
+    assert goals.Goal(layout=None).target(done_node("a")) == FORMER
+    assert goals.Goal(layout=None).mark(done_node("a")) == UNDONE
 
 
 def test_an_interrupted_undo_continues() -> None:
-    decision = undo(node("a", mark=UNDONE), done("b"))
+    decision = undo(node("a", mark=UNDONE), done_node("b"))
     assert states(decision) == {"a": NodeState.SUCCESS, "b": NodeState.TO_DO}
     assert decision.start == ("b",)
 
@@ -524,7 +534,7 @@ def test_an_interrupted_undo_continues() -> None:
 def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
     mark = marks.Mark(layout=LAYOUT, before=None)
     unlabelled = node("a", requested=None, mark=dataclasses.replace(mark, is_undone=True))
-    assert goals.Goal(layout=None).target(done("a", mark=mark)) is None
+    assert goals.Goal(layout=None).target(done_node("a", mark=mark)) is None
     assert undo(unlabelled).phase is Phase.DONE
     tainted = dataclasses.replace(unlabelled.view, taint_keys=frozenset({well_known.HOLD_TAINT}))
     pending = {**unlabelled.view.labels, well_known.STATE_LABEL: model.State.PENDING.value}
@@ -533,7 +543,7 @@ def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
 
 
 def test_undo_leaves_superseded_nodes_alone() -> None:
-    moved = node("a", requested="third", mark=done("a").mark)
+    moved = node("a", requested="third", mark=done_node("a").mark)
     assert states(undo(moved)) == {"a": NodeState.SUPERSEDED}
     undone = dataclasses.replace(moved, mark=UNDONE)
     assert undo(undone).nodes == ()
@@ -544,8 +554,8 @@ def test_undo_leaves_superseded_nodes_alone() -> None:
 
     without_mark = undoing()
     without_mark.decide([node("a", mark=UNDONE)], 0.0)
-    own = run("third", model.State.SUCCESS, phase="Done")
-    replaced = node("a", requested="third", applied="third", status=own)
+    third_run = run("third", model.State.SUCCESS, phase="Done")
+    replaced = node("a", requested="third", applied="third", status=third_run)
     assert states(without_mark.decide([replaced], 1.0)) == {"a": NodeState.SUPERSEDED}
 
 
@@ -579,7 +589,7 @@ def test_mark_has_the_layout_before_and_round_trips() -> None:
 
 def test_each_node_is_judged_by_the_gpus_that_it_publishes() -> None:
     product = hardware.find("A100-SXM4-40GB")
-    here, elsewhere = (
+    of_a, of_b = (
         gpu_codec.to_json([dataclasses.replace(hardware.template(product, 0), uuid=uuid)])
         for uuid in ("GPU-" + digit * 8 + "-1111-2222-3333-444444444444" for digit in "ab")
     )
@@ -589,10 +599,10 @@ def test_each_node_is_judged_by_the_gpus_that_it_publishes() -> None:
     goal = goals.Goal(layout=LAYOUT, document=document)
     rolled = rollout.Rollout(goal, rollout.RolloutLimits(max_unavailable="2"))
 
-    first = rolled.decide([node("a", gpus=elsewhere), node("b", gpus=here)], 0.0)
+    first = rolled.decide([node("a", gpus=of_b), node("b", gpus=of_a)], 0.0)
     # For a moment no GPU of the node can be observed.
-    meanwhile = rolled.decide([node("a"), node("b", gpus=here)], 0.5)
-    later = rolled.decide([node("a", gpus=here), node("b", gpus=here)], 1.0)
+    meanwhile = rolled.decide([node("a"), node("b", gpus=of_a)], 0.5)
+    later = rolled.decide([node("a", gpus=of_a), node("b", gpus=of_a)], 1.0)
 
     for decision in (first, meanwhile):
         assert states(decision) == {"a": NodeState.SKIPPED, "b": NodeState.TO_DO}

@@ -13,11 +13,11 @@ from tests.unit.fleet.rollouts import (
     LAYOUT,
     NodeState,
     Phase,
-    asked,
-    busy,
-    done,
-    failed,
+    busy_node,
+    done_node,
+    failed_node,
     node,
+    requested_node,
     rolling,
     run,
     states,
@@ -42,7 +42,7 @@ class Simulation:
             self.nodes[name] = node(name)
             self._rollout.withdrawn(name)
         for name in decision.start:
-            self._unseen[name] = asked(name)
+            self._unseen[name] = requested_node(name)
             self._rollout.record_request(name)
 
     def move(self, name: str) -> None:
@@ -54,10 +54,12 @@ class Simulation:
         if end == "dead":
             return
         if last is None or last.is_retried:
-            self.nodes[name] = busy(name)
+            self.nodes[name] = busy_node(name)
         elif last.state is model.State.PENDING:
             is_done = end == "success"
-            self.nodes[name] = done(name) if is_done else failed(name, is_retried=end == "retried")
+            self.nodes[name] = (
+                done_node(name) if is_done else failed_node(name, is_retried=end == "retried")
+            )
 
 
 @hypothesis.given(
@@ -92,13 +94,13 @@ def test_no_more_nodes_are_unavailable_than_allowed_and_every_rollout_ends(
 
 def with_custom(text: str, *, reported: str, label: str = "custom") -> fleet_nodes.FleetNode:
     """A node whose annotation holds ``text``, and whose agent has applied ``reported``."""
-    ended = run(
+    status = run(
         "custom",
         model.State.SUCCESS,
         phase="Done",
         annotationHash=custom_layouts.Custom(node_name="a", text=reported).annotation_hash,
     )
-    plain = node(requested=label, applied="custom", status=ended)
+    plain = node(requested=label, applied="custom", status=status)
     annotated = dataclasses.replace(plain.view, annotations={well_known.LAYOUT_ANNOTATION: text})
     return dataclasses.replace(plain, view=annotated)
 

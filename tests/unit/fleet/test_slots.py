@@ -21,24 +21,24 @@ def slot(index: int, holder: str = "", *, age_s: float = 0.0) -> lease.Lease:
     )
 
 
-def judged(*there: lease.Lease, limit: int = 3) -> slots.Judgement:
+def judge(*there: lease.Lease, limit: int = 3) -> slots.Judgement:
     return slots.judge(there, node="a", limit=limit)
 
 
 def test_what_our_own_node_holds_is_ours_however_old_it_is() -> None:
-    own = slot(2, "a", age_s=1000)
+    own_slot = slot(2, "a", age_s=1000)
 
-    found = judged(own)
+    judgement = judge(own_slot)
 
-    assert found.mine == (own,)
-    assert found.silent == found.occupied == ()
+    assert judgement.mine == (own_slot,)
+    assert judgement.silent == judgement.occupied == ()
 
 
 def test_a_slot_beyond_our_limit_counts_as_held_and_is_never_free() -> None:
-    found = judged(slot(7, "b"), slot(8), limit=1)
+    judgement = judge(slot(7, "b"), slot(8), limit=1)
 
-    assert found.occupied == (slot(7, "b"),)
-    assert [each.name for each in found.free] == ["mig-manager-slot-0"]
+    assert judgement.occupied == (slot(7, "b"),)
+    assert [each.name for each in judgement.free] == ["mig-manager-slot-0"]
 
 
 @pytest.mark.parametrize(

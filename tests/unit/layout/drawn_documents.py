@@ -45,7 +45,7 @@ WORDS = st.sampled_from(
 
 
 @st.composite
-def mutated(draw: st.DrawFn) -> str:
+def mutated_documents(draw: st.DrawFn) -> str:
     """Draw the well-formed document with pieces lost, doubled, swapped and put in."""
     text = WELL_FORMED
     for _ in range(draw(st.integers(1, 4))):
@@ -91,7 +91,7 @@ IDENTITIES = st.uuids().map(lambda each: f"GPU-{each}") | st.tuples(
 
 
 @st.composite
-def wanted(draw: st.DrawFn) -> model.DesiredGpu:
+def desired_gpus(draw: st.DrawFn) -> model.DesiredGpu:
     if not draw(st.booleans()):
         return model.DesiredGpu.of(model.MigMode.DISABLED, {})
     counts = draw(st.dictionaries(PROFILES, st.integers(1, 10**6), max_size=4))
@@ -111,7 +111,7 @@ def a_rule(draw: st.DrawFn) -> layouts.Rule:
         filters=tuple(sorted(draw(st.sets(FILTERS, max_size=3)), key=str)),
         indices=None if is_all else tuple(sorted(draw(st.sets(st.integers(0, 99), max_size=4)))),
         identities=() if is_all else tuple(sorted(draw(st.sets(IDENTITIES, max_size=2)))),
-        desired=draw(wanted()),
+        desired=draw(desired_gpus()),
         location=PLACE,
     )
 

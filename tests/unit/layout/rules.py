@@ -29,10 +29,10 @@ def layout_of(*rules: str) -> layouts.Layout:
     return parse(of_rules(*rules)).layout("x")
 
 
-def wanted(mode: model.MigMode = ENABLED, **counts: int) -> model.DesiredGpu:
+def desired_gpu(mode: model.MigMode = ENABLED, **counts: int) -> model.DesiredGpu:
     named = {key.removeprefix("p").replace("_", "."): count for key, count in counts.items()}
     return model.DesiredGpu.of(mode, {profile_name.parse(key): n for key, n in named.items()})
 
 
-def enabled(devices: str) -> str:
+def of_mig_devices(devices: str) -> str:
     return of_rules(f"devices: all, mig-enabled: true, mig-devices: {devices}")

@@ -13,14 +13,21 @@ from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, gpu_selectors, layouts
 from tests import contract
 from tests.node import samples
-from tests.unit.layout.rules import DISABLED, enabled, layout_of, of_rules, parse, wanted
+from tests.unit.layout.rules import (
+    DISABLED,
+    desired_gpu,
+    layout_of,
+    of_mig_devices,
+    of_rules,
+    parse,
+)
 
 
 def at(devices: str) -> str:
     return of_rules(f"devices: {devices}, mig-enabled: false")
 
 
-def filtered(device_filter: str) -> str:
+def of_filter(device_filter: str) -> str:
     return of_rules(f"device-filter: {device_filter}, devices: all, mig-enabled: false")
 
 
@@ -76,25 +83,25 @@ REFUSED = [
     *[(NO_INDEX, at(devices)) for devices in ("[1.5]", "[true]", "[[0]]", "[.inf]", "[.nan]")],
     (NO_COUNTS, of_rules("devices: all, mig-enabled: true")),
     (NO_COUNTS, of_rules("devices: all, mig-enabled: false, mig-devices: [1]")),
-    *[(NO_COUNTS, enabled(devices)) for devices in ("", "[1g.5gb]", "all")],
-    (f"the count of 1g.5gb {NO_COUNT}'7'", enabled("{1g.5gb: '7'}")),
-    (f"{NO_COUNT}-1", enabled("{1g.5gb: -1}")),
-    (f"{NO_COUNT}1.5", enabled("{1g.5gb: 1.5}")),
-    (f"{NO_COUNT}true", enabled("{1g.5gb: true}")),
-    (f"{NO_COUNT}a list", enabled("{1g.5gb: [1]}")),
-    (f"{NO_COUNT}an empty mapping", enabled("{1g.5gb: {}}")),
-    (ALL_ZERO, enabled("{1g.5gb: 0}")),
-    (ALL_ZERO, enabled("{1g.5gb: }")),
+    *[(NO_COUNTS, of_mig_devices(devices)) for devices in ("", "[1g.5gb]", "all")],
+    (f"the count of 1g.5gb {NO_COUNT}'7'", of_mig_devices("{1g.5gb: '7'}")),
+    (f"{NO_COUNT}-1", of_mig_devices("{1g.5gb: -1}")),
+    (f"{NO_COUNT}1.5", of_mig_devices("{1g.5gb: 1.5}")),
+    (f"{NO_COUNT}true", of_mig_devices("{1g.5gb: true}")),
+    (f"{NO_COUNT}a list", of_mig_devices("{1g.5gb: [1]}")),
+    (f"{NO_COUNT}an empty mapping", of_mig_devices("{1g.5gb: {}}")),
+    (ALL_ZERO, of_mig_devices("{1g.5gb: 0}")),
+    (ALL_ZERO, of_mig_devices("{1g.5gb: }")),
     (ALL_ZERO, of_rules("devices: all, mig-enabled: false, mig-devices: {1g.5gb: 0}")),
     ("must be empty when", of_rules("devices: all, mig-enabled: no, mig-devices: {1g.5gb: 1}")),
-    ("did you mean '1g.5gb+me'?", enabled("{1g.5gb.me: 1}")),
-    ("'bogus' is not a MIG profile", enabled("{bogus: 0, 1g.5gb: 1}")),
-    (f"0x20B010DE{NO_TEXT}", filtered("0x20B010DE")),
-    (f"0x20B010DE{NO_TEXT}", filtered("[0x20B010DE]")),
-    (f"true{NO_TEXT}", filtered("true")),
-    (f"a mapping{NO_TEXT}", filtered("{a: 1}")),
-    (f"nothing{NO_TEXT}", filtered("[~]")),
-    (f"a list{NO_TEXT}", filtered("[[x]]")),
+    ("did you mean '1g.5gb+me'?", of_mig_devices("{1g.5gb.me: 1}")),
+    ("'bogus' is not a MIG profile", of_mig_devices("{bogus: 0, 1g.5gb: 1}")),
+    (f"0x20B010DE{NO_TEXT}", of_filter("0x20B010DE")),
+    (f"0x20B010DE{NO_TEXT}", of_filter("[0x20B010DE]")),
+    (f"true{NO_TEXT}", of_filter("true")),
+    (f"a mapping{NO_TEXT}", of_filter("{a: 1}")),
+    (f"nothing{NO_TEXT}", of_filter("[~]")),
+    (f"a list{NO_TEXT}", of_filter("[[x]]")),
 ]
 
 
@@ -156,15 +163,15 @@ PASSED_OVER = [
         "f:4:20",
         "'devices' is given twice",
     ),
-    (enabled("{1g.5gb: x, 1g.5gb: 2}"), "f:4:64", "key '1g.5gb' is given twice"),
+    (of_mig_devices("{1g.5gb: x, 1g.5gb: 2}"), "f:4:64", "key '1g.5gb' is given twice"),
     (at("[0, -1]"), "f:4:19", f"{NO_INDEX}, not -1"),
     (at("[~]"), "f:4:16", f"{NO_INDEX}, not nothing"),
-    (filtered('"0x20B010DE:extra"'), "f:4:21", "'0x20B010DE:extra' is not a PCI id"),
-    (filtered('"20B010DE"'), "f:4:21", "'20B010DE' is not a PCI id; did you mean '0x20B010DE'?"),
-    (filtered('" 0x20B010DE"'), "f:4:21", "is not a PCI id"),
-    (filtered('"0x1:0x2:0x3"'), "f:4:21", "is not a PCI id"),
-    (filtered('"MODEL:A"'), "f:4:21", "'MODEL:A' is not a PCI id"),
-    (filtered('[""]'), "f:4:22", "'' is not a PCI id"),
+    (of_filter('"0x20B010DE:extra"'), "f:4:21", "'0x20B010DE:extra' is not a PCI id"),
+    (of_filter('"20B010DE"'), "f:4:21", "'20B010DE' is not a PCI id; did you mean '0x20B010DE'?"),
+    (of_filter('" 0x20B010DE"'), "f:4:21", "is not a PCI id"),
+    (of_filter('"0x1:0x2:0x3"'), "f:4:21", "is not a PCI id"),
+    (of_filter('"MODEL:A"'), "f:4:21", "'MODEL:A' is not a PCI id"),
+    (of_filter('[""]'), "f:4:22", "'' is not a PCI id"),
 ]
 
 
@@ -221,8 +228,8 @@ def test_a_lenient_document_means_what_it_means_to_mig_parted(
 
 
 def test_lenient_duplicate_profile_has_its_last_count() -> None:
-    assert lenient_rule(enabled("{1g.5gb: x, 1g.5gb: 2}")).desired == wanted(p1g_5gb=2)
-    assert not lenient_rule(filtered('"0x20B010DE:extra"')).matches(samples.gpu(None))
+    assert lenient_rule(of_mig_devices("{1g.5gb: x, 1g.5gb: 2}")).desired == desired_gpu(p1g_5gb=2)
+    assert not lenient_rule(of_filter('"0x20B010DE:extra"')).matches(samples.gpu(None))
 
 
 def test_warnings_are_in_the_order_of_the_file() -> None:
@@ -267,7 +274,7 @@ mig-configs:
     layouts = parse(text).layouts
     assert layouts["one"].rules == layouts["two"].rules
     assert layouts["three"].rules[0].indices == (1,)
-    assert layouts["three"].rules[0].desired == wanted(p1g_5gb=7)
+    assert layouts["three"].rules[0].desired == desired_gpu(p1g_5gb=7)
     json = '{"version": "v1", "mig-configs": {"x": [{"devices": "all", "mig-enabled": false}]}}'
     assert parse(json).layout("x") == layout_of("devices: all, mig-enabled: false")
 
@@ -300,7 +307,7 @@ def test_an_unknown_layout_is_answered_with_close_ones_and_their_number() -> Non
 )
 def test_spellings_of_disabling_mig_everywhere_mean_the_same(rule: str) -> None:
     (read,) = layout_of(rule).rules
-    assert (read.filters, read.indices, read.desired) == ((), None, wanted(DISABLED))
+    assert (read.filters, read.indices, read.desired) == ((), None, desired_gpu(DISABLED))
 
 
 @pytest.mark.parametrize(
@@ -321,25 +328,25 @@ def test_devices_are_indices(devices: str, expected: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("devices", "expected"),
     [
-        ("{}", wanted()),
-        ("{1g.5gb: 7}", wanted(p1g_5gb=7)),
-        ("{1c.1g.5gb: 7}", wanted(p1g_5gb=7)),
-        ("{1g.5gb: 3, 1c.1g.5gb: 4}", wanted(p1g_5gb=7)),
-        ("{1g.5gb: 0, 2g.10gb: 1}", wanted(p2g_10gb=1)),
-        ("{1g.5gb: , 2g.10gb: 1}", wanted(p2g_10gb=1)),
-        ("{1g.5gb: 1.0}", wanted(p1g_5gb=1)),
-        ("{1g.5gb: 100000}", wanted(p1g_5gb=100000)),
-        ("{0g.0gb: 100}", wanted(p0g_0gb=100)),
+        ("{}", desired_gpu()),
+        ("{1g.5gb: 7}", desired_gpu(p1g_5gb=7)),
+        ("{1c.1g.5gb: 7}", desired_gpu(p1g_5gb=7)),
+        ("{1g.5gb: 3, 1c.1g.5gb: 4}", desired_gpu(p1g_5gb=7)),
+        ("{1g.5gb: 0, 2g.10gb: 1}", desired_gpu(p2g_10gb=1)),
+        ("{1g.5gb: , 2g.10gb: 1}", desired_gpu(p2g_10gb=1)),
+        ("{1g.5gb: 1.0}", desired_gpu(p1g_5gb=1)),
+        ("{1g.5gb: 100000}", desired_gpu(p1g_5gb=100000)),
+        ("{0g.0gb: 100}", desired_gpu(p0g_0gb=100)),
     ],
 )
 def test_mig_devices_are_counted_by_profile(devices: str, expected: model.DesiredGpu) -> None:
     for mode in ("true", "on"):
-        text = enabled(devices).replace("true", mode)
+        text = of_mig_devices(devices).replace("true", mode)
         assert parse(text).layout("x").rules[0].desired == expected
 
 
 def test_a_rule_knows_where_it_and_its_profiles_are_written() -> None:
-    rule = parse(enabled("\n      {1g.5gb: 2,\n      2g.10gb: 1}")).layout("x").rules[0]
+    rule = parse(of_mig_devices("\n      {1g.5gb: 2,\n      2g.10gb: 1}")).layout("x").rules[0]
     assert str(rule.location) == "f.yaml:4:5"
     assert {str(name): str(place) for name, place in rule.profile_locations.items()} == {
         "1g.5gb": "f.yaml:5:8",
@@ -361,7 +368,7 @@ def test_a_pci_id_is_read_as_go_reads_numbers(
     text: str, device_id: int, subsystem_id: int | None
 ) -> None:
     expected = gpu_selectors.PciIdFilter(device_id=device_id, subsystem_id=subsystem_id)
-    (rule,) = parse(filtered(f'"{text}"')).layout("x").rules
+    (rule,) = parse(of_filter(f'"{text}"')).layout("x").rules
     assert rule.filters == (gpu_selectors.parse_filter(text),) == (expected,)
     assert gpu_selectors.parse_filter(str(expected)) == expected
 

@@ -18,7 +18,7 @@ from tests.unit.layout.drawn_documents import (
     WELL_FORMED,
     WORDS,
     documents,
-    mutated,
+    mutated_documents,
 )
 
 
@@ -65,7 +65,7 @@ STRUCTURED = st.builds(
 TEXTS = {
     "any text": st.text(max_size=200),
     "jumbles of the grammar's words": JUMBLES,
-    "a document with mistakes": mutated(),
+    "a document with mistakes": mutated_documents(),
     "the right form with any content": STRUCTURED,
 }
 

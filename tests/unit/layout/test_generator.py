@@ -54,19 +54,19 @@ def kinds(*names: str) -> tuple[gpu_selectors.GpuKind, ...]:
     return hardware.kinds(names, warn=lambda _: pytest.fail("nothing is left out"))
 
 
-def generated(*names: str, has_all_maximal: bool = False) -> dict[str, Any]:
-    document = rendered(kinds(*names), has_all_maximal=has_all_maximal)
+def rules_by_name(*names: str, has_all_maximal: bool = False) -> dict[str, Any]:
+    document = rendered_document(kinds(*names), has_all_maximal=has_all_maximal)
     assert document["version"] == "v1"
     configs = document["mig-configs"]
     assert isinstance(configs, dict)
     return configs
 
 
-def rendered(
+def rendered_document(
     kinds: Sequence[gpu_selectors.GpuKind], *, has_all_maximal: bool = False
 ) -> dict[str, object]:
-    generated = generator.layouts_of(kinds, has_all_maximal=has_all_maximal)
-    return layouts.render(generated.values())
+    generated_layouts = generator.layouts_of(kinds, has_all_maximal=has_all_maximal)
+    return layouts.render(generated_layouts.values())
 
 
 def kind(device_id: int, *rows: tuple[str, tuple[int, ...], int]) -> gpu_selectors.GpuKind:
@@ -98,7 +98,7 @@ def only(configs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("name", BALANCED)
 def test_balanced_equals_the_layout_of_mig_parted_on_nine_products(name: str) -> None:
-    configs = generated(name)
+    configs = rules_by_name(name)
 
     rule = {"devices": "all", "mig-enabled": True, "mig-devices": BALANCED[name]}
     assert configs["all-balanced"] == [rule]
@@ -108,7 +108,7 @@ def test_balanced_equals_the_layout_of_mig_parted_on_nine_products(name: str) ->
 
 @pytest.mark.parametrize("name", PER_PROFILE)
 def test_every_profile_has_a_layout_with_the_count_of_mig_parted(name: str) -> None:
-    configs = generated(name)
+    configs = rules_by_name(name)
 
     for wanted, count in PER_PROFILE[name].items():
         rule = only(configs, f"all-{wanted}".replace("+", "."))
@@ -118,7 +118,7 @@ def test_every_profile_has_a_layout_with_the_count_of_mig_parted(name: str) -> N
 
 
 def test_models_with_the_same_profiles_share_their_rules_but_for_balanced() -> None:
-    configs = generated(A100_80, H100)
+    configs = rules_by_name(A100_80, H100)
 
     filters = ["0x20B210DE", "0x233010DE"]
     for wanted, count in PER_PROFILE[A100_80].items():
@@ -129,7 +129,7 @@ def test_models_with_the_same_profiles_share_their_rules_but_for_balanced() -> N
 
 
 def test_one_profile_that_fits_not_equally_often_has_a_rule_for_each_count() -> None:
-    rules = generated(A100_40, A100_80)["all-1g.10gb"]
+    rules = rules_by_name(A100_40, A100_80)["all-1g.10gb"]
 
     assert [(rule["device-filter"], rule["mig-devices"]) for rule in rules] == [
         (["0x20B010DE", "0x20B110DE"], {"1g.10gb": 4}),
@@ -168,7 +168,7 @@ def test_where_the_formula_lacks_a_size_there_is_no_balanced(
 
 
 def test_layouts_are_in_the_order_of_their_names_with_numbers_by_value() -> None:
-    names = list(generated(A100_40))
+    names = list(rules_by_name(A100_40))
 
     assert names == [
         "all-1g.5gb", "all-1g.5gb.me", "all-1g.10gb", "all-2g.10gb", "all-3g.20gb",
@@ -178,7 +178,7 @@ def test_layouts_are_in_the_order_of_their_names_with_numbers_by_value() -> None
 
 def test_generated_counts_equal_the_drivers() -> None:
     for name in hardware.product_names():
-        configs = generated(name)
+        configs = rules_by_name(name)
         for spec in hardware.template(hardware.find(name)).profiles or ():
             rule = only(configs, f"all-{spec.profile}".replace("+", "."))
             assert rule["mig-devices"] == {str(spec.profile): spec.max_instances}
@@ -200,7 +200,7 @@ def test_maximal_layouts_are_exactly_those_that_cannot_be_extended(name: str) ->
 
 
 def test_mixed_layouts_are_distinct_and_repeat_no_standard_layout() -> None:
-    configs = generated(A100_40, has_all_maximal=True)
+    configs = rules_by_name(A100_40, has_all_maximal=True)
     mixed = {name: only(configs, name)["mig-devices"] for name in configs if "max-" in name}
 
     assert mixed["max-3g.20gb_2g.10gb_1g.5gb.me_1g.5gb"] == {
@@ -213,7 +213,7 @@ def test_mixed_layouts_are_distinct_and_repeat_no_standard_layout() -> None:
 
 
 def test_equal_mixed_layouts_of_several_models_are_joined() -> None:
-    configs = generated(A100_80, H100, A30, has_all_maximal=True)
+    configs = rules_by_name(A100_80, H100, A30, has_all_maximal=True)
 
     assert only(configs, "max-4g.40gb_3g.40gb")["device-filter"] == ["0x20B210DE", "0x233010DE"]
     assert only(configs, "max-1g.6gb.me_3x1g.6gb")["device-filter"] == "0x20B710DE"
@@ -222,8 +222,8 @@ def test_equal_mixed_layouts_of_several_models_are_joined() -> None:
 def test_a_name_that_is_too_long_is_cut_and_stays_unique() -> None:
     names = [f"{slices}g.{slices}00gb+me.all" for slices in range(1, 8)]
     counts = [
-        tuple((profile_name.parse(name), 2) for name in chosen)
-        for chosen in itertools.combinations(names, 6)
+        tuple((profile_name.parse(name), 2) for name in combination)
+        for combination in itertools.combinations(names, 6)
     ]
 
     made = {generator.maximal_name(each) for each in counts}
@@ -235,7 +235,7 @@ def test_a_name_that_is_too_long_is_cut_and_stays_unique() -> None:
 @pytest.mark.slow
 def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
     every = hardware.kinds(hardware.product_names(), warn=lambda _: None)
-    text = yaml_tree.dump(rendered(every, has_all_maximal=True))
+    text = yaml_tree.dump(rendered_document(every, has_all_maximal=True))
 
     assert len(config.parse(text, source="generated").layouts) > 500
 
@@ -244,9 +244,9 @@ def test_gpu_kinds_differ_by_pci_id_and_must_list_profiles() -> None:
     a100, t4 = hardware.template(hardware.find(A100_40)), hardware.template(hardware.find("t4"), 1)
     silent = dataclasses.replace(a100, index=2, profiles=None)
 
-    found = generator.kinds_of([a100, silent, t4])
+    gpu_kinds = generator.kinds_of([a100, silent, t4])
 
-    assert [each.device_ids for each in found] == [(0x20B010DE,)]
+    assert [each.device_ids for each in gpu_kinds] == [(0x20B010DE,)]
     with pytest.raises(errors.LayoutError, match="only once MIG is on"):
         generator.kinds_of([silent])
     with pytest.raises(errors.LayoutError) as caught:
@@ -257,7 +257,7 @@ def test_gpu_kinds_differ_by_pci_id_and_must_list_profiles() -> None:
 def test_generated_layouts_equal_their_parsed_document() -> None:
     nodes = [[name] for name in hardware.product_names()] + [[A100_80, H100, A30], [A100_40, RTX]]
     for names in nodes:
-        document = yaml_tree.dump(rendered(kinds(*names)))
+        document = yaml_tree.dump(rendered_document(kinds(*names)))
 
         expected = config.parse(document, source="generated").layouts
         made = generator.layouts_of(kinds(*names))

@@ -15,7 +15,7 @@ from mig_manager.core.planner import planner
 from tests.kit import oracle
 from tests.node import driver_rules, samples
 from tests.unit import drawn_gpus
-from tests.unit.layout.rules import enabled
+from tests.unit.layout.rules import of_mig_devices
 
 
 def after(gpu: model.Gpu, devices: dict[str, int]) -> oracle.State:
@@ -25,10 +25,10 @@ def after(gpu: model.Gpu, devices: dict[str, int]) -> oracle.State:
 
 def spots(state: oracle.State) -> dict[str, list[int]]:
     """Start slices by profile."""
-    found: dict[str, list[int]] = {}
+    starts_by_profile: dict[str, list[int]] = {}
     for profile, start in sorted(state):
-        found.setdefault(str(profile), []).append(start)
-    return found
+        starts_by_profile.setdefault(str(profile), []).append(start)
+    return starts_by_profile
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_impossible_placements_are_refused_with_the_reason(
 
 def test_a_pin_is_parsed_in_any_spelling() -> None:
     one, other, moved = (
-        config.parse(enabled(f"{{{devices}}}"), source="f").layout("x")
+        config.parse(of_mig_devices(f"{{{devices}}}"), source="f").layout("x")
         for devices in (
             '"1c.1g.5gb@04": 1, 2c.3g.20gb@0: 1, 1g.5gb@2: 0, 1g.5gb: 2',
             '"1g.5gb": 2, "2c.3g.20gb@0": 1, "1g.5gb@4": 1',
@@ -145,12 +145,12 @@ def test_a_pin_is_parsed_in_any_spelling() -> None:
 )
 def test_an_invalid_pin_is_refused_with_its_location(devices: str, complaint: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
-        config.parse(enabled(devices), source="f")
+        config.parse(of_mig_devices(devices), source="f")
     assert complaint in caught.value.message
 
 
 def test_pins_are_not_part_of_mig_parteds_format() -> None:
-    read = config.parse(enabled("{1g.5gb@4: 1}"), source="f")
+    read = config.parse(of_mig_devices("{1g.5gb@4: 1}"), source="f")
     assert str(read.extensions[0]).startswith("f:4:53: '1g.5gb@4' has a placement")
 
 
@@ -185,10 +185,10 @@ def test_placements_are_accepted_exactly_where_possible(product: str, data: st.D
     gpu = data.draw(drawn_gpus.gpus(product))
     wanted = {gpu.uuid: samples.want({f"{name}@{at}": 1 for name, at in pins} | free)}
     # Try every way, with sets of slices.
-    chosen = [by_name[name] for name, count in free.items() for _ in range(count)]
+    free_specs = [by_name[name] for name, count in free.items() for _ in range(count)]
     menus = [[p for p in by_name[name].placements if p.start == at] for name, at in pins]
-    menus += [list(spec.placements) for spec in chosen]
-    every = [spec.profile for spec in chosen] + [by_name[name].profile for name, _ in pins]
+    menus += [list(spec.placements) for spec in free_specs]
+    every = [spec.profile for spec in free_specs] + [by_name[name].profile for name, _ in pins]
     is_possible = driver_rules.pool_allows(gpu, every) and any(
         not any(one.overlaps(other) for one, other in itertools.combinations(way, 2))
         for way in itertools.product(*menus)

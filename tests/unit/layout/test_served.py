@@ -24,21 +24,21 @@ def document(layout_names: set[str]) -> layouts.Document:
     return config.parse(text, source=SOURCE)
 
 
-@given(own=names, is_default=st.booleans())
+@given(own_names=names, is_default=st.booleans())
 def test_every_name_is_served_once_and_the_right_one_wins(
-    *, own: set[str], is_default: bool
+    *, own_names: set[str], is_default: bool
 ) -> None:
-    found = served.merge(document(own), MADE, is_default=is_default).layouts
+    merged = served.merge(document(own_names), MADE, is_default=is_default).layouts
 
-    assert found.keys() == own | MADE.keys()
-    for name, layout in found.items():
-        is_own = name in own and not (is_default and name in MADE)
+    assert merged.keys() == own_names | MADE.keys()
+    for name, layout in merged.items():
+        is_own = name in own_names and not (is_default and name in MADE)
         assert layout.location.source == (SOURCE if is_own else "generated for " + A100.name)
 
 
 @given(names)
-def test_where_nothing_is_generated_the_file_counts_alone(own: set[str]) -> None:
-    assert served.merge(document(own), {}, is_default=True) == document(own)
+def test_where_nothing_is_generated_the_file_counts_alone(own_names: set[str]) -> None:
+    assert served.merge(document(own_names), {}, is_default=True) == document(own_names)
 
 
 @pytest.mark.parametrize("name", hardware.product_names())
@@ -91,13 +91,13 @@ def test_a_list_that_is_too_long_for_an_annotation_is_cut() -> None:
 
 
 def test_a_layout_that_gpus_cannot_have_is_left_out() -> None:
-    own = document({"team-a"})
+    own_document = document({"team-a"})
     a30 = hardware.template(hardware.find("A30"))
 
-    assert list(served.fitting(own.layouts.values(), [a30])) == []
-    (fit,) = served.fitting(own.layouts.values(), [A100])
+    assert list(served.fitting(own_document.layouts.values(), [a30])) == []
+    (fit,) = served.fitting(own_document.layouts.values(), [A100])
     assert [gpu.current_mode for gpu in fit.gpus] == [model.MigMode.ENABLED]
     with pytest.raises(errors.LayoutError):
         served.merge(
-            own, generator.layouts_of(generator.kinds_of([a30])), is_default=False
+            own_document, generator.layouts_of(generator.kinds_of([a30])), is_default=False
         ).layout("all-1g.5gb")

@@ -90,7 +90,7 @@ def test_devices_are_unknown_where_one_has_no_uuid_in_a_slice(device: claims.Dev
 def test_pod_counts_for_its_claimed_devices_whatever_kubelet_reports(
     claimed: frozenset[str], *, leaves: bool, whole: bool
 ) -> None:
-    known = samples.pod(gpu_resources={}, claimed_ids=frozenset(claimed), has_claims=bool(claimed))
+    pod = samples.pod(gpu_resources={}, claimed_ids=frozenset(claimed), has_claims=bool(claimed))
     for drivers in ((), (DRIVER,)):
         reported = pod_object.PodDevices(
             namespace="default",
@@ -99,10 +99,10 @@ def test_pod_counts_for_its_claimed_devices_whatever_kubelet_reports(
             claim_drivers=frozenset(drivers),
         )
         for assigned in (None, (), (reported,)):
-            usage = gpu_use.Usage(pods=(known,), assigned=assigned)
+            usage = gpu_use.Usage(pods=(pod,), assigned=assigned)
             assert bool(usage.users(ONE)) is leaves
             assert bool(usage.users(None)) is whole
-            assert leaves is False or not usage.why_uncertain(known)
+            assert leaves is False or not usage.why_uncertain(pod)
 
 
 # The driver and its slices
@@ -232,8 +232,8 @@ FIRST_OF_TWO = dataclasses.replace(WHOLE, generation=2, count=2)
 def test_slices_are_right_with_exactly_the_gpus_devices(
     gpus: model.ObservedGpus, slices: tuple[claims.Slice, ...], why: str
 ) -> None:
-    found = claims.why_not_advertised(gpus, slices)
-    assert why in found if why else not found
+    reason = claims.why_not_advertised(gpus, slices)
+    assert why in reason if why else not reason
 
 
 def test_a_claim_for_a_virtual_machines_gpu_has_its_own_uuid() -> None:

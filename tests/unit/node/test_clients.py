@@ -28,12 +28,12 @@ OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets":
 """What a pod of the device plugin is beside its name."""
 
 
-def wanted(*names: str) -> model.DesiredGpu:
+def desired_gpu(*names: str) -> model.DesiredGpu:
     return samples.want(collections.Counter(names))
 
 
 def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> steps.Plan:
-    return planner.plan(gpus, {gpus[0].uuid: wanted(*names)})
+    return planner.plan(gpus, {gpus[0].uuid: desired_gpu(*names)})
 
 
 LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
@@ -44,7 +44,7 @@ LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
 
 def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
     gpus = samples.balanced_gpu()
-    fewer = gpu_values.brought_to(gpus, wanted("1g.5gb", "3g.20gb"))
+    fewer = gpu_values.brought_to(gpus, desired_gpu("1g.5gb", "3g.20gb"))
     only_creates = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
     assert only_creates.steps
     assert clients.affected_ids(only_creates, fewer) == frozenset()
@@ -186,7 +186,7 @@ def test_a_malformed_table_is_refused_with_its_location(
 # Other managers, by what their public manifests say of them
 
 
-OWN = "11111111-2222-3333-4444-555555555555"
+OWN_UID = "11111111-2222-3333-4444-555555555555"
 NVIDIAS, NOS = "NVIDIA's mig-manager", "nos' mig-agent"
 SLICER = "OpenShift's Dynamic Accelerator Slicer"
 COMPONENT, NAME = "app.kubernetes.io/component", "app.kubernetes.io/name"
@@ -213,11 +213,11 @@ DYNAMIC_DRA = manager(
     container_names=("compute-domains", "gpus"),
     feature_gates={"DynamicMIG": True},
 )
-OURS = [
-    manager("ours", uid=OWN, labels={NAME: "mig-manager"}, container_names=("mig-manager",)),
+OWN_MANAGERS = [
+    manager("ours", uid=OWN_UID, labels={NAME: "mig-manager"}, container_names=("mig-manager",)),
     manager(
         "in-its-place",
-        uid=OWN,
+        uid=OWN_UID,
         **OPERATORS,
         images=("registry.example.com:5000/mig-manager:0.1.0",),
     ),
@@ -246,7 +246,7 @@ OURS = [
     ],
 )
 def test_a_foreign_manager_is_named_with_its_kind(other: pod_object.Pod, what: str) -> None:
-    assert mig_managers.others([manager(), other], OWN) == (f"ns/{other.name} ({what})",)
+    assert mig_managers.others([manager(), other], OWN_UID) == (f"ns/{other.name} ({what})",)
 
 
 @pytest.mark.parametrize(
@@ -281,13 +281,15 @@ def test_a_foreign_manager_is_named_with_its_kind(other: pod_object.Pod, what: s
 def test_software_that_changes_no_instances_is_no_foreign_manager(
     changed: Mapping[str, Any],
 ) -> None:
-    for own in (OWN, None):
-        assert mig_managers.others([manager(**changed)], own) == ()
+    for own_uid in (OWN_UID, None):
+        assert mig_managers.others([manager(**changed)], own_uid) == ()
 
 
 def test_agent_is_foreign_to_others_and_not_to_itself() -> None:
-    assert mig_managers.others(OURS, OWN) == mig_managers.others(OURS, None) == ()
-    assert mig_managers.others(OURS, "third") == (
+    assert (
+        mig_managers.others(OWN_MANAGERS, OWN_UID) == mig_managers.others(OWN_MANAGERS, None) == ()
+    )
+    assert mig_managers.others(OWN_MANAGERS, "third") == (
         "ns/ours (another mig-manager)",
         f"ns/in-its-place ({NVIDIAS})",
     )
@@ -321,20 +323,20 @@ def test_vgpu_plugin_is_a_foreign_manager_only_in_mig_mode(
     in_mig_mode = {key: encoding.format("mig")}
     named = (f"ns/{plugin.name} ({kind})",)
 
-    assert mig_managers.others([manager(), plugin], OWN, in_mig_mode) == named
+    assert mig_managers.others([manager(), plugin], OWN_UID, in_mig_mode) == named
     assert mig_managers.is_vgpu_plugin(plugin)
 
     for other_mode in ("hami-core", "mps", "mig2", ""):
         registered = {key: encoding.format(other_mode)}
-        assert mig_managers.others([plugin], OWN, registered) == ()
+        assert mig_managers.others([plugin], OWN_UID, registered) == ()
     other_key = ({HAMIS, VOLCANOS} - {key}).pop()
     for annotations in ({}, {other_key: encoding.format("mig")}, {key: "["}):
-        assert mig_managers.others([plugin], OWN, annotations) == ()
+        assert mig_managers.others([plugin], OWN_UID, annotations) == ()
 
 
 def test_an_annotation_that_outlives_its_vgpu_plugin_is_no_foreign_manager() -> None:
     left_behind = {HAMIS: REGISTERED["json"].format("mig")}
     gone = dataclasses.replace(HAMI, phase="Succeeded")
 
-    assert mig_managers.others([manager(), VOLCANO, gone], OWN, left_behind) == ()
+    assert mig_managers.others([manager(), VOLCANO, gone], OWN_UID, left_behind) == ()
     assert not mig_managers.is_vgpu_plugin(manager())

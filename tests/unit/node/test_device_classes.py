@@ -16,13 +16,13 @@ def test_every_profile_has_a_class_of_its_own_with_a_valid_name() -> None:
     profiles = {row.profile for gpu in hardware.known_gpus() for row in gpu.profiles or ()}
     made = {profile: device_classes.of_profile(profile) for profile in profiles}
 
-    found = [each for each in made.values() if each]
+    classes = [each for each in made.values() if each]
     assert {str(profile) for profile, each in made.items() if not each and profile.memory_gb} == {
         str(profile) for profile in profiles if not profile.spans
     }
-    assert len({each.name for each in found}) == len({each.resource for each in found})
-    assert len({each.name for each in found}) == len(found)
-    assert all(NAME.fullmatch(each.name) for each in found)
+    assert len({each.name for each in classes}) == len({each.resource for each in classes})
+    assert len({each.name for each in classes}) == len(classes)
+    assert all(NAME.fullmatch(each.name) for each in classes)
 
 
 @pytest.mark.parametrize(

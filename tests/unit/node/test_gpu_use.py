@@ -55,7 +55,7 @@ def process(*instances: int, name: str = "python", owner: str = "") -> steps.Gpu
     return steps.GpuProcess(pid=7, name=name, owner=owner, gpu_instances=instances)
 
 
-def found(
+def use_and_stability(
     pods: list[pod_object.Pod],
     assigned: list[pod_object.PodDevices] | None,
     *processes: steps.GpuProcess,
@@ -63,16 +63,16 @@ def found(
     **options: Any,
 ) -> tuple[str, bool]:
     """Return the placements in use as text, and whether that is stable."""
-    here = of or gpu()
+    used_gpu = of or gpu()
     usage = gpu_use.Usage(
         pods=tuple(pods),
         assigned=None if assigned is None else tuple(assigned),
-        processes={here.uuid: processes},
+        processes={used_gpu.uuid: processes},
         **options,
     )
-    use = instance_use.find([here], usage)
+    use = instance_use.find([used_gpu], usage)
     assert use is not None
-    return " ".join(map(str, sorted(use.in_use[here.uuid]))), use.is_stable
+    return " ".join(map(str, sorted(use.in_use[used_gpu.uuid]))), use.is_stable
 
 
 A, A_HAS_LOW = [pod("a")], [has("a", MIG[LOW])]
@@ -119,13 +119,13 @@ def test_instances_in_use_are_found_and_observed_again_if_unsure(
     processes: tuple[steps.GpuProcess, ...],
     use: tuple[str, bool],
 ) -> None:
-    assert found(pods, assigned, *processes) == use
+    assert use_and_stability(pods, assigned, *processes) == use
 
 
 def test_without_kubelet_only_a_node_without_gpu_pods_is_known() -> None:
     silent = gpu_use.Usage(pods=(pod("a"),), assigned=None)
     assert instance_use.find([gpu()], silent) is None
-    assert found([pod("a", gpu_resources={})], None) == (NONE, True)
+    assert use_and_stability([pod("a", gpu_resources={})], None) == (NONE, True)
 
 
 def test_daemons_that_a_change_pauses_use_nothing() -> None:
@@ -147,23 +147,30 @@ def test_daemons_that_a_change_pauses_use_nothing() -> None:
         node_selector={str(gated.deploy_label): "true"},
     )
 
-    assert found([operand], [], process(0, owner="pod dcgm")) == (NONE, True)
-    assert found([watcher], [], process(1, owner="pod watcher"), extra_clients=(listed,)) == (
+    assert use_and_stability([operand], [], process(0, owner="pod dcgm")) == (NONE, True)
+    assert use_and_stability(
+        [watcher], [], process(1, owner="pod watcher"), extra_clients=(listed,)
+    ) == (
         NONE,
         True,
     )
-    assert found([beside], [], process(1, owner="pod beside"), extra_clients=(gated,)) == (
+    assert use_and_stability(
+        [beside], [], process(1, owner="pod beside"), extra_clients=(gated,)
+    ) == (
         NONE,
         True,
     )
-    assert found([pod("a", gpu_resources={})], [], process(1, owner="pod a")) == (HIGH, False)
+    assert use_and_stability([pod("a", gpu_resources={})], [], process(1, owner="pod a")) == (
+        HIGH,
+        False,
+    )
 
 
 def test_gpu_without_mig_is_in_use_as_a_whole() -> None:
-    assert found([], [], of=PLAIN) == (NONE, True)
-    assert found([pod("a")], [has("a", GPU)], of=PLAIN) == (str(WHOLE), True)
-    assert found([], [], process(), of=PLAIN) == (str(WHOLE), False)
-    assert found([], [], process(name="nvidia-persistenced"), of=PLAIN) == (NONE, True)
+    assert use_and_stability([], [], of=PLAIN) == (NONE, True)
+    assert use_and_stability([pod("a")], [has("a", GPU)], of=PLAIN) == (str(WHOLE), True)
+    assert use_and_stability([], [], process(), of=PLAIN) == (str(WHOLE), False)
+    assert use_and_stability([], [], process(name="nvidia-persistenced"), of=PLAIN) == (NONE, True)
 
 
 def test_a_gpu_that_does_not_answer_is_not_known_and_observed_again() -> None:
@@ -269,16 +276,16 @@ def test_a_pod_counts_if_its_claim_may_be_for_a_gpu_and_it_is_known_why() -> Non
     claimant, unlisted = pod(gpu_resources={}), pod(gpu_resources={}, has_claims=True)
     gpu, nic = using((), "nic.example.com", "gpu.nvidia.com"), using((), "nic.example.com")
     starting = dataclasses.replace(unlisted, phase="Pending", has_claim_init=True)
-    for each, known in (
+    for each, assigned in (
         (claimant, (gpu,)),
         (starting, (nic,)),
         (unlisted, None),
         (unlisted, ()),
         (unlisted, (using(),)),
     ):
-        assert users([each], known, ONE) == (each,)
-        assert users([each], known, frozenset()) == ()
-        assert "ResourceClaim" in why_uncertain(each, known)
+        assert users([each], assigned, ONE) == (each,)
+        assert users([each], assigned, frozenset()) == ()
+        assert "ResourceClaim" in why_uncertain(each, assigned)
     assert users([unlisted], (nic,), ONE) == ()
 
 
@@ -301,8 +308,8 @@ def test_a_whole_node_change_affects_only_pods_that_use_or_request_a_gpu() -> No
 )
 def test_users_has_a_pod_that_only_kubelet_lists(fields: dict[str, Any], *, is_user: bool) -> None:
     ids, drivers = fields.pop("ids", ()), fields.pop("drivers", ())
-    found = users([], (using(ids, *drivers, **fields),), ONE)
-    assert [(each.key, each.is_unlisted) for each in found] == [("default/p", True)] * is_user
+    gpu_users = users([], (using(ids, *drivers, **fields),), ONE)
+    assert [(each.key, each.is_unlisted) for each in gpu_users] == [("default/p", True)] * is_user
 
 
 @pytest.mark.parametrize(

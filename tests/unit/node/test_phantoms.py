@@ -48,8 +48,8 @@ def test_phantom_devices_are_those_that_no_gpu_supplies(
 ) -> None:
     healthy = None if registered is None else dict.fromkeys(registered, frozenset({"id"}))
     node = samples.node_view(allocatable=allocatable)
-    found = phantoms.find(model.ObservedGpus([DIVIDED]), node, strategy, lambda: healthy)
-    assert found == {name: allocatable[name] for name in expected}
+    phantom_counts = phantoms.find(model.ObservedGpus([DIVIDED]), node, strategy, lambda: healthy)
+    assert phantom_counts == {name: allocatable[name] for name in expected}
 
 
 def test_no_device_is_a_phantom_while_a_gpu_is_unreachable() -> None:

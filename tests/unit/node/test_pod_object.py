@@ -192,8 +192,8 @@ def test_a_claim_for_an_init_containers_extended_resource_is_known_too(
 
 
 def test_a_pods_resources_of_init_containers_that_have_ended_are_known() -> None:
-    ended = {"name": "main", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
-    status = INITIALIZED["status"] | {"initContainerStatuses": [ended]}
+    terminated = {"name": "main", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    status = INITIALIZED["status"] | {"initContainerStatuses": [terminated]}
     pod = pod_object.parse_pod(INITIALIZED | {"status": status})
     assert (pod.gpu_resources, pod.completed_resources) == ({GPU: 1}, frozenset({GPU}))
     assert pod_object.parse_pod(INITIALIZED).completed_resources == frozenset()

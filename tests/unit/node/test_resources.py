@@ -41,16 +41,14 @@ def test_a_profile_has_the_name_that_nvidias_plugin_gives_it(
 def test_devices_are_counted_by_resource_without_nameless_ones() -> None:
     divided = samples.gpu(samples.A100, "1g.5gb@0", "2g.10gb@2[1c@0]")
     whole = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
-    counted = resources.counts(
-        [*samples.balanced_gpu(), divided, whole, samples.gpu(samples.A100)]
-    )
-    assert counted == MIXED | {"nvidia.com/mig-1g.5gb": 3, GPU: 1}
+    counts = resources.counts([*samples.balanced_gpu(), divided, whole, samples.gpu(samples.A100)])
+    assert counts == MIXED | {"nvidia.com/mig-1g.5gb": 3, GPU: 1}
 
 
 # What is schedulable
 
 
-def counted(
+def node_with(
     allocatable: dict[str, int],
     capacity: dict[str, int] | None = None,
     labels: dict[str, str] | None = None,
@@ -89,8 +87,8 @@ def test_devices_are_schedulable_only_if_kubelet_has_exactly_these(
         resource: frozenset(uuids.get(letter, "MIG-gone") for letter in letters)
         for resource, letters in (healthy or {}).items()
     }
-    found = schedulable.why_not(gpus, ids or None, counted(allocatable))
-    assert why in found if why else not found
+    reason = schedulable.why_not(gpus, ids or None, node_with(allocatable))
+    assert why in reason if why else not reason
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
@@ -102,7 +100,7 @@ def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
     names = ["", *(f"::{number}" for number in range(1, replicas))]
     healthy = {GPU: frozenset(uuid + n for uuid in [*gpus[0].mig_uuids][1:] for n in names)}
     shown = {GPU: 3 * replicas}
-    node, unregistered = counted(shown, {GPU: 4 * replicas}), counted(shown)
+    node, unregistered = node_with(shown, {GPU: 4 * replicas}), node_with(shown)
     assert schedulable.why_not(gpus, healthy, node, changed=changed) == ""
     assert schedulable.why_not(gpus, healthy, node, changed={gpus[0].uuid}) != ""
     assert schedulable.why_not(gpus, healthy, node) != ""
@@ -110,19 +108,19 @@ def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
     assert not schedulable.is_plugin_stale(gpus, healthy, node)
     assert schedulable.is_plugin_stale(gpus, healthy, unregistered)
     gone = {GPU: healthy[GPU] | {"MIG-gone"}}
-    assert schedulable.is_plugin_stale(gpus, gone, counted({GPU: 4}))
+    assert schedulable.is_plugin_stale(gpus, gone, node_with({GPU: 4}))
 
 
 def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
     first, second = samples.balanced_gpu(), samples.gpu(samples.A100, "7g.40gb@0", index=1)
     gpus = model.ObservedGpus((*first, second))
     healthy = {GPU: frozenset(second.mig_uuids)}
-    why = schedulable.why_not(gpus, healthy, counted({GPU: 1}, {GPU: 5}))
+    why = schedulable.why_not(gpus, healthy, node_with({GPU: 1}, {GPU: 5}))
     assert why == (
         "kubelet has 1 allocatable devices: 1 exist, 5 are expected; "
         "unhealthy, after an Xid until the device plugin restarts: 4 of GPU 0"
     )
-    unregistered = schedulable.why_not(gpus, healthy, counted({GPU: 1}))
+    unregistered = schedulable.why_not(gpus, healthy, node_with({GPU: 1}))
     assert unregistered.endswith("5 are expected")
 
 
@@ -145,7 +143,7 @@ def test_devices_beside_an_unreachable_gpu_are_compared_by_name(
     )
     assert [gpu.index for gpu in gpus.unreachable] == [1]
 
-    why = schedulable.why_not(gpus, None, counted(allocatable), strategy=strategy)
+    why = schedulable.why_not(gpus, None, node_with(allocatable), strategy=strategy)
 
     assert (why == "") is is_good
 
@@ -170,7 +168,7 @@ REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}
 def test_without_kubelet_replicas_of_shared_devices_are_known(
     allocatable: dict[str, int], labels: dict[str, str], *, is_good: bool
 ) -> None:
-    why = schedulable.why_not(samples.balanced_gpu(), None, counted(allocatable, labels=labels))
+    why = schedulable.why_not(samples.balanced_gpu(), None, node_with(allocatable, labels=labels))
     assert (why == "") is is_good
 
 
@@ -179,7 +177,7 @@ def test_whole_gpus_count_unless_the_strategy_offers_instances(
     strategy: strategies.Strategy | None,
 ) -> None:
     gpus = samples.balanced_gpu()
-    healthy, node = {GPU: frozenset({gpus[0].uuid})}, counted({GPU: 1})
+    healthy, node = {GPU: frozenset({gpus[0].uuid})}, node_with({GPU: 1})
     is_good = strategy in (None, strategies.Strategy.NONE)
     for allocatable in (healthy, None):
         why = schedulable.why_not(gpus, allocatable, node, strategy=strategy)
@@ -199,7 +197,7 @@ def test_without_kubelet_gpus_without_devices_are_compared(
     allocatable: dict[str, int], strategy: strategies.Strategy | None, *, is_good: bool
 ) -> None:
     gpus = model.ObservedGpus(samples.gpu(samples.A100, index=index) for index in range(2))
-    why = schedulable.why_not(gpus, None, counted(allocatable), strategy=strategy)
+    why = schedulable.why_not(gpus, None, node_with(allocatable), strategy=strategy)
     assert (why == "") is is_good
 
 
@@ -266,7 +264,7 @@ def requests(
 
 
 def test_devices_and_requesting_pods_are_counted_by_kind() -> None:
-    found = requests(
+    rows = requests(
         pod("a", {"mig-1g.5gb": 2}),
         pod("b", {"gpu": 1, "mig-1g.5gb": 1}),
         pod("shares", {"mig-2g.10gb.shared": 4}),
@@ -274,7 +272,7 @@ def test_devices_and_requesting_pods_are_counted_by_kind() -> None:
         pod("finished", {"mig-1g.5gb": 2}, phase="Succeeded"),
         pod("web", {}),
     )
-    assert list(found.items()) == [
+    assert list(rows.items()) == [
         ("mig-1g.5gb", (3, {"ml/a": 2, "ml/b": 1})),
         ("mig-2g.10gb", (1, {"ml/shares": 4})),
         ("mig-3g.20gb", (2, {})),
@@ -337,7 +335,7 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
 
 
 @pytest.mark.parametrize(
-    ("asked", "capacity", "least"),
+    ("count", "capacity", "least"),
     [
         (2, {"nvidia.com/mig-3g.20gb": 2}, 1),
         (7, {"nvidia.com/mig-3g.20gb": 8}, 1),
@@ -349,12 +347,12 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
     ],
 )
 def test_shared_devices_are_in_use_by_as_many_pods_as_they_have_replicas(
-    asked: int, capacity: dict[str, int], least: int
+    count: int, capacity: dict[str, int], least: int
 ) -> None:
     plan = planner.plan(NODE, {NODE[0].uuid: samples.want({"1g.5gb": 2, "2g.10gb": 1})})
-    asks = {"mig-3g.20gb": asked}
+    amounts = {"mig-3g.20gb": count}
     mixed = strategies.Strategy.MIXED
-    (loss,) = resources.losses(plan, NODE, [pod("a", asks)], strategy=mixed, capacity=capacity)
+    (loss,) = resources.losses(plan, NODE, [pod("a", amounts)], strategy=mixed, capacity=capacity)
     assert (loss.ending, loss.least) == (1, least)
 
 

@@ -26,14 +26,14 @@ PRODUCTS = [
 ONE_OF_EACH_GRID = {product.grid: product for product in reversed(PRODUCTS)}.values()
 
 
-def desired(gpu: model.Gpu, counts: Counts) -> model.DesiredGpu:
+def desired_gpu(gpu: model.Gpu, counts: Counts) -> model.DesiredGpu:
     profiles = [spec.profile for spec in gpu.profiles or ()]
     return model.DesiredGpu.of(model.MigMode.ENABLED, dict(zip(profiles, counts, strict=True)))
 
 
 def is_accepted(gpu: model.Gpu, counts: Counts) -> bool:
     try:
-        plan = planner.plan([gpu], {gpu.uuid: desired(gpu, counts)})
+        plan = planner.plan([gpu], {gpu.uuid: desired_gpu(gpu, counts)})
     except errors.LayoutError as error:
         assert error.reason is errors.Reason.DOES_NOT_FIT  # noqa: PT017 - both are fine
         return False
@@ -78,9 +78,9 @@ def test_compute_instances_are_accepted_exactly_where_they_can_be_packed(
         for size in range(1, spec.profile.gpu_slices + 1)
         if driver_rules.spans(size, spec.profile.gpu_slices)
     ]
-    asked = data.draw(st.dictionaries(st.sampled_from(devices), st.integers(1, 4), max_size=3))
-    wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, asked)}
-    if next(oracle.goals(gpu, asked), None) is not None:
+    counts = data.draw(st.dictionaries(st.sampled_from(devices), st.integers(1, 4), max_size=3))
+    wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, counts)}
+    if next(oracle.goals(gpu, counts), None) is not None:
         reached = driver_rules.run(gpu, planner.plan([gpu], wanted).steps)
         assert planner.plan([reached], wanted).is_empty
     else:

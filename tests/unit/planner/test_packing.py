@@ -61,19 +61,19 @@ def test_every_possible_packing_is_found(slices: int) -> None:
     for counts in itertools.product(*ranges):
         placed = packing.fit(counts)
         assert (placed is not None) == (counts in possible)
-        taken = [slot for span in placed or () for slot in range(span.start, span.end)]
-        assert len(taken) == len(set(taken))
+        slots = [slot for span in placed or () for slot in range(span.start, span.end)]
+        assert len(slots) == len(set(slots))
 
 
 @pytest.mark.parametrize("slices", [2, 3, 4, 7])
 @hypothesis.given(data=st.data())
 def test_no_packing_needs_fewer_gpu_instances(slices: int, data: st.DataObject) -> None:
     fillings = [inside for inside in oracle.insides(slices) if inside]
-    chosen = data.draw(st.lists(st.sampled_from(fillings), min_size=1, max_size=7 // slices or 1))
-    sizes = [size for inside in chosen for size, _ in inside]
+    drawn = data.draw(st.lists(st.sampled_from(fillings), min_size=1, max_size=7 // slices or 1))
+    sizes = [size for inside in drawn for size, _ in inside]
     counts = tuple(sizes.count(size + 1) for size in range(slices))
     bins = packing.bins(counts)
-    assert -(-packing.total_slices(counts) // slices) <= len(bins) <= len(chosen)
+    assert -(-packing.total_slices(counts) // slices) <= len(bins) <= len(drawn)
     assert sorted(span.size for content in bins for span in content) == sorted(sizes)
 
 
@@ -124,7 +124,7 @@ def test_the_room_of_any_layout_equals_exhaustive_search(
     product: str, data: st.DataObject
 ) -> None:
     gpu = data.draw(drawn_gpus.gpus(product, splits=False))
-    known = placement.Capacity(gpu.profiles or ())
+    capacity = placement.Capacity(gpu.profiles or ())
     occupied = packing.slices(gi.placement for gi in gpu.gpu_instances)
-    drawn = known.engines(gi.profile for gi in gpu.gpu_instances)
-    assert known.room(occupied, drawn) == oracle.room(gpu, oracle.state_of(gpu))
+    drawn = capacity.engines(gi.profile for gi in gpu.gpu_instances)
+    assert capacity.room(occupied, drawn) == oracle.room(gpu, oracle.state_of(gpu))

@@ -131,8 +131,8 @@ def test_the_first_gpu_instances_are_filled_first() -> None:
 
 
 def test_compute_instances_with_unknown_spans_stay_if_none_is_added() -> None:
-    known = samples.gpu(samples.A100, "3g.20gb@0[1c 1c]")
-    assert plan_to(known, {"1c.3g.20gb": 2}).is_empty
+    with_spans = samples.gpu(samples.A100, "3g.20gb@0[1c 1c]")
+    assert plan_to(with_spans, {"1c.3g.20gb": 2}).is_empty
     four, three = (samples.gpu(samples.A100, f"{name}[1c]") for name in ("4g.20gb@0", "3g.20gb@4"))
     again = words(plan_to(four, {"1c.4g.20gb": 2}))
     assert [line[:3] for line in again] == ["-ci", "+ci", "+ci"]

@@ -101,7 +101,7 @@ def plan_to(gpu: model.Gpu, devices: dict[str, int]) -> steps.Plan:
     return planner.plan([gpu], {gpu.uuid: samples.want(devices)})
 
 
-def restored(gpu: model.Gpu, before: tuple[model.GpuSnapshot, ...]) -> model.Gpu:
+def restore(gpu: model.Gpu, before: tuple[model.GpuSnapshot, ...]) -> model.Gpu:
     after = driver_rules.run(gpu, planner.restore([gpu], before).steps)
     assert planner.restore([after], before).is_empty
     return after
@@ -121,7 +121,7 @@ def test_a_rollback_removes_created_and_restores_destroyed_instances(
     before = planner.baseline(plan, [gpu]) if has_creations else (gpu.snapshot,)
 
     assert planner.unowned_instances([after], before) == ()
-    assert placements(restored(after, before)) == placements(gpu)
+    assert placements(restore(after, before)) == placements(gpu)
 
 
 def test_foreign_instance_stays_and_is_named() -> None:
@@ -133,7 +133,7 @@ def test_foreign_instance_stays_and_is_named() -> None:
     before = planner.baseline(plan_to(gpu, {"2g.10gb": 2}), [gpu])
     assert planner.unowned_instances([after], before) == ()
     assert planner.unowned_instances([crowded], before) == ("1g.5gb at 6:1 on GPU 0",)
-    assert placements(restored(crowded, before)) == {"2g.10gb@0", "1g.5gb@6"}
+    assert placements(restore(crowded, before)) == {"2g.10gb@0", "1g.5gb@6"}
     (following,) = planner.baseline(plan_to(crowded, {"3g.20gb": 1}), [crowded], before)
     assert placements(following) == {"2g.10gb@0", "1g.5gb@6"}
 
@@ -141,7 +141,7 @@ def test_foreign_instance_stays_and_is_named() -> None:
 def test_an_instance_that_overlaps_a_foreign_one_is_not_restored() -> None:
     gpu = a100("2g.10gb@0", "3g.20gb@4")
     before = planner.baseline(plan_to(gpu, {"1g.5gb": 4}), [gpu])
-    assert placements(restored(a100("2g.10gb@4"), before)) == {"2g.10gb@0", "2g.10gb@4"}
+    assert placements(restore(a100("2g.10gb@4"), before)) == {"2g.10gb@0", "2g.10gb@4"}
 
 
 def test_foreign_compute_instance_stays_and_is_named() -> None:
@@ -151,11 +151,14 @@ def test_foreign_compute_instance_stays_and_is_named() -> None:
     assert isinstance(step, steps.CreateComputeInstance)
     before = planner.baseline(plan, [gpu])
 
-    (back,) = restored(both, before).gpu_instances
+    (back,) = restore(both, before).gpu_instances
 
-    ours, foreign = step.placement, model.Placement(3 - step.placement.start, 1)
-    assert {ci.placement for ci in back.compute_instances} == {model.Placement(0, 1), foreign}
-    assert ours != foreign
+    own_place, foreign_place = step.placement, model.Placement(3 - step.placement.start, 1)
+    assert {ci.placement for ci in back.compute_instances} == {
+        model.Placement(0, 1),
+        foreign_place,
+    }
+    assert own_place != foreign_place
     named = planner.unowned_instances([both], before)
     assert named == ("1c.3g.20gb in 3g.20gb at 4:4 on GPU 0",)
 
@@ -164,7 +167,7 @@ def test_a_compute_instance_that_overlaps_a_foreign_one_is_not_restored() -> Non
     gpu, foreign = a100("3g.20gb@4[1c@0 1c@2]"), a100("3g.20gb@4[2c@0 1c@2]")
     before = planner.baseline(plan_to(gpu, {"3g.20gb": 1}), [gpu])
 
-    assert oracle.state_of(restored(foreign, before)) == oracle.state_of(foreign)
+    assert oracle.state_of(restore(foreign, before)) == oracle.state_of(foreign)
     (following,) = planner.baseline(plan_to(foreign, {}), [foreign], before)
     (kept,) = following.gpu_instances
     assert {ci.placement.size for ci in kept.compute_instances if ci.placement} == {1, 2}
@@ -177,7 +180,7 @@ def test_a_compute_instance_of_an_interrupted_change_is_removed_later() -> None:
     second = plan_to(between, {"1c.3g.20gb": 3})
     before = planner.baseline(second, [between], planner.baseline(first, [gpu]))
 
-    after = restored(driver_rules.run(between, second.steps), before)
+    after = restore(driver_rules.run(between, second.steps), before)
 
     assert oracle.state_of(after) == oracle.state_of(gpu)
 
@@ -194,7 +197,7 @@ def test_a_spanning_instance_counts_as_created_whatever_its_span() -> None:
 
     before = planner.baseline(plan_to(between, {}), [between], planner.baseline(plan, [gpu]))
 
-    assert oracle.state_of(restored(between, before)) == oracle.state_of(gpu)
+    assert oracle.state_of(restore(between, before)) == oracle.state_of(gpu)
 
 
 def test_mig_mode_stays_enabled_with_a_foreign_instance() -> None:
@@ -221,9 +224,11 @@ def test_an_older_snapshot_takes_precedence_and_no_gpu_is_lost() -> None:
 
 
 def test_a_gpu_that_is_gone_takes_no_other_from_the_baseline() -> None:
-    gone, here = a100("2g.10gb@0"), a100("7g.40gb@0", index=1)
-    both = planner.plan([gone, here], dict.fromkeys((gone.uuid, here.uuid), samples.want({})))
-    assert [each.uuid for each in planner.baseline(both, [here])] == [here.uuid]
+    gone, present = a100("2g.10gb@0"), a100("7g.40gb@0", index=1)
+    both = planner.plan(
+        [gone, present], dict.fromkeys((gone.uuid, present.uuid), samples.want({}))
+    )
+    assert [each.uuid for each in planner.baseline(both, [present])] == [present.uuid]
 
 
 def test_the_journal_stays_readable_over_many_interrupted_changes() -> None:
@@ -231,13 +236,13 @@ def test_the_journal_stays_readable_over_many_interrupted_changes() -> None:
     before: tuple[model.GpuSnapshot, ...] = ()
     parts = ("1c.2g.10gb", "1c.3g.20gb", "2c.3g.20gb", "1c.4g.20gb", "2c.4g.20gb", "1c.7g.40gb")
     for row in gpu.profiles or ():
-        own = [each for each in parts if each.endswith(str(row.profile))]
+        parts_of_row = [each for each in parts if each.endswith(str(row.profile))]
         for place in row.placements:
-            for name in (str(row.profile), *own):
+            for name in (str(row.profile), *parts_of_row):
                 count = row.profile.gpu_slices // int(name[0])
                 plan = plan_to(gpu, {f"{name}@{place.start}": count})
                 before = planner.baseline(plan, [gpu], before)
                 gpu = driver_rules.run(gpu, plan.steps)
                 (read,) = gpu_codec.from_data(gpu_codec.to_data(before))
                 assert read.created == before[0].created
-    assert placements(restored(gpu, before)) == set()
+    assert placements(restore(gpu, before)) == set()

@@ -15,14 +15,14 @@ def placements(*texts: str) -> frozenset[model.Placement]:
     return frozenset(model.Placement(*map(int, text.split(":"))) for text in texts)
 
 
-def measured(gpu: model.Gpu, *in_use: str) -> room.GpuRoom:
-    found = room.room(gpu, placements(*in_use))
-    assert found is not None
-    return found
+def room_of(gpu: model.Gpu, *in_use: str) -> room.GpuRoom:
+    gpu_room = room.room(gpu, placements(*in_use))
+    assert gpu_room is not None
+    return gpu_room
 
 
-def named(found: room.GpuRoom) -> dict[str, int]:
-    return {str(profile): count for profile, count in found.profiles.items() if count}
+def counts_by_name(gpu_room: room.GpuRoom) -> dict[str, int]:
+    return {str(profile): count for profile, count in gpu_room.profiles.items() if count}
 
 
 def some_in_use(data: st.DataObject, gpu: model.Gpu) -> frozenset[model.Placement]:
@@ -41,7 +41,7 @@ def test_the_room_of_every_product_is_what_trying_everything_finds(
         for gi in gpu.gpu_instances
         if gi.placement in in_use
     }
-    taken = {each for place in in_use for each in range(place.start, place.end)}
+    occupied = {each for place in in_use for each in range(place.start, place.end)}
     every = {
         each
         for spec in gpu.profiles or ()
@@ -52,21 +52,21 @@ def test_the_room_of_every_product_is_what_trying_everything_finds(
         set(range(place.start, place.end))
         for spec in gpu.profiles or ()
         for place in spec.placements
-        if not taken.intersection(range(place.start, place.end))
+        if not occupied.intersection(range(place.start, place.end))
         and driver_rules.pool_allows(gpu, [spec.profile, *(profile for profile, _ in kept)])
     ]
 
-    found = room.room(gpu, in_use)
+    gpu_room = room.room(gpu, in_use)
 
-    assert found is not None
+    assert gpu_room is not None
     expected = dict(
         zip((s.profile for s in oracle.by_size(gpu)), oracle.room(gpu, kept), strict=True)
     )
-    assert found.profiles == expected
-    assert found.free == len(every - taken)
-    assert found.stranded == len(every - taken - set[int]().union(*possible))
-    assert found.largest == max(map(len, possible), default=0)
-    assert 0 <= found.fragmentation <= 1
+    assert gpu_room.profiles == expected
+    assert gpu_room.free == len(every - occupied)
+    assert gpu_room.stranded == len(every - occupied - set[int]().union(*possible))
+    assert gpu_room.largest == max(map(len, possible), default=0)
+    assert 0 <= gpu_room.fragmentation <= 1
 
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
@@ -77,10 +77,10 @@ def test_planner_creates_what_the_room_promises(product: str, data: st.DataObjec
     in_use = some_in_use(data, gpu)
     kept = [gi for gi in gpu.gpu_instances if gi.placement in in_use]
     pins = {model.Pin(profile=gi.profile, start=gi.placement.start): 1 for gi in kept}
-    found = room.room(gpu, in_use)
+    gpu_room = room.room(gpu, in_use)
 
-    assert found is not None
-    for profile, count in found.profiles.items():
+    assert gpu_room is not None
+    for profile, count in gpu_room.profiles.items():
         desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: count}, pins)
         plan = planner.plan([gpu], {gpu.uuid: desired})
         assert plan.destroyed_uuids.isdisjoint(
@@ -121,15 +121,15 @@ def test_room_is_what_instances_in_use_leave(
     profiles: dict[str, int],
     numbers: tuple[int, int, int, float],
 ) -> None:
-    found = measured(samples.gpu(samples.A100, *instances), *in_use)
+    gpu_room = room_of(samples.gpu(samples.A100, *instances), *in_use)
 
-    assert named(found) == profiles
-    fragmentation = round(found.fragmentation, 2)
-    assert (found.free, found.stranded, found.largest, fragmentation) == numbers
+    assert counts_by_name(gpu_room) == profiles
+    fragmentation = round(gpu_room.fragmentation, 2)
+    assert (gpu_room.free, gpu_room.stranded, gpu_room.largest, fragmentation) == numbers
 
 
 def test_an_empty_gpu_is_not_fragmented() -> None:
-    assert measured(samples.gpu(samples.A100)).fragmentation == 0
+    assert room_of(samples.gpu(samples.A100)).fragmentation == 0
 
 
 def test_use_of_an_instance_that_the_gpu_lacks_says_nothing_about_its_room() -> None:
@@ -147,4 +147,4 @@ def test_use_of_an_instance_that_the_gpu_lacks_says_nothing_about_its_room() -> 
     ids=["disabled", "pending", "unknown profiles"],
 )
 def test_there_is_no_room_without_mig_mode_or_known_profiles(gpu: model.Gpu) -> None:
-    assert measured(gpu) == room.NONE
+    assert room_of(gpu) == room.NONE

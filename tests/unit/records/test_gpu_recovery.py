@@ -26,13 +26,13 @@ def gpu(index: int, action: model.RecoveryAction | None) -> model.Gpu:
 @pytest.mark.parametrize("action", FAULTS)
 def test_each_action_says_what_is_needed_and_what_to_do(action: model.RecoveryAction) -> None:
     (sentence,) = gpu_recovery.faults([gpu(0, model.RecoveryAction.NONE), gpu(5, action)])
-    found = gpu_recovery.condition(model.ObservedGpus([gpu(5, action)]))
+    condition = gpu_recovery.condition(model.ObservedGpus([gpu(5, action)]))
 
     assert "GPU 5" in sentence
     assert "{" not in sentence
     assert sentence.endswith(gpu_recovery.remedy(gpu(5, action)))
-    assert (found.is_true, found.message) == (True, sentence)
-    assert found.reason.lower() == action.value.replace("-", "")
+    assert (condition.is_true, condition.message) == (True, sentence)
+    assert condition.reason.lower() == action.value.replace("-", "")
 
 
 def test_people_have_nothing_to_do_about_a_gpu_that_the_agent_resets() -> None:
@@ -65,19 +65,22 @@ def test_the_reason_is_the_worst_action_and_all_gpus_are_named(
     actions: list[model.RecoveryAction | None], reason: str
 ) -> None:
     gpus = [gpu(index, action) for index, action in enumerate(actions)]
-    found = gpu_recovery.condition(model.ObservedGpus(gpus, unreachable=[LOST]))
-    assert found.reason == reason
-    assert all(f"GPU {each.index} " in found.message for each in gpus if each.needs_recovery)
-    assert "GPU 2 (GPU-2) is unreachable: GPU is lost." in found.message
+    condition = gpu_recovery.condition(model.ObservedGpus(gpus, unreachable=[LOST]))
+    assert condition.reason == reason
+    assert all(f"GPU {each.index} " in condition.message for each in gpus if each.needs_recovery)
+    assert "GPU 2 (GPU-2) is unreachable: GPU is lost." in condition.message
 
 
 def test_an_unreachable_gpu_with_an_action_gets_its_precise_remedy() -> None:
-    known = dataclasses.replace(LOST, recovery_action=model.RecoveryAction.NODE_REBOOT)
+    with_action = dataclasses.replace(LOST, recovery_action=model.RecoveryAction.NODE_REBOOT)
     hidden = dataclasses.replace(LOST, reason=errors.Reason.NO_PERMISSION)
     assert gpu_recovery.remedy(LOST) == errors.Reason.GPU_LOST.remedy
     assert gpu_recovery.remedy(hidden) == errors.Reason.GPU_UNREACHABLE.remedy
-    assert gpu_recovery.remedy(known) == "Drain the node and reboot it."
-    assert gpu_recovery.condition(model.ObservedGpus(unreachable=[known])).reason == "NodeReboot"
+    assert gpu_recovery.remedy(with_action) == "Drain the node and reboot it."
+    assert (
+        gpu_recovery.condition(model.ObservedGpus(unreachable=[with_action])).reason
+        == "NodeReboot"
+    )
 
 
 def test_a_message_about_many_gpus_fits_a_condition() -> None:
@@ -101,11 +104,13 @@ def test_an_action_of_a_newer_agent_is_read_as_other() -> None:
 
 
 def test_a_newer_observation_replaces_the_older_of_each_gpu() -> None:
-    here, back = gpu(0, None), gpu(1, None)
-    lost = gpu_values.unreachable(back)
-    older = model.ObservedGpus([here], [lost])
+    first, second = gpu(0, None), gpu(1, None)
+    lost = gpu_values.unreachable(second)
+    older = model.ObservedGpus([first], [lost])
     again = dataclasses.replace(lost, message="another")
-    assert older.with_newer(model.ObservedGpus((), [again])) == model.ObservedGpus([here], [again])
-    assert older.with_newer(model.ObservedGpus([back])) == model.ObservedGpus([here, back])
-    gone = gpu_values.unreachable(here)
+    assert older.with_newer(model.ObservedGpus((), [again])) == model.ObservedGpus(
+        [first], [again]
+    )
+    assert older.with_newer(model.ObservedGpus([second])) == model.ObservedGpus([first, second])
+    gone = gpu_values.unreachable(first)
     assert older.with_newer(model.ObservedGpus((), [gone])) == model.ObservedGpus((), [gone, lost])

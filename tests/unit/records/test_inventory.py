@@ -76,12 +76,12 @@ def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
 
 def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> None:
     gpus = eight(hardware.find("A100-SXM4-40GB"))
-    seen = gpu_values.seen_of(gpus, {gpus[3].uuid})
+    observed = gpu_values.seen_of(gpus, {gpus[3].uuid})
 
-    back = gpu_codec.from_json(gpu_codec.to_json(seen))
+    back = gpu_codec.from_json(gpu_codec.to_json(observed))
 
     assert [gpu.index for gpu in back] == [0, 1, 2, 4, 5, 6, 7]
-    assert back.unreachable == seen.unreachable
+    assert back.unreachable == observed.unreachable
 
 
 def test_values_of_a_newer_agent_do_not_hide_the_inventory() -> None:
@@ -140,7 +140,7 @@ def test_an_inventory_cannot_contain_terminal_control_characters() -> None:
     assert back.uuid.isprintable()
 
 
-def changed(**members: Any) -> str:
+def annotation_with(**members: Any) -> str:
     """Return a good annotation with members of its GPU or model replaced."""
     data = json.loads(gpu_codec.to_json([samples.gpu(samples.A100, *BALANCED)]))
     for name, value in members.items():
@@ -157,36 +157,38 @@ def a_profile(
 
 GOOD = ["3g.20gb", 9, 0, 4, [["3g.20gb", 0, 3]]]
 BAD = {
-    "version": changed(version=2),
-    "no models": changed(models=[]),
-    "models as a mapping": changed(models={}),
-    "empty GPU": changed(gpus=[{}]),
-    "model as a text": changed(model="x"),
-    "short profile": changed(profiles=[[1]]),
+    "version": annotation_with(version=2),
+    "no models": annotation_with(models=[]),
+    "models as a mapping": annotation_with(models={}),
+    "empty GPU": annotation_with(gpus=[{}]),
+    "model as a text": annotation_with(model="x"),
+    "short profile": annotation_with(profiles=[[1]]),
     **{
-        f"unreachable {row}": changed(unreachable=[row])
+        f"unreachable {row}": annotation_with(unreachable=[row])
         for row in (3, {}, {"index": -1}, {"index": 3, "uuid": "x" * 99})
     },
     "long number": f'{{"version": {"9" * 5000}}}',
-    "negative model": changed(model=-1),
-    "true as index": changed(index=True),
-    "huge index": changed(index=10**30),
-    "unknown mode": changed(mode="half"),
-    "endless name": changed(name="x" * 81),
-    "no uuid": changed(uuid=None),
-    "overlap": changed(instances=[GOOD, GOOD]),
-    "out of the GPU": changed(instances=[["3g.20gb", 9, 14, 4, []]]),
-    "no size": changed(instances=[["3g.20gb", 9, 0, 0, []]]),
-    "no slices": changed(instances=[["0g.20gb", 9, 0, 4, []]]),
-    "endless slices": changed(instances=[["999999999g.20gb", 9, 0, 4, []]]),
-    "part larger than whole": changed(instances=[["3g.20gb", 9, 0, 4, [["3g.20gb", 2, 3]]]]),
-    "too many parts": changed(instances=[["1g.5gb", 9, 0, 1, [["1g.5gb", 0, 1]] * 2]]),
-    "too many profiles": changed(profiles=[a_profile()] * 65),
-    "endless memory": changed(profiles=[a_profile("1g.99999999gb")]),
-    "three engines": changed(profiles=[a_profile(engines=[0] * 3)]),
-    "no placement": changed(profiles=[a_profile(place="0:1")]),
-    "placement out of the GPU": changed(profiles=[a_profile(place=[16, 1])]),
-    "placement in fractions": changed(profiles=[a_profile(place=[0.5, 1])]),
+    "negative model": annotation_with(model=-1),
+    "true as index": annotation_with(index=True),
+    "huge index": annotation_with(index=10**30),
+    "unknown mode": annotation_with(mode="half"),
+    "endless name": annotation_with(name="x" * 81),
+    "no uuid": annotation_with(uuid=None),
+    "overlap": annotation_with(instances=[GOOD, GOOD]),
+    "out of the GPU": annotation_with(instances=[["3g.20gb", 9, 14, 4, []]]),
+    "no size": annotation_with(instances=[["3g.20gb", 9, 0, 0, []]]),
+    "no slices": annotation_with(instances=[["0g.20gb", 9, 0, 4, []]]),
+    "endless slices": annotation_with(instances=[["999999999g.20gb", 9, 0, 4, []]]),
+    "part larger than whole": annotation_with(
+        instances=[["3g.20gb", 9, 0, 4, [["3g.20gb", 2, 3]]]]
+    ),
+    "too many parts": annotation_with(instances=[["1g.5gb", 9, 0, 1, [["1g.5gb", 0, 1]] * 2]]),
+    "too many profiles": annotation_with(profiles=[a_profile()] * 65),
+    "endless memory": annotation_with(profiles=[a_profile("1g.99999999gb")]),
+    "three engines": annotation_with(profiles=[a_profile(engines=[0] * 3)]),
+    "no placement": annotation_with(profiles=[a_profile(place="0:1")]),
+    "placement out of the GPU": annotation_with(profiles=[a_profile(place=[16, 1])]),
+    "placement in fractions": annotation_with(profiles=[a_profile(place=[0.5, 1])]),
 }
 
 
@@ -223,7 +225,7 @@ def test_two_gpus_cannot_share_an_identity(index: int, uuid: str, member: str) -
 def test_any_json_is_accepted_or_refused_with_a_value_error(data: object) -> None:
     whole = {"version": 1, **data} if isinstance(data, dict) else data
     try:
-        found = gpu_codec.from_json(json.dumps(whole))
+        gpus = gpu_codec.from_json(json.dumps(whole))
     except ValueError:
         return
-    assert all(gpu.name.isprintable() for gpu in found)
+    assert all(gpu.name.isprintable() for gpu in gpus)

@@ -22,9 +22,9 @@ RESUMED = dataclasses.replace(EXECUTING, paused_labels={}, hold_taint=False, plu
 WITH_OTHER_CONFIG = dataclasses.replace(
     RESUMED, plugin_config=dataclasses.replace(SLICED, now="whole")
 )
-ENDED = NOTHING.remaining
-DRAINING = PAUSING.remaining_with_taint
-UNREACHABLE = dataclasses.replace(ENDED, snapshot=(GPU,))
+REMAINING = NOTHING.remaining
+REMAINING_WITH_TAINT = PAUSING.remaining_with_taint
+UNREACHABLE = dataclasses.replace(REMAINING, snapshot=(GPU,))
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ UNREACHABLE = dataclasses.replace(ENDED, snapshot=(GPU,))
         (RESUMED, RESUMED, {CONFIG: "sliced"}, {}, None),
         (RESUMED, RESUMED, {}, {CONFIG: "sliced"}, None),
         (RESUMED, WITH_OTHER_CONFIG, {CONFIG: "sliced"}, {CONFIG: "whole"}, None),
-        (RESUMED, ENDED, {CONFIG: "sliced"}, {CONFIG: None, APPLIED: "old"}, None),
-        (RESUMED, ENDED, {CONFIG: "foreign"}, {APPLIED: "old"}, None),
-        (PAUSING, ENDED, {DCGM: PAUSED}, {DCGM: "true", APPLIED: "old"}, False),
+        (RESUMED, REMAINING, {CONFIG: "sliced"}, {CONFIG: None, APPLIED: "old"}, None),
+        (RESUMED, REMAINING, {CONFIG: "foreign"}, {APPLIED: "old"}, None),
+        (PAUSING, REMAINING, {DCGM: PAUSED}, {DCGM: "true", APPLIED: "old"}, False),
         (
             PAUSING,
             PAUSING.remaining_with_taint,

@@ -63,7 +63,7 @@ def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: errors.Reas
         code=None,
         message="it fell off the bus",
     )
-    ended = dataclasses.replace(
+    verified = dataclasses.replace(
         PUBLISHED,
         state=model.State.SUCCESS,
         reason=reason,
@@ -71,7 +71,7 @@ def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: errors.Reas
         gpus=model.ObservedGpus((), unreachable=(lost,)),
     )
 
-    assert readiness.condition(ended) == readiness.Condition(
+    assert readiness.condition(verified) == readiness.Condition(
         is_true=True,
         reason="LayoutVerified",
         message="Layout all-1g.5gb is active and verified. GPU 3 (GPU-3) is unreachable: it fell "
@@ -83,15 +83,19 @@ def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: errors.Reas
 def test_a_failure_is_not_ready_for_the_reason_and_message_of_the_status(
     reason: errors.Reason,
 ) -> None:
-    ended = dataclasses.replace(PUBLISHED, state=model.State.FAILED, reason=reason, message="why")
+    failure = dataclasses.replace(
+        PUBLISHED, state=model.State.FAILED, reason=reason, message="why"
+    )
 
-    assert readiness.condition(ended) == readiness.Condition(
+    assert readiness.condition(failure) == readiness.Condition(
         is_true=False, reason=reason.value, message="why"
     )
 
 
 def test_only_a_success_is_ready() -> None:
-    found = {s: readiness.condition(dataclasses.replace(PUBLISHED, state=s)) for s in model.State}
+    conditions = {
+        s: readiness.condition(dataclasses.replace(PUBLISHED, state=s)) for s in model.State
+    }
 
-    assert [state for state, each in found.items() if each.is_true] == [model.State.SUCCESS]
-    assert len({each.reason for each in found.values()}) == len(model.State)
+    assert [state for state, each in conditions.items() if each.is_true] == [model.State.SUCCESS]
+    assert len({each.reason for each in conditions.values()}) == len(model.State)

@@ -226,8 +226,8 @@ def test_only_true_lets_a_request_evict(value: object) -> None:
     assert not requests.RequestRecord.from_json(request_with(mayEvict=value)).may_evict
 
 
-KNOWN = requests.Verified(config_hash="x", is_as_applied=True)
-EDITED = dataclasses.replace(KNOWN, config_hash="y")
+VERIFIED = requests.Verified(config_hash="x", is_as_applied=True)
+EDITED = dataclasses.replace(VERIFIED, config_hash="y")
 ANY = requests.Verified(config_hash="", is_as_applied=True)
 SEEN_ELSEWHERE = requests.Verified(config_hash="x")
 """Of generated content that has changed: it counts, and the GPUs do not show it."""
@@ -237,16 +237,16 @@ SEEN_ELSEWHERE = requests.Verified(config_hash="x")
     ("verified", "config_hash", "goals", "is_from_owner", "after"),
     [
         (None, "x", {}, True, None),
-        (KNOWN, "x", {}, True, KNOWN),
-        (KNOWN, "x", {}, False, KNOWN),
-        (KNOWN, "y", {}, True, None),
-        (KNOWN, "y", {"G0": "same", "G1": "other"}, True, None),
-        (KNOWN, "y", {"G0": "same", "G1": ""}, True, None),
-        (KNOWN, "y", {"G0": "same", "G1": "same"}, True, EDITED),
-        (KNOWN, "y", {"G0": "same"}, True, KNOWN),
-        (KNOWN, "y", {"G0": "other"}, True, None),
-        (KNOWN, "y", {"G2": "same"}, True, None),
-        (KNOWN, "y", {}, False, SEEN_ELSEWHERE),
+        (VERIFIED, "x", {}, True, VERIFIED),
+        (VERIFIED, "x", {}, False, VERIFIED),
+        (VERIFIED, "y", {}, True, None),
+        (VERIFIED, "y", {"G0": "same", "G1": "other"}, True, None),
+        (VERIFIED, "y", {"G0": "same", "G1": ""}, True, None),
+        (VERIFIED, "y", {"G0": "same", "G1": "same"}, True, EDITED),
+        (VERIFIED, "y", {"G0": "same"}, True, VERIFIED),
+        (VERIFIED, "y", {"G0": "other"}, True, None),
+        (VERIFIED, "y", {"G2": "same"}, True, None),
+        (VERIFIED, "y", {}, False, SEEN_ELSEWHERE),
         (ANY, "y", {}, True, requests.Verified(config_hash="")),
     ],
 )
@@ -269,13 +269,13 @@ def test_only_content_with_another_goal_from_the_owner_is_a_new_request(
 
 
 REBOOTED = requests.RequestRecord(
-    config="a", verified=KNOWN, rebooted_hash="x", rebooted_from="b1"
+    config="a", verified=VERIFIED, rebooted_hash="x", rebooted_from="b1"
 )
 PASSIVE = requests.RequestRecord(config="a", may_evict=False)
 
 
 @pytest.mark.parametrize(
-    ("known", "asked", "is_new", "may_evict", "is_verified"),
+    ("former", "newer", "is_new", "may_evict", "is_verified"),
     [
         (REBOOTED, requests.RequestRecord(config="a"), False, True, True),
         (REBOOTED, PASSIVE, False, False, True),
@@ -287,19 +287,19 @@ PASSIVE = requests.RequestRecord(config="a", may_evict=False)
     ],
 )
 def test_same_request_keeps_what_it_has_reached(
-    known: requests.RequestRecord,
-    asked: requests.RequestRecord,
+    former: requests.RequestRecord,
+    newer: requests.RequestRecord,
     *,
     is_new: bool,
     may_evict: bool,
     is_verified: bool,
 ) -> None:
-    begun = known.continued_as(asked, is_new=is_new, now_s=0.0)
+    begun = former.continued_as(newer, is_new=is_new, now_s=0.0)
 
-    assert begun.key == asked.key
+    assert begun.key == newer.key
     assert (begun.may_evict, begun.verified is not None) == (may_evict, is_verified)
-    is_kept = asked.config == known.config
-    kept = (known.rebooted_hash, known.rebooted_from) if is_kept else (None, "")
+    is_kept = newer.config == former.config
+    kept = (former.rebooted_hash, former.rebooted_from) if is_kept else (None, "")
     assert (begun.rebooted_hash, begun.rebooted_from) == kept
 
 
