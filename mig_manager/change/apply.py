@@ -223,7 +223,7 @@ class _LockedChange:
         A command that waits does so after the hooks, which may end the pods.
         """
         try:
-            self.deps.pods.require_unused(first.affected)
+            self.deps.pods.require_unused(first.affected, first.gpus)
         except errors.GpuInUseError as error:
             if self.deps.idle_timeout_s:
                 return
@@ -255,7 +255,7 @@ class _LockedChange:
         """Return whether pods or processes prevent the rollback of a GPU."""
         try:
             self.deps.pods.require_unused(
-                clients.affected_ids(steps.Plan(gpus=(plan,)), gpus.only({plan.gpu_uuid}))
+                clients.affected_ids(steps.Plan(gpus=(plan,)), gpus.only({plan.gpu_uuid})), gpus
             )
         except errors.GpuInUseError as error:
             if error.reason is not errors.Reason.IN_USE:

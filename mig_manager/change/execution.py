@@ -13,7 +13,7 @@ _log = structlog.get_logger()
 
 REFUSALS = (errors.GpuInUseError, errors.StalePlanError)  # raised before the first step of a plan
 
-RequireUnused = Callable[[Collection[str]], object]
+RequireUnused = Callable[[Collection[str], Iterable[model.Gpu]], object]
 """Raises ``GpuInUseError`` if pods have, or may have, one of the devices with these ids."""
 
 
@@ -80,7 +80,7 @@ class Execution:
         """
         if not plan.requires_idle or self.require_unused is None:
             return self.gpus.execute(plan, observed)
-        self.require_unused(clients.affected_ids(plan, observed))
+        self.require_unused(clients.affected_ids(plan, observed), observed)
         attempt = dataclasses.replace(plan, in_use_timeout_s=0.0)
         attempts = timing.Wait(clock=self.clock, timeout_s=self.in_use_timeout_s).attempts()
         while True:
@@ -103,7 +103,7 @@ class Execution:
         if self.require_unused is None or not plan.requires_idle:
             return True
         try:
-            self.require_unused(clients.affected_ids(plan, observed))
+            self.require_unused(clients.affected_ids(plan, observed), observed)
         except errors.GpuInUseError as refusal:
             if refusal.message not in error.additions:
                 error.add(refusal.message)

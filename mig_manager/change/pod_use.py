@@ -6,10 +6,10 @@ which kubelet before 1.34 lists too (kubernetes/kubernetes#132028).
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from mig_manager import errors
-from mig_manager.core import ports
+from mig_manager.core import model, ports
 from mig_manager.core.node import gpu_use, pod_object, well_known
 
 _OVERRIDE = "--ignore-pods destroys their devices all the same."
@@ -40,8 +40,8 @@ class PodUse:
             return pod_object.by_device(self._allocations())
         return {}
 
-    def require_unused(self, affected: Collection[str]) -> None:
-        """Raise ``GpuInUseError`` if pods have, or may have, one of these devices.
+    def require_unused(self, affected: Collection[str], gpus: Iterable[model.Gpu]) -> None:
+        """Raise ``GpuInUseError`` if pods have, or may have, one of these devices of the GPUs.
 
         A pod with a ResourceClaim may have any: kubelet does not list the UUIDs of its devices.
         """
@@ -55,9 +55,12 @@ class PodUse:
             ) from error
         usage = gpu_use.Usage(pods=(), assigned=assigned)
         if users := usage.users(affected):
-            names = usage.describe_users(sorted(users, key=lambda pod: pod.key))
+            names = {
+                each: name for each, name in gpu_use.device_names(gpus).items() if each in affected
+            }
+            pods = usage.describe_users(sorted(users, key=lambda pod: pod.key), names)
             raise errors.GpuInUseError(
-                f"pods have devices that the change destroys or resets: {names}",
+                f"pods have devices that the change destroys or resets: {pods}",
                 remedy=_REMEDY,
             )
 

@@ -1,6 +1,7 @@
 """Which pods of kubelet's answer keep a change from beginning."""
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 
 import pytest
@@ -8,9 +9,19 @@ import pytest
 from mig_manager import errors
 from mig_manager.change import pod_use
 from mig_manager.core.node import pod_object
-from tests.node import driver_rules
+from tests.node import driver_rules, samples
 
 DEVICE, OTHER = driver_rules.mig_uuid("1"), driver_rules.mig_uuid("2")
+(_INSTANCE,) = samples.gpu(samples.A100, "2g.10gb@4").gpu_instances
+(_WHOLE,) = _INSTANCE.compute_instances
+GPU = dataclasses.replace(
+    samples.gpu(samples.A100, index=1),
+    gpu_instances=(
+        dataclasses.replace(
+            _INSTANCE, compute_instances=(dataclasses.replace(_WHOLE, uuid=DEVICE),)
+        ),
+    ),
+)
 PLACE = "nvidia0/gi1"  # what a device plugin calls a device that it does not name by its UUID
 
 
@@ -36,7 +47,7 @@ class PodsOfKubelet:
 @pytest.mark.parametrize(
     ("device", "resource", "claim", "named"),
     [
-        (DEVICE, "nvidia.com/mig-2g.10gb", "", "ns/train"),
+        (DEVICE, "nvidia.com/mig-2g.10gb", "", "ns/train (2g.10gb at 4:2 of GPU 1)"),
         (OTHER, "nvidia.com/mig-2g.10gb", "", ""),
         (PLACE, "nvidia.com/gpu", "", "ns/train (its device ids are not UUIDs)"),
         (PLACE, "", "", ""),
@@ -51,6 +62,6 @@ def test_a_pod_counts_if_it_has_or_may_have_a_device(
     pods = pod_use.PodUse(kubelet=lambda: PodsOfKubelet(device, resource, claim))
 
     with pytest.raises(errors.GpuInUseError) if named else contextlib.nullcontext() as caught:
-        pods.require_unused({DEVICE})
+        pods.require_unused({DEVICE}, (GPU,))
 
     assert not caught or caught.value.message.endswith(f"or resets: {named}")

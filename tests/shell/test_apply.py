@@ -117,7 +117,10 @@ def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
 
     words = " ".join(refused.err.split())
     assert refused.status == 1
-    assert "pods have devices that the change destroys or resets: ns/train;" in words
+    assert (
+        "pods have devices that the change destroys or resets: ns/train (2g.10gb at 0:2 of GPU 0);"
+        in words
+    )
     assert "nothing was changed" in words
     assert "label nvidia.com/mig.config" in words
     assert shape == before
@@ -140,7 +143,8 @@ def test_a_plan_says_that_apply_would_refuse(
     assert planned.status == 0
     assert dry == planned
     refusal = (
-        "'apply' would refuse: pods have devices that the change destroys or resets: ns/train"
+        "'apply' would refuse: pods have devices that the change destroys or resets: ns/train "
+        "(2g.10gb at 0:2 of GPU 0)"
     )
     assert refusal in " ".join(planned.err.split())
 

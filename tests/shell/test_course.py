@@ -200,7 +200,7 @@ def test_a_gpu_of_a_pod_is_refused(node: shell_node.ShellNode) -> None:
         answer = accept(node, "--yes", "--pod-resources-socket", str(kubelet.path))
 
     assert answer.status == 1
-    assert "the change destroys or resets: ns/train" in " ".join(answer.err.split())
+    assert "the change destroys or resets: ns/train (GPU 0)" in " ".join(answer.err.split())
     assert node.shape == before
 
 

@@ -75,7 +75,7 @@ def play(
     observed = gpus.observe()
     gpu = course.find_gpu(observed, uuid)
     _require_no_processes(gpu, gpus)
-    deps.pods.require_unused({gpu.uuid})
+    deps.pods.require_unused({gpu.uuid}, (gpu,))
     if interrupted := local.describe_interrupted(deps.journal):
         deps.notify(f"{interrupted}; so does this command, before the course")
     course.require_unused(local.as_if_undone(deps, observed, gpu))

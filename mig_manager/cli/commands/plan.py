@@ -54,7 +54,7 @@ def run(settings: gpu_settings.GpuSettings, terminal: console.Console) -> int:
     command.warn(result.warnings)
     command.note_interrupted(result)
     try:
-        command.pods.require_unused(result.affected)
+        command.pods.require_unused(result.affected, observed)
     except errors.GpuInUseError as error:
         terminal.note(f"'apply' would refuse: {error.message}", remedy=str(error.own_remedy))
     return status

@@ -41,6 +41,19 @@ def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
     }
 
 
+def device_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
+    """Return the GPU of each device, and its instance, in words by the device's id."""
+    names = {gpu.uuid: f"GPU {gpu.index}" for gpu in gpus}
+    names |= {
+        ci.uuid: f"{ci.profile} at {gi.placement} of GPU {gpu.index}"
+        for gpu in gpus
+        for gi in gpu.gpu_instances
+        for ci in gi.compute_instances
+        if ci.uuid
+    }
+    return names
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """The pods of a node, the devices that they use, and the processes that use its GPUs."""
@@ -167,9 +180,22 @@ class Usage:
         is_named = any(map(device_ids.DEVICE_UUID.fullmatch, allocated.device_ids))
         return "" if is_named else "its device ids are not UUIDs"
 
-    def describe_users(self, users: Iterable[pod_object.Pod]) -> str:
-        """Name pods, with the reason for each uncertain user."""
-        return messages.by_cause((pod.key, self.why_uncertain(pod)) for pod in users)
+    def describe_users(
+        self, users: Iterable[pod_object.Pod], names: Mapping[str, str] | None = None
+    ) -> str:
+        """Name pods, with the reason for each uncertain user.
+
+        ``names``: of devices, as from ``device_names``, to be named with the others.
+        """
+        return messages.by_cause(
+            (pod.key, self.why_uncertain(pod) or self._list_devices(pod, names or {}))
+            for pod in users
+        )
+
+    def _list_devices(self, pod: pod_object.Pod, names: Mapping[str, str]) -> str:
+        allocated = _of(pod, self._allocations())
+        ids = allocated.device_ids if allocated else frozenset[str]()
+        return messages.list_names([name for each, name in names.items() if each in ids])
 
     def blocking(
         self,

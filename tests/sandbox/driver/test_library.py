@@ -169,7 +169,7 @@ def test_apply_asks_the_kubelet_of_this_machine_without_an_option(
 
         kubelet.stop()
     assert refused.status == 1
-    assert "destroys or resets: ns/train;" in " ".join(refused.err.split())
+    assert "destroys or resets: ns/train (GPU 0);" in " ".join(refused.err.split())
     assert instances(state) == []
 
 
