@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import device as gpu_device
-from mig_manager.adapters.nvml import last_calls, library, observe
+from mig_manager.adapters.nvml import gpu_device, last_calls, library, observe
 from mig_manager.core import model, steps, timing
 
 _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})

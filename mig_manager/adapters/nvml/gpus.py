@@ -12,8 +12,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.host import call_thread
-from mig_manager.adapters.nvml import device as gpu_device
-from mig_manager.adapters.nvml import execute, last_calls, library, observe
+from mig_manager.adapters.nvml import execute, gpu_device, last_calls, library, observe
 from mig_manager.core import model, steps, timing
 
 _Result = TypeVar("_Result")

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import device as gpu_device
-from mig_manager.adapters.nvml import last_calls, library
+from mig_manager.adapters.nvml import gpu_device, last_calls, library
 from mig_manager.core import model
 
 _ARCHITECTURES = {

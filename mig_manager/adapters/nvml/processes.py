@@ -11,8 +11,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs
-from mig_manager.adapters.nvml import device as gpu_device
-from mig_manager.adapters.nvml import library
+from mig_manager.adapters.nvml import gpu_device, library
 from mig_manager.core import messages, model, steps
 
 _NO_INSTANCE = 0xFFFFFFFF

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import device as gpu_device
-from mig_manager.adapters.nvml import events, last_calls, library, observe, processes
+from mig_manager.adapters.nvml import events, gpu_device, last_calls, library, observe, processes
 from mig_manager.core import model
 from mig_manager.core.acceptance import surveys
 

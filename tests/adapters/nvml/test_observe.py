@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import device
+from mig_manager.adapters.nvml import gpu_device
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
@@ -280,7 +280,7 @@ def test_a_gpu_without_memory_of_its_own_gets_its_layout(
 
 def test_a_profile_newer_than_this_version_is_seen_under_a_name_of_its_own() -> None:
     info = pynvml.c_nvmlGpuInstanceProfileInfo_t(id=77, sliceCount=1, memorySizeMB=4864)
-    assert str(device._name(21, info, total_bytes=40960 * 2**20)) == "1g.5gb+enum21"
+    assert str(gpu_device._name(21, info, total_bytes=40960 * 2**20)) == "1g.5gb+enum21"
 
 
 MIXED = matrix.Transition(
