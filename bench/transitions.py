@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import library as nvml
-from mig_manager.adapters.nvml import observe, worker_client
+from mig_manager.adapters.nvml import nvml_gpus, observe, worker_client
 from mig_manager.core import ports, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated

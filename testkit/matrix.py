@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model, profile_name
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated

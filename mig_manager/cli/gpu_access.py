@@ -41,7 +41,7 @@ class CommandAdapters:
     @functools.cached_property
     def _gpus(self) -> ports.Gpus:
         """This machine's GPUs, for reading in this process, which is fastest."""
-        from mig_manager.adapters.nvml import gpus as nvml_gpus
+        from mig_manager.adapters.nvml import nvml_gpus
 
         if self.settings.gpus.simulate_state is not None:
             from mig_manager.sandbox.driver import library

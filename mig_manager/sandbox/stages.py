@@ -13,7 +13,7 @@ from typing import Any, Self
 from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.sandbox import guard, machines

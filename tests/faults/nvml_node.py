@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import structlog.testing
 
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated

@@ -7,8 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import events, worker_client
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import events, nvml_gpus, worker_client
 from mig_manager.cli.acceptance import report
 from mig_manager.core import model, steps
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml import processes, worker_client
+from mig_manager.adapters.nvml import nvml_gpus, processes, worker_client
 from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker

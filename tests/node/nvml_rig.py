@@ -13,7 +13,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import library as simulated

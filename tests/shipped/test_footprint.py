@@ -91,7 +91,7 @@ for row in registry.PROGRAM.rows:
 """,
         """
         google grpc kubernetes prometheus_client pynvml starlette structlog tenacity urllib3
-        uvicorn watchdog mig_manager.adapters.kubernetes.api mig_manager.adapters.nvml.gpus
+        uvicorn watchdog mig_manager.adapters.kubernetes.api mig_manager.adapters.nvml.nvml_gpus
         mig_manager.sandbox
         """,
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import main
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import liveness, ports, standbys

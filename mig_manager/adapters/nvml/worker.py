@@ -66,7 +66,7 @@ def _serve(
     # It ends before a collection pays off.
     gc.disable()
     from mig_manager.adapters import host  # noqa: PLC0415 - not for a listener
-    from mig_manager.adapters.nvml import gpus as nvml_gpus  # noqa: PLC0415 - as above
+    from mig_manager.adapters.nvml import nvml_gpus  # noqa: PLC0415 - as above
 
     if arguments.last_calls_fd is not None:
         last_calls.RECORDER.attach(arguments.last_calls_fd)

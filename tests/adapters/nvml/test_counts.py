@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated

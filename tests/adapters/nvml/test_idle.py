@@ -6,7 +6,7 @@ import os
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import states

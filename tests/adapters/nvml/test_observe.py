@@ -10,8 +10,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import gpu_device
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import gpu_device, nvml_gpus
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.planner import planner

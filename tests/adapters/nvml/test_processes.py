@@ -6,8 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml import library, processes
+from mig_manager.adapters.nvml import library, nvml_gpus, processes
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
 from tests.kit.proc_tree import ProcTree

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpus as nvml_adapter
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model, steps, timing
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
@@ -46,7 +46,7 @@ class MemoryState(nvml_faults.SharedState):
 class OneByOne:
     """The real adapter, one GPU after the other, so that each sequence can be played again."""
 
-    def __init__(self, gpus: nvml_adapter.NvmlGpus) -> None:
+    def __init__(self, gpus: nvml_gpus.NvmlGpus) -> None:
         self._gpus = gpus
 
     def observe(self) -> model.ObservedGpus:
@@ -63,13 +63,13 @@ class OneByOne:
             except errors.HardwareError as error:
                 failures.append(error)
         if failures:
-            raise nvml_adapter._join_failures(failures) from failures[0]
+            raise nvml_gpus._join_failures(failures) from failures[0]
         return model.ObservedGpus(changed)
 
 
 def real_adapter(clock: timing.Clock) -> OneByOne:
     """Return the adapter over whatever library is loaded."""
-    return OneByOne(nvml_adapter.NvmlGpus(in_use_timeout_s=2.0, clock=clock))
+    return OneByOne(nvml_gpus.NvmlGpus(in_use_timeout_s=2.0, clock=clock))
 
 
 def counted(state: nvml_faults.SharedState, index: int) -> collections.Counter[str] | None:

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
 from mig_manager.core.node import well_known

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model
 from mig_manager.sandbox.driver import resets, states
 from testkit import nvidia_smi, nvml_faults

@@ -4,7 +4,7 @@ import pynvml
 import pytest
 
 from mig_manager.adapters import host
-from mig_manager.adapters.nvml import gpus as nvml_adapter
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model
 from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import device_plugin
@@ -24,7 +24,7 @@ def path(start: nvml_rig.Start) -> pathlib.Path:
 
 
 def test_programs_see_what_nvml_reports(path: pathlib.Path) -> None:
-    reported = nvml_adapter.NvmlGpus(clock=host.SystemClock()).observe()
+    reported = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
 
     seen = device_plugin.observe(state_file.SharedState(path))
 
