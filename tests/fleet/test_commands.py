@@ -450,9 +450,7 @@ def test_an_outage_longer_than_its_timeouts_costs_a_rollout_no_node(rig: Rollout
 # -- dry runs ---------------------------------------------------------------------------------
 
 
-def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
-    rig: RolloutRig, tmp_path: pathlib.Path
-) -> None:
+def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: RolloutRig) -> None:
     rig.serve_config()
     rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
     rig.publish_gpus("node-001", "A30")
@@ -475,9 +473,16 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     text = rig(LAYOUT, "-l", "gpu=yes", "--dry-run").out
     total = "0 unchanged, 1 fits, 1 does not fit, 3 unknown. Pods: 1 evicted."
     assert f"{total} Nothing was changed." in " ".join(text.split())
+
+
+def test_a_dry_run_plans_layouts_of_a_file(rig: RolloutRig, tmp_path: pathlib.Path) -> None:
+    rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
+    rig.publish_gpus("node-001", "A30")
     file = tmp_path / "config.yaml"
     file.write_text(node_agents.CONFIG.replace(LAYOUT, "own"))
+
     own = rig.roll("own", "--dry-run", "-f", str(file))
+
     assert [node["verdict"] for node in own.data["nodes"][:2]] == ["fits", "does-not-fit"]
     assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
 

@@ -6,6 +6,8 @@ from testkit import apiserver
 from tests.partitioner import rig as rigs
 from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
+RECOMMENDED = "RepartitioningRecommended"
+
 
 def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
     def authorize(access: apiserver.Access) -> bool:
@@ -25,13 +27,27 @@ def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
         assert rig.node() == before
         events = {each["involvedObject"]["name"]: each["reason"] for each in rig.events()}
         assert events == {
-            "mig-manager-partitioner": "RepartitioningRecommended",
+            "mig-manager-partitioner": RECOMMENDED,
             "big": "NoRoomPossible",
         }
         assert len(rig.events()) == 2
         assert rig.metric(own, "changes_total", result="recommended") == 1
         assert rig.metric(own, "pending_pods", reason="change") == 1
         assert rig.metric(own, "pending_pods", reason="no-room-possible") == 1
+
+
+def test_a_recommendation_names_the_pods_that_a_change_would_serve(rig: PartitionerRig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1", "p2")
+
+    rig.pass_time(SOON_S, rig.replica(mode="recommend", max_unavailable="2"))
+
+    (event,) = rig.events(RECOMMENDED)
+    assert event["involvedObject"]["kind"] == "Lease"
+    assert event["metadata"]["namespace"] == "mig-manager"
+    assert "a change would make room for 2 pods; node n" in event["message"]
+    assert "for default/p1, default/p2" in event["message"]
 
 
 @pytest.mark.slow
@@ -41,20 +57,16 @@ def test_recommendations_are_summed_up_every_hour(rig: PartitionerRig) -> None:
     rig.add_pods("p1", "p2")
     own = rig.replica(mode="recommend", max_unavailable="2")
     rig.pass_time(SOON_S, own)
-    (first,) = rig.events("RepartitioningRecommended")
-    assert first["involvedObject"]["kind"] == "Lease"
-    assert first["metadata"]["namespace"] == "mig-manager"
-    assert "a change would make room for 2 pods; node n" in first["message"]
-    assert "for default/p1, default/p2" in first["message"]
+    (first,) = rig.events(RECOMMENDED)
 
     rig.add_pods("p3", profile="3g.20gb")
     rig.pass_time(1800, own)
     rig.bind("p1", "n1")
     rig.pass_time(1790, own)
-    assert len(rig.events("RepartitioningRecommended")) == 1
+    assert len(rig.events(RECOMMENDED)) == 1
     rig.pass_time(20, own)
 
-    messages = {each["message"] for each in rig.events("RepartitioningRecommended")}
+    messages = {each["message"] for each in rig.events(RECOMMENDED)}
     (second,) = messages - {first["message"]}
     assert second.startswith("in 60 min, ")
     assert "new change" in second
@@ -62,12 +74,21 @@ def test_recommendations_are_summed_up_every_hour(rig: PartitionerRig) -> None:
     assert rig.metric(own, "recommended_pods_total") == 3
     waited_s = rig.metric(own, "unserved_seconds_total")
     assert waited_s == pytest.approx(2.5 * 3600, rel=0.01)
-    for name in ("p2", "p3"):
-        rig.bind(name, "n1")
-    rig.pass_time(3700, own)
-    assert len(rig.events("RepartitioningRecommended")) == 3
-    rig.pass_time(3700, own)
-    assert len(rig.events("RepartitioningRecommended")) == 3
+
+
+@pytest.mark.slow
+def test_recommendations_are_summed_up_once_more_after_the_last_pod(rig: PartitionerRig) -> None:
+    rig.add_node("n1")
+    rig.add_pods("p1")
+    own = rig.replica(mode="recommend")
+    rig.pass_time(SOON_S, own)
+    assert len(rig.events(RECOMMENDED)) == 1
+
+    rig.bind("p1", "n1")
+
+    for _ in range(2):
+        rig.pass_time(3700, own)
+        assert len(rig.events(RECOMMENDED)) == 2
 
 
 def test_nothing_is_recommended_for_pods_that_are_only_likely(rig: PartitionerRig) -> None:

@@ -30,17 +30,8 @@ def event_reasons(stage: agent_stage.AgentStage) -> Mapping[str, str]:
     }
 
 
-@pytest.mark.slow
-def test_agent_serves_the_others_and_a_returned_gpu(stage: agent_stage.ObservedStage) -> None:
-    state = nvml_faults.SharedState(stage.machine.state_file)
-    stage.assert_ends("halves")
-
-    # Lost at rest: the agent observes again, and then serves another layout without it.
-    state.lose_gpu(LOST)
-    stage.assert_ends("sevenths")
-    uuid = state.boards[LOST].uuid
-    assert instances(state) == [7, 7, 7, 2, 7, 7, 7, 7]
-    assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
+def assert_published(stage: agent_stage.ObservedStage, uuid: str) -> None:
+    """Check that status, inventory, metric and Event name the lost GPU."""
     assert f"GPU {LOST} ({uuid}" in stage.status()["message"]
     assert [gpu["uuid"] for gpu in stage.status()["unreachableGpus"]] == [uuid]
     inventory = json.loads(objects.annotations(stage.node())[well_known.GPUS_ANNOTATION])
@@ -51,6 +42,19 @@ def test_agent_serves_the_others_and_a_returned_gpu(stage: agent_stage.ObservedS
     )
     stage.wait(lambda: "GpuUnreachable" in event_reasons(stage), "the Event")
     assert uuid in event_reasons(stage)["GpuUnreachable"]
+
+
+@pytest.mark.slow
+def test_agent_serves_the_others_and_a_returned_gpu(stage: agent_stage.ObservedStage) -> None:
+    state = nvml_faults.SharedState(stage.machine.state_file)
+    stage.assert_ends("halves")
+
+    # Lost at rest: the agent observes again, and then serves another layout without it.
+    state.lose_gpu(LOST)
+    stage.assert_ends("sevenths")
+    assert instances(state) == [7, 7, 7, 2, 7, 7, 7, 7]
+    assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
+    assert_published(stage, state.boards[LOST].uuid)
 
     # A layout that names it fails, before anything is touched.
     assert stage.failure("names-it")["reason"] == "GpuUnreachable"

@@ -21,6 +21,11 @@ LIBRARIES = "/usr/lib/mig-manager/lib/python3/site-packages"
 LOCK = "/run/mig-manager/lock"
 PACKAGE = "/root/mig-manager.deb"
 SETTINGS = "/etc/mig-manager/mig-manager.env"
+SIMULATED = f"""\
+MIG_MANAGER_SIMULATE={GPUS}
+MIG_MANAGER_SIMULATE_STATE={STATE}
+MIG_MANAGER_REPAIR=reset
+"""
 DROP_IN = f"/etc/systemd/system/{AGENT}.d/override.conf"
 
 
@@ -63,48 +68,68 @@ def reboot(machine: guest.Guest) -> None:
     machine.reboot()
 
 
-@pytest.mark.parametrize("machine", ["bookworm", "trixie"], indirect=True)
-def test_package_restores_the_layout_at_boot_and_purges_itself(machine: guest.Guest) -> None:
-    before = machine.files() | {"/var/log/dpkg.log"}
-
-    machine.run("dpkg", "-i", PACKAGE)
+def assert_installed(machine: guest.Guest) -> None:
+    """Check the program, and that the units are disabled, valid and documented."""
     assert machine.run("mig-manager", "version") == f"mig-manager {mig_manager.__version__}\n"
-    for unit in UNITS:
-        assert machine.run("systemctl", "is-enabled", unit, status=1) == "disabled\n"
     assert machine.run("systemd-analyze", "verify", "--man=no", *UNITS) == ""
     for unit in UNITS:
+        assert machine.run("systemctl", "is-enabled", unit, status=1) == "disabled\n"
         # The guest has no program man, as most servers.
         page = machine.run("systemctl", "show", "--property=Documentation", "--value", unit)
         name = page.strip('"\n').removeprefix("man:").removesuffix("(1)")
         assert machine.run("gzip", "--test", f"/usr/share/man/man1/{name}.1.gz") == ""
 
-    settings = f"MIG_MANAGER_SIMULATE={GPUS}\nMIG_MANAGER_SIMULATE_STATE={STATE}\n"
-    settings += "MIG_MANAGER_REPAIR=reset\n"
-    write(machine, SETTINGS, settings)
+
+def apply_and_reboot(machine: guest.Guest) -> str:
+    """Reboot with a layout and the unit for the boot; return the checkpoint before."""
     machine.run("systemctl", "enable", BOOT)
-    machine.run(
-        "mig-manager", "apply", "all-balanced", "--simulate", GPUS, "--simulate-state", STATE
-    )
+    simulated = ("--simulate", GPUS, "--simulate-state", STATE)
+    machine.run("mig-manager", "apply", "all-balanced", *simulated)
     applied = checkpoint(machine)
     reboot(machine)
+    return applied
+
+
+def assert_restored(machine: guest.Guest, applied: str) -> None:
+    """Check that the boot has restored the layout, and repaired the GPU that it could."""
     assert machine.state_of(BOOT) == "active", machine.run("journalctl", "-u", BOOT)
     assert checkpoint(machine) == applied
     gpus = state_file.SharedState(machine.root / STATE.removeprefix("/")).read().gpus
     assert [gpu.recovery_action for gpu in gpus] == [0, 2]
     assert "needs a reboot of the node" in machine.run("journalctl", "-u", BOOT)
 
-    # No cluster is here, so something else runs in the agent's place.
+
+def start_agent(machine: guest.Guest) -> str:
+    """Start what runs in the agent's place where no cluster is; return its PID."""
     write(machine, DROP_IN, "[Service]\nExecStart=\nExecStart=/bin/sleep infinity\n")
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "enable", "--now", AGENT)
-    # As systemctl edit --full has it, and docs/migration.md.
+    return machine.state_of(AGENT, "MainPID")
+
+
+def make_links(machine: guest.Guest) -> None:
+    """Make what ``systemctl edit --full`` and docs/migration.md leave on a machine."""
     machine.run("cp", f"/usr/lib/systemd/system/{BOOT}", "/etc/systemd/system")
     machine.run("ln", "-s", "/usr/bin/mig-manager", "/usr/local/bin/nvidia-mig-parted")
-    agent = machine.state_of(AGENT, "MainPID")
+
+
+@pytest.mark.parametrize("machine", ["bookworm", "trixie"], indirect=True)
+def test_package_restores_the_layout_at_boot_and_purges_itself(machine: guest.Guest) -> None:
+    before = machine.files() | {"/var/log/dpkg.log"}
+
+    machine.run("dpkg", "-i", PACKAGE)
+    assert_installed(machine)
+
+    write(machine, SETTINGS, SIMULATED)
+    applied = apply_and_reboot(machine)
+    assert_restored(machine, applied)
+
+    agent = start_agent(machine)
+    make_links(machine)
     machine.run("dpkg", "-i", PACKAGE)
     assert machine.state_of(AGENT) == "active"
     assert machine.state_of(AGENT, "MainPID") != agent
-    assert machine.run("cat", SETTINGS) == settings
+    assert machine.run("cat", SETTINGS) == SIMULATED
     assert checkpoint(machine) == applied
 
     machine.run("dpkg", "--remove", "mig-manager")

@@ -92,6 +92,47 @@ def test_install_and_uninstall_change_nothing_while_a_manager_works(
     assert machine.uninstall(LOCK_WAIT_S="0").returncode == 0
 
 
+PREFIX = "usr/local"
+LAUNCHER = f"{PREFIX}/bin/mig-manager"
+LIBRARY = f"{PREFIX}/lib/mig-manager"
+UNIT_FOLDER = f"{PREFIX}/lib/systemd/system"
+FILES = {
+    LAUNCHER,
+    *(f"{UNIT_FOLDER}/{unit}" for unit in UNITS),
+    f"{PREFIX}/lib/tmpfiles.d/mig-manager.conf",
+    *(f"{PREFIX}/share/mig-manager/{name}" for name in ("uninstall", "paths.sh", *SETTINGS)),
+    *(f"{PREFIX}/share/man/man1/{page}" for page in MANUAL),
+    *(f"etc/mig-manager/{name}" for name in SETTINGS),
+}
+LIBRARIES = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+
+
+def assert_runs(machine: InstalledMachine) -> None:
+    """Check that the library has its own interpreter, and runs with the libraries of the tests."""
+    programs_folder = machine.path(LIBRARY) / "bin"
+    version = run(
+        *(programs_folder / "python", "-P", "-m", "mig_manager", "--version"),
+        PYTHONPATH=LIBRARIES,
+    )
+    assert version.stdout == f"mig-manager {mig_manager.__version__}\n", version.stderr
+    names = {path.name for path in programs_folder.iterdir()}
+    assert names <= {"python", "python3", f"python3.{sys.version_info.minor}"}
+
+
+def assert_launches_as_mig_parted(machine: InstalledMachine) -> None:
+    """Check that the launcher says so under another name, and has no path of the machine."""
+    launcher = machine.path(LAUNCHER)
+    assert stat.S_IMODE(launcher.stat().st_mode) == 0o755
+    text = launcher.read_text(encoding="utf-8")
+    assert str(machine.root) not in text
+    mig_parted = machine.path("nvidia-mig-parted")
+    # Here it looks for its library where it was put.
+    mig_parted.write_text(text.replace("'/usr", f"'{machine.root}/usr"))
+    mig_parted.chmod(0o755)
+    assert run(mig_parted, "assert", "-f", "/no/file", PYTHONPATH=LIBRARIES).returncode == 1
+    mig_parted.unlink()
+
+
 @pytest.mark.slow
 def test_installation_is_repeatable_and_removed_as_a_whole(machine: InstalledMachine) -> None:
     first = machine.install()
@@ -99,49 +140,15 @@ def test_installation_is_repeatable_and_removed_as_a_whole(machine: InstalledMac
     once = machine.files()
     assert machine.install().returncode == 0
     assert machine.files() == once
-
-    prefix = "usr/local"
-    assert set(once) == {
-        f"{prefix}/bin/mig-manager",
-        *(f"{prefix}/lib/systemd/system/{unit}" for unit in UNITS),
-        f"{prefix}/lib/tmpfiles.d/mig-manager.conf",
-        *(f"{prefix}/share/mig-manager/{name}" for name in ("uninstall", "paths.sh", *SETTINGS)),
-        *(f"{prefix}/share/man/man1/{page}" for page in MANUAL),
-        *(f"etc/mig-manager/{name}" for name in SETTINGS),
-    }
-    assert (
-        b"ExecStart=/usr/local/bin/mig-manager boot" in once[f"{prefix}/lib/systemd/system/{BOOT}"]
-    )
-    launcher = machine.path(f"{prefix}/bin/mig-manager")
-    assert stat.S_IMODE(launcher.stat().st_mode) == 0o755
-    assert str(machine.root) not in launcher.read_text(encoding="utf-8")
-
-    library = machine.path(f"{prefix}/lib/mig-manager")
-    libraries = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
-    version = run(
-        *(library / "bin" / "python", "-P", "-m", "mig_manager", "--version"),
-        PYTHONPATH=libraries,
-    )
-    assert version.stdout == f"mig-manager {mig_manager.__version__}\n", version.stderr
-
-    # Under another name the launcher says so; here it looks for its library where it was put.
-    mig_parted = machine.path("nvidia-mig-parted")
-    mig_parted.write_text(
-        launcher.read_text(encoding="utf-8").replace("'/usr", f"'{machine.root}/usr")
-    )
-    mig_parted.chmod(0o755)
-    assert run(mig_parted, "assert", "-f", "/no/file", PYTHONPATH=libraries).returncode == 1
-    mig_parted.unlink()
-    assert {path.name for path in (library / "bin").iterdir()} <= {
-        "python",
-        "python3",
-        f"python3.{sys.version_info.minor}",
-    }
+    assert set(once) == FILES
+    assert b"ExecStart=/usr/local/bin/mig-manager boot" in once[f"{UNIT_FOLDER}/{BOOT}"]
+    assert_runs(machine)
+    assert_launches_as_mig_parted(machine)
 
     gone = machine.uninstall()
     assert (gone.returncode, gone.stdout) == (0, ""), gone.stderr
     assert machine.files() == {}
-    assert not library.exists()
+    assert not machine.path(LIBRARY).exists()
 
 
 def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(

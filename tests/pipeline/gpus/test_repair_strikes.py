@@ -1,6 +1,7 @@
 """Repairs that are killed, superseded, delayed, or overtaken by other changes."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
@@ -41,8 +42,24 @@ mig-configs:
 """
 
 
-@pytest.mark.parametrize("cause", ["new agent", "new content", "drift"])
-def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> None:
+def rewrite(_rig: fakes.NodeRig, configs: fakes.FakeConfig) -> None:
+    configs.text = HALF.format("1g.5gb: 7")
+
+
+def drift_with_pod(rig: fakes.NodeRig, _configs: fakes.FakeConfig) -> None:
+    desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("2g.10gb"): 3})
+    rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], desired), *rig.gpus[1:])
+    rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
+
+
+@pytest.mark.parametrize(
+    ("change", "restarts"),
+    [(rewrite, True), (rewrite, False), (drift_with_pod, True)],
+    ids=["new agent", "new content", "drift"],
+)
+def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
+    change: Callable[[fakes.NodeRig, fakes.FakeConfig], None], *, restarts: bool
+) -> None:
     rig = nodes.node()
     rig.resets.are_available = True
     configs = fakes.FakeConfig(HALF.format("1g.5gb: 2, 2g.10gb: 2"))
@@ -53,18 +70,13 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> No
     repairs.break_gpus(rig, 1)
     assert agent.check_drift("half", outcome) is drift.Action.RUN
     rig.disruptions.refusals["affected"] = "budget"
-    request = fakes.FakeRequest(rig.clock, is_replaced=cause == "new content")
+    request = fakes.FakeRequest(rig.clock, is_replaced=not restarts)
     request.ends_when = lambda: rig.clock.now_s > 8
     with pytest.raises(errors.Superseded):
         agents.run(rig, "half", by=agent, request=request)
     rig.disruptions.refusals.clear()
-    if cause == "drift":
-        wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("2g.10gb"): 3})
-        rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
-        rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
-    else:
-        configs.text = HALF.format("1g.5gb: 7")
-    if cause != "new content":
+    change(rig, configs)
+    if restarts:
         agent.stop()
         agent = repairs.agent_of(rig, configs=configs)
         agent.recover("half")
