@@ -72,10 +72,11 @@ class Evictions:
     _round: _Round = dataclasses.field(default_factory=_Round)
 
     def begin(self) -> None:
-        """Forget earlier attempts, for a new deadline, and maybe for other pods."""
+        """Forget earlier attempts and the budgets, which force ignores, for a new deadline."""
         self._has_begun = False
+        self._may_list_budgets = True
         self._attempts.clear()
-        self._round = dataclasses.replace(self._round, next_s=0.0)
+        self._round = _Round()
 
     @property
     def evicted(self) -> int:

@@ -170,6 +170,21 @@ def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
     assert 20 <= rig.clock.now_s < 25
 
 
+@pytest.mark.parametrize("error", [FORBIDDEN, SILENT])
+def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
+    rig: NodeRig, error: errors.ClusterError
+) -> None:
+    rig.disruptions.refusals["train"] = "no"
+    rig.refusing = {"workloads.budgets": error}
+    # Its grace period is longer.
+    rig.clock.on_wait.clear()
+
+    failure = assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating", policy=FORCE)
+
+    assert "udget" not in failure.message
+    assert str(error.status) not in failure.message
+
+
 def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain(rig: NodeRig) -> None:
     rig.clock.on_wait.clear()
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
