@@ -23,7 +23,9 @@ BALANCED = document(
 )
 
 
-def requested(text: str | None = CHANGED, *, is_on_demand: bool = False) -> custom_layouts.Custom:
+def custom_layout(
+    text: str | None = CHANGED, *, is_on_demand: bool = False
+) -> custom_layouts.Custom:
     return custom_layouts.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
 
 
@@ -37,14 +39,14 @@ def run(
 ) -> outcomes.Outcome:
     """Request ``custom`` of a node whose agent allows it."""
     agent = by or agents.reconciler(rig, limits=ON if limits is None else limits)
-    return agents.run(rig, "custom", by=agent, custom=wanted or requested(), **options)
+    return agents.run(rig, "custom", by=agent, custom=wanted or custom_layout(), **options)
 
 
 def published_status(rig: fakes.NodeRig) -> run_status.PublishedStatus:
     return run_status.parse(rig.annotations[well_known.STATUS_ANNOTATION])
 
 
-ON_DEMAND = requested(is_on_demand=True)
+ON_DEMAND = custom_layout(is_on_demand=True)
 
 
 def idle_node() -> fakes.NodeRig:

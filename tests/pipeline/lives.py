@@ -13,7 +13,7 @@ _PAUSES = settings.Limits(
 )
 
 
-class Rested(BaseException):
+class EndOfPause(BaseException):
     """Ends an agent in a pause, as a kill would."""
 
 
@@ -57,6 +57,6 @@ def live(
 ) -> outcomes.Outcome | None:
     """Run an agent's loop until it is ended, also by ``Rested``; return its last outcome."""
     inbox = inboxes.NodeInbox(rig, on_pause, configs=configs)
-    with contextlib.suppress(Rested):
+    with contextlib.suppress(EndOfPause):
         loop.Agent(agent, inbox, _PAUSES, monotonic=rig.clock.monotonic).serve()
     return agent.outcomes[-1] if agent.outcomes else None

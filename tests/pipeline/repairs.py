@@ -55,7 +55,7 @@ def serve(rig: fakes.NodeRig, by: agents.AgentInMemory | None = None) -> outcome
 
     def check(pause: lives.Pause) -> None:
         if pauses_s or not pause.is_at_rest:
-            raise lives.Rested
+            raise lives.EndOfPause
         pauses_s.append(pause.seconds)
         rig.clock.wait(pause.seconds)
 

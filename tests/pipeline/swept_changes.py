@@ -123,9 +123,12 @@ CHANGES: Mapping[str, Change] = {
     "services": _balanced(nodes.hosted_node, "one-slice-changed"),
     "DRA driver, another mixed layout": _dra(nodes.dra_node, "all-balanced"),
     "DRA driver without label": _dra(lambda: nodes.dra_node(gated=False), "all-balanced"),
-    "custom": _balanced(nodes.busy_node, "custom", custom=custom_requests.requested()),
+    "custom": _balanced(nodes.busy_node, "custom", custom=custom_requests.custom_layout()),
     "custom, devices free": _balanced(
-        custom_requests.idle_node, "custom", custom=custom_requests.requested(), evicted=_NOTHING
+        custom_requests.idle_node,
+        "custom",
+        custom=custom_requests.custom_layout(),
+        evicted=_NOTHING,
     ),
     "on demand, devices in use": _balanced(
         nodes.busy_node,

@@ -246,15 +246,15 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(*, shows_old: bool)
     rig = nodes.node(layout="all-1g.5gb")
     shown = tuple(rig.pods.values()) if shows_old else ()
     rig.watched_pods = lambda: shown
-    here: list[pod_object.Pod] = []
-    rig.driver.step_error = lambda _step: here.extend(rig.plugins)
+    plugins_at_steps: list[pod_object.Pod] = []
+    rig.driver.step_error = lambda _step: plugins_at_steps.extend(rig.plugins)
     rig.plugin.is_broken = shows_old
 
     reason = Reason.PLUGIN_NOT_READY if shows_old else Reason.APPLIED
     ends.assert_ends(rig, reason, layout="all-balanced")
 
     assert rig.driver.executed_steps
-    assert here == []
+    assert plugins_at_steps == []
 
 
 def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:

@@ -20,14 +20,14 @@ from tests.pipeline.dra_scenes import (
 
 def starts(rig: fakes.NodeRig) -> list[str]:
     """Note the UID of each driver pod that the node ever has."""
-    seen: list[str] = []
+    driver_uids: list[str] = []
 
     def note() -> None:
-        seen.extend(pod.uid for pod in rig.drivers if pod.uid not in seen)
+        driver_uids.extend(pod.uid for pod in rig.drivers if pod.uid not in driver_uids)
 
     note()
     rig.clock.on_wait.append(note)
-    return seen
+    return driver_uids
 
 
 def devices(rig: fakes.NodeRig) -> frozenset[str]:
@@ -37,7 +37,7 @@ def devices(rig: fakes.NodeRig) -> frozenset[str]:
 @pytest.mark.parametrize("gated", [True, False])
 def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(*, gated: bool) -> None:
     rig = nodes.dra_node(gated=gated)
-    seen = starts(rig)
+    driver_uids = starts(rig)
     claimed = {nodes.device_at(rig, 0), nodes.device_at(rig, 6)}
 
     outcome = agents.run(rig, "most-in-one", KEEP_ONE)
@@ -49,7 +49,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(*, gate
     assert len(claimed & devices(rig)) == 1
     assert pod.claimed_ids == devices(rig) & claimed
     assert published_uuids(rig) == devices(rig)
-    assert len(seen) == 2
+    assert len(driver_uids) == 2
     ends.assert_restored(rig)
 
 
@@ -152,7 +152,7 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
     *, has_failed: bool
 ) -> None:
     rig = nodes.dra_node()
-    seen = starts(rig)
+    driver_uids = starts(rig)
     rig.dra_driver.slices = ()
     agent = agents.reconciler(rig)
     if has_failed:
@@ -163,7 +163,7 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent, attempt=attempt)
 
-    assert len(seen) == 2
+    assert len(driver_uids) == 2
     assert {"low", "high"} <= rig.pod_names
 
 
@@ -184,13 +184,13 @@ def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
 @pytest.mark.parametrize("step", [1, 4])
 def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: bool) -> None:
     rig = nodes.dra_node(gated=gated)
-    seen = starts(rig)
+    driver_uids = starts(rig)
     strikes.kill_at(rig, step, "all-balanced")
     assert not rig.drivers
 
     assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
 
-    assert len(seen) == 2
+    assert len(driver_uids) == 2
     assert published_uuids(rig) == devices(rig)
     ends.assert_restored(rig)
 
@@ -316,16 +316,16 @@ def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", well_known.PLUGIN_CONFIG_LABEL: "whole"}
     rig.live()
     rig.policy = policies.Policy(plugin_configs=(("all-1g.5gb", "sliced"),))
-    seen = starts(rig)
+    driver_uids = starts(rig)
     assert agents.run(rig, "all-1g.5gb").state is model.State.SUCCESS
     assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
-    assert len(seen) == 1
+    assert len(driver_uids) == 1
     assert "slices.withdraw" not in rig.log
 
 
 def test_verified_driver_is_not_restarted_after_a_kill() -> None:
     rig = nodes.dra_node()
-    seen = starts(rig)
+    driver_uids = starts(rig)
     waiting = "waiting for the new devices to be schedulable"
     strikes.kill_when(
         rig,
@@ -336,6 +336,6 @@ def test_verified_driver_is_not_restarted_after_a_kill() -> None:
 
     assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
 
-    assert len(seen) == 2
+    assert len(driver_uids) == 2
     assert rig.log.count("slices.withdraw") == withdrawn
     ends.assert_restored(rig)

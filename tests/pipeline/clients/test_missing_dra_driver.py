@@ -77,10 +77,10 @@ def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated:
     ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled", by=agent, attempt=2)
 
 
-@pytest.mark.parametrize("ended", ["all-balanced", "all-disabled"])
-def test_agent_after_a_kill_reopens_the_node_for_the_driver(ended: str) -> None:
+@pytest.mark.parametrize("layout", ["all-balanced", "all-disabled"])
+def test_agent_after_a_kill_reopens_the_node_for_the_driver(layout: str) -> None:
     rig = nodes.dra_node()
-    strikes.kill_at(rig, 1, ended)
+    strikes.kill_at(rig, 1, layout)
     rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
 
     assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
@@ -103,7 +103,7 @@ def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
 
 def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
     rig = nodes.dra_node()
-    known = dict(rig.pods)
+    pods_before = dict(rig.pods)
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:
             rig.pods[uid] = dataclasses.replace(pod, claimed_ids=None)
@@ -111,8 +111,10 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
     rig.dra_driver.slices = ()
 
     def learn() -> None:
-        for uid in rig.pods.keys() & known.keys() if rig.dra_driver.slices else ():
-            rig.pods[uid] = dataclasses.replace(rig.pods[uid], claimed_ids=known[uid].claimed_ids)
+        for uid in rig.pods.keys() & pods_before.keys() if rig.dra_driver.slices else ():
+            rig.pods[uid] = dataclasses.replace(
+                rig.pods[uid], claimed_ids=pods_before[uid].claimed_ids
+            )
 
     rig.clock.on_wait.append(learn)
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
@@ -157,13 +159,15 @@ class NewWorkloads(fake_cluster.FakeWorkloads):
 
     def __init__(self, rig: fakes.NodeRig) -> None:
         super().__init__(rig)
-        self._known: set[str] = set()
+        self._resolved_uids: set[str] = set()
 
     def list(self) -> tuple[pod_object.Pod, ...]:
         pods, listed = super().list(), published_uuids(self._rig)
-        self._known |= {pod.uid for pod in pods if (pod.claimed_ids or frozenset()) <= listed}
+        self._resolved_uids |= {
+            pod.uid for pod in pods if (pod.claimed_ids or frozenset()) <= listed
+        }
         return tuple(
-            pod if pod.uid in self._known else dataclasses.replace(pod, claimed_ids=None)
+            pod if pod.uid in self._resolved_uids else dataclasses.replace(pod, claimed_ids=None)
             for pod in pods
         )
 

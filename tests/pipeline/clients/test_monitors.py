@@ -148,17 +148,17 @@ def test_a_validator_that_cannot_be_deleted_does_not_fail_the_run() -> None:
 
 def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> None:
     rig = watched_node()
-    here: list[set[str]] = []
+    names_at_steps: list[set[str]] = []
 
     def note_pods(_step: steps.Step) -> None:
-        here.append(rig.pod_names)
+        names_at_steps.append(rig.pod_names)
 
     rig.driver.step_error = note_pods
     ends.assert_ends(rig, Reason.APPLIED)
     rig.live()
 
-    assert here
-    assert all({"watcher", "sampler"}.isdisjoint(names) for names in here)
+    assert names_at_steps
+    assert all({"watcher", "sampler"}.isdisjoint(names) for names in names_at_steps)
     assert {"watcher", "sampler"} <= rig.pod_names
     assert "workloads.evict" in rig.log
     assert rig.labels[SAMPLER] == "true"

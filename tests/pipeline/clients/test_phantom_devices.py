@@ -48,9 +48,9 @@ def test_phantom_devices_of_an_active_layout_cost_no_wait() -> None:
 
 
 def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
     assert rig.kubelet.phantoms == {}
     assert rig.states == []
@@ -59,11 +59,11 @@ def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
 
 
 def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     rig.refusing = {"node.remove": FORBIDDEN}
 
     for _ in range(3):
-        agent.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, outcome)
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
@@ -74,17 +74,17 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     assert json.loads(patch) == {"status": {"capacity": {PHANTOM: None}}}
     # As a person does.
     rig.kubelet.phantoms.clear()
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     rig.refusing = {"node.remove": FORBIDDEN}
     reasons = []
     for gpus in (rig.gpus, nodes.node(layout="all-balanced").gpus, rig.gpus, rig.gpus):
         rig.gpus = gpus
-        agent.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, outcome)
         reasons.append(rig.status["reason"])
 
     assert reasons == ["PhantomDevices", "Drifted", "AlreadyApplied", "PhantomDevices"]
@@ -104,18 +104,18 @@ def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
 @pytest.mark.parametrize("last", ["requested", "without a request"])
 def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
     counts = metrics.AgentMetrics(contact_age_s=lambda: 0.0)
-    rig, agent, ended = node_at_rest(telemetry=counts)
+    rig, agent, outcome = node_at_rest(telemetry=counts)
     rig.refusing = {"node.remove": FORBIDDEN}
-    seen = []
+    samples = []
     for is_last in (False, True):
         if is_last and last == "without a request":
             agent.rest()
         else:
-            agent.check_drift(LAYOUT, ended)
-        seen.append(counts.registry.get_sample_value("mig_manager_phantom_devices"))
+            agent.check_drift(LAYOUT, outcome)
+        samples.append(counts.registry.get_sample_value("mig_manager_phantom_devices"))
         rig.kubelet.phantoms.clear()
 
-    assert seen == [4, 0]
+    assert samples == [4, 0]
 
 
 def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
@@ -129,9 +129,9 @@ def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
 
 
 def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     rig.refusing = {"node.remove": FORBIDDEN}
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     rig.gpus = nodes.node(layout="all-balanced").gpus
     rig.add_pod("worker", devices=frozenset(rig.gpus[0].mig_uuids))
     restarted = agents.reconciler(rig)
@@ -166,21 +166,21 @@ def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
 
 @pytest.mark.parametrize("resource", ["nvidia.com/hostdev", "nvidia.com/mig-1g.5gb"])
 def test_resources_of_others_and_of_the_gpus_stay(resource: str) -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     rig.kubelet.phantoms = {resource: 4}
 
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
 
     assert rig.kubelet.phantoms == {resource: 4}
     assert "node.remove" not in rig.log
 
 
 def test_a_drift_check_without_phantoms_asks_neither_kubelet_nor_the_api() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     rig.kubelet.phantoms = {}
     rig.labels["nvidia.com/mig.strategy"] = "single"
     rig.log.clear()
 
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
 
     assert rig.log == ["gpus.observe"]

@@ -27,9 +27,9 @@ class Deployment:
         self.name = name
         self.room_elsewhere = room_elsewhere
         self.starts = starts
-        self.killed = 0
+        self.kills = 0
         self._serial = 0
-        self.here: dict[str, str] = {}
+        self.local_devices: dict[str, str] = {}
         """UID of a replica on our node -> its device."""
         for device in devices:
             self._start_here(device)
@@ -39,13 +39,13 @@ class Deployment:
 
     def live(self) -> None:
         """Replace what is gone, and place what waits for a node."""
-        for uid in self.here.keys() - self.rig.pods.keys():
-            self.killed += 1
+        for uid in self.local_devices.keys() - self.rig.pods.keys():
+            self.kills += 1
             waiting = self._add(phase="Pending", is_ready=False)
             self.rig.disruptions.elsewhere[waiting] = dataclasses.replace(
                 self.rig.pods.pop(waiting),
                 node_name="",
-                node_selector={"device": self.here.pop(uid)},
+                node_selector={"device": self.local_devices.pop(uid)},
             )
         for uid, pod in list(self.rig.disruptions.elsewhere.items()):
             if pod.labels["app"] != self.name or pod.node_name:
@@ -60,7 +60,7 @@ class Deployment:
                 self._start_here(pod.node_selector["device"])
 
     def _start_here(self, device: str) -> None:
-        self.here[self._add(devices=frozenset({device}))] = device
+        self.local_devices[self._add(devices=frozenset({device}))] = device
 
     def _add(self, *, devices: frozenset[str] = frozenset(), **fields: object) -> str:
         self._serial += 1

@@ -56,22 +56,22 @@ def run(rig: NodeRig, draining: drain.Drain) -> int:
     return draining.evictions.evicted
 
 
-def drained(rig: NodeRig, **options: Any) -> int:
+def run_drain(rig: NodeRig, **options: Any) -> int:
     return run(rig, new_drain(rig, **options))
 
 
 FORCE = policies.Policy(is_forced=True)
 
 
-def refused(
+def api_error(
     reason: errors.Reason, status: int | None = None, retry_after_s: float | None = None
 ) -> errors.ClusterError:
     message = f"the API said {status}"
     return errors.ClusterError(message, reason=reason, status=status, retry_after_s=retry_after_s)
 
 
-FORBIDDEN = refused(errors.Reason.FORBIDDEN, 403)
-SILENT = refused(errors.Reason.API_UNAVAILABLE, 503)
+FORBIDDEN = api_error(errors.Reason.FORBIDDEN, 403)
+SILENT = api_error(errors.Reason.API_UNAVAILABLE, 503)
 
 
 def at(rig: NodeRig, when_s: float, act: Callable[[], object]) -> None:
@@ -91,7 +91,7 @@ def assert_fails(
     """Drain until the deadline; check the reason and a text of the message."""
     begun_s = rig.clock.now_s
     with pytest.raises(errors.MigManagerError) as caught:
-        drained(rig, **options)
+        run_drain(rig, **options)
     assert caught.value.reason is reason
     assert text in caught.value.message
     timeout_s = 40 if options.get("policy") is FORCE else 20

@@ -19,11 +19,11 @@ from tests.pipeline.drain.drains import (
     SILENT,
     assert_fails,
     at,
-    drained,
     empty,
     gpu_pod,
     new_drain,
     run,
+    run_drain,
     usage_of,
 )
 
@@ -45,16 +45,16 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
 def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end(rig: NodeRig) -> None:
     rig.disruptions.refusals["train"] = "disruption budget is being computed"
     rig.disruptions.retry_after_s = 6
-    asked: list[float] = []
+    asked_at_s: list[float] = []
 
     def note() -> None:
-        while len(asked) < rig.log.count("workloads.can_evict"):
-            asked.append(rig.clock.now_s)
+        while len(asked_at_s) < rig.log.count("workloads.can_evict"):
+            asked_at_s.append(rig.clock.now_s)
 
     rig.clock.on_wait.append(note)
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "is being computed")
 
-    gaps = [later - sooner for sooner, later in itertools.pairwise(asked)]
+    gaps = [later - sooner for sooner, later in itertools.pairwise(asked_at_s)]
     assert len(gaps) == 3
     assert min(gaps) > 5.99
 
@@ -67,7 +67,7 @@ def test_pause_longer_than_the_deadline_ends_with_it(
     rig.disruptions.retry_after_s = 3600
 
     if policy:
-        drained(rig, policy=policy)
+        run_drain(rig, policy=policy)
     else:
         assert_fails(rig, Reason.DRAIN_TIMEOUT)
 
@@ -125,7 +125,7 @@ def test_pod_that_cannot_leave_is_named_and_no_other_is_evicted(
     gpu_pod(rig, "free")
 
     with pytest.raises(errors.DrainError, match=rf"default/stays \(.*{why}.*default/free"):
-        drained(rig, policy=policy)
+        run_drain(rig, policy=policy)
 
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
     assert rig.statuses == []
@@ -137,7 +137,7 @@ def test_a_pod_that_cannot_be_evicted_may_finish_by_itself() -> None:
     finished = dataclasses.replace(rig.pods[uid], phase="Succeeded")
     at(rig, 3, lambda: rig.pods.update({uid: finished}))
 
-    assert drained(rig) == 0
+    assert run_drain(rig) == 0
 
 
 def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
@@ -172,7 +172,7 @@ def test_the_many_pods_that_force_deletes_are_counted() -> None:
         rig.disruptions.refusals[f"p{number}"] = "no"
         gpu_pod(rig, f"p{number}")
 
-    drained(rig, policy=FORCE)
+    run_drain(rig, policy=FORCE)
 
     names = "default/p0, default/p1, default/p2, default/p3, default/p4 and 2 more"
     assert rig.statuses == [f"deleting by force {names}"]
@@ -226,14 +226,14 @@ def test_own_daemons_and_finished_pods_are_not_evicted(
     rig = empty()
     gpu_pod(rig, "train", **fields)
 
-    assert drained(rig) == evicted
+    assert run_drain(rig) == evicted
 
 
 @pytest.mark.parametrize("name", ["late", "train"])
 def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str) -> None:
     at(rig, 0, lambda: gpu_pod(rig, name))
 
-    assert drained(rig) == 2
+    assert run_drain(rig) == 2
     assert rig.pods == {}
 
 
@@ -241,7 +241,7 @@ def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRi
     other = rig.add_pod("other", devices=frozenset({driver_rules.mig_uuid("other")}))
     rig.clock.on_wait.append(lambda: setattr(rig.kubelet, "is_silent", True))
 
-    assert drained(rig) == 1
+    assert run_drain(rig) == 1
     assert other in rig.pods
 
 
@@ -256,7 +256,7 @@ def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) ->
     at(rig, 0, lambda: setattr(rig.kubelet, "is_silent", True))
     at(rig, 9, lambda: setattr(rig.kubelet, "is_silent", False))
 
-    assert drained(rig) == 1
+    assert run_drain(rig) == 1
     assert [pod.name for pod in rig.pods.values()] == ["train"]
 
 
@@ -264,7 +264,7 @@ def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) 
     other = rig.add_pod("other", devices=frozenset({driver_rules.mig_uuid("other")}))
     rig.clock.on_wait.append(rig.kubelet.devices_by_pod.clear)
 
-    assert drained(rig) == 1
+    assert run_drain(rig) == 1
     assert other in rig.pods
 
 
@@ -292,7 +292,7 @@ def test_each_eviction_or_deletion_by_force_is_counted(
 
 def test_an_accepted_eviction_is_logged(rig: NodeRig) -> None:
     with structlog.testing.capture_logs() as lines:
-        assert drained(rig) == 1
+        assert run_drain(rig) == 1
 
     evicted = [line for line in lines if line["event"] == "pod_evicted"]
     assert [(line["pod"], line["answer"]) for line in evicted] == [("default/train", "accepted")]

@@ -42,11 +42,11 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
     rig, serving = node_with(room_elsewhere=1)
     serving.budget.max_unavailable = granted
     # If all are evicted at once, the others take longer to end.
-    rig.kubelet.ends_from_s = dict.fromkeys(list(serving.here)[2:], rig.clock.now_s + 10)
+    rig.kubelet.ends_from_s = dict.fromkeys(list(serving.local_devices)[2:], rig.clock.now_s + 10)
     agent = agents.reconciler(rig, CONFIG)
 
     def report() -> None:
-        if serving.killed == 2:
+        if serving.kills == 2:
             announce(inbox, rig)
 
     inbox = inboxes.Inbox(rig.clock, report=report)
@@ -56,11 +56,11 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
     rig.clock.wait(1)
     assert rig.has_hold_taint is not is_other
     rig.refusing.clear()
-    serving.room_elsewhere, here = 3, len(serving.here)
+    serving.room_elsewhere, local_count = 3, len(serving.local_devices)
     newer = inbox.next(0)
     assert newer is not None
     assert agent.run(newer.request, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
-    assert serving.killed == 2 + (not is_other) * here
+    assert serving.kills == 2 + (not is_other) * local_count
     ends.assert_restored(rig)
 
 
@@ -69,7 +69,7 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
     agent = agents.reconciler(rig, CONFIG)
 
     def report() -> None:
-        if serving.killed and rig.status["phase"] == model.Phase.PAUSE.value:
+        if serving.kills and rig.status["phase"] == model.Phase.PAUSE.value:
             inbox.put_file_change()
 
     inbox = inboxes.Inbox(rig.clock, report=report)
@@ -78,7 +78,7 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
 
     rig.clock.wait(1)
     assert agent.run(LAYOUT, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
-    assert serving.killed == 1
+    assert serving.kills == 1
     ends.assert_restored(rig)
 
 
@@ -92,7 +92,7 @@ def test_a_drain_that_always_crashes_reopens_the_node() -> None:
     assert {try_once(rig, agent).reason for _ in range(4)} == {Reason.INTERNAL}
 
     assert not is_closed(rig)
-    assert serving.killed == 2
+    assert serving.kills == 2
 
 
 def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
@@ -115,14 +115,14 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
     assert rig.open_journal.draining
-    assert serving.killed == 2
+    assert serving.kills == 2
     if has_room:
         serving.room_elsewhere = 3
     else:
         serving.budget.max_unavailable = 4
 
     assert try_once(rig, agent).state is model.State.SUCCESS
-    assert serving.killed == 4
+    assert serving.kills == 4
     ends.assert_restored(rig)
 
 
@@ -171,13 +171,13 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     disturb(rig)
 
-    ended = [try_once(rig, agent) for _ in range(4)]
+    attempt_outcomes = [try_once(rig, agent) for _ in range(4)]
 
-    assert {outcome.reason for outcome in ended} == {reason}
-    assert all(outcome.should_retry for outcome in ended)
+    assert {outcome.reason for outcome in attempt_outcomes} == {reason}
+    assert all(outcome.should_retry for outcome in attempt_outcomes)
     of_api = {Reason.API_ERROR, Reason.API_UNAVAILABLE, Reason.FORBIDDEN}
     assert is_closed(rig) is (reason in of_api)
-    assert serving.killed == 2
+    assert serving.kills == 2
     rig.refusing.clear()
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
     serving.room_elsewhere = 3
@@ -207,7 +207,7 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
 
     assert outcome.reason is reason
     assert outcome.should_retry
-    assert late[0].killed == 2
+    assert late[0].kills == 2
     ends.assert_restored(rig)
 
 
@@ -220,7 +220,7 @@ def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> N
 
     assert try_once(rig, successor).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
-    assert serving.killed == 1
+    assert serving.kills == 1
 
 
 def ask_for_another_layout(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
@@ -254,5 +254,5 @@ def test_node_closed_between_attempts_is_reopened_without_a_request(
         rig.clock.wait(1)
 
     ends.assert_restored(rig)
-    assert len(serving.here) == 4
-    assert serving.killed == 1
+    assert len(serving.local_devices) == 4
+    assert serving.kills == 1

@@ -16,14 +16,14 @@ from tests.pipeline.drain.drains import (
     FORCE,
     PASSIVE,
     SILENT,
+    api_error,
     assert_fails,
     at,
-    drained,
     empty,
     gpu_pod,
     new_drain,
-    refused,
     run,
+    run_drain,
     usage_of,
 )
 
@@ -35,7 +35,7 @@ def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
     at(rig, 8, lambda: rig.remove_pod(first))
     at(rig, 15, lambda: rig.remove_pod(second))
 
-    assert drained(rig) == 0
+    assert run_drain(rig) == 0
 
     assert rig.clock.now_s < 20
     assert "workloads.evict" not in rig.log
@@ -63,7 +63,7 @@ def test_a_refusal_that_passes_costs_a_few_seconds_and_not_the_run(
     rig.refusing = {call: passing}
     at(rig, 1, rig.refusing.clear)
 
-    assert drained(rig) == 1
+    assert run_drain(rig) == 1
 
     assert rig.clock.now_s < 10
 
@@ -128,10 +128,10 @@ def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: N
 
 
 def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once(rig: NodeRig) -> None:
-    rig.refusing = {"workloads.can_evict": refused(Reason.API_ERROR, 400)}
+    rig.refusing = {"workloads.can_evict": api_error(Reason.API_ERROR, 400)}
 
     with pytest.raises(errors.ClusterError) as caught:
-        drained(rig)
+        run_drain(rig)
 
     assert caught.value.reason is Reason.API_ERROR
     assert rig.clock.now_s == 0
@@ -142,7 +142,7 @@ def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once(rig: NodeRig)
     [
         ("can_evict", FORBIDDEN, "the agent may not evict it", 5),
         ("can_evict", SILENT, "failed to evict it", 5),
-        ("can_evict", refused(Reason.API_UNAVAILABLE, retry_after_s=15), "failed to", 2),
+        ("can_evict", api_error(Reason.API_UNAVAILABLE, retry_after_s=15), "failed to", 2),
         ("delete", FORBIDDEN, "the agent may not delete it", 5),
     ],
     ids=["forbidden", "silent", "longer pause", "forbidden by force"],
@@ -191,7 +191,7 @@ def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain(rig: NodeRig) 
     at(rig, 10, rig.refusing.clear)
     at(rig, 12, rig.live)
 
-    assert drained(rig) == 1
+    assert run_drain(rig) == 1
 
     assert rig.log.count("workloads.evict") == 1
 
@@ -216,7 +216,7 @@ def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> N
     )
 
     with pytest.raises(errors.DrainError) as caught:
-        drained(rig, workloads=workloads)
+        run_drain(rig, workloads=workloads)
 
     assert caught.value.reason is Reason.PODS_RETURN
     assert rig.log.count("workloads.evict") == 2
@@ -262,7 +262,7 @@ def test_drain_lists_pods_twice_and_waits_on_the_watch(
     if policy:
         at(rig, 15, lambda: rig.remove_pod(staying))
 
-    drained(rig, policy=policy)
+    run_drain(rig, policy=policy)
 
     # The survey, which shows whom to evict, and the list that ends it.
     assert rig.log.count("workloads.list") == 2
@@ -275,6 +275,6 @@ def test_outdated_watch_neither_ends_nor_fails_a_drain(rig: NodeRig, *, shows_al
     rig.watched_pods = lambda: shown
     at(rig, 15, lambda: rig.remove_pod(staying))
 
-    assert drained(rig, policy=PASSIVE) == 0
+    assert run_drain(rig, policy=PASSIVE) == 0
 
     assert rig.clock.now_s >= 15

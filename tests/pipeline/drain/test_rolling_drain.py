@@ -22,7 +22,7 @@ def test_partial_budget_drains_as_successors_get_ready() -> None:
 
     assert try_once(rig).state is model.State.SUCCESS
 
-    assert serving.killed == 4
+    assert serving.kills == 4
     assert min(healthy) == 3
     assert any("evicting default/serving-1; 3 more" in each for each in rig.statuses)
     ends.assert_restored(rig)
@@ -34,15 +34,15 @@ def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
     before = rig.gpus
     agent = agents.reconciler(rig, CONFIG)
 
-    ended = [try_once(rig, agent) for _ in range(4)]
+    attempt_outcomes = [try_once(rig, agent) for _ in range(4)]
 
-    assert serving.killed == 1
+    assert serving.kills == 1
     assert bare in rig.pods
     assert rig.gpus == before
-    assert {outcome.reason for outcome in ended} == {Reason.DRAIN_STALLED}
-    assert "no node has room for default/serving-5" in ended[0].message
-    assert "default/serving-2" in ended[0].message
-    assert all(outcome.should_retry for outcome in ended)
+    assert {outcome.reason for outcome in attempt_outcomes} == {Reason.DRAIN_STALLED}
+    assert "no node has room for default/serving-5" in attempt_outcomes[0].message
+    assert "default/serving-2" in attempt_outcomes[0].message
+    assert all(outcome.should_retry for outcome in attempt_outcomes)
 
 
 def test_successors_that_start_slowly_elsewhere_are_no_stall() -> None:
@@ -53,7 +53,7 @@ def test_successors_that_start_slowly_elsewhere_are_no_stall() -> None:
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "not ready yet elsewhere: default/serving-5" in outcome.message
     assert is_closed(rig)
-    assert serving.killed == 1
+    assert serving.kills == 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "PodDisruptionBudget serving allows 1 of 4 evictions" in outcome.message
-    assert serving.killed == 0
+    assert serving.kills == 0
     assert "workloads.can_evict" not in rig.log
     assert not is_closed(rig)
 
@@ -145,7 +145,7 @@ def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "early" not in rig.pod_names
-    assert late[0].killed == 0
+    assert late[0].kills == 0
 
 
 def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
@@ -154,7 +154,7 @@ def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
 
     assert try_once(rig).state is model.State.SUCCESS
 
-    assert serving.killed == 4
+    assert serving.kills == 4
     first = rig.log.index("workloads.evict")
     assert rig.log[first : first + 4] == ["workloads.evict"] * 4
 
@@ -166,7 +166,9 @@ def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) ->
         rig.disruptions.budgets.append(knobs.Budget("second", "serving", 2, 2))
         why = "PodDisruptionBudgets second and serving both cover it"
     else:
-        device = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in serving.here.values())
+        device = next(
+            uuid for uuid in rig.gpus[0].mig_uuids if uuid not in serving.local_devices.values()
+        )
         Deployment(rig, [device], room_elsewhere=1, name="guarded", max_unavailable=0)
         why = "PodDisruptionBudget guarded needs 1 healthy pods and has 1"
 
@@ -182,8 +184,8 @@ def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
     rig, serving = node_with(room_elsewhere=4)
 
     def keep() -> None:
-        if serving.killed == 1:
-            last = list(serving.here)[-1]
+        if serving.kills == 1:
+            last = list(serving.local_devices)[-1]
             rig.pods[last] = dataclasses.replace(rig.pods[last], is_kept=True)
 
     rig.clock.on_wait.append(keep)
@@ -191,20 +193,22 @@ def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "do-not-evict forbids the eviction" in outcome.message
-    assert serving.killed == 1
+    assert serving.kills == 1
     assert not is_closed(rig)
 
 
 def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
     rig, serving = node_with(room_elsewhere=4)
-    device = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in serving.here.values())
+    device = next(
+        uuid for uuid in rig.gpus[0].mig_uuids if uuid not in serving.local_devices.values()
+    )
     uid = rig.add_pod("forced", devices=frozenset({device}))
 
     def delete() -> None:
-        if serving.killed == 1 and uid in rig.pods:
+        if serving.kills == 1 and uid in rig.pods:
             rig.remove_pod(uid)
             rig.kubelet.devices_of_unlisted_pods["forced"] = frozenset({device})
-        elif serving.killed == 4:
+        elif serving.kills == 4:
             rig.kubelet.devices_of_unlisted_pods.clear()
 
     rig.clock.on_wait.append(delete)
@@ -265,10 +269,10 @@ def test_agent_that_may_not_list_budgets_drains_and_says_so() -> None:
     rig.refusing = {"workloads.budgets": forbidden}
     agent = agents.reconciler(rig, CONFIG)
 
-    ended = [try_once(rig, agent) for _ in range(3)]
+    attempt_outcomes = [try_once(rig, agent) for _ in range(3)]
 
-    assert serving.killed == 1
-    assert "may not list PodDisruptionBudgets" in ended[0].message
+    assert serving.kills == 1
+    assert "may not list PodDisruptionBudgets" in attempt_outcomes[0].message
     assert rig.log.count("workloads.budgets") == 3
 
 
@@ -280,4 +284,4 @@ def test_api_that_never_lists_budgets_is_the_reason() -> None:
     outcome = try_once(rig)
 
     assert outcome.reason is Reason.API_UNAVAILABLE
-    assert serving.killed == 0
+    assert serving.kills == 0

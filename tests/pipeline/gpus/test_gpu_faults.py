@@ -35,18 +35,18 @@ def set_action(rig: fakes.NodeRig, action: model.RecoveryAction, *indices: int) 
 
 def recovery(rig: fakes.NodeRig) -> tuple[str, str] | None:
     """Return status and reason of the condition; None: the node lacks it."""
-    found = rig.recovery_condition
-    return (found["status"], found["reason"]) if found else None
+    condition = rig.recovery_condition
+    return (condition["status"], condition["reason"]) if condition else None
 
 
 def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     ready, status = rig.condition, rig.annotations[well_known.STATUS_ANNOTATION]
     set_action(rig, RESET, 0)
 
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            agent.check_drift(LAYOUT, ended)
+            agent.check_drift(LAYOUT, outcome)
 
     assert recovery(rig) == ("True", "GpuReset")
     assert rig.events == ["GpuRecoveryNeeded"]
@@ -61,27 +61,27 @@ def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
 
 
 def test_another_action_and_the_recovery_are_reported_too() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     for action in (RESET, REBOOT, HEALTHY):
         set_action(rig, action, 0)
-        agent.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, outcome)
 
     assert rig.events == ["GpuRecoveryNeeded", "GpuRecoveryNeeded", "GpuRecovered"]
     assert recovery(rig) == ("False", "NoRecoveryNeeded")
 
 
 def test_a_node_without_faults_costs_no_condition_and_no_event() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     before = len(rig.log)
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     assert (recovery(rig), rig.events) == (None, [])
     assert not {"node.patch", "node.update"} & set(rig.log[before:])
 
 
 def test_a_restarted_agent_clears_the_condition_of_the_one_before() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     set_action(rig, RESET, 0)
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     set_action(rig, HEALTHY, 0)
 
     agents.run(rig, LAYOUT, by=agents.reconciler(rig))
@@ -98,9 +98,9 @@ def test_faults_found_by_a_run_are_reported_at_its_end() -> None:
 
 
 def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     rig.driver.lost.add(rig.gpus[1].uuid)
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     assert recovery(rig) == ("True", "GpuUnreachable")
     assert rig.events == []
 
@@ -116,25 +116,25 @@ def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
 def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
     reason: errors.Reason, expected: tuple[str, str] | None
 ) -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     rig.refusing["gpus.observe"] = errors.HardwareError("GPU 0 is lost", reason=reason)
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     assert recovery(rig) == expected
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
     del rig.refusing["gpus.observe"]
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     assert recovery(rig) == (expected and ("False", "NoRecoveryNeeded"))
     assert rig.events.count("GpuRecovered") == (expected is not None)
 
 
 def test_a_fault_on_a_node_that_others_repair_changes_nothing_of_theirs() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     rig.is_unschedulable, rig.taints = True, {"nvidia.com/gpu-error"}
     rig.add_pod("train", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     set_action(rig, RESET, 0)
 
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
 
     assert recovery(rig) == ("True", "GpuReset")
     assert (rig.is_unschedulable, rig.taints) == (True, {"nvidia.com/gpu-error"})
@@ -144,10 +144,10 @@ def test_a_fault_on_a_node_that_others_repair_changes_nothing_of_theirs() -> Non
 
 
 def test_repair_off_reports_nothing_on_the_node() -> None:
-    rig, agent, ended = node_at_rest(repair=settings.RepairPolicy.OFF)
+    rig, agent, outcome = node_at_rest(repair=settings.RepairPolicy.OFF)
     set_action(rig, RESET, 0)
     agent.faults.note_xids([(rig.gpus[0].uuid, 79)])
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     agent.rest()
     agent.check_without_request()
     assert (recovery(rig), rig.events) == (None, [])
@@ -159,14 +159,14 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
 ) -> None:
     rig = repairs.stuck_node() if is_silent else repairs.faulty_node()
     agent = repairs.agent_of(rig)
-    ended = agents.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
     rig.recovery_condition = None
     rig.refusing["workloads.list"] = strikes.BROKEN["workloads"]
     if is_silent:
         rig.gpus = gpu_values.without_instances(rig.gpus, 1)
 
     with contextlib.suppress(errors.ClusterError):
-        agent.check_drift(repairs.LAYOUT, ended)
+        agent.check_drift(repairs.LAYOUT, outcome)
 
     assert "Not reset now: broken." in repairs.message(rig)
     assert (rig.labels[well_known.STATE_LABEL] == "failed") is is_silent
@@ -190,13 +190,13 @@ def test_xids_are_counted_and_each_is_an_event_once_an_hour() -> None:
     rig = nodes.node(layout=LAYOUT)
     telemetry = fakes.FakeTelemetry()
     agent = agents.reconciler(rig, telemetry=telemetry)
-    ended = agents.run(rig, LAYOUT, by=agent)
+    outcome = agents.run(rig, LAYOUT, by=agent)
     rig.events.clear()
     uuid = rig.gpus[0].uuid
 
     def report(*xids: int) -> None:
         agent.faults.note_xids((uuid, xid) for xid in xids)
-        agent.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, outcome)
 
     report(94, 94, 154)
     report(94)
@@ -209,14 +209,14 @@ def test_xids_are_counted_and_each_is_an_event_once_an_hour() -> None:
 
 
 def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, outcome = node_at_rest()
     set_action(rig, RESET, 0)
     rig.refusing["node.patch"] = strikes.BROKEN["node"]
     with pytest.raises(errors.ClusterError):
-        agent.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, outcome)
 
     del rig.refusing["node.patch"]
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
 
     assert rig.events == ["GpuRecoveryNeeded"]
     published = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])

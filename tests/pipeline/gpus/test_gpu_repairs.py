@@ -42,14 +42,14 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
 
 def test_the_former_placements_return_although_the_planner_chooses_others() -> None:
     rig = repairs.faulty_node()
-    chosen = gpu_values.geometry(rig.gpus)
+    by_planner = gpu_values.geometry(rig.gpus)
     (middle,) = (gi for gi in rig.gpus[0].gpu_instances if str(gi.profile) == "2g.10gb")
     pin = model.Pin(profile=middle.profile, start=2 - middle.placement.start)
     others = {profile_name.parse("1g.5gb"): 2, profile_name.parse("3g.20gb"): 1}
     wanted = model.DesiredGpu.of(model.MigMode.ENABLED, others, {pin: 1})
     rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
     before = gpu_values.geometry(rig.gpus)
-    assert before != chosen
+    assert before != by_planner
 
     repairs.serve(rig)
 

@@ -11,7 +11,7 @@ from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
 from tests.node import agents, driver_rules, ends, fakes, nodes, strikes
 from tests.pipeline import drifts
-from tests.pipeline.custom_requests import ON, document, requested, run
+from tests.pipeline.custom_requests import ON, custom_layout, document, run
 from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
 
 RETRIES = 3  # how often a run is repeated, with a new agent each time
@@ -101,10 +101,10 @@ def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
 def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: bool) -> None:
     rig = nodes.busy_node()
     affected = rig.uid_of("affected")
-    own = frozenset({nodes.device(rig, 1, "1g.5gb")})
+    devices = frozenset({nodes.device(rig, 1, "1g.5gb")})
     successor = rig.add_pod(
         "db-0",
-        devices=own if is_admitted else frozenset(),
+        devices=devices if is_admitted else frozenset(),
         is_admitted=is_admitted,
         phase="Running" if is_admitted else "Pending",
     )
@@ -114,7 +114,7 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
         if rig.clock.now_s > 5 and rig.kubelet.devices_of_unlisted_pods:
             rig.kubelet.devices_of_unlisted_pods.clear()
             rig.pods[successor] = dataclasses.replace(rig.pods[successor], is_admitted=True)
-            rig.kubelet.devices_by_pod[successor] = own
+            rig.kubelet.devices_by_pod[successor] = devices
 
     rig.clock.on_wait.append(end)
     ends.assert_ends(rig, Reason.APPLIED)
@@ -160,7 +160,7 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
     *, is_on_demand: bool
 ) -> None:
     rules = "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 3g.20gb: 1}}\n"
-    wanted = requested(document(rules), is_on_demand=is_on_demand)
+    wanted = custom_layout(document(rules), is_on_demand=is_on_demand)
     undisturbed = nodes.node(layout="all-balanced")
     run(undisturbed, wanted)
     (kept,) = (gi for gi in undisturbed.gpus[0].gpu_instances if str(gi.profile) == "1g.5gb")

@@ -411,8 +411,8 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(refusal
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     # It may be asked for again by the next agent.
-    asked = rig.status.get("rebooted", False)
-    assert asked is not bool(refusal)
+    is_counted = rig.status.get("rebooted", False)
+    assert is_counted is not bool(refusal)
 
 
 @pytest.mark.parametrize("gated", [True, False])

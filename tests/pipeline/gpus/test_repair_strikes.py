@@ -201,7 +201,7 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     rig = custom_requests.idle_node()
     rig.resets.are_available = True
     agent = repairs.agent_of(rig, limits=repairs.RESET | custom_requests.ON)
-    on_demand = custom_requests.requested(custom_requests.BALANCED, is_on_demand=True)
+    on_demand = custom_requests.custom_layout(custom_requests.BALANCED, is_on_demand=True)
     outcome = custom_requests.run(rig, on_demand, by=agent)
     rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     repairs.break_gpus(rig, 0)

@@ -145,8 +145,8 @@ _WITHOUT_PARENTHESES = str.maketrans("", "", "()")  # they mark what has no comp
 def kill(play: PlayedChange) -> None:
     """End the agent's process."""
     play.is_dead = True
-    left = layout_table.devices_by_gpu(layout_table.layout_of(play.rig.gpus))
-    play.left = frozenset(each.translate(_WITHOUT_PARENTHESES) for each in left)
+    instances = layout_table.devices_by_gpu(layout_table.layout_of(play.rig.gpus))
+    play.remnants = frozenset(each.translate(_WITHOUT_PARENTHESES) for each in instances)
     journal = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
     play.was_about_to_evict |= "hasEvicted" in journal
 
@@ -237,8 +237,8 @@ def play_all(change: Change, *, step: int = 1) -> Result:
     """
     explorer = _Explorer(change, step)
     start = PlayedChange.of(change)
-    once = explorer.killed([start])
-    twice = explorer.killed(once)
+    once = explorer.kill_everywhere([start])
+    twice = explorer.kill_everywhere(once)
     for play in (start, *once, *twice):
         explorer.rest(play.fork(), (change.end,))
     for play in (start, *once):
@@ -266,7 +266,7 @@ def play_sample(change: Change, *, step: int, every: int) -> Result:
     """
     explorer = _Explorer(change, step)
     start = PlayedChange.of(change)
-    once = explorer.killed([start])
+    once = explorer.kill_everywhere([start])
     for play in (start, *once):
         explorer.rest(play.fork(), (change.end,))
     for number, (name, write) in enumerate(WRITES.items()):
@@ -283,13 +283,13 @@ class _Explorer:
     def __init__(self, change: Change, step: int) -> None:
         self._change = change
         self._step = step
-        self._seen: set[Hashable] = set()
-        self._rested: set[Hashable] = set()
+        self._visited: set[Hashable] = set()
+        self._judged_keys: set[Hashable] = set()
         self.strikes: collections.Counter[str] = collections.Counter(kills=0, writes=0)
         self.tried = self.struck = self.judged = self.converged = 0
         self.problems: list[str] = []
 
-    def killed(self, plays: Sequence[PlayedChange]) -> Sequence[PlayedChange]:
+    def kill_everywhere(self, plays: Sequence[PlayedChange]) -> Sequence[PlayedChange]:
         """Kill an agent of each play at each moment; return one play for each different node."""
         nodes = []
         for play in plays:
@@ -301,9 +301,9 @@ class _Explorer:
                 self.tried += 1
                 self.struck += outcome is None
                 self.strikes["kills"] += 1
-                self.problems += forked.misnamed()
-                if forked.key not in self._seen:
-                    self._seen.add(forked.key)
+                self.problems += forked.misnaming_problems()
+                if forked.key not in self._visited:
+                    self._visited.add(forked.key)
                     forked.path = (*play.path, f"killed at {number}")
                     nodes.append(forked)
         return nodes
@@ -332,21 +332,21 @@ class _Explorer:
 
     def result(self, counts: Mapping[str, int]) -> Result:
         """Return all counts, and what was not as it must be."""
-        own = {
+        numbers = {
             "tried": self.tried,
             "struck": self.struck,
             **counts,
             "judged": self.judged,
             "converged": self.converged,
         }
-        return Result(own | self.strikes, self.problems)
+        return Result(numbers | self.strikes, self.problems)
 
     def _write(self, write: Callable[[PlayedChange], object], play: PlayedChange) -> None:
         """Write, and go on only where no other strike has met the same node at the same call."""
         write(play)
-        key = write, "".join(play.rig.log[-1:]), play.key, play.requested
-        play.is_dead = key in self._seen
-        self._seen.add(key)
+        key = write, "".join(play.rig.log[-1:]), play.key, play.request_key
+        play.is_dead = key in self._visited
+        self._visited.add(key)
 
     def rest(self, play: PlayedChange, allowed: Sequence[End]) -> int:
         """Let an agent serve undisturbed, and judge its end; return how many moments it had."""
@@ -360,9 +360,9 @@ class _Explorer:
         self.problems += (f"{', '.join(play.path)}: {problem}" for problem in problems)
         self.judged += 1
         self.converged += not problems
-        if problems or play.key in self._rested:
+        if problems or play.key in self._judged_keys:
             return
-        self._rested.add(play.key)
+        self._judged_keys.add(play.key)
         # The next request works, despite what was written before.
         following = play.fork()
         following.config.text = agents.CONFIG
@@ -389,9 +389,9 @@ class _Strike:
         if play.moment != self._moment or self.has_come:
             return
         self.has_come = True
-        before = play.key, play.requested
+        before = play.key, play.request_key
         self._what(play)
-        self.has_struck = (play.key, play.requested) != before
+        self.has_struck = (play.key, play.request_key) != before
         # A run without a strike was judged before.
         play.is_dead |= not self.has_struck
 

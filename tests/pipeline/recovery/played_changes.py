@@ -50,7 +50,7 @@ class PlayedChange:
     is_over: bool = False  # whether the last agent came to rest
     was_about_to_evict: bool = False
     """Whether an agent was killed after it wrote that it evicts: its successor counts that."""
-    left: frozenset[str] = frozenset()
+    remnants: frozenset[str] = frozenset()
     """The GPU instances that a killed agent left, named as in ``devices_by_gpu``."""
 
     @classmethod
@@ -120,7 +120,7 @@ class PlayedChange:
         lives.request(self.rig, layout, custom)
 
     @property
-    def requested(self) -> tuple[str | None, ...]:
+    def request_key(self) -> tuple[str | None, ...]:
         """What a newer request differs from."""
         return *lives.requested_of(self.rig), self.config.text
 
@@ -128,11 +128,11 @@ class PlayedChange:
     def is_as_begun(self) -> bool:
         """Whether the change itself is requested."""
         is_same_file = self.config.text == agents.CONFIG
-        return is_same_file and self.requested[0] == self.change.layout
+        return is_same_file and self.request_key[0] == self.change.layout
 
     def _refuse(self, step: steps.Step) -> Exception | None:
         is_ours = isinstance(step, steps.CreateGpuInstance) and step.placement.start == 1
-        is_requested = self.requested[0] == self.change.layout
+        is_requested = self.request_key[0] == self.change.layout
         if self.change.is_refused and is_requested and is_ours:
             return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
         return None
@@ -188,7 +188,7 @@ class PlayedChange:
         """Return what is not as it must be at rest."""
         rig = self.rig
         if not self.is_over:
-            if self.requested[0] is None and rig.driver.lost:
+            if self.request_key[0] is None and rig.driver.lost:
                 return []  # No repair follows, and the instances wait for this GPU.
             return [f"no end after {_MAX_PAUSES} pauses"]
         labels, gpus = rig.labels, layout_table.layout_of(rig.gpus)
@@ -196,9 +196,11 @@ class PlayedChange:
         state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
         if not any(self._is_end(End(state, applied, gpus), each) for each in ends):
             problems.append(f"ended {state} {applied} {gpus}: {rig.status.get('message')}")
-        known = {outcome.state.value} if outcome and self.requested[0] else set()
-        if len({state, rig.status.get("state"), *known}) != 1:
-            problems.append(f"label {state}, status {rig.status.get('state')}, not {known}")
+        expected_states = {outcome.state.value} if outcome and self.request_key[0] else set()
+        if len({state, rig.status.get("state"), *expected_states}) != 1:
+            problems.append(
+                f"label {state}, status {rig.status.get('state')}, not {expected_states}"
+            )
         problems += self._not_restored()
         if self.is_as_begun and not self.is_cordoned and any(g.awaits_reset for g in rig.gpus):
             problems.append(f"not repaired: {rig.recovery_condition}")
@@ -215,18 +217,18 @@ class PlayedChange:
             problems.append(f"{len(serving)} plugins or drivers offer {sorted(devices)}")
         return problems
 
-    def _is_end(self, found: End, expected: End) -> bool:
+    def _is_end(self, end: End, expected: End) -> bool:
         """Return whether a node is as expected.
 
         What a killed agent created stays where it is if the changed file has it too: then it may
         stand, and have others stand, elsewhere.
         """
         is_changed = self.config.text != agents.CONFIG
-        kept = layout_table.devices_by_gpu(found.gpus) & self.left if is_changed else set()
+        kept = layout_table.devices_by_gpu(end.gpus) & self.remnants if is_changed else set()
         if kept <= layout_table.devices_by_gpu(expected.gpus):
-            return found == expected
-        return found._replace(gpus=()) == expected._replace(gpus=()) and (
-            [*map(layout_table.counts, found.gpus)] == [*map(layout_table.counts, expected.gpus)]
+            return end == expected
+        return end._replace(gpus=()) == expected._replace(gpus=()) and (
+            [*map(layout_table.counts, end.gpus)] == [*map(layout_table.counts, expected.gpus)]
         )
 
     def _not_restored(self) -> Iterator[str]:
@@ -235,7 +237,7 @@ class PlayedChange:
         if "MonitorNotReady" in rig.events and not rig.daemons.controller_away_until_s:
             yield "a monitor is awaited that does not start"
 
-    def misnamed(self) -> Iterator[str]:
+    def misnaming_problems(self) -> Iterator[str]:
         """Yield a problem if the label names a layout that is not active."""
         change, gpus = self.change, layout_table.layout_of(self.rig.gpus)
         layouts = {change.was: change.before, change.layout: change.after, None: gpus}
@@ -263,12 +265,14 @@ class _Pauses:
         """Whether the last run was the last one."""
 
     def __call__(self, pause: lives.Pause) -> None:
-        ended = self._agent.outcomes
-        is_refused = ended and ended[-1].reason is errors.Reason.INSUFFICIENT_RESOURCES
+        past_outcomes = self._agent.outcomes
+        is_refused = (
+            past_outcomes and past_outcomes[-1].reason is errors.Reason.INSUFFICIENT_RESOURCES
+        )
         self._pauses += 1
         self.is_over = (pause.is_at_rest or bool(is_refused)) and self._pauses <= _MAX_PAUSES
         if self._pauses > _MAX_PAUSES:
-            raise lives.Rested
+            raise lives.EndOfPause
         self._play.rig.clock.wait(self._repair_check_s() if self.is_over else pause.seconds)
 
     def _repair_check_s(self) -> float:
@@ -278,9 +282,9 @@ class _Pauses:
             Rested: None is awaited.
         """
         play, rig = self._play, self._play.rig
-        is_repair = play.change.is_repair and play.requested[0] is not None
+        is_repair = play.change.is_repair and play.request_key[0] is not None
         if not (is_repair and any(gpu.awaits_reset for gpu in rig.gpus)):
-            raise lives.Rested
+            raise lives.EndOfPause
         checks = self._checks[len(self._agent.outcomes)]
         self._checks[len(self._agent.outcomes)] += 1
         # Which pods use a silent GPU may be known only at the second check, and no repair begins
@@ -290,7 +294,7 @@ class _Pauses:
         if checks >= enough and "affected" in present and not play.was_about_to_evict:
             play.problems.append("a repair that evicted no pod pauses")
         if checks > enough:
-            raise lives.Rested
+            raise lives.EndOfPause
         return lives.CHECK_S if checks < enough else _REPAIR_PAUSE_S
 
 

@@ -88,10 +88,12 @@ def test_failing_api_does_not_block_the_rollback() -> None:
     rig = failing_node()
     agents.run(rig, "one-slice-changed")
     executes_at = rig.log.index("gpus.execute")
-    asked = [i for i, call in enumerate(rig.log) if call.startswith("node.") and i > executes_at]
-    assert len(asked) > 2
+    call_indices = [
+        i for i, call in enumerate(rig.log) if call.startswith("node.") and i > executes_at
+    ]
+    assert len(call_indices) > 2
 
-    for index in asked:
+    for index in call_indices:
         rig = failing_node()
         before = rig.gpus
         rig.failing = {index: strikes.BROKEN["node"]}
@@ -138,9 +140,11 @@ def test_api_outage_once_gpus_have_changed_is_no_failure_and_no_rollback(name: s
     change = CHANGES[name]
     undisturbed = change.calls()
     after = range(undisturbed.index("gpus.execute"), len(undisturbed))
-    asked = [i for i in after if undisturbed[i].startswith(("node.", "workloads.", "slices."))]
-    assert len(asked) > 2
-    for index in asked:
+    call_indices = [
+        i for i in after if undisturbed[i].startswith(("node.", "workloads.", "slices."))
+    ]
+    assert len(call_indices) > 2
+    for index in call_indices:
         rig = change.make()
         agent = change.agent(rig)
         rig.failing = {index: strikes.BROKEN["node"]}

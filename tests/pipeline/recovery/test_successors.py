@@ -145,16 +145,16 @@ PARTS = {
 def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(part: str) -> None:
     rig = nodes.node(layout="all-balanced")
     agent = agents.reconciler(rig)
-    ended = agents.run(rig, by=agent)
-    assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
+    outcome = agents.run(rig, by=agent)
+    assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
 
     PARTS[part](rig)
 
-    assert agent.check_drift(agents.LAYOUT, ended) is not drift.Action.REST
-    ended = agents.run(rig, by=agent, may_evict=False)
-    assert ended.state is model.State.SUCCESS
+    assert agent.check_drift(agents.LAYOUT, outcome) is not drift.Action.REST
+    outcome = agents.run(rig, by=agent, may_evict=False)
+    assert outcome.state is model.State.SUCCESS
     ends.assert_restored(rig)
-    assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
     assert ends.has_layout(rig, agents.LAYOUT)
 
 
@@ -278,17 +278,17 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated
 def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     """They would hold the GPUs that are still to be rolled back."""
 
-    def killed() -> fakes.NodeRig:
+    def node_after_kill() -> fakes.NodeRig:
         rig = nodes.hosted_node()
         strikes.kill_at(rig, 3, "one-slice-changed")
         rig.log.clear()
         return rig
 
-    undisturbed = killed()
+    undisturbed = node_after_kill()
     agents.resume(undisturbed, "one-slice-changed")
     calls = undisturbed.log[: undisturbed.log.index("gpus.execute")]
     last = max(at for at, call in enumerate(calls) if call == "workloads.list")
-    rig = killed()
+    rig = node_after_kill()
     rig.failing[last] = strikes.broken("workloads.list")
 
     def occupy() -> None:

@@ -215,10 +215,10 @@ def test_a_bug_in_an_observation_does_not_end_the_agent(rig: fakes.NodeRig) -> N
 
 @pytest.mark.slow
 def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
-    def listed() -> dict[str, tuple[steps.GpuProcess, ...]]:
+    def list_processes() -> dict[str, tuple[steps.GpuProcess, ...]]:
         raise KeyError("bug")
 
-    agent = on_demand(rig, processes=listed)
+    agent = on_demand(rig, processes=list_processes)
 
     outcome = agents.run(rig, "all-balanced", by=agent)
 
@@ -232,15 +232,15 @@ def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(rig: fake
     user = steps.GpuProcess(pid=7, name="a", owner="", gpu_instances=(small.instance_id,))
     processes: dict[str, tuple[steps.GpuProcess, ...]] = {each.uuid: () for each in rig.gpus}
     processes[gpu.uuid] = (user,)
-    asked: list[bool] = []
+    listings: list[bool] = []
 
-    def listed() -> dict[str, tuple[steps.GpuProcess, ...]]:
-        asked.append(True)
+    def list_processes() -> dict[str, tuple[steps.GpuProcess, ...]]:
+        listings.append(True)
         return processes
 
-    agent = agents.reconciler(rig, processes=listed)
+    agent = agents.reconciler(rig, processes=list_processes)
     agents.run(rig, "all-balanced", by=agent)
-    assert not asked
+    assert not listings
     agent.capacity.follow(is_on_demand=True, has_changed=False)
 
     assert catch_up(rig, agent, most=3) == [1.0, 1.0, 2.0]
@@ -266,14 +266,14 @@ def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.No
 
 def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) -> None:
     agent = agents.reconciler(rig)
-    ended = agents.run(rig, "all-balanced", by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     first = rig.gpus[0]
     kept = tuple(gi for gi in first.gpu_instances if str(gi.profile) != "3g.20gb")
     rig.gpus = (dataclasses.replace(first, gpu_instances=kept), *rig.gpus[1:])
 
-    agent.check_drift("all-balanced", ended)
+    agent.check_drift("all-balanced", outcome)
     catch_up(rig, agent)
 
     inventory = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
@@ -287,12 +287,12 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
 ) -> None:
     first = layout_table.rule_line("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     agent = agents.reconciler(rig, f"{agents.CONFIG}  first:\n{first}\n")
-    ended = agents.run(rig, layout, by=agent) if layout else agent.rest()
+    outcome = agents.run(rig, layout, by=agent) if layout else agent.rest()
     backup = dict(rig.annotations)
 
     def check() -> None:
-        if layout and isinstance(ended, outcomes.Outcome):
-            assert agent.check_drift(layout, ended) is drift.Action.REST
+        if layout and isinstance(outcome, outcomes.Outcome):
+            assert agent.check_drift(layout, outcome) is drift.Action.REST
         else:
             agent.check_without_request()
 
@@ -318,15 +318,15 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
     rig: fakes.NodeRig, layout: str | None
 ) -> None:
     agent = agents.reconciler(rig)
-    ended = agents.run(rig, layout, by=agent) if layout else agent.rest()
+    outcome = agents.run(rig, layout, by=agent) if layout else agent.rest()
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     keys = (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION)
     before = {key: rig.annotations[key] for key in keys}
 
     def check() -> None:
-        if layout and isinstance(ended, outcomes.Outcome):
-            agent.check_drift(layout, ended)
+        if layout and isinstance(outcome, outcomes.Outcome):
+            agent.check_drift(layout, outcome)
         else:
             agent.check_without_request()
         use_changed(agent)
@@ -347,11 +347,11 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     rig: fakes.NodeRig,
 ) -> None:
     agent = agents.reconciler(rig)
-    ended = agents.run(rig, "all-balanced", by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     rig.refusing["gpus.observe"] = errors.HardwareError("hung", reason=errors.Reason.NVML_TIMEOUT)
-    agent.check_drift("all-balanced", ended)
+    agent.check_drift("all-balanced", outcome)
     del rig.refusing["gpus.observe"]
     assert well_known.GPUS_ANNOTATION not in rig.annotations
 

@@ -42,7 +42,7 @@ def series(heard: metrics.AgentMetrics, name: str) -> dict[str, float]:
     }
 
 
-def partitioned(wanted: dict[str, int]) -> model.ObservedGpus:
+def gpus_with(wanted: dict[str, int]) -> model.ObservedGpus:
     gpus = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), i) for i in range(2))
     devices = {profile_name.parse(name): count for name, count in wanted.items()}
     wanted_each = model.DesiredGpu.of(model.MigMode.ENABLED, devices)
@@ -137,7 +137,7 @@ def test_instances_are_the_last_ones_and_operations_are_timed_by_result(
     heard: metrics.AgentMetrics,
 ) -> None:
     for wanted in ({"1g.5gb": 7}, {"3g.20gb": 2}):
-        heard.gpus_observed(partitioned(wanted))
+        heard.gpus_observed(gpus_with(wanted))
     heard.gpu_operation_ended("observe", 0.5, is_good=True)
     heard.gpu_operation_ended("execute", 3.0, is_good=False)
 
@@ -149,7 +149,7 @@ def test_instances_are_the_last_ones_and_operations_are_timed_by_result(
 def test_the_room_beside_what_is_in_use_respans_what_was_measured_before(
     heard: metrics.AgentMetrics,
 ) -> None:
-    gpus = partitioned({"1g.5gb": 1, "3g.20gb": 1})
+    gpus = gpus_with({"1g.5gb": 1, "3g.20gb": 1})
     first, second = gpus
     spans = {str(gi.profile): gi.placement for gi in first.gpu_instances}
     heard.use_observed(gpus, {first.uuid: frozenset(), second.uuid: frozenset({spans["3g.20gb"]})})
@@ -157,10 +157,10 @@ def test_the_room_beside_what_is_in_use_respans_what_was_measured_before(
 
     heard.use_observed(gpus, {first.uuid: frozenset(spans.values())})
 
-    here = f"0,{first.uuid}"
-    assert series(heard, "free_memory_slices") == {here: 3}
-    assert series(heard, "stranded_memory_slices") == {here: 0}
-    assert series(heard, "fragmentation_ratio") == {here: pytest.approx(1 / 3)}
+    labels = f"0,{first.uuid}"
+    assert series(heard, "free_memory_slices") == {labels: 3}
+    assert series(heard, "stranded_memory_slices") == {labels: 0}
+    assert series(heard, "fragmentation_ratio") == {labels: pytest.approx(1 / 3)}
     room = series(heard, "room")
     assert (room["1g.5gb"], room["2g.10gb"], room["7g.40gb"]) == (3, 1, 0)
     assert series(heard, "instances_in_use") == {"1g.5gb": 1, "3g.20gb": 1}
@@ -260,7 +260,7 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.Age
 
 
 def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.AgentMetrics) -> None:
-    heard.gpus_observed(partitioned({"1g.5gb": 7}))
+    heard.gpus_observed(gpus_with({"1g.5gb": 7}))
     gpus = worker_client.WorkerGpus(
         command=[sys.executable, "-c", "import signal; signal.pause()"],
         timeout_s=0.2,

@@ -12,7 +12,7 @@ from mig_manager.core.layout import config, served
 from mig_manager.core.node import well_known
 from tests.node import agents, fakes, nodes, strikes
 
-OWN = """
+OWNERS_FILE = """
 version: v1
 mig-configs:
   team-a:
@@ -32,7 +32,7 @@ def rig() -> fakes.NodeRig:
 
 
 def apply(
-    rig: fakes.NodeRig, layout: str, text: str = OWN, **limits: Any
+    rig: fakes.NodeRig, layout: str, text: str = OWNERS_FILE, **limits: Any
 ) -> tuple[errors.Reason, str]:
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
     agent = agents.reconciler(rig, text, limits=limits)
@@ -40,7 +40,7 @@ def apply(
     return outcome.reason, rig.status.get("origin", "")
 
 
-def listed(rig: fakes.NodeRig) -> dict[str, str]:
+def origins_by_layout(rig: fakes.NodeRig) -> dict[str, str]:
     """Return the published layouts and their origins."""
     entries = served.from_json(rig.annotations[well_known.LAYOUTS_ANNOTATION])
     return {each.name: each.origin for each in entries}
@@ -51,7 +51,7 @@ def devices(rig: fakes.NodeRig) -> list[dict[str, int]]:
 
 
 def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
-    source = fakes.FakeConfig(OWN)
+    source = fakes.FakeConfig(OWNERS_FILE)
     agent = agents.reconciler(rig, configs=source)
 
     def origin(layout: str) -> str:
@@ -63,23 +63,23 @@ def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
     assert devices(rig) == [{"3g.20gb": 2}] * 2
     assert origin("all-1g.5gb") == GENERATED
     assert devices(rig) == [{"1g.5gb": 7}] * 2
-    before = listed(rig)
+    before = origins_by_layout(rig)
     assert before["all-balanced"] == "test.yaml:6"
     assert before["all-1g.10gb"] == GENERATED
 
-    source.text = OWN.replace("3g.20gb: 2", "2g.10gb: 3").replace("team-a", "team-b")
+    source.text = OWNERS_FILE.replace("3g.20gb: 2", "2g.10gb: 3").replace("team-a", "team-b")
 
     assert origin("all-balanced") == "test.yaml:6"
     assert devices(rig) == [{"2g.10gb": 3}] * 2
     assert origin("all-1g.5gb") == GENERATED
-    assert listed(rig).keys() == before.keys() - {"team-a"} | {"team-b"}
+    assert origins_by_layout(rig).keys() == before.keys() - {"team-a"} | {"team-b"}
 
 
 def test_only_layouts_that_fit_are_listed_with_their_hash(rig: fakes.NodeRig) -> None:
     apply(rig, "team-a")
 
     text = rig.annotations[well_known.LAYOUTS_ANNOTATION]
-    assert "for-another-product" not in listed(rig)
+    assert "for-another-product" not in origins_by_layout(rig)
     for entry in served.from_json(text):
         assert apply(rig, entry.name)[0] in (errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED)
         assert rig.status["configHash"] == entry.content_hash
@@ -106,7 +106,7 @@ def test_without_generated_layouts_the_file_alone_counts(rig: fakes.NodeRig) -> 
 
     assert apply(rig, "all-1g.5gb", **off)[0] is errors.Reason.UNKNOWN_CONFIG
     assert apply(rig, "team-a", **off) == (errors.Reason.APPLIED, "test.yaml:4")
-    assert listed(rig) == {"team-a": "test.yaml:4", "all-balanced": "test.yaml:6"}
+    assert origins_by_layout(rig) == {"team-a": "test.yaml:4", "all-balanced": "test.yaml:6"}
 
 
 def test_generated_layouts_can_replace_the_file(rig: fakes.NodeRig) -> None:
@@ -114,7 +114,7 @@ def test_generated_layouts_can_replace_the_file(rig: fakes.NodeRig) -> None:
 
     assert apply(rig, "team-a", **only)[0] is errors.Reason.UNKNOWN_CONFIG
     assert apply(rig, "all-balanced", **only) == (errors.Reason.APPLIED, GENERATED)
-    assert set(listed(rig).values()) == {GENERATED}
+    assert set(origins_by_layout(rig).values()) == {GENERATED}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
     limits = DEFAULT | {"generated_layouts": generated}
 
     assert apply(rig, "all-1g.5gb", **limits)[0] is errors.Reason.UNKNOWN_CONFIG
-    assert set(listed(rig)) == {"team-a", "all-balanced", "for-another-product"}
+    assert set(origins_by_layout(rig)) == {"team-a", "all-balanced", "for-another-product"}
 
 
 def test_layout_selects_only_gpus_of_its_product() -> None:
@@ -150,17 +150,17 @@ def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> No
     products = [hardware.find(name) for name in ("A100-SXM4-80GB", "A30")]
     rig = nodes.node()
     rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
-    agent = agents.reconciler(rig, OWN)
-    ended = agents.run(rig, "all-2g.12gb", by=agent)
-    assert agent.check_drift("all-2g.12gb", ended) is drift.Action.REST
+    agent = agents.reconciler(rig, OWNERS_FILE)
+    outcome = agents.run(rig, "all-2g.12gb", by=agent)
+    assert agent.check_drift("all-2g.12gb", outcome) is drift.Action.REST
 
     rig.driver.lost.add(rig.gpus[1].uuid)
 
-    assert agent.check_drift("all-2g.12gb", ended) is drift.Action.HEAL
+    assert agent.check_drift("all-2g.12gb", outcome) is drift.Action.HEAL
 
 
 def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRig) -> None:
-    outcome = agents.run(rig, "all-1g.5gB", OWN)
+    outcome = agents.run(rig, "all-1g.5gB", OWNERS_FILE)
 
     assert outcome.reason is errors.Reason.UNKNOWN_CONFIG
     assert "did you mean 'all-1g.5gb'" in outcome.message
@@ -174,7 +174,7 @@ def test_generated_layout_costs_no_further_observation(rig: fakes.NodeRig) -> No
 
 
 def calls_of(rig: fakes.NodeRig, layout: str) -> list[str]:
-    assert agents.run(rig, layout, OWN).reason is errors.Reason.APPLIED
+    assert agents.run(rig, layout, OWNERS_FILE).reason is errors.Reason.APPLIED
     return rig.log
 
 
@@ -216,7 +216,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.Node
         written.append(document)
         return answers[len(written) - 1]
 
-    agent = agents.reconciler(rig, OWN, write_layouts=write)
+    agent = agents.reconciler(rig, OWNERS_FILE, write_layouts=write)
     for _ in range(2):
         agent.rest()
     agents.run(rig, "team-a", by=agent)
@@ -226,12 +226,14 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.Node
     entries = config.parse(document, source="ConfigMap").layouts.values()
     assert (
         served.to_json(
-            dataclasses.replace(served.ServedLayout.of(each), origin=listed(rig)[each.name])
+            dataclasses.replace(
+                served.ServedLayout.of(each), origin=origins_by_layout(rig)[each.name]
+            )
             for each in entries
         )
         == rig.annotations[well_known.LAYOUTS_ANNOTATION]
     )
-    assert listed(rig)["all-7g.40gb"] == GENERATED
+    assert origins_by_layout(rig)["all-7g.40gb"] == GENERATED
 
 
 def test_a_list_that_could_not_be_published_is_published_later(rig: fakes.NodeRig) -> None:
@@ -244,7 +246,7 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: fakes.NodeRi
         written.append(document)
         return True
 
-    agent = agents.reconciler(rig, OWN, write_layouts=write)
+    agent = agents.reconciler(rig, OWNERS_FILE, write_layouts=write)
     with pytest.raises(errors.ClusterError):
         agents.run(rig, "team-a", by=agent)
     rig.refusing["gpus.observe"] = strikes.BROKEN["gpus"]
@@ -256,5 +258,5 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: fakes.NodeRi
 
     agents.run(rig, "team-a", by=agent)
 
-    assert "team-a" in listed(rig)
+    assert "team-a" in origins_by_layout(rig)
     assert len(written) == 1

@@ -72,16 +72,16 @@ class Pipeline(reconcile.Reconciler):
         self.looks = 0
         self.is_driver_away = False
         self.next_action = drift.Action.REST
-        self.recovered: list[str] = []
+        self.recovered_layouts: list[str] = []
         self.recoveries: list[Exception] = []
         """What ``recover`` raises, call by call; afterwards it succeeds."""
-        self.stopped = 0
+        self.stops = 0
         self.rests = 0
         self.restless = 0
         """How many times ``rest`` asks to be called again."""
         self.forgotten = 0
         self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
-        self.capacity = self.reported = Capacity()
+        self.capacity = self.reported_capacity = Capacity()
         self.node = self.condition = Condition()
 
     def pause(self, pause: inboxes.Pause) -> None:
@@ -95,12 +95,12 @@ class Pipeline(reconcile.Reconciler):
             pause.stop()
 
     def recover(self, request: attempts.Request) -> None:
-        self.recovered.append(request.config)
+        self.recovered_layouts.append(request.config)
         if self.recoveries:
             raise self.recoveries.pop(0)
 
     def stop(self) -> None:
-        self.stopped += 1
+        self.stops += 1
 
     def rest(self) -> bool:
         self.restless -= 1

@@ -25,7 +25,7 @@ class Story:
         self.rig = rig
         self.source = fakes.FakeConfig(agents.CONFIG)
         self.usage: dict[str, tuple[steps.GpuProcess, ...]] = {}
-        self.ended: list[Reason] = []
+        self.reasons: list[Reason] = []
         self.deaths = 0
         self.on_death: Callable[[], object] = list
         self._began_at = len(rig.log)
@@ -65,7 +65,7 @@ class Story:
         try:
             lives.live(self.rig, agent, self.source, go_on)
         finally:
-            self.ended += (outcome.reason for outcome in agent.outcomes)
+            self.reasons += (outcome.reason for outcome in agent.outcomes)
 
     def label(self, value: str | None) -> Act:
         """Return an act: set the label that requests a layout, or remove it."""
@@ -89,6 +89,6 @@ def as_before(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if name is None:
             yield key, text
         elif (golden := contract.GOLDEN / f"{name}.jsonl").exists():
-            known = set[str]().union(*map(json.loads, golden.read_text("utf-8").splitlines()))
+            members = set[str]().union(*map(json.loads, golden.read_text("utf-8").splitlines()))
             data = json.loads(text)
-            yield key, json.dumps({each: data[each] for each in data if each in known})
+            yield key, json.dumps({each: data[each] for each in data if each in members})

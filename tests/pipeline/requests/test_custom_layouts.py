@@ -17,9 +17,9 @@ from tests.pipeline.custom_requests import (
     BALANCED,
     CHANGED,
     ON,
+    custom_layout,
     document,
     published_status,
-    requested,
     run,
 )
 
@@ -33,10 +33,10 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
     assert outcome.reason is Reason.APPLIED
     assert rig.gpus[1] == second
     assert rig.labels[well_known.APPLIED_LABEL] == "custom"
-    layout, _ = requested().layout()
+    layout, _ = custom_layout().layout()
     assert published_status(rig).config == "custom"
     assert published_status(rig).config_hash == layout.content_hash
-    assert published_status(rig).annotation_hash == requested().annotation_hash
+    assert published_status(rig).annotation_hash == custom_layout().annotation_hash
     assert published_status(rig).origin == "annotation mig-manager.io/layout of node node-a:3"
     assert f"Layout custom ({layout.content_hash}) is active." in outcome.message
     ends.assert_restored(rig)
@@ -70,7 +70,7 @@ def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
     rig = nodes.busy_node()
     before = rig.gpus
 
-    outcome = run(rig, requested(text))
+    outcome = run(rig, custom_layout(text))
 
     assert outcome.reason is reason
     assert not outcome.should_retry
@@ -78,17 +78,17 @@ def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
     assert outcome.message.endswith(reason.remedy)
     assert rig.gpus == before
     assert {"affected", "spared"} <= rig.pod_names
-    assert published_status(rig).annotation_hash == requested(text).annotation_hash
+    assert published_status(rig).annotation_hash == custom_layout(text).annotation_hash
     ends.assert_restored(rig)
 
 
-OWN = agents.CONFIG + "  custom:\n  - {devices: all, mig-enabled: false}\n"
+FILE_WITH_CUSTOM = agents.CONFIG + "  custom:\n  - {devices: all, mig-enabled: false}\n"
 
 
 def test_layout_is_not_promised_to_a_lost_gpu_that_it_does_not_name() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.driver.lost = {rig.gpus[1].uuid}
-    outcome = run(rig, requested(BALANCED))
+    outcome = run(rig, custom_layout(BALANCED))
     assert outcome.reason is Reason.ALREADY_APPLIED
     assert outcome.message.endswith("once it is back, it gets what the layout has for it.")
 
@@ -96,7 +96,7 @@ def test_layout_is_not_promised_to_a_lost_gpu_that_it_does_not_name() -> None:
 def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> None:
     rig = nodes.busy_node()
 
-    outcome = agents.run(rig, "custom", OWN)
+    outcome = agents.run(rig, "custom", FILE_WITH_CUSTOM)
 
     assert outcome.reason is Reason.APPLIED
     assert outcome.message.startswith("Layout custom is active.")
@@ -117,12 +117,12 @@ def test_custom_request_without_setting_or_layout_says_so() -> None:
 
 def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
     rig = nodes.busy_node()
-    agent = agents.reconciler(rig, OWN, limits=ON)
+    agent = agents.reconciler(rig, FILE_WITH_CUSTOM, limits=ON)
 
     assert run(rig, by=agent).reason is Reason.APPLIED
     listed = rig.annotations[well_known.LAYOUTS_ANNOTATION]
     assert "custom" not in {each.name for each in served.from_json(listed)}
-    assert run(rig, requested(None), by=agent).reason is Reason.NO_CUSTOM_LAYOUT
+    assert run(rig, custom_layout(None), by=agent).reason is Reason.NO_CUSTOM_LAYOUT
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -169,24 +169,24 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
     rig.annotations = written
 
     agent = agents.reconciler(rig, limits=ON)
-    agent.recover("custom", requested(text))
+    agent.recover("custom", custom_layout(text))
 
-    assert run(rig, requested(text), by=agent).reason is reason
+    assert run(rig, custom_layout(text), by=agent).reason is reason
     assert ("training" in rig.pod_names) is (reason is Reason.DRIFTED)
 
 
 def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> None:
     rig = nodes.node(layout="all-balanced")
     agent = agents.reconciler(rig, limits=ON)
-    ended = run(rig, by=agent)
-    assert agent.check_drift("custom", ended, requested()) is drift.Action.REST
+    outcome = run(rig, by=agent)
+    assert agent.check_drift("custom", outcome, custom_layout()) is drift.Action.REST
     assert rig.labels[well_known.APPLIED_LABEL] == "custom"
 
     agents.run(rig, "all-1g.5gb")
-    agent.check_drift("custom", ended, requested())
+    agent.check_drift("custom", outcome, custom_layout())
 
     assert published_status(rig).reason == "Drifted"
-    assert published_status(rig).annotation_hash == requested().annotation_hash
+    assert published_status(rig).annotation_hash == custom_layout().annotation_hash
     assert well_known.APPLIED_LABEL not in rig.labels
 
 
@@ -203,7 +203,7 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
     changed = len(rig.driver.executed_steps)
 
     successor = agents.reconciler(rig, limits=ON)
-    successor.recover("custom", requested())
+    successor.recover("custom", custom_layout())
 
     assert run(rig, by=successor).state is model.State.SUCCESS
     assert len(rig.driver.executed_steps) == changed
@@ -216,7 +216,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
         was_closed = rig.has_hold_taint
         text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
         was_changing = bool(text and journals.Journal.from_json(text).snapshot)
-        wanted = requested() if is_same else requested(BALANCED)
+        wanted = custom_layout() if is_same else custom_layout(BALANCED)
 
         successor = agents.reconciler(rig, limits=ON)
         successor.recover("custom", wanted)
@@ -241,9 +241,9 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     assert rig.has_hold_taint
 
     successor = agents.reconciler(rig, limits=ON)
-    successor.recover("custom", requested(None))
+    successor.recover("custom", custom_layout(None))
 
-    assert run(rig, requested(None), by=successor).reason is Reason.NO_CUSTOM_LAYOUT
+    assert run(rig, custom_layout(None), by=successor).reason is Reason.NO_CUSTOM_LAYOUT
     assert ends.is_as_before(rig, before)
     ends.assert_restored(rig)
 

@@ -7,14 +7,14 @@ from mig_manager.errors import Reason
 from tests.node import agents, nodes
 from tests.pipeline.requests.stories import LAYOUT, Story
 
-OWN = agents.CONFIG.replace("2g.10gb: 1, ", "")
+EDITED_FILE = agents.CONFIG.replace("2g.10gb: 1, ", "")
 """The layout has other content than the generated one of its name."""
 
 
 def active_by_own_file() -> Story:
     """Return a node with a layout of the owner, whose name a generated one has, too."""
     story = Story(nodes.node())
-    story.source.text = OWN
+    story.source.text = EDITED_FILE
     story.live(story.label(LAYOUT))
     used = frozenset({nodes.device(story.rig, 0, "3g.20gb")})
     story.rig.add_pod("training", devices=used)
@@ -25,8 +25,12 @@ def active_by_own_file() -> Story:
 @pytest.mark.parametrize(
     ("text", "reason", "words"),
     [
-        (OWN.replace("{1g.5gb: 2,", "{1g.5gb: 2,,"), "InvalidConfig", "test.yaml:8:"),
-        (OWN.replace("  all-balanced:", "  all-balancd:"), "UnknownConfig", "a generated layout"),
+        (EDITED_FILE.replace("{1g.5gb: 2,", "{1g.5gb: 2,,"), "InvalidConfig", "test.yaml:8:"),
+        (
+            EDITED_FILE.replace("  all-balanced:", "  all-balancd:"),
+            "UnknownConfig",
+            "a generated layout",
+        ),
     ],
     ids=["typo", "misspelt name"],
 )
@@ -43,7 +47,7 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
     else:
         story.live(story.file(text))
 
-    assert story.ended[-1] is Reason.ALREADY_APPLIED
+    assert story.reasons[-1] is Reason.ALREADY_APPLIED
     assert (story.rig.labels[well_known.STATE_LABEL], story.rig.gpus) == ("success", gpus)
     assert not story.rig.driver.executed_steps
     assert reason in story.rig.events
@@ -58,7 +62,7 @@ def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
 
     story.live(story.file("version: ["), story.label("all-1g.5gb"), story.label(LAYOUT))
 
-    assert story.ended[-2:] == [Reason.INVALID_CONFIG, Reason.INVALID_CONFIG]
+    assert story.reasons[-2:] == [Reason.INVALID_CONFIG, Reason.INVALID_CONFIG]
     assert story.rig.labels[well_known.STATE_LABEL] == "failed"
 
 
@@ -73,7 +77,7 @@ def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read(*, is_restarted: 
     else:
         story.live(story.file("version: ["))
 
-    assert story.ended[-1] is Reason.INVALID_CONFIG
+    assert story.reasons[-1] is Reason.INVALID_CONFIG
     assert well_known.APPLIED_LABEL not in story.rig.labels
 
 
@@ -81,9 +85,9 @@ def test_a_new_request_takes_a_generated_layout_for_that_of_the_file() -> None:
     story = active_by_own_file()
 
     story.live(
-        story.file(OWN.replace("  all-balanced:", "  all-balancd:")),
+        story.file(EDITED_FILE.replace("  all-balanced:", "  all-balancd:")),
         story.label(None),
         story.label(LAYOUT),
     )
 
-    assert story.ended[-1] is Reason.APPLIED
+    assert story.reasons[-1] is Reason.APPLIED

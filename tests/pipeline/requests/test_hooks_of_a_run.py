@@ -17,11 +17,11 @@ def rig() -> fakes.NodeRig:
 
 
 def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
-    seen: list[tuple[str, bool]] = []
+    status_and_taint: list[tuple[str, bool]] = []
 
     def note() -> None:
         if rig.log[-1] == "hooks.run":
-            seen.append((rig.statuses[-1], rig.has_hold_taint))
+            status_and_taint.append((rig.statuses[-1], rig.has_hold_taint))
 
     rig.on_call = note
     ends.assert_ends(rig, Reason.APPLIED)
@@ -31,9 +31,9 @@ def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
         "MIG_PARTED_HOOKS_FILE": "hooks.yaml",
         "MIG_PARTED_SELECTED_CONFIG": agents.LAYOUT,
     }
-    assert [is_closed for _, is_closed in seen] == [False, True, True]
-    assert seen[0][0] == "running the apply-start hooks"
-    assert "steps on the GPUs" in seen[1][0]
+    assert [is_closed for _, is_closed in status_and_taint] == [False, True, True]
+    assert status_and_taint[0][0] == "running the apply-start hooks"
+    assert "steps on the GPUs" in status_and_taint[1][0]
     last_hook = max(at for at, call in enumerate(rig.log) if call == "hooks.run")
     assert max(at for at, call in enumerate(rig.log) if call == "gpus.execute") < last_hook
     assert rig.log.index("refresh_files") < last_hook

@@ -15,14 +15,14 @@ TWICE = agents.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}
 
 
 @pytest.fixture
-def logged() -> Iterator[list[structlog.typing.EventDict]]:
+def logs() -> Iterator[list[structlog.typing.EventDict]]:
     """What the run logs."""
     with structlog.testing.capture_logs() as logs:
         yield logs
 
 
-def overlooked(logged: Iterable[structlog.typing.EventDict]) -> list[structlog.typing.EventDict]:
-    return [each for each in logged if each["event"] == "config_overlooked"]
+def warnings(logs: Iterable[structlog.typing.EventDict]) -> list[structlog.typing.EventDict]:
+    return [each for each in logs if each["event"] == "config_overlooked"]
 
 
 def lenient(rig: fakes.NodeRig, text: str = agents.CONFIG) -> agents.AgentInMemory:
@@ -30,34 +30,34 @@ def lenient(rig: fakes.NodeRig, text: str = agents.CONFIG) -> agents.AgentInMemo
 
 
 def test_lenient_agent_applies_with_a_warning_what_a_strict_one_refuses(
-    logged: list[structlog.typing.EventDict],
+    logs: list[structlog.typing.EventDict],
 ) -> None:
     rig = nodes.node()
 
     ends.assert_ends(rig, Reason.INVALID_CONFIG, layout="all-1g.5gb", text=TWICE)
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=lenient(rig, TWICE))
 
-    (warning,) = overlooked(logged)
+    (warning,) = warnings(logs)
     assert warning["log_level"] == "warning"
     assert str(warning["place"]).endswith(":20:3")
     assert "key 'all-disabled' is given twice" in str(warning["problem"])
 
 
 def test_lenient_agent_applies_an_annotation_with_a_warning(
-    logged: list[structlog.typing.EventDict],
+    logs: list[structlog.typing.EventDict],
 ) -> None:
     rig = nodes.busy_node()
     agent = agents.reconciler(rig, is_lenient=True, limits=custom_requests.ON)
-    twice = custom_requests.requested(custom_requests.CHANGED + "version: v1\n")
+    twice = custom_requests.custom_layout(custom_requests.CHANGED + "version: v1\n")
 
     assert custom_requests.run(rig, twice, by=agent).reason is Reason.APPLIED
 
-    (warning,) = overlooked(logged)
+    (warning,) = warnings(logs)
     assert "key 'version' is given twice" in str(warning["problem"])
 
 
 def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
-    logged: list[structlog.typing.EventDict],
+    logs: list[structlog.typing.EventDict],
 ) -> None:
     rig = nodes.node(layout="all-balanced")
     gpus = rig.gpus
@@ -65,7 +65,7 @@ def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="other-gpu", by=lenient(rig))
 
     assert rig.gpus == gpus
-    problems = [str(each["problem"]) for each in overlooked(logged)]
+    problems = [str(each["problem"]) for each in warnings(logs)]
     assert any("selects none of this node's GPUs" in each for each in problems)
 
 

@@ -41,7 +41,7 @@ def test_a_request_is_tried_again_until_all_is_done_after(
     serve(pipeline)
 
     assert pipeline.runs == [("a", attempt) for attempt in attempts]
-    assert pipeline.recovered == ["a"] * recovered
+    assert pipeline.recovered_layouts == ["a"] * recovered
     assert all(0 < delay <= 0.02 for delay in pipeline.delays_s)
 
 
@@ -61,7 +61,7 @@ def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
 
     serve(pipeline, pauses(600))
 
-    assert pipeline.stopped == 1
+    assert pipeline.stops == 1
 
 
 def test_early_change_of_the_config_file_is_no_removed_label() -> None:
@@ -76,7 +76,7 @@ def test_early_change_of_the_config_file_is_no_removed_label() -> None:
     serve(pipeline, pauses(drift_check_s=1))
 
     assert pipeline.rests == 0
-    assert pipeline.recovered == ["a"]
+    assert pipeline.recovered_layouts == ["a"]
     assert pipeline.runs == [("a", 1)]
 
 
@@ -124,7 +124,7 @@ def on_node(node_uid: str, name: str = "a") -> Callable[[intake.Inbox], None]:
 
 
 @pytest.mark.parametrize(
-    ("ended", "then", "forgotten", "is_new"),
+    ("reasons", "then", "forgotten", "is_new"),
     [
         ((Reason.APPLIED,), [on_node("u2")], 1, False),
         ((Reason.APPLIED,), [on_node("u2"), on_node("u2", "b")], 1, True),
@@ -137,17 +137,17 @@ def on_node(node_uid: str, name: str = "a") -> Callable[[intake.Inbox], None]:
     ids=["same", "another label", "another file", "same node", "failed", "retried", "set again"],
 )
 def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
-    ended: tuple[Reason, ...],
+    reasons: tuple[Reason, ...],
     then: list[Callable[[intake.Inbox], None]],
     forgotten: int,
     *,
     is_new: bool,
 ) -> None:
-    pipeline = Pipeline("a", *ended, Reason.APPLIED, node_uid="u1")
+    pipeline = Pipeline("a", *reasons, Reason.APPLIED, node_uid="u1")
 
     def register(_request: ports.Cancellation) -> None:
         # At the end of the last run before: what comes while it runs is served after it.
-        if len(pipeline.runs) == len(ended):
+        if len(pipeline.runs) == len(reasons):
             for act in then:
                 act(pipeline.box)
 
@@ -155,9 +155,9 @@ def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
 
     serve(pipeline)
 
-    assert len(pipeline.runs) == len(ended) + 1
+    assert len(pipeline.runs) == len(reasons) + 1
     assert (pipeline.forgotten, pipeline.are_new[-1]) == (forgotten, is_new)
-    assert len(pipeline.recovered) == 1 + forgotten
+    assert len(pipeline.recovered_layouts) == 1 + forgotten
 
 
 def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:
@@ -194,15 +194,15 @@ def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
 
 
 def test_end_of_the_opt_in_is_no_new_request() -> None:
-    own = custom_layouts.Custom(node_name="n", text="x", is_on_demand=True)
+    custom = custom_layouts.Custom(node_name="n", text="x", is_on_demand=True)
     box = intake.Inbox()
-    box.put_label("custom", custom=own)
+    box.put_label("custom", custom=custom)
     request = box.next(0)
     assert request
 
-    box.put_label("custom", custom=dataclasses.replace(own, is_on_demand=False))
+    box.put_label("custom", custom=dataclasses.replace(custom, is_on_demand=False))
     request.check()
-    box.put_label("custom", custom=dataclasses.replace(own, text="y", is_on_demand=False))
+    box.put_label("custom", custom=dataclasses.replace(custom, text="y", is_on_demand=False))
 
     following = box.next(request.generation)
     assert following

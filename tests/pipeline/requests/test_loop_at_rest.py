@@ -69,7 +69,7 @@ def test_without_a_label_an_interrupted_run_is_undone() -> None:
     serve(pipeline)
 
     assert pipeline.runs == [("a", 1)]
-    assert pipeline.recovered == [""]
+    assert pipeline.recovered_layouts == [""]
 
 
 @pytest.mark.parametrize("action", [drift.Action.REST, drift.Action.RUN])
@@ -87,14 +87,14 @@ def test_without_a_label_a_gpu_event_leads_to_a_check_for_faults(action: drift.A
 
 
 @pytest.mark.parametrize(
-    ("ended", "action", "evicts"),
+    ("reason", "action", "evicts"),
     [(Reason.APPLIED, drift.Action.HEAL, False), (Reason.DOES_NOT_FIT, drift.Action.RUN, True)],
     ids=["after a while", "after a GPU event"],
 )
 def test_drift_check_starts_a_run_that_evicts_only_after_a_failure(
-    ended: Reason, action: drift.Action, *, evicts: bool
+    reason: Reason, action: drift.Action, *, evicts: bool
 ) -> None:
-    pipeline = Pipeline("a", ended, Reason.APPLIED)
+    pipeline = Pipeline("a", reason, Reason.APPLIED)
     pipeline.next_action = action
     if evicts:
         pipeline.on_run = lambda _request: pipeline.box.put_gpu_change()
@@ -113,7 +113,7 @@ def test_change_of_use_is_observed_in_any_pause_on_demand() -> None:
     def note_change(_request: ports.Cancellation) -> None:
         # Noted during a run, and observed in the pause before the retry.
         pipeline.box.put_use_change()
-        looks.append(pipeline.reported.observations > 0)
+        looks.append(pipeline.reported_capacity.observations > 0)
 
     pipeline.on_run = note_change
     pipeline.box.put_on_demand(is_on_demand=True)
@@ -135,5 +135,5 @@ def test_the_on_demand_label_is_followed_at_rest_as_it_comes_and_goes() -> None:
 
     serve(pipeline)
 
-    assert pipeline.reported.changes == 4
-    assert pipeline.reported.observations == 2
+    assert pipeline.reported_capacity.changes == 4
+    assert pipeline.reported_capacity.observations == 2

@@ -20,8 +20,8 @@ def box() -> intake.Inbox:
     return inbox
 
 
-def latest(box: intake.Inbox, seen: int = 0) -> intake.ReceivedRequest:
-    current = box.next(seen)
+def latest(box: intake.Inbox, generation: int = 0) -> intake.ReceivedRequest:
+    current = box.next(generation)
     assert current is not None
     return current
 
@@ -194,32 +194,32 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     ends.assert_restored(rig, is_stopped=True)
 
 
-def requested(text: str | None, *, is_on_demand: bool = False) -> custom_layouts.Custom:
+def custom_layout(text: str | None, *, is_on_demand: bool = False) -> custom_layouts.Custom:
     return custom_layouts.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
 
 
 def test_another_annotation_is_a_request_of_its_own_and_the_same_is_none(
     box: intake.Inbox,
 ) -> None:
-    box.put_label("custom", custom=requested("one"))
+    box.put_label("custom", custom=custom_layout("one"))
     current = latest(box)
-    box.put_label("custom", custom=requested("one"))
+    box.put_label("custom", custom=custom_layout("one"))
     current.check()
 
-    box.put_label("custom", custom=requested("two"))
+    box.put_label("custom", custom=custom_layout("two"))
 
     with pytest.raises(errors.Superseded) as end:
         current.check()
     assert end.value.by is errors.SupersededBy.OTHER_LAYOUT
     again = latest(box, current.generation)
-    assert (again.request.config, again.request.custom) == ("custom", requested("two"))
+    assert (again.request.config, again.request.custom) == ("custom", custom_layout("two"))
 
 
 def test_a_node_that_becomes_on_demand_ends_a_run_that_may_evict(box: intake.Inbox) -> None:
-    box.put_label("custom", custom=requested("one"))
+    box.put_label("custom", custom=custom_layout("one"))
     current = latest(box)
 
-    box.put_label("custom", custom=requested("one", is_on_demand=True))
+    box.put_label("custom", custom=custom_layout("one", is_on_demand=True))
 
     with pytest.raises(errors.Superseded):
         current.check()

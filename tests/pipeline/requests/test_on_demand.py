@@ -16,10 +16,10 @@ from tests.pipeline.custom_requests import (
     BALANCED,
     ON,
     ON_DEMAND,
+    custom_layout,
     document,
     idle_node,
     published_status,
-    requested,
     run,
 )
 
@@ -31,8 +31,8 @@ BOTH_AND_MORE = (
 def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **options: Any) -> None:
     """Request the layout on demand; check that nothing has happened beside the state."""
     before, pods = rig.gpus, set(rig.pods)
-    rig.on_call = lambda: taken.append(rig.has_hold_taint)
-    taken: list[bool] = []
+    rig.on_call = lambda: taints.append(rig.has_hold_taint)
+    taints: list[bool] = []
     started_s = rig.clock.now_s
     outcome = run(rig, ON_DEMAND, **options)
     assert outcome.reason is Reason.IN_USE, outcome.message
@@ -47,7 +47,7 @@ def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **opti
     assert published_status(rig).retry_at is None
     assert rig.labels.get(well_known.APPLIED_LABEL) != "custom"
     assert rig.clock.now_s == started_s + waits_s
-    assert not any(taken)
+    assert not any(taints)
     ends.assert_restored(rig)
 
 
@@ -81,14 +81,14 @@ def test_on_demand_a_pod_is_awaited_that_only_the_second_plan_affects() -> None:
     """The first plan destroys the other instance, as long as no pod is known to use it."""
     rig = nodes.node(layout="all-balanced")
     apart = "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb@6: 1, 2g.10gb@0: 1}}\n"
-    assert run(rig, requested(document(apart))).reason is Reason.APPLIED
+    assert run(rig, custom_layout(document(apart))).reason is Reason.APPLIED
     rig.add_pod("running", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     device = frozenset({nodes.device(rig, 1, "2g.10gb")})
     resource = {"nvidia.com/mig-2g.10gb": 1}
     starting = rig.add_pod("starting", devices=device, phase="Pending", gpu_resources=resource)
     rig.kubelet.listed_from_s[starting] = rig.clock.now_s + 1.5
 
-    outcome = run(rig, requested(document(BOTH_AND_MORE), is_on_demand=True))
+    outcome = run(rig, custom_layout(document(BOTH_AND_MORE), is_on_demand=True))
 
     assert outcome.reason is Reason.APPLIED, outcome.message
     assert {"running", "starting"} <= rig.pod_names
@@ -146,7 +146,7 @@ def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool)
     rig = nodes.busy_node()
     rig.clock.on_wait.clear()  # the evicted pod does not end
     agent = agents.reconciler(rig, limits=ON)
-    assert run(rig, requested(), by=agent).keeps_taint
+    assert run(rig, custom_layout(), by=agent).keeps_taint
     assert rig.has_hold_taint
     if is_restarted:
         agent = agents.reconciler(rig, limits=ON)
@@ -222,7 +222,7 @@ def test_on_demand_other_failures_are_retried() -> None:
 
 def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
     """A DRA driver hands out devices until it is paused, which is last."""
-    wanted = requested(
+    wanted = custom_layout(
         document("  - {devices: [1], mig-enabled: true, mig-devices: {2g.10gb: 3}}\n"),
         is_on_demand=True,
     )
@@ -284,7 +284,7 @@ def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> No
         agent = agents.reconciler(rig, limits=ON)
         strikes.kill_at(rig, index, "custom", by=agent, custom=ON_DEMAND)
         rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
-        wanted = requested(BALANCED, is_on_demand=True)
+        wanted = custom_layout(BALANCED, is_on_demand=True)
         successor = agents.reconciler(rig, limits=ON)
         successor.recover("custom", wanted)
 
@@ -298,9 +298,9 @@ def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> No
 def test_on_demand_a_drift_is_healed_once_no_process_uses_what_goes() -> None:
     rig = idle_node()
     agent = agents.reconciler(rig, limits=ON, heals_drift=True)
-    ended = run(rig, ON_DEMAND, by=agent)
+    outcome = run(rig, ON_DEMAND, by=agent)
     agents.run(rig, "all-1g.5gb")
-    assert agent.check_drift("custom", ended, ON_DEMAND) is drift.Action.HEAL
+    assert agent.check_drift("custom", outcome, ON_DEMAND) is drift.Action.HEAL
     rig.driver.clients = "python (pid 7)"
 
     outcome = run(rig, ON_DEMAND, by=agent, may_evict=False)

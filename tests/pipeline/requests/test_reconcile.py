@@ -102,7 +102,7 @@ def test_active_layout_succeeds_after_one_observation() -> None:
     assert rig.driver.executed_steps == []
 
 
-def experienced() -> tuple[fakes.NodeRig, agents.AgentInMemory]:
+def node_and_agent() -> tuple[fakes.NodeRig, agents.AgentInMemory]:
     """Return a node, and its agent that has applied a layout already."""
     rig = nodes.node()
     agent = agents.reconciler(rig)
@@ -115,17 +115,17 @@ def experienced() -> tuple[fakes.NodeRig, agents.AgentInMemory]:
 def test_a_known_change_is_pending_before_kubelet_is_asked(
     attempt: int, *, is_early: bool
 ) -> None:
-    rig, agent = experienced()
+    rig, agent = node_and_agent()
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent, attempt=attempt)
 
-    asked = rig.log.index("allocations.assigned_devices")
-    assert (rig.log.index("node.patch") < asked) is is_early
+    asked_at = rig.log.index("allocations.assigned_devices")
+    assert (rig.log.index("node.patch") < asked_at) is is_early
 
 
 @pytest.mark.parametrize("name", ["all-1g.5gb", "too-much", "no-such-layout"])
 def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
-    rig, agent = experienced()
+    rig, agent = node_and_agent()
 
     agents.run(rig, name, by=agent)
 
@@ -257,8 +257,8 @@ def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
 
 def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:
     rig = nodes.node(layout="all-balanced")
-    taken = frozenset({nodes.device(rig, 0, "2g.10gb")})
-    rig.add_pod("monitor-1", devices=taken, owner_kind="DaemonSet")
+    devices = frozenset({nodes.device(rig, 0, "2g.10gb")})
+    rig.add_pod("monitor-1", devices=devices, owner_kind="DaemonSet")
     rig.daemons.loose.add("monitor-1")
 
     ends.assert_ends(rig, Reason.APPLIED)
@@ -271,9 +271,9 @@ def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> Non
 @pytest.mark.slow
 def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
     rig = nodes.busy_node()
-    taken = frozenset({nodes.device(rig, 0, "2g.10gb")})
+    devices = frozenset({nodes.device(rig, 0, "2g.10gb")})
     for number in range(224):
-        rig.add_pod(f"a-rather-long-name-of-a-pod-{number}", devices=taken, is_kept=True)
+        rig.add_pod(f"a-rather-long-name-of-a-pod-{number}", devices=devices, is_kept=True)
 
     outcome = ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "225 pods still use")
 

@@ -16,7 +16,7 @@ from tests.pipeline.requests.stories import LAYOUT, Story
 def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
     assert "workloads.evict" not in story.rig.log
     assert name in story.rig.pod_names
-    assert story.ended[-1] is reason
+    assert story.reasons[-1] is reason
 
 
 def active(dies_at: int | None) -> Story:
@@ -218,7 +218,7 @@ def another_layout(dies_at: int | None) -> Story:
         device = nodes.device(story.rig, gpu, profile)
         story.rig.add_pod(name, devices=frozenset({device}))
     story.live(story.label(agents.LAYOUT))
-    assert story.ended[-1] in {Reason.APPLIED, Reason.ALREADY_APPLIED}
+    assert story.reasons[-1] in {Reason.APPLIED, Reason.ALREADY_APPLIED}
     assert story.rig.pod_names >= {"spared"}
     assert "affected" not in story.rig.pod_names
     return story
@@ -249,7 +249,7 @@ def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
 
     story.live(story.label(None), story.label(LAYOUT))
 
-    assert story.ended == [Reason.DRIFTED, Reason.APPLIED]
+    assert story.reasons == [Reason.DRIFTED, Reason.APPLIED]
     assert "foreign" not in story.rig.pod_names
 
 
@@ -263,7 +263,7 @@ def test_new_content_of_a_layout_evicts_also_when_the_next_agent_retries() -> No
     story.rig.disruptions.refusals.clear()
     story.live()
 
-    assert story.ended == [Reason.ALREADY_APPLIED, Reason.DRAIN_TIMEOUT, Reason.APPLIED]
+    assert story.reasons == [Reason.ALREADY_APPLIED, Reason.DRAIN_TIMEOUT, Reason.APPLIED]
     assert "affected" not in story.rig.pod_names
 
 

@@ -14,14 +14,14 @@ from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
 USED_BY_B = slots.Denial(limit=1, changing=("b",))
 
 
-def slotted() -> fake_cluster.FakeSlots:
+def slots_of_node() -> fake_cluster.FakeSlots:
     """Return the slots that a busy node asks."""
     rig = nodes.busy_node()
     rig.slots = fake_cluster.FakeSlots(rig)
     return rig.slots
 
 
-fake = pytest.fixture(slotted, name="fake")
+fake = pytest.fixture(slots_of_node, name="fake")
 
 
 def test_slot_is_taken_before_the_taint_and_released_after_the_restore(
@@ -92,12 +92,12 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
 ) -> None:
     rig = fake.rig
     fake.denials = [USED_BY_B] * 3
-    seen: list[dict[str, object]] = []
-    rig.clock.on_wait.append(lambda: seen.append(rig.status))
+    statuses: list[dict[str, object]] = []
+    rig.clock.on_wait.append(lambda: statuses.append(rig.status))
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert {key: seen[0][key] for key in ("state", "phase", "reason", "message")} == {
+    assert {key: statuses[0][key] for key in ("state", "phase", "reason", "message")} == {
         "state": "pending",
         "phase": "Wait",
         "reason": "SlotsTaken",
@@ -159,7 +159,7 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
     for index, call in enumerate(fake.rig.log):
         if call.startswith("slots."):
             continue
-        again = slotted()
+        again = slots_of_node()
         rig = again.rig
         reconciler = agents.reconciler(rig)
         rig.failing = {index: strikes.broken(call)}

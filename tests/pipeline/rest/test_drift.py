@@ -14,13 +14,13 @@ from tests.pipeline.drifts import LAYOUT, tamper
 
 
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert rig.states == []
     before = tamper(rig)
 
     for _ in range(3):
-        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert well_known.APPLIED_LABEL not in rig.labels
@@ -28,17 +28,17 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     assert "gpus.execute" not in rig.log
 
     rig.gpus = before
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     assert rig.labels[well_known.STATE_LABEL] == "success"
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
 
 
 def test_a_drift_is_published_although_kubelet_is_silent() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, outcome = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     rig.kubelet.is_silent = True
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
     assert rig.events == ["Drifted"]
     assert "default/foreign" in rig.statuses[-1]
@@ -53,11 +53,11 @@ def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str
     rig.gpus = changed.pop(at_run)
     agent = agents.reconciler(rig)
     agent.recover(LAYOUT)
-    ended = ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
+    outcome = ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
     (rig.gpus,) = changed.values()
 
     for _ in range(2):
-        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
     is_missing = f"the driver no longer lists {before[1]}" in rig.statuses[-1]
     assert is_missing is (at_run == "listed")
@@ -77,20 +77,20 @@ IMPOSSIBLE_NOW: dict[str, Callable[[model.Gpu], model.Gpu]] = {
 
 @pytest.mark.parametrize(("lost", "heals"), [("profile", True), ("mode", False), ("host", True)])
 def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT, heals_drift=heals)
+    rig, agent, outcome = nodes.at_rest(LAYOUT, heals_drift=heals)
     before = rig.gpus
     rig.gpus = tuple(
         IMPOSSIBLE_NOW[lost](dataclasses.replace(gpu, gpu_instances=())) for gpu in rig.gpus
     )
 
     for _ in range(2):
-        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
     assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
     assert well_known.APPLIED_LABEL not in rig.labels
     assert "it cannot be restored" in rig.statuses[-1]
     rig.gpus = before
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 

@@ -15,10 +15,10 @@ from tests.pipeline.drifts import LAYOUT, NO_DRIVER, tamper
 
 
 def test_on_request_a_drift_is_healed() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, outcome = nodes.at_rest(LAYOUT, heals_drift=True)
     before = tamper(rig)
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
     ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
     assert ends.is_as_before(rig, before)
@@ -34,16 +34,16 @@ def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, agents.AgentInMemory]
 
 
 def test_healing_waits_until_no_pod_uses_the_devices() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, outcome = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert "default/foreign" in rig.statuses[-1]
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert rig.events == ["Drifted"]
 
     rig.remove_pod(rig.uid_of("foreign"))
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
@@ -76,14 +76,14 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
 
 
 def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, outcome = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     uid = rig.uid_of("foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
     rig.pods[uid] = dataclasses.replace(rig.pods[uid], labels=labels, owner_kind=owner)
     rig.extra_clients = nodes.EXTRA_CLIENTS
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
     ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
 

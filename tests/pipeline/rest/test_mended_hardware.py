@@ -14,13 +14,13 @@ from tests.pipeline.drifts import TWO_GPUS
 
 
 def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
-    rig, agent, ended = nodes.at_rest("too-much", rig=nodes.node())
-    assert not ended.should_retry
+    rig, agent, outcome = nodes.at_rest("too-much", rig=nodes.node())
+    assert not outcome.should_retry
 
-    assert [agent.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
+    assert [agent.check_drift("too-much", outcome) for _ in range(3)] == [drift.Action.REST] * 3
     enabled = {"current_mode": model.MigMode.ENABLED, "pending_mode": model.MigMode.ENABLED}
     rig.gpus = tuple(dataclasses.replace(gpu, **enabled) for gpu in rig.gpus)  # type: ignore[arg-type]
-    assert agent.check_drift("too-much", ended) is drift.Action.RUN
+    assert agent.check_drift("too-much", outcome) is drift.Action.RUN
 
 
 def finish_modes(rig: fakes.NodeRig) -> None:
@@ -58,20 +58,20 @@ def test_hardware_mended_after_a_final_failure_is_served(
 ) -> None:
     rig = nodes.node()
     mend = fail(rig)
-    _, agent, ended = nodes.at_rest("two-gpus", rig=rig, text=TWO_GPUS)
-    assert (ended.reason, ended.should_retry) == (reason, False)
+    _, agent, outcome = nodes.at_rest("two-gpus", rig=rig, text=TWO_GPUS)
+    assert (outcome.reason, outcome.should_retry) == (reason, False)
     for _ in range(checks):
-        assert agent.check_drift("two-gpus", ended) is drift.Action.REST
+        assert agent.check_drift("two-gpus", outcome) is drift.Action.REST
 
     mend()
 
-    assert agent.check_drift("two-gpus", ended) is drift.Action.RUN
+    assert agent.check_drift("two-gpus", outcome) is drift.Action.RUN
     ends.assert_ends(rig, Reason.APPLIED, layout="two-gpus", by=agent)
 
 
 def test_an_invalid_file_alone_is_not_retried_at_each_check() -> None:
     text = "version: v1\nmig-configs: 3\n"
-    _, agent, ended = nodes.at_rest("two-gpus", rig=nodes.node(), text=text)
-    assert ended.reason is Reason.INVALID_CONFIG
+    _, agent, outcome = nodes.at_rest("two-gpus", rig=nodes.node(), text=text)
+    assert outcome.reason is Reason.INVALID_CONFIG
 
-    assert [agent.check_drift("two-gpus", ended) for _ in range(3)] == [drift.Action.REST] * 3
+    assert [agent.check_drift("two-gpus", outcome) for _ in range(3)] == [drift.Action.REST] * 3

@@ -42,10 +42,10 @@ def test_applied_label_goes_if_a_gpu_without_the_layout_is_back(
 
 
 def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     rig.failing = {len(rig.log): NO_DRIVER}
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
     assert rig.states == []
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
@@ -63,13 +63,13 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
     ],
 )
 def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Reason) -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     labels = dict(rig.labels)
     is_away = reason in {Reason.DRIVER_NOT_LOADED, Reason.DRIVER_LIBRARY_MISMATCH}
     first = 40 if is_away else 3
     for number in range(1, first + 3):
         rig.refusing = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
-        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
         assert readiness_of(rig) == (
             ("True", "LayoutVerified") if number < first else ("Unknown", reason.value)
         )
@@ -79,16 +79,16 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Re
 
     rig.refusing = {}
     for _ in range(2):
-        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert readiness_of(rig) == ("True", "LayoutVerified")
     assert not agent.awaits_driver
     assert (rig.labels, rig.events.count("AlreadyApplied")) == (labels, 1)
 
 
 def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     rig.refusing = {"gpus.observe": NO_DRIVER}
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     assert agent.awaits_driver
 
     agent.rest()
@@ -97,14 +97,14 @@ def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
 
 
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     tamper(rig)
     rig.refusing = {"gpus.observe": NO_DRIVER}
     for _ in range(3):
-        agent.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, outcome)
     rig.refusing = {}
 
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
 
     assert readiness_of(rig) == ("False", "Drifted")
     assert rig.labels[well_known.STATE_LABEL] == "failed"
@@ -114,15 +114,15 @@ def node_after_reload(
     mode: model.MigMode,
 ) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node at rest whose driver was reloaded, which took the layout."""
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     rig.refusing = {"gpus.observe": NO_DRIVER}
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     rig.refusing = {}
     rig.gpus = tuple(
         dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=())
         for gpu in rig.gpus
     )
-    return rig, agent, ended
+    return rig, agent, outcome
 
 
 def add_pod(rig: fakes.NodeRig) -> None:
@@ -146,11 +146,11 @@ def restart_plugin(rig: fakes.NodeRig) -> None:
 def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
     mode: model.MigMode, use: Callable[[fakes.NodeRig], None]
 ) -> None:
-    rig, agent, ended = node_after_reload(mode)
+    rig, agent, outcome = node_after_reload(mode)
     served = len(rig.schedulable["nvidia.com/gpu"])
     use(rig)
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
     agents.run(rig, LAYOUT, by=agent, may_evict=False)
 
     assert "workloads.evict" not in rig.log
@@ -159,37 +159,37 @@ def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
 
 
 def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
-    rig, agent, ended = node_after_reload(model.MigMode.DISABLED)
+    rig, agent, outcome = node_after_reload(model.MigMode.DISABLED)
     add_pod(rig)
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    ended = agents.run(rig, LAYOUT, by=agent, may_evict=False)
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
+    outcome = agents.run(rig, LAYOUT, by=agent, may_evict=False)
 
     assert "workloads.evict" not in rig.log
-    assert (ended.reason, "training" in ended.message) == (Reason.DRIFTED, True)
-    assert [agent.check_drift(LAYOUT, ended) for _ in range(2)] == [drift.Action.REST] * 2
+    assert (outcome.reason, "training" in outcome.message) == (Reason.DRIFTED, True)
+    assert [agent.check_drift(LAYOUT, outcome) for _ in range(2)] == [drift.Action.REST] * 2
 
 
 @pytest.mark.parametrize("driver", ["stayed", "was away before"])
 def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     if driver != "stayed":
         rig.failing = {len(rig.log): NO_DRIVER}
         for _ in range(2):
-            agent.check_drift(LAYOUT, ended)
+            agent.check_drift(LAYOUT, outcome)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
 
-    assert [agent.check_drift(LAYOUT, ended) for _ in range(2)] == [drift.Action.REST] * 2
+    assert [agent.check_drift(LAYOUT, outcome) for _ in range(2)] == [drift.Action.REST] * 2
 
     assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
 
 
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     for _ in range(4):
         rig.failing = {len(rig.log): NO_DRIVER}
-        agent.check_drift(LAYOUT, ended)
-        agent.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, outcome)
+        agent.check_drift(LAYOUT, outcome)
     assert readiness_of(rig) == ("True", "LayoutVerified")
     assert rig.events == []
 
@@ -200,17 +200,17 @@ def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
 )
 def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: str) -> None:
     heals = policy != "reports"
-    rig, agent, ended = nodes.at_rest(layout, rig=nodes.node(), text=TWO_GPUS, heals_drift=heals)
-    assert ended.state is model.State.SUCCESS
+    rig, agent, outcome = nodes.at_rest(layout, rig=nodes.node(), text=TWO_GPUS, heals_drift=heals)
+    assert outcome.state is model.State.SUCCESS
     rig.add_pod("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     before, rig.gpus = rig.gpus, rig.gpus[:1]
     if policy == "restarts":
         agent = agents.reconciler(rig, TWO_GPUS, heals_drift=heals)
         agent.recover(layout)
-        ended = ends.assert_ends(rig, Reason.DRIFTED, layout=layout, by=agent)
+        outcome = ends.assert_ends(rig, Reason.DRIFTED, layout=layout, by=agent)
 
     for _ in range(2):
-        assert agent.check_drift(layout, ended) is drift.Action.REST
+        assert agent.check_drift(layout, outcome) is drift.Action.REST
 
     assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
     assert well_known.APPLIED_LABEL not in rig.labels
@@ -218,10 +218,10 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
     assert "workloads.evict" not in rig.log
     if not heals:
         rig.gpus = gpu_values.without_instances(before, 1)
-        assert agent.check_drift(layout, ended) is drift.Action.REST
+        assert agent.check_drift(layout, outcome) is drift.Action.REST
         assert "the driver no longer lists" not in rig.statuses[-1]
     rig.gpus = before
-    assert agent.check_drift(layout, ended) is drift.Action.REST
+    assert agent.check_drift(layout, outcome) is drift.Action.REST
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
@@ -245,9 +245,9 @@ def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
     pod = rig.add_pod("training", devices=frozenset({nodes.device(rig, 1, "1g.5gb")}))
     rig.driver.lost.add(rig.gpus[1].uuid)
     agent = agents.reconciler(rig)
-    ended = agents.run(rig, "all-disabled", by=agent, is_new=True)
+    outcome = agents.run(rig, "all-disabled", by=agent, is_new=True)
     rig.driver.lost.clear()
-    assert agent.check_drift("all-disabled", ended) is drift.Action.HEAL
+    assert agent.check_drift("all-disabled", outcome) is drift.Action.HEAL
     rest: dict[str, Any] = {"layout": "all-disabled", "by": agent, "may_evict": False}
 
     why = f"all-disabled is applied to GPU 1 ({rig.gpus[1].uuid}) once no pod uses devices"

@@ -62,11 +62,11 @@ def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
 
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     other = fakes.FakeLock()
-    rig, agent, ended = nodes.at_rest(LAYOUT, lock=other)
+    rig, agent, outcome = nodes.at_rest(LAYOUT, lock=other)
     tamper(rig)
 
     other.refusals = 1
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert rig.labels[well_known.STATE_LABEL] == "success"
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
     assert rig.labels[well_known.STATE_LABEL] == "failed"

@@ -28,15 +28,15 @@ def is_ready(rig: fakes.NodeRig) -> bool | None:
 
 def test_node_is_not_ready_until_its_layout_is_verified() -> None:
     rig = new_node()
-    seen: list[tuple[str, bool | None, bool]] = []
-    rig.on_call = lambda: seen.append((rig.log[-1], is_ready(rig), STARTUP in rig.taints))
+    entries: list[tuple[str, bool | None, bool]] = []
+    rig.on_call = lambda: entries.append((rig.log[-1], is_ready(rig), STARTUP in rig.taints))
 
     ends.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
 
     assert rig.conditions == ["Pending", "LayoutVerified"]
     assert is_ready(rig)
     assert rig.taints == {OTHER}
-    during = [entry for entry in seen if entry[0] in {"gpus.execute", "workloads.delete"}]
+    during = [entry for entry in entries if entry[0] in {"gpus.execute", "workloads.delete"}]
     assert {entry[1:] for entry in during} == {(False, True)}
 
 
@@ -74,15 +74,15 @@ def test_failed_layout_keeps_the_startup_taint(layout: str) -> None:
 def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     rig = new_node(LAYOUT)
     agent = agents.reconciler(rig)
-    ended = agents.run(rig, LAYOUT, by=agent)
+    outcome = agents.run(rig, LAYOUT, by=agent)
     since = rig.condition and rig.condition["lastTransitionTime"]
     before = drifts.tamper(rig)
     rig.clock.now_s += 60
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert is_ready(rig) is False
     rig.gpus = before
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
 
     assert rig.conditions == ["LayoutVerified", "Drifted", "LayoutVerified"]
     assert rig.condition is not None

@@ -19,7 +19,7 @@ OFF = model.MigMode.DISABLED
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Unserved:
+class UnservedNode:
     """A node at rest, where no run applies a layout."""
 
     rig: fakes.NodeRig
@@ -33,10 +33,10 @@ class Unserved:
             agent.rest()
             rig.forget_past()
             return cls(rig=rig, check=agent.check_without_request)
-        ended = agents.run(rig, why, by=agent)
-        assert ended.state is model.State.FAILED
+        outcome = agents.run(rig, why, by=agent)
+        assert outcome.state is model.State.FAILED
         rig.forget_past()
-        return cls(rig=rig, check=lambda: agent.check_drift(why, ended))
+        return cls(rig=rig, check=lambda: agent.check_drift(why, outcome))
 
     @property
     def plugins(self) -> set[str]:
@@ -54,7 +54,7 @@ UNSERVED = ["no request", "no-such-layout", "too-much"]
 
 @pytest.mark.parametrize("why", UNSERVED)
 def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str) -> None:
-    node = Unserved.of(why)
+    node = UnservedNode.of(why)
     rig = node.rig
     rig.labels[strategies.STRATEGY_LABEL] = strategies.Strategy.SINGLE.value
     rig.watched_pods = lambda: tuple(rig.pods.values())
@@ -72,17 +72,17 @@ def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str)
     assert rig.messages == [
         "the device plugin advertises 1 device that no GPU has: it is restarted"
     ]
-    plugins, asked = node.plugins, rig.log.count("allocations.allocatable")
+    plugins, questions = node.plugins, rig.log.count("allocations.allocatable")
     assert node.check() is not drift.Action.HEAL
     rig.clock.wait(1)
     assert node.plugins == plugins
-    assert rig.log.count("allocations.allocatable") == asked
+    assert rig.log.count("allocations.allocatable") == questions
 
 
 @pytest.mark.parametrize("refused", ["allocations.allocatable", "workloads.delete"])
 @pytest.mark.parametrize("why", UNSERVED)
 def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refused: str) -> None:
-    node = Unserved.of(why)
+    node = UnservedNode.of(why)
     tamper(node.rig)
     node.rig.refusing[refused] = (
         errors.KubeletError("no socket")
@@ -99,7 +99,7 @@ def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refus
 
 def test_devices_of_a_lost_gpu_or_of_another_manager_stay() -> None:
     for is_foreign in (False, True):
-        node = Unserved.of("no request")
+        node = UnservedNode.of("no request")
         rig, served = node.rig, node.rig.schedulable
         tamper(rig)
         if is_foreign:
@@ -112,7 +112,7 @@ def test_devices_of_a_lost_gpu_or_of_another_manager_stay() -> None:
 
 
 def test_a_plugin_with_too_few_devices_is_not_restarted_without_a_request() -> None:
-    node = Unserved.of("no request")
+    node = UnservedNode.of("no request")
     # Its owner may have left out a GPU.
     node.rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(node.rig.gpus[:1])[0]}
     plugins = node.plugins
@@ -123,7 +123,7 @@ def test_a_plugin_with_too_few_devices_is_not_restarted_without_a_request() -> N
 
 
 def test_a_plugin_that_is_no_pod_is_reported_once() -> None:
-    node = Unserved.of("no request")
+    node = UnservedNode.of("no request")
     for uid in node.plugins:
         node.rig.remove_pod(uid)
     tamper(node.rig)
@@ -153,14 +153,14 @@ def test_a_dra_driver_without_a_request_offers_no_device_that_is_gone() -> None:
 @pytest.mark.parametrize("why", [*UNSERVED, "drifted"])
 def test_phantom_devices_are_removed_without_a_usable_request(why: str) -> None:
     if why == "drifted":
-        rig, agent, ended = nodes.at_rest(LAYOUT)
+        rig, agent, outcome = nodes.at_rest(LAYOUT)
         tamper(rig)
-        agent.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, outcome)
         rig.clock.wait(1)
         rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
-        agent.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, outcome)
     else:
-        node = Unserved.of(why)
+        node = UnservedNode.of(why)
         rig = node.rig
         rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
         node.check()
@@ -171,13 +171,13 @@ def test_phantom_devices_are_removed_without_a_usable_request(why: str) -> None:
 
 @pytest.mark.parametrize("is_foreign", [False, True])
 def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     tamper(rig)
     if is_foreign:
         # It restarts the plugin itself, maybe after further steps.
         rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     rig.clock.wait(1)
 
     present = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
@@ -185,34 +185,34 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     plugins, lists = set(rig.pods), rig.log.count("workloads.list")
     rig.watched_pods = lambda: tuple(rig.pods.values())
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     rig.clock.wait(1)
     assert set(rig.pods) == plugins
     assert rig.log.count("workloads.list") == lists
 
 
 def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     for refusal in ({}, {"workloads.delete": strikes.BROKEN["workloads"]}):
         tamper(rig)
         rig.refusing.update(refusal)
-        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
         rig.refusing.clear()
-        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
         rig.clock.wait(1)
         assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
     assert rig.events == [Reason.DRIFTED.value]
 
 
 def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     served = rig.schedulable
     before = tamper(rig)
     rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
-    agent.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, outcome)
 
     rig.gpus = before
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
     assert rig.schedulable == served
@@ -224,12 +224,12 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
         + layout_table.rule_line("[0]", {"7g.40gb": 1})
         + "\n"
     )
-    rig, agent, ended = nodes.at_rest("first", rig=nodes.node(), text=text)
-    assert agent.check_drift("first", ended) is drift.Action.REST
+    rig, agent, outcome = nodes.at_rest("first", rig=nodes.node(), text=text)
+    assert agent.check_drift("first", outcome) is drift.Action.REST
     desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("3g.20gb"): 2})
     rig.gpus = (rig.gpus[0], *gpu_values.brought_to(rig.gpus[1:], desired))
 
-    assert agent.check_drift("first", ended) is drift.Action.HEAL
+    assert agent.check_drift("first", outcome) is drift.Action.HEAL
     rested = ends.assert_ends(
         rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False
     )
@@ -244,7 +244,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
 
 
 def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     for name in ("another", "a third"):
         served, first = rig.schedulable, rig.gpus[0].gpu_instances[0]
         (device,) = first.compute_instances
@@ -253,24 +253,24 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
         instances = (recreated, *rig.gpus[0].gpu_instances[1:])
         rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
 
-        assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
-        ended = ends.assert_ends(
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
+        outcome = ends.assert_ends(
             rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False
         )
 
         assert rig.schedulable != served
         assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
-        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
 
 def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
-    rig, agent, ended = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
     served = rig.schedulable
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.
     rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus[:1])[0]}
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
     assert rig.schedulable == served

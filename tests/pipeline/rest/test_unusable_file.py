@@ -27,28 +27,28 @@ def node_without_file(
     agent = agents.reconciler(rig, heals_drift=heals, configs=configs)
     agents.run(rig, by=agent)
     configs.text = text
-    ended = agents.run(rig, by=agent)
-    assert (ended.reason, ended.state) == (Reason.ALREADY_APPLIED, model.State.SUCCESS)
+    outcome = agents.run(rig, by=agent)
+    assert (outcome.reason, outcome.state) == (Reason.ALREADY_APPLIED, model.State.SUCCESS)
     rig.events.clear()
-    return rig, agent, ended
+    return rig, agent, outcome
 
 
 @pytest.mark.parametrize(
     ("text", "heals"), [(UNUSABLE_FILES["typo"], False), (UNUSABLE_FILES["invalid"], True)]
 )
 def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals: bool) -> None:
-    rig, agent, ended = node_without_file(text, heals=heals)
+    rig, agent, outcome = node_without_file(text, heals=heals)
     verified = rig.request_record["verified"]
-    assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
     assert rig.events == []
 
     before = tamper(rig)
     for _ in range(2):
-        assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
     assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
 
     rig.gpus = before
-    assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
     assert rig.labels[well_known.STATE_LABEL] == "success"
     assert rig.request_record["verified"] == verified
 
@@ -59,23 +59,23 @@ def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> No
     # The layout may be one of the lost GPU's model.
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
     rig.driver.lost.add(rig.gpus[1].uuid)
-    _, agent, ended = nodes.at_rest("mine", rig=rig, configs=configs)
+    _, agent, outcome = nodes.at_rest("mine", rig=rig, configs=configs)
     verified = rig.request_record["verified"]
     before = tamper(rig)
-    agent.check_drift("mine", ended)
+    agent.check_drift("mine", outcome)
 
     configs.text, rig.gpus = agents.CONFIG, before
-    agent.check_drift("mine", ended)
+    agent.check_drift("mine", outcome)
 
     assert rig.labels[well_known.STATE_LABEL] == "success"
     assert rig.request_record["verified"] == verified
 
 
 def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
-    rig, agent, ended = node_without_file()
+    rig, agent, outcome = node_without_file()
     rig.driver.lost.add(rig.gpus[1].uuid)
 
-    assert agent.check_drift(agents.LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
 
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
@@ -85,12 +85,12 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     rig.driver.lost.add(rig.gpus[1].uuid)
     configs = fakes.FakeConfig(agents.CONFIG)
     agent = agents.reconciler(rig, configs=configs)
-    ended = agents.run(rig, LAYOUT, by=agent)
+    outcome = agents.run(rig, LAYOUT, by=agent)
     configs.text = UNUSABLE_FILES["invalid"]
     rig.driver.lost.clear()
     rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus[:1])[0]}
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
@@ -117,9 +117,9 @@ def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
 
 
 def test_phantoms_are_withdrawn_although_the_file_is_unusable() -> None:
-    rig, agent, ended = node_without_file()
+    rig, agent, outcome = node_without_file()
     rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
 
-    agent.check_drift(agents.LAYOUT, ended)
+    agent.check_drift(agents.LAYOUT, outcome)
 
     assert rig.events == ["PhantomDevicesRemoved"]
