@@ -67,8 +67,8 @@ def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
         services=machine if rig.host.services else None,
         service_names=lambda: tuple(rig.host.services),
         refresh_files=machine.refresh,
-        boot_layout=machine,
-        request_file=fake_host.FakeRequestFile(rig),
+        boot_layout=rig.boot_layout,
+        request_file=rig.request_file,
         hooks=fake_host.FakeHooks(rig) if rig.hooks.text else None,
         own_pod_uid="uid-of-the-agent",
     )

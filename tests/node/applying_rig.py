@@ -12,7 +12,7 @@ from mig_manager.change import boot, local, pod_use
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts, plans
 from mig_manager.core.records import journals
-from tests.node import fake_cluster, fake_host, fakes, gpu_values, strikes
+from tests.node import fake_cluster, fake_host, fakes, gpu_values, kept_file, strikes
 
 LAYOUTS_TEXT = """
 version: v1
@@ -46,37 +46,6 @@ mig-configs:
 LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
 
 
-class FakeKeptFile:
-    """The journal or the layout for the next boot, in memory; each act can be refused."""
-
-    def __init__(self) -> None:
-        self.text: str | None = None
-        self.aside: str | None = None
-        self.failing_operations: set[str] = set()
-
-    def _act(self, name: str) -> None:
-        if name in self.failing_operations:
-            raise errors.ConfigError(f"cannot {name} the journal")
-
-    def read(self) -> str | None:
-        self._act("read")
-        return self.text
-
-    def save(self, text: str) -> None:
-        self._act("write")
-        self.text = text
-
-    def clear(self) -> None:
-        self._act("clear")
-        self.text = None
-
-    def set_aside(self) -> str:
-        self._act("set_aside")
-        self.aside, self.text = self.text, None
-        self.failing_operations.discard("read")
-        return "journal.unreadable"
-
-
 class ApplyingNode(fakes.NodeRig):
     """A node whose process can be killed at any step, with its lock, journal and messages."""
 
@@ -92,8 +61,8 @@ class ApplyingNode(fakes.NodeRig):
         super().__init__(gpus=tuple(hardware.template(board, index) for index in range(count)))
         self.layouts = layouts
         self.exclusion = fakes.FakeLock()
-        self.journal = FakeKeptFile()
-        self.boot_layout = FakeKeptFile()
+        self.journal = kept_file.FakeKeptFile()
+        self.boot_layout = kept_file.FakeKeptFile()
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
         self.has_reset = True

@@ -152,22 +152,6 @@ class FakeHost(fake_cluster.Port):
         self._rig.record_call("refresh_files")
         self._rig.host.refreshes += 1
 
-    def save(self, text: str) -> None:
-        self._rig.record_call("boot_layout.save")
-        self._rig.host.boot_layouts.append(text)
-
-    def read(self) -> str | None:
-        return self._rig.host.boot_layouts[-1] if self._rig.host.boot_layouts else None
-
-
-class FakeRequestFile(fake_cluster.Port):
-    def save(self, text: str) -> None:
-        self._rig.record_call("request_file.save")
-        self._rig.host.request_text = text
-
-    def read(self) -> str | None:
-        return self._rig.host.request_text
-
 
 class FakeHooks(fake_cluster.Port):
     variables: Mapping[str, str] = {"MIG_PARTED_HOOKS_FILE": "hooks.yaml"}

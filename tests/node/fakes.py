@@ -22,6 +22,7 @@ from mig_manager.core.node import (
 )
 from mig_manager.core.records import journals
 from tests.node import knobs, samples
+from tests.node.kept_file import FakeKeptFile
 
 
 class FakeClock:
@@ -142,6 +143,8 @@ class NodeRig:
     resets: knobs.Resets = dataclasses.field(default_factory=knobs.Resets)
     host: knobs.Host = dataclasses.field(default_factory=knobs.Host)
     hooks: knobs.Hooks = dataclasses.field(default_factory=knobs.Hooks)
+    boot_layout: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
+    request_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
 
     # -- the Node, and the cluster's other objects
 
@@ -181,6 +184,8 @@ class NodeRig:
 
     def __post_init__(self) -> None:
         self.clock.on_wait.append(self.live)
+        self.boot_layout.on_save = functools.partial(self.record_call, "boot_layout.save")
+        self.request_file.on_save = functools.partial(self.record_call, "request_file.save")
 
     # -- the node's own life -------------------------------------------------------------
 

@@ -151,9 +151,6 @@ class Host:
     reboot_refusal: str = ""  # why the request is refused
     reboots: int = 0
     refreshes: int = 0  # how often the device files were refreshed
-    boot_layouts: list[str] = dataclasses.field(default_factory=list)
-    """What was kept for the next boot."""
-    request_text: str | None = None  # what is kept of the request
 
 
 @dataclasses.dataclass(slots=True)

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import files
 from mig_manager.core import ports
-from tests.node import applying_rig
+from tests.node import kept_file
 
 
 @pytest.fixture
@@ -99,17 +99,6 @@ def test_every_operation_on_an_unusable_path_is_a_config_error(
             act()
 
 
-def test_a_failed_write_keeps_the_previous_journal(path: pathlib.Path) -> None:
-    store = files.JournalFile(path)
-    store.save("old")
-    path.with_name("journal.json.new").mkdir()
-
-    with pytest.raises(errors.ConfigError, match="cannot write"):
-        store.save("new")
-
-    assert store.read() == "old"
-
-
 def test_a_verified_layout_is_saved_with_its_own_error_messages(path: pathlib.Path) -> None:
     store = files.VerifiedLayoutFile(path)
     store.save("layout")
@@ -121,9 +110,13 @@ def test_a_verified_layout_is_saved_with_its_own_error_messages(path: pathlib.Pa
         store.read()
 
 
-@pytest.mark.parametrize("is_fake", [False, True], ids=["on the disk", "in memory"])
+EACH = pytest.mark.parametrize("is_fake", [False, True], ids=["on the disk", "in memory"])
+"""The adapter, and the fake that stands for it."""
+
+
+@EACH
 def test_a_kept_file_has_the_last_text_until_it_ends(path: pathlib.Path, *, is_fake: bool) -> None:
-    kept: ports.KeptFile = applying_rig.FakeKeptFile() if is_fake else files.JournalFile(path)
+    kept: ports.KeptFile = kept_file.FakeKeptFile() if is_fake else files.JournalFile(path)
 
     assert kept.read() is None
     for end in (kept.clear, kept.set_aside):
@@ -133,3 +126,39 @@ def test_a_kept_file_has_the_last_text_until_it_ends(path: pathlib.Path, *, is_f
         assert kept.read() == "two"
         end()
         assert kept.read() is None
+
+
+def failing_file(path: pathlib.Path, operation: str, *, is_fake: bool) -> ports.KeptFile:
+    """Return a kept file with the text 'old' and an operation that fails."""
+    if is_fake:
+        fake = kept_file.FakeKeptFile()
+        fake.text, fake.failing_operations = "old", {operation}
+        return fake
+    store = files.JournalFile(path)
+    store.save("old")
+    if operation == "write":
+        path.with_name("journal.json.new").mkdir()
+    else:
+        path.write_bytes(b"\xff")
+    return store
+
+
+@EACH
+def test_a_failed_write_keeps_the_previous_text(path: pathlib.Path, *, is_fake: bool) -> None:
+    kept = failing_file(path, "write", is_fake=is_fake)
+
+    with pytest.raises(errors.ConfigError, match="cannot write"):
+        kept.save("new")
+
+    assert kept.read() == "old"
+
+
+@EACH
+def test_an_unreadable_text_ends_when_set_aside(path: pathlib.Path, *, is_fake: bool) -> None:
+    kept = failing_file(path, "read", is_fake=is_fake)
+
+    with pytest.raises(errors.ConfigError):
+        kept.read()
+    kept.set_aside()
+
+    assert kept.read() is None

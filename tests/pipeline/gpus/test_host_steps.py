@@ -238,7 +238,7 @@ def test_verified_layouts_are_kept_for_the_next_boot() -> None:
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
-    kept = [journals.VerifiedLayout.from_json(text) for text in rig.host.boot_layouts]
+    kept = [journals.VerifiedLayout.from_json(text) for text in rig.boot_layout.saved]
     first, second = sorted(gpu.uuid for gpu in rig.gpus)
     assert [(each.config, each.boot_id, each.covered) for each in kept] == [
         (ALL_1G, "boot-1", (first, second)),
@@ -255,7 +255,7 @@ def test_a_layout_that_fails_is_not_kept() -> None:
 
     agents.run(rig, ALL_1G)
 
-    assert rig.host.boot_layouts == []
+    assert rig.boot_layout.saved == []
 
 
 def test_a_layout_kept_by_an_earlier_release_is_read() -> None:

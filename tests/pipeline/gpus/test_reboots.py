@@ -109,7 +109,7 @@ def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(
 
     act(rig)
 
-    (kept, now) = (journals.VerifiedLayout.from_json(text) for text in rig.host.boot_layouts)
+    (kept, now) = (journals.VerifiedLayout.from_json(text) for text in rig.boot_layout.saved)
 
     pending = {gpu.uuid for gpu in rig.gpus if gpu.has_pending_mode}
     assert [gpu.uuid for gpu in kept.snapshot] == [gpu.uuid for gpu in rig.gpus]

@@ -17,24 +17,24 @@ def reboot(rig: fakes.NodeRig) -> None:
 
 
 def forget(rig: fakes.NodeRig) -> None:
-    rig.host.boot_layouts.clear()
+    rig.boot_layout.text = None
 
 
 def downgrade(rig: fakes.NodeRig) -> None:
-    data = json.loads(rig.host.boot_layouts[-1])
+    data = json.loads(rig.boot_layout.text or "")
     del data["inventory"]
-    rig.host.boot_layouts.append(json.dumps(data))
+    rig.boot_layout.text = json.dumps(data)
 
 
 def spoil_inventory(rig: fakes.NodeRig) -> None:
-    data = json.loads(rig.host.boot_layouts[-1])
+    data = json.loads(rig.boot_layout.text or "")
     data["inventory"]["gpus"][0]["devices"].pop()
-    rig.host.boot_layouts.append(json.dumps(data))
-    assert journals.VerifiedLayout.from_json(rig.host.boot_layouts[-1]).snapshot
+    rig.boot_layout.text = json.dumps(data)
+    assert journals.VerifiedLayout.from_json(rig.boot_layout.text or "").snapshot
 
 
 def spoil(rig: fakes.NodeRig) -> None:
-    rig.host.boot_layouts.append("{")
+    rig.boot_layout.text = "{"
 
 
 def add_unknown_device(rig: fakes.NodeRig) -> None:
@@ -125,8 +125,8 @@ def test_devices_of_an_earlier_boot_are_not_remembered() -> None:
     rig = repairs.stuck_node()
     agent = repairs.agent_of(rig)
     outcome = agents.run(rig, repairs.LAYOUT, by=agent)
-    data = json.loads(rig.host.boot_layouts[-1]) | {"bootId": "boot-0"}
-    rig.host.boot_layouts.append(json.dumps(data))
+    data = json.loads(rig.boot_layout.text or "") | {"bootId": "boot-0"}
+    rig.boot_layout.text = json.dumps(data)
 
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
 

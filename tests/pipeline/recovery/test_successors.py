@@ -201,14 +201,14 @@ def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
 def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
     rig = nodes.node(layout=agents.LAYOUT)
     agent = agents.reconciler(rig)
-    rig.host.request_text = None
+    rig.request_file.text = None
     rig.refusing["request_file.save"] = errors.ConfigError("the disk is full")
     agents.run(rig, agents.LAYOUT, by=agent)
     rig.refusing.clear()
 
     agents.run(rig, agents.LAYOUT, by=agent)
 
-    assert rig.host.request_text
+    assert rig.request_file.text
 
 
 @pytest.mark.parametrize(
@@ -221,14 +221,14 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
         refusals.pop() if isinstance(step, steps.CreateGpuInstance) and refusals else None
     )
     copies: list[str] = []
-    rig.on_call = lambda: copies.append(rig.host.request_text or "")
+    rig.on_call = lambda: copies.append(rig.request_file.text or "")
     agents.run(rig)
     if later:
         rig.refusing["gpus.observe"] = strikes.BROKEN["gpus"]
         agents.run(rig, later)
         rig.refusing.clear()
     # The disk was full at the end of the run.
-    rig.host.request_text = max(copies, key=len)
+    rig.request_file.text = max(copies, key=len)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
     before = rig.gpus
 

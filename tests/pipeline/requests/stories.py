@@ -45,7 +45,7 @@ class Story:
             except strikes.Killed:
                 self.deaths += 1
                 if self.is_upgraded:
-                    self.rig.host.request_text = None
+                    self.rig.request_file.text = None
                     self.rig.annotations = dict(as_before(self.rig.annotations))
                 self.on_death()
             else:

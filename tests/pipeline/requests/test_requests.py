@@ -93,7 +93,7 @@ def success_of_another_manager(dies_at: int | None) -> Story:
     story = active(dies_at)
     nodes.add_pod_on_foreign_instances(story.rig)
     story.rig.annotations.clear()
-    story.rig.host.request_text = None
+    story.rig.request_file.text = None
     story.rig.labels.pop(well_known.APPLIED_LABEL, None)
     story.rig.labels[well_known.STATE_LABEL] = "success"
     story.live()
