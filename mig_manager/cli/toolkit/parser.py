@@ -75,12 +75,17 @@ def _refuse_early(of: program.CommandLine, before: Sequence[str]) -> None:
     """Raise UsageError for an option of a command that stands before the command."""
     leading = {flag for each in of.options_of() for flag in each.flags}
     for flag in (word.partition("=")[0] for word in before):
-        if flag in of.elsewhere:
-            raise errors.UsageError(f"unknown option {flag}{of.elsewhere[flag]}")
+        if hint := _elsewhere(of, flag):
+            raise errors.UsageError(f"unknown option {flag}{hint}")
         if flag not in leading and any(
             flag in each.flags for row in of.rows for each in of.options_of(row.name)
         ):
             raise errors.UsageError(f"{flag} belongs after the command: {of.name} COMMAND {flag}")
+
+
+def _elsewhere(of: program.CommandLine, flag: str) -> str:
+    """Return the hint for an option of another program; a letter may have its value behind it."""
+    return of.elsewhere.get(flag) or of.elsewhere.get(flag[:2], "")
 
 
 def _parse_words(of: program.CommandLine, command: str, argv: Sequence[str]) -> dict[str, object]:
@@ -125,8 +130,8 @@ class Parser(argparse.ArgumentParser):
         """Raise UsageError with argparse's message."""
         # The flag may have a value behind it or after it: --sort=x, --sort x.
         flag = message.removeprefix(_UNRECOGNIZED).split()[0].partition("=")[0]
-        if flag in self._program.elsewhere:
-            message += self._program.elsewhere[flag]
+        if hint := _elsewhere(self._program, flag):
+            message += hint
         elif message.startswith(_UNRECOGNIZED) and flag.startswith("--"):
             names = [each[2:] for each in self._option_string_actions if each.startswith("--")]
             # Compare without dashes: they would make any two short flags similar.

@@ -44,6 +44,8 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("status", "-n", "gpu-operator"), 2, "-n; nodes have no namespace"),
         (("status", "--namespace=x"), 2, "nodes have no namespace"),
         (("-n", "x", "status"), 2, "nodes have no namespace"),
+        (("status", "-nfoo"), 2, "-nfoo; nodes have no namespace"),
+        (("-nfoo", "status"), 2, "option -nfoo; nodes have no namespace"),
         (("status", "gpu-1", "-l", "a=b"), 2, "not both"),
         (("status", "-o", "table"), 2, "not one of text, wide, json, yaml"),
         (("plan",), 2, "LAYOUT"),
