@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, publish, run_journal, settings, successors
+from mig_manager.agent import agent_settings, outcomes, publish, run_journal, successors
 from mig_manager.change import boot_layouts, change_journal, execution, hook_points, transaction
 from mig_manager.core import messages, model, ports, timing
 from mig_manager.core.layout import custom_layouts
@@ -102,7 +102,7 @@ class Shared:
     """The state shared by all attempts on one node."""
 
     deps: ports.Dependencies
-    limits: settings.Limits
+    limits: agent_settings.Limits
     publisher: publish.Publisher
     memory: AttemptMemory
 

@@ -15,8 +15,7 @@ from mig_manager.adapters.host import (
 )
 from mig_manager.adapters.kubernetes import api, claims, node, pods, watch
 from mig_manager.adapters.nvml import worker_client
-from mig_manager.agent import gpu_ports
-from mig_manager.agent import settings as agent_settings
+from mig_manager.agent import agent_settings, gpu_ports
 from mig_manager.core import ports, standbys
 from mig_manager.core.files import service_files
 from mig_manager.core.node import client_table

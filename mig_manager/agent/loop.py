@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, drift, intake, outcomes, reconcile, settings
+from mig_manager.agent import agent_settings, attempts, drift, intake, outcomes, reconcile
 from mig_manager.core import liveness, ports, timing
 
 _log = structlog.get_logger()
@@ -24,7 +24,7 @@ class Agent:
         self,
         reconciler: reconcile.Reconciler,
         inbox: intake.Inbox,
-        limits: settings.Limits,
+        limits: agent_settings.Limits,
         *,
         telemetry: ports.Telemetry | None = None,
         pulse: liveness.Pulse | None = None,

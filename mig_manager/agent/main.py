@@ -11,8 +11,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.host import config_watch
 from mig_manager.adapters.kubernetes import api, pods, watch
 from mig_manager.adapters.nvml import event_listener
-from mig_manager.agent import dependencies, gpu_ports, intake, loop, reconcile
-from mig_manager.agent import settings as agent_settings
+from mig_manager.agent import agent_settings, dependencies, gpu_ports, intake, loop, reconcile
 from mig_manager.core import liveness, ports, standbys
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known

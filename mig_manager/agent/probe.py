@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
-from mig_manager.agent import settings
+from mig_manager.agent import agent_settings
 from mig_manager.core.settings import options
 
 TIMEOUT_S = 3.0
@@ -52,10 +52,10 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
     if words and words[0] != "agent":
         return True, f"{words[0]} has no health to ask for"
     source = options.Source(_parse(words[1:]), environ)
-    port = source.field(settings.AgentSettings, "health_port")
+    port = source.field(agent_settings.AgentSettings, "health_port")
     if not port:
         return True, "there is no --health-port to ask"
-    address = source.field(settings.AgentSettings, "health_address")
+    address = source.field(agent_settings.AgentSettings, "health_address")
     connection = http.client.HTTPConnection(
         _LOOPBACK.get(address, address), port, timeout=TIMEOUT_S
     )
@@ -83,7 +83,7 @@ def _agent_words(command: Sequence[str]) -> Sequence[str]:
 def _parse(words: Sequence[str]) -> Mapping[str, object]:
     """Return the options that locate the agent's health port."""
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in options.of(settings.AgentSettings):
+    for option in options.of(agent_settings.AgentSettings):
         if option.name in _OPTIONS:
             reader.add_argument(*option.flags, dest=option.key)
     return vars(reader.parse_known_args(words)[0])

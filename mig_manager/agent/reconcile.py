@@ -10,6 +10,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import (
+    agent_settings,
     attempt_series,
     attempts,
     drift,
@@ -18,7 +19,6 @@ from mig_manager.agent import (
     repairing,
     run,
     served_layouts,
-    settings,
 )
 from mig_manager.agent.phases import recovery
 from mig_manager.agent.reports import capacity, faults, gpu_report
@@ -34,7 +34,7 @@ _log = structlog.get_logger()
 class Reconciler:
     """Applies requests to one node."""
 
-    def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
+    def __init__(self, deps: ports.Dependencies, limits: agent_settings.Limits) -> None:
         self._deps = deps
         self._shared = attempts.Shared(
             deps=deps,
@@ -47,7 +47,7 @@ class Reconciler:
         self.node = deps.node
         self.capacity = capacity.CapacityReport(self._shared)
         self._attempts = attempt_series.AttemptSeries(self._shared, self.capacity.note_gpus)
-        is_reported = limits.repair is not settings.RepairPolicy.OFF
+        is_reported = limits.repair is not agent_settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
     def recover(self, request: attempts.Request) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempt_series, attempts, outcomes, run, settings
+from mig_manager.agent import agent_settings, attempt_series, attempts, outcomes, run
 from mig_manager.agent.pods import remembering
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import claims, well_known
@@ -119,7 +119,7 @@ def decide(
 def _decide(
     shared: attempts.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
 ) -> Decision:
-    if shared.limits.repair is not settings.RepairPolicy.RESET:
+    if shared.limits.repair is not agent_settings.RepairPolicy.RESET:
         return NOTHING
     remembered, unknown = remembering.remember(shared, gpus)
     faulty = tuple(gpu for gpu in remembered if gpu.awaits_reset)
@@ -223,7 +223,10 @@ def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) ->
 
 def _why_forbidden(attempt: attempts.Attempt) -> str:
     """Return why a repair that has begun may not go on, as part of a sentence; empty: it may."""
-    if attempt.limits.repair is not settings.RepairPolicy.RESET or attempt.deps.reset is None:
+    if (
+        attempt.limits.repair is not agent_settings.RepairPolicy.RESET
+        or attempt.deps.reset is None
+    ):
         return "the agent may not reset GPUs"
     try:
         if attempt.journal.entries.has_evicted or attempt.journal.entries.snapshot:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import settings
+from mig_manager.agent import agent_settings
 from mig_manager.core import messages, model, ports
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts, served
@@ -23,7 +23,7 @@ _parsed = functools.lru_cache(maxsize=1)(config.parse)
 def find(
     name: str,
     source: ports.ConfigSource,
-    limits: settings.Limits,
+    limits: agent_settings.Limits,
     observe: Callable[[], model.ObservedGpus],
 ) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
     """Return a layout and the warnings about the file; an owner's layout needs no observation.
@@ -49,10 +49,10 @@ def find(
 def _find_in_file_or_generate(
     name: str,
     source: ports.ConfigSource,
-    limits: settings.Limits,
+    limits: agent_settings.Limits,
     observe: Callable[[], model.ObservedGpus],
 ) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
-    has_generated = limits.generated_layouts is not settings.GeneratedLayouts.OFF
+    has_generated = limits.generated_layouts is not agent_settings.GeneratedLayouts.OFF
     if not (has_generated and limits.has_default_layouts):
         file = _read(source, limits)
         if name in file.layouts or not has_generated:
@@ -73,10 +73,10 @@ def _find_in_file_or_generate(
 
 
 def _merge(
-    source: ports.ConfigSource, limits: settings.Limits, gpus: model.ObservedGpus
+    source: ports.ConfigSource, limits: agent_settings.Limits, gpus: model.ObservedGpus
 ) -> layouts.Document:
     """Return every layout of the file and of the GPUs."""
-    has_generated = limits.generated_layouts is not settings.GeneratedLayouts.OFF
+    has_generated = limits.generated_layouts is not agent_settings.GeneratedLayouts.OFF
     made = served.generate(gpus) if has_generated else {}
     try:
         file = _read(source, limits)
@@ -85,7 +85,7 @@ def _merge(
             raise
         _log.warning("default_layouts_not_read", error=error.message)
         file = layouts.Document(source=source.name, layouts={})
-    if made and limits.generated_layouts is settings.GeneratedLayouts.ONLY:
+    if made and limits.generated_layouts is agent_settings.GeneratedLayouts.ONLY:
         file = dataclasses.replace(file, layouts={})
     document = served.merge(file, made, is_default=limits.has_default_layouts)
     if not limits.has_custom_layouts:
@@ -109,14 +109,14 @@ def _fitting_names(
     return frozenset(fit.layout.name for fit in fits)
 
 
-def _read(source: ports.ConfigSource, limits: settings.Limits) -> layouts.Document:
+def _read(source: ports.ConfigSource, limits: agent_settings.Limits) -> layouts.Document:
     return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)
 
 
 class LayoutList:
     """The list of the layouts that fit the node's GPUs, for people and for other programs."""
 
-    def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
+    def __init__(self, deps: ports.Dependencies, limits: agent_settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
         self._written: tuple[layouts.Layout, ...] | None = None

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.agent import settings as agent_settings
+from mig_manager.agent import agent_settings
 from mig_manager.cli.toolkit import command_settings
 from mig_manager.core.settings import host_settings, node_settings, options
 

@@ -17,7 +17,7 @@ from typing import Any
 from mig_manager.adapters import host
 from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
-from mig_manager.agent import main, settings
+from mig_manager.agent import agent_settings, main
 from mig_manager.core import ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
@@ -51,7 +51,7 @@ def serve(arguments: Arguments) -> int:
         strike_at=arguments.strike_at,
         strike_with=signal.Signals(arguments.strike_with),
     )
-    wanted = settings.AgentSettings.read(arguments.options, {})
+    wanted = agent_settings.AgentSettings.read(arguments.options, {})
     assert wanted.gpus.simulate_state is not None
     state = nvml_faults.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))

@@ -17,7 +17,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.adapters.kubernetes import watch
-from mig_manager.agent import main, settings
+from mig_manager.agent import agent_settings, main
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
@@ -98,7 +98,7 @@ class InProcessStage(agent_stage.AgentStage):
         agent = in_process.HostedAgent(
             self.server,
             TOKEN,
-            dataclasses.replace(settings.AgentSettings.read(options, {}), backoff=_BACKOFF),
+            dataclasses.replace(agent_settings.AgentSettings.read(options, {}), backoff=_BACKOFF),
             request_timeout_s=self._api_timeout_s,
             allocations=self._wrap(kubelet, self.machine.socket),
             overrides=main.Overrides(

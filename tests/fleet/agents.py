@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mig_manager.adapters.kubernetes import watch
-from mig_manager.agent import main, settings
+from mig_manager.agent import agent_settings, main
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, timing
 from mig_manager.core.node import well_known
@@ -63,7 +63,7 @@ def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]
     rig = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
     named = {"node_name": name, "simulate_state": str(folder / f"{name}.json")}
     return {
-        "settings": settings.AgentSettings.read(named | options, {}),
+        "settings": agent_settings.AgentSettings.read(named | options, {}),
         "gpus": fake_host.FakeGpus(rig),
         "allocations": fake_cluster.FakeAllocations(rig),
         "configs": fakes.FakeConfig(agents.CONFIG),

@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from mig_manager.agent import settings
+from mig_manager.agent import agent_settings
 from tests import programs
-from tests.kit.unit_files import RecordedEnvironment, agent_settings
+from tests.kit.unit_files import RecordedEnvironment, settings_of_agent
 
 ROOT = pathlib.Path(__file__).parents[2]
 Object = dict[str, Any]
@@ -50,9 +50,9 @@ class Overlay:
         return environment(self.container)
 
     @property
-    def settings(self) -> settings.AgentSettings:
+    def settings(self) -> agent_settings.AgentSettings:
         """What the agent reads from command line and environment of the container."""
-        return agent_settings(self.container["args"], self.environ)
+        return settings_of_agent(self.container["args"], self.environ)
 
     def mount(self, path: pathlib.Path) -> tuple[Object, Object]:
         """Return the mount at a path of the container, and its volume."""

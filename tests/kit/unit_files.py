@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from mig_manager.agent import settings
+from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.kubectl import registry as plugin
@@ -32,13 +32,15 @@ class RecordedEnvironment(dict[str, str]):
         return super().get(name, default)
 
 
-def agent_settings(command_line: list[str], environ: Mapping[str, str]) -> settings.AgentSettings:
+def settings_of_agent(
+    command_line: list[str], environ: Mapping[str, str]
+) -> agent_settings.AgentSettings:
     parsed = parser.parse(registry.PROGRAM, command_line)
     assert parsed["command"] == "agent"
-    return settings.AgentSettings.read(parsed, environ)
+    return agent_settings.AgentSettings.read(parsed, environ)
 
 
-def longest_stop_s(agent: settings.AgentSettings) -> float:
+def longest_stop_s(agent: agent_settings.AgentSettings) -> float:
     """How long an agent may take to end: a change is finished or undone, which takes another."""
     return 2 * agent.gpu_timeout_s
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.agent import (
+    agent_settings,
     attempt_series,
     attempts,
     drift,
     outcomes,
     publish,
     reconcile,
-    settings,
 )
 from mig_manager.core import ports
 from mig_manager.core.layout import custom_layouts
@@ -75,7 +75,7 @@ def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
 
 
 def new_attempt(
-    rig: fakes.NodeRig, limits: settings.Limits, cancel: ports.Cancellation, **overrides: Any
+    rig: fakes.NodeRig, limits: agent_settings.Limits, cancel: ports.Cancellation, **overrides: Any
 ) -> attempts.Attempt:
     """Return an attempt at a layout, for a part of a run; ``overrides`` as for ``reconciler``."""
     deps = dataclasses.replace(dependencies(rig), **overrides)
@@ -91,7 +91,7 @@ def new_attempt(
 class AgentInMemory(reconcile.Reconciler):
     """A reconciler that also takes a request as the layout's name, and its other members."""
 
-    def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
+    def __init__(self, deps: ports.Dependencies, limits: agent_settings.Limits) -> None:
         super().__init__(deps, limits)
         self.outcomes: list[outcomes.Outcome] = []
         """Of its runs, those that ended."""
@@ -140,7 +140,7 @@ def reconciler(
     """
     return AgentInMemory(
         dataclasses.replace(dependencies(rig, text), **overrides),
-        settings.Limits(
+        agent_settings.Limits(
             heals_drift=heals_drift,
             is_lenient=is_lenient,
             policy=rig.policy,

@@ -2,13 +2,13 @@
 
 import contextlib
 
-from mig_manager.agent import loop, outcomes, settings
+from mig_manager.agent import agent_settings, loop, outcomes
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from tests.node import agents, fakes, inboxes
 
 RETRY_S, CHECK_S = 5.0, 60.0  # the pause before each retry, and between drift checks
-_PAUSES = settings.Limits(
+_PAUSES = agent_settings.Limits(
     retry_initial_s=RETRY_S, retry_max_s=RETRY_S, drift_check_interval_s=CHECK_S
 )
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from mig_manager.agent import drift, outcomes, settings
+from mig_manager.agent import agent_settings, drift, outcomes
 from mig_manager.core import model
 from tests.node import agents, fakes, gpu_values, nodes
 from tests.pipeline import lives
 
 LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
-RESET = {"repair": settings.RepairPolicy.RESET}
+RESET = {"repair": agent_settings.RepairPolicy.RESET}
 
 
 def faulty_node(*indices: int) -> fakes.NodeRig:

@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
-from mig_manager.agent import settings
+from mig_manager.agent import agent_settings
 from mig_manager.cli import gpu_settings, registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core.node import policies
@@ -48,8 +48,8 @@ EXAMPLES = {
 }
 
 
-def agent(environ: dict[str, str] | None = None, **parsed: object) -> settings.AgentSettings:
-    return settings.AgentSettings.read(parsed, AGENT | (environ or {}))
+def agent(environ: dict[str, str] | None = None, **parsed: object) -> agent_settings.AgentSettings:
+    return agent_settings.AgentSettings.read(parsed, AGENT | (environ or {}))
 
 
 def command(
@@ -165,7 +165,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_origin(
     flag = "--" + variable.lower().replace("_", "-")
     value = [text] if variable == "STARTUP_TAINT" else text
     with pytest.raises(errors.UsageError, match=rf"^{flag}: {re.escape(repr(text))} {message}"):
-        settings.AgentSettings.read({"node_name": "n1", variable.lower(): value}, {})
+        agent_settings.AgentSettings.read({"node_name": "n1", variable.lower(): value}, {})
 
 
 def test_repeatable_option_is_a_list_with_commas_in_its_variable() -> None:
@@ -176,7 +176,7 @@ def test_repeatable_option_is_a_list_with_commas_in_its_variable() -> None:
     )
 
     assert agent(variable).policy.startup_taints == both
-    assert settings.AgentSettings.read(parsed, AGENT).policy.startup_taints == both
+    assert agent_settings.AgentSettings.read(parsed, AGENT).policy.startup_taints == both
     assert agent(variable, startup_taint=["e"]).policy.startup_taints == {"e"}
 
 
@@ -377,6 +377,6 @@ def test_a_command_line_and_its_variables_choose(
 def test_generated_layouts_precede_every_file_but_the_owners(
     environ: dict[str, str], file: str, *, is_default: bool
 ) -> None:
-    found = settings.AgentSettings.read({}, environ | {"NODE_NAME": "n"})
+    found = agent_settings.AgentSettings.read({}, environ | {"NODE_NAME": "n"})
 
     assert (str(found.config_file), found.has_default_layouts) == (file, is_default)

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from mig_manager.adapters.host import lock_file
-from mig_manager.agent import settings
+from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core.files import yaml_tree
@@ -425,7 +425,7 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     argv += ["-k", "kubelet.service", "-g", "/g", "-r", "-d", "-p", "ns", "-t", "/t", "-a", "/a"]
     argv += ["--cdi-enabled", "-b", "/b", "-j", "/j", "--nvidia-cdi-hook-path", "/h"]
 
-    chosen = settings.AgentSettings.read(parser.parse(registry.PROGRAM, argv), {})
+    chosen = agent_settings.AgentSettings.read(parser.parse(registry.PROGRAM, argv), {})
 
     assert chosen.node_name == "n1"
     assert len(chosen.not_needed) == 5

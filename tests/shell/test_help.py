@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from mig_manager.agent import settings
+from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from tests.kit.commandline import Shell
@@ -54,7 +54,7 @@ def test_every_value_with_a_type_shows_its_default() -> None:
 
 
 def test_a_default_in_words_is_the_one_that_is_used() -> None:
-    chosen = settings.AgentSettings.read({"node_name": "a"}, {})
+    chosen = agent_settings.AgentSettings.read({"node_name": "a"}, {})
     options = registry.PROGRAM.options_of("agent")
     in_words = {each.key: each.default_text for each in options if "/" in each.default_text[:1]}
 

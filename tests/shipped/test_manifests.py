@@ -10,8 +10,8 @@ import mig_manager
 from mig_manager.core.node import well_known
 from tests.kit.overlays import AGENTS, OVERLAYS, ROOT, Object, Overlay, overlay
 from tests.kit.unit_files import (
-    agent_settings,
     longest_stop_s,
+    settings_of_agent,
     unit_command_line,
     unit_environ,
 )
@@ -145,13 +145,13 @@ def test_lock_is_shared_with_managers_outside_of_the_pod(name: str) -> None:
 
     assert not mount.get("readOnly")
     assert volume["hostPath"] == {"path": mount["mountPath"], "type": "DirectoryOrCreate"}
-    assert lock_file == agent_settings(unit_command_line(), unit_environ()).lock_file
+    assert lock_file == settings_of_agent(unit_command_line(), unit_environ()).lock_file
 
 
 @every_agent
 def test_variables_of_the_container_are_read(name: str) -> None:
     environ = overlay(name).environ
-    parsed = agent_settings(overlay(name).container["args"], environ)
+    parsed = settings_of_agent(overlay(name).container["args"], environ)
     toolkit = ("DRIVER_CAPABILITIES", "MIG_CONFIG_DEVICES", "VISIBLE_DEVICES")
 
     assert environ.keys() - environ.names <= {f"NVIDIA_{each}" for each in toolkit}

@@ -22,7 +22,7 @@ from testkit import apiserver
 from tests import programs, waiting
 from tests.kit import operator_pod
 from tests.kit.overlays import AGENTS, OVERLAYS, ROOT, Object, kustomize, overlay
-from tests.kit.unit_files import agent_settings
+from tests.kit.unit_files import settings_of_agent
 from tests.stage import clusters, plain_node
 
 LAYOUT = "all-1g.5gb"
@@ -174,7 +174,7 @@ def test_environment_of_the_operator_gives_valid_settings(
     environ = OPERATOR_ENVIRON | ready | {"WITH_SHUTDOWN_HOST_GPU_CLIENTS": "true"}
 
     # The operator mounts the host's root at /host, the agent's default.
-    parsed = agent_settings(["agent"], environ | {"HOST_ROOT_MOUNT": str(tmp_path)})
+    parsed = settings_of_agent(["agent"], environ | {"HOST_ROOT_MOUNT": str(tmp_path)})
 
     assert parsed.node_name == "plain"
     assert parsed.config_file == pathlib.Path("/mig-parted-config/config.yaml")
@@ -258,7 +258,7 @@ def test_the_operators_account_gets_our_rights_and_its_agent_our_layouts() -> No
     assert shipped["ConfigMap"]["metadata"]["namespace"] == operator_pod.NAMESPACE
     assert values["config"]["name"] == shipped["ConfigMap"]["metadata"]["name"]
     added = {each["name"]: each["value"] for each in values["env"]}
-    parsed = agent_settings(["agent"], OPERATOR_ENVIRON | added)
-    ours = agent_settings(["agent"], OPERATOR_ENVIRON)
+    parsed = settings_of_agent(["agent"], OPERATOR_ENVIRON | added)
+    ours = settings_of_agent(["agent"], OPERATOR_ENVIRON)
     assert parsed.lock_file == pathlib.Path("/host") / ours.lock_file.relative_to("/")
     assert f"{values['image']}:{values['version']}" == f"mig-manager:{mig_manager.__version__}"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from mig_manager.agent import settings
+from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.commands import boot
 from mig_manager.cli.toolkit import parser
@@ -21,10 +21,10 @@ from tests.kit.unit_files import (
     SYSTEMD,
     UNITS,
     RecordedEnvironment,
-    agent_settings,
     directives,
     example_environ,
     longest_stop_s,
+    settings_of_agent,
     unit_command_line,
     unit_environ,
 )
@@ -134,7 +134,7 @@ def test_the_agents_unit_restarts_unless_its_input_is_unusable(tmp_path: pathlib
 
 
 def test_agent_apply_and_boot_share_lock_and_kept_layout() -> None:
-    agent = agent_settings(unit_command_line(), unit_environ())
+    agent = settings_of_agent(unit_command_line(), unit_environ())
     boot = boot_settings({})
 
     assert agent.lock_file == boot.lock_file
@@ -165,7 +165,7 @@ def test_boot_runs_after_the_driver_and_before_gpu_users() -> None:
 
 
 def test_systemd_gives_boot_and_agent_the_time_to_finish_or_undo_a_change() -> None:
-    agent = agent_settings(unit_command_line(), unit_environ())
+    agent = settings_of_agent(unit_command_line(), unit_environ())
     section, parsed = directives(BOOT), boot_settings({})
     timeouts = {
         key: float(section[key][0].removesuffix("s")) for key in section if "Timeout" in key
@@ -183,11 +183,11 @@ def test_systemd_gives_boot_and_agent_the_time_to_finish_or_undo_a_change() -> N
 def test_unit_takes_files_below_etc_and_variables_of_its_file() -> (
     None
 ):  # fmt: skip
-    parsed = agent_settings(unit_command_line(), unit_environ())
+    parsed = settings_of_agent(unit_command_line(), unit_environ())
     other = {"NODE_NAME": "node-2", "CONFIG_FILE": "/c", "KUBECONFIG": "/k"}
-    changed = agent_settings(unit_command_line(), unit_environ() | other)
+    changed = settings_of_agent(unit_command_line(), unit_environ() | other)
 
-    def chosen(each: settings.AgentSettings) -> tuple[str, ...]:
+    def chosen(each: agent_settings.AgentSettings) -> tuple[str, ...]:
         return each.node_name, str(each.config_file), str(each.kubeconfig)
 
     etc = "/etc/mig-manager"
@@ -204,7 +204,7 @@ def test_example_environment_shows_the_defaults() -> (
         RecordedEnvironment(example_environ()),
     )
 
-    assert agent_settings(unit_command_line(), for_agent) == agent_settings(
+    assert settings_of_agent(unit_command_line(), for_agent) == settings_of_agent(
         unit_command_line(), unit_environ()
     )
     assert boot_settings(for_boot) == boot_settings({})

@@ -9,8 +9,7 @@ from typing import Any
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import nvml_gpus
-from mig_manager.agent import main
-from mig_manager.agent import settings as agent_settings
+from mig_manager.agent import agent_settings, main
 from mig_manager.core import liveness, ports, standbys
 from testkit import apiserver
 from tests.node import simulated_rig

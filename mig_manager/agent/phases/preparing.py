@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, outcomes, settings
+from mig_manager.agent import agent_settings, attempts, outcomes
 from mig_manager.agent.phases import host, recovery, resolving
 from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
 from mig_manager.core import messages, model, steps, timing
@@ -194,7 +194,8 @@ def _require_repaired(
 ) -> None:
     """Refuse a layout on a GPU that the agent is to reset first: no new work runs before that."""
     repairs = (
-        attempt.limits.repair is settings.RepairPolicy.RESET and attempt.deps.reset is not None
+        attempt.limits.repair is agent_settings.RepairPolicy.RESET
+        and attempt.deps.reset is not None
     )
     if attempt.request.repairs or not repairs:
         return

@@ -1,6 +1,6 @@
 """``mig-manager agent``."""
 
-from mig_manager.agent import settings as agent_settings
+from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import console
 from mig_manager.core.settings import node_settings

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mig_manager.agent import settings as agent_settings
+from mig_manager.agent import agent_settings
 from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core.settings import options

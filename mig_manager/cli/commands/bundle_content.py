@@ -19,7 +19,7 @@ import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import call_thread, files, journald, programs
 from mig_manager.adapters.kubernetes import api, report
-from mig_manager.agent import settings as agent_settings
+from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.commands import redaction
 from mig_manager.cli.doctor import examination

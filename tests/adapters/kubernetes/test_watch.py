@@ -11,7 +11,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, fleet, pods, watch
-from mig_manager.agent import settings
+from mig_manager.agent import agent_settings
 from mig_manager.agent.pods import drain, orders
 from mig_manager.core.node import gpu_use
 from mig_manager.sandbox.apiserver import resources
@@ -282,7 +282,10 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     waiting.until(lambda: workloads.from_watch() is not None, "the watch of pods")
 
     attempt = agents.new_attempt(
-        rig, settings.Limits(drain_timeout_s=30), fakes.FakeRequest(clock), workloads=workloads
+        rig,
+        agent_settings.Limits(drain_timeout_s=30),
+        fakes.FakeRequest(clock),
+        workloads=workloads,
     )
     order = orders.Order(affected=destroyed, rights=orders.Evict())
     ours = drain.Drain.begin(attempt, order)

@@ -206,14 +206,14 @@ def test_worker_that_cannot_start_is_an_error_only_when_needed() -> None:
 
 def test_the_worker_answers_a_hardware_error_though_the_library_prints() -> None:
     script = """
-from mig_manager.adapters.nvml import gpus, worker
+from mig_manager.adapters.nvml import nvml_gpus, worker
 class FakeGpus:
     def __init__(self, **settings): pass
     def observe(self):
         os.write(1, b"NVRM: hello")
         print("hello")
         raise errors.HardwareError("gone", reason=errors.Reason.GPU_LOST, code=15)
-gpus.NvmlGpus = FakeGpus
+nvml_gpus.NvmlGpus = FakeGpus
 subprocesses.Parent = lambda: parent
 sys.exit(worker.main(["serve"]))
 """

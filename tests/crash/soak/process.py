@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.agent import intake, main, settings
+from mig_manager.agent import agent_settings, intake, main
 from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
@@ -74,7 +74,7 @@ class Process:
             n: moments.Port(p, n, rig.script.call) for n, p in in_memory.items()
         }
         agent = in_process.new_agent(
-            settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
+            agent_settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
             _NO_API,
             boot_id=rig.state.boot_id,
             overrides=main.Overrides(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import settings
+from mig_manager.agent import agent_settings
 from mig_manager.agent.pods import drain, orders
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import client_table, gpu_use, policies
@@ -32,7 +32,7 @@ def new_drain(
     request: fakes.FakeRequest | None = None,
     **overrides: Any,
 ) -> drain.Drain:
-    limits = settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20)
+    limits = agent_settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20)
     is_passive = limits.policy.drain is policies.DrainPolicy.NONE
     order = orders.Order(
         affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,

@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, settings
+from mig_manager.agent import agent_settings, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
@@ -144,7 +144,7 @@ def test_a_fault_on_a_node_that_others_repair_changes_nothing_of_theirs() -> Non
 
 
 def test_repair_off_reports_nothing_on_the_node() -> None:
-    rig, agent, outcome = node_at_rest(repair=settings.RepairPolicy.OFF)
+    rig, agent, outcome = node_at_rest(repair=agent_settings.RepairPolicy.OFF)
     set_action(rig, RESET, 0)
     agent.faults.note_xids([(rig.gpus[0].uuid, 79)])
     agent.check_drift(LAYOUT, outcome)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, settings
+from mig_manager.agent import agent_settings, drift
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.node import well_known
 from tests.node import agents, ends, fakes, gpu_values, strikes
@@ -91,8 +91,10 @@ def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
     assert rig.log.count("workloads.delete") == 1
 
 
-@pytest.mark.parametrize("how", [settings.RepairPolicy.OFF, settings.RepairPolicy.REPORT])
-def test_without_the_setting_no_gpu_is_reset(how: settings.RepairPolicy) -> None:
+@pytest.mark.parametrize(
+    "how", [agent_settings.RepairPolicy.OFF, agent_settings.RepairPolicy.REPORT]
+)
+def test_without_the_setting_no_gpu_is_reset(how: agent_settings.RepairPolicy) -> None:
     rig = repairs.faulty_node()
     repairs.serve(rig, repairs.agent_of(rig, limits={"repair": how}))
     assert repairs.resets(rig) == 0

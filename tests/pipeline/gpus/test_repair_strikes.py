@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, settings
+from mig_manager.agent import agent_settings, drift
 from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
@@ -143,7 +143,7 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
 def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> None:
     rig = repairs.faulty_node()
     strikes.kill_when(rig, lambda: rig.has_hold_taint, repairs.serve)
-    how = settings.RepairPolicy(change if change in ("report", "off") else "reset")
+    how = agent_settings.RepairPolicy(change if change in ("report", "off") else "reset")
     rig.resets.are_available = change != "no reset"
     rig.is_unschedulable = change == "cordon"
     agent = repairs.agent_of(rig, limits={"repair": how})

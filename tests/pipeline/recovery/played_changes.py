@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, settings
+from mig_manager.agent import agent_settings, outcomes
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
@@ -23,8 +23,8 @@ _MAX_PAUSES = 16
 _REPAIR_PAUSE_S = 1000.0  # longer than the first pause after a failed repair
 _LIMITS = {
     "has_custom_layouts": True,
-    "generated_layouts": settings.GeneratedLayouts.OFF,
-    "repair": settings.RepairPolicy.RESET,
+    "generated_layouts": agent_settings.GeneratedLayouts.OFF,
+    "repair": agent_settings.RepairPolicy.RESET,
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, settings
+from mig_manager.agent import agent_settings, drift
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import well_known
@@ -102,7 +102,7 @@ def test_a_default_file_that_cannot_be_read_costs_no_generated_layout(rig: fakes
 
 
 def test_without_generated_layouts_the_file_alone_counts(rig: fakes.NodeRig) -> None:
-    off: dict[str, Any] = {"generated_layouts": settings.GeneratedLayouts.OFF}
+    off: dict[str, Any] = {"generated_layouts": agent_settings.GeneratedLayouts.OFF}
 
     assert apply(rig, "all-1g.5gb", **off)[0] is errors.Reason.UNKNOWN_CONFIG
     assert apply(rig, "team-a", **off) == (errors.Reason.APPLIED, "test.yaml:4")
@@ -110,7 +110,7 @@ def test_without_generated_layouts_the_file_alone_counts(rig: fakes.NodeRig) -> 
 
 
 def test_generated_layouts_can_replace_the_file(rig: fakes.NodeRig) -> None:
-    only = DEFAULT | {"generated_layouts": settings.GeneratedLayouts.ONLY}
+    only = DEFAULT | {"generated_layouts": agent_settings.GeneratedLayouts.ONLY}
 
     assert apply(rig, "team-a", **only)[0] is errors.Reason.UNKNOWN_CONFIG
     assert apply(rig, "all-balanced", **only) == (errors.Reason.APPLIED, GENERATED)
@@ -118,10 +118,10 @@ def test_generated_layouts_can_replace_the_file(rig: fakes.NodeRig) -> None:
 
 
 @pytest.mark.parametrize(
-    "generated", [settings.GeneratedLayouts.MERGE, settings.GeneratedLayouts.ONLY]
+    "generated", [agent_settings.GeneratedLayouts.MERGE, agent_settings.GeneratedLayouts.ONLY]
 )
 def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
-    rig: fakes.NodeRig, generated: settings.GeneratedLayouts
+    rig: fakes.NodeRig, generated: agent_settings.GeneratedLayouts
 ) -> None:
     rig.gpus = tuple(dataclasses.replace(gpu, profiles=None) for gpu in rig.gpus)
     limits = DEFAULT | {"generated_layouts": generated}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mig_manager.agent import attempts, drift, loop, outcomes, reconcile, settings
+from mig_manager.agent import agent_settings, attempts, drift, loop, outcomes, reconcile
 from mig_manager.agent.reports import capacity
 from mig_manager.core import model, ports
 from mig_manager.errors import Reason
@@ -144,13 +144,15 @@ class Pipeline(reconcile.Reconciler):
         )
 
 
-def pauses(retry_s: float = 0.01, drift_check_s: float = 0.0) -> settings.Limits:
-    return settings.Limits(
+def pauses(retry_s: float = 0.01, drift_check_s: float = 0.0) -> agent_settings.Limits:
+    return agent_settings.Limits(
         retry_initial_s=retry_s, retry_max_s=2 * retry_s, drift_check_interval_s=drift_check_s
     )
 
 
-def agent(pipeline: Pipeline, limits: settings.Limits | None = None, **options: Any) -> loop.Agent:
+def agent(
+    pipeline: Pipeline, limits: agent_settings.Limits | None = None, **options: Any
+) -> loop.Agent:
     return loop.Agent(
         pipeline,
         pipeline.box,
@@ -160,6 +162,6 @@ def agent(pipeline: Pipeline, limits: settings.Limits | None = None, **options: 
     )
 
 
-def serve(pipeline: Pipeline, limits: settings.Limits | None = None, **options: Any) -> None:
+def serve(pipeline: Pipeline, limits: agent_settings.Limits | None = None, **options: Any) -> None:
     """Run the loop until it has nothing more to do."""
     agent(pipeline, limits, **options).serve()
