@@ -11,8 +11,7 @@ from mig_manager.adapters.host import files, web_server
 from mig_manager.adapters.kubernetes import api, leader, partitioner_cluster, watch
 from mig_manager.core import liveness, timing
 from mig_manager.core.layout import config, layouts
-from mig_manager.partitioner import demand_signal, loop, metrics, term
-from mig_manager.partitioner import settings as partitioner_settings
+from mig_manager.partitioner import demand_signal, loop, metrics, partitioner_settings, term
 
 _STUCK_AFTER_S = 300.0
 

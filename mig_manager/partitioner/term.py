@@ -30,11 +30,11 @@ from mig_manager.partitioner import (
     demand_signal,
     metrics,
     node_log,
+    partitioner_settings,
     recommendations,
     request_outcomes,
     waits,
 )
-from mig_manager.partitioner import settings as partitioner_settings
 
 _RECHECK_S = 5.0  # between two decisions about the same pods: cooldowns end, and pods end
 _RECHECK_SHARE = 1.0

@@ -3,9 +3,8 @@
 import pytest
 
 from mig_manager.cli import registry
-from mig_manager.cli.doctor import examination, facts
+from mig_manager.cli.doctor import doctor_settings, examination, facts
 from mig_manager.cli.doctor import report as doctor_report
-from mig_manager.cli.doctor import settings as doctor_settings
 from mig_manager.cli.toolkit import parser
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import device_classes, resources, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.planner import planner
-from mig_manager.partitioner import main, settings
+from mig_manager.partitioner import main, partitioner_settings
 from mig_manager.sandbox.apiserver import resources as kinds
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
@@ -208,7 +208,7 @@ class PartitionerRig:
         kube = mortal_api.MortalApi.at(
             self.server.url, token=name, request_timeout_s=60.0, sleep=lambda _seconds: None
         )
-        chosen = settings.PartitionerSettings.read(
+        chosen = partitioner_settings.PartitionerSettings.read(
             {"command": "partitioner", "mode": "act", "quiet_s": str(QUIET_S)} | options, {}
         )
         service = main.Replica(

@@ -9,12 +9,12 @@ from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core.node import selectors
 from mig_manager.core.partitioning import decisions
-from mig_manager.partitioner import settings
+from mig_manager.partitioner import partitioner_settings
 from tests.node import samples
 
 
-def read(*words: str, **environ: str) -> settings.PartitionerSettings:
-    return settings.PartitionerSettings.read(
+def read(*words: str, **environ: str) -> partitioner_settings.PartitionerSettings:
+    return partitioner_settings.PartitionerSettings.read(
         parser.parse(registry.PROGRAM, ["partitioner", *words]), environ
     )
 
@@ -22,7 +22,7 @@ def read(*words: str, **environ: str) -> settings.PartitionerSettings:
 def test_defaults_recommend_on_a_tenth_of_the_opted_in_nodes() -> None:
     found = read()
 
-    assert found.mode is settings.Mode.RECOMMEND
+    assert found.mode is partitioner_settings.Mode.RECOMMEND
     assert found.node_selector == ()
     assert found.limits == decisions.PartitionerLimits(max_unavailable="10%", cooldown_s=None)
     assert (found.lease_namespace, found.lease_name) == ("mig-manager", "mig-manager-partitioner")
@@ -36,7 +36,7 @@ def test_options_and_variables_set_the_limits() -> None:
         POD_NAMESPACE="gpus",
     )
 
-    assert found.mode is settings.Mode.ACT
+    assert found.mode is partitioner_settings.Mode.ACT
     assert found.lease_namespace == "gpus"
     assert found.limits == decisions.PartitionerLimits(
         max_unavailable="3",

@@ -9,7 +9,7 @@ import mig_manager
 from mig_manager.adapters.kubernetes import leader
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
-from mig_manager.partitioner import settings
+from mig_manager.partitioner import partitioner_settings
 from tests.kit import overlays
 from tests.kit.unit_files import RecordedEnvironment
 
@@ -31,19 +31,19 @@ def pod(objects: dict[str, Object]) -> Object:
     return spec
 
 
-def read(pod: Object) -> tuple[settings.PartitionerSettings, RecordedEnvironment]:
+def read(pod: Object) -> tuple[partitioner_settings.PartitionerSettings, RecordedEnvironment]:
     """Return the settings that the container has, and its environment."""
     (container,) = pod["containers"]
     environ = overlays.environment(container)
     parsed = parser.parse(registry.PROGRAM, container["args"])
     assert parsed["command"] == "partitioner"
-    return settings.PartitionerSettings.read(parsed, environ), environ
+    return partitioner_settings.PartitionerSettings.read(parsed, environ), environ
 
 
 def test_it_recommends_by_default_and_knows_its_pod_and_namespace(pod: Object) -> None:
     found, environ = read(pod)
 
-    assert found.mode is settings.Mode.RECOMMEND
+    assert found.mode is partitioner_settings.Mode.RECOMMEND
     assert (found.pod_name, found.lease_namespace) == ("pod-1", "mig-manager")
     assert environ.keys() - environ.names == {"NVIDIA_VISIBLE_DEVICES"}
     (container,) = pod["containers"]

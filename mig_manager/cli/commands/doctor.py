@@ -1,6 +1,6 @@
 """``mig-manager doctor``: check this node, change nothing, and say what to fix."""
 
-from mig_manager.cli.doctor import settings as doctor_settings
+from mig_manager.cli.doctor import doctor_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core.settings import node_settings
 

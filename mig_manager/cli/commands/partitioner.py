@@ -2,7 +2,7 @@
 
 from mig_manager.cli.toolkit import console
 from mig_manager.core.settings import node_settings
-from mig_manager.partitioner import settings as partitioner_settings
+from mig_manager.partitioner import partitioner_settings
 
 ABOUT = """
 One Deployment for the cluster. It watches pods that wait for nvidia.com/mig-* resources,

@@ -1,6 +1,6 @@
 """``mig-manager rollout``."""
 
-from mig_manager.cli.rollout import settings as rollout_settings
+from mig_manager.cli.rollout import rollout_settings
 from mig_manager.cli.toolkit import console
 
 ABOUT = """

@@ -8,8 +8,7 @@ from mig_manager.adapters import prometheus
 from mig_manager.adapters.host import files
 from mig_manager.cli.toolkit import console
 from mig_manager.core import timing
-from mig_manager.partitioner import settings as partitioner_settings
-from mig_manager.partitioner import simulation
+from mig_manager.partitioner import partitioner_settings, simulation
 from mig_manager.partitioner.replay import comparison, past_pods
 from mig_manager.partitioner.replay import report as replay_report
 

@@ -5,7 +5,7 @@ import pathlib
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.cli.doctor import settings as doctor_settings
+from mig_manager.cli.doctor import doctor_settings
 from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core import messages
 from mig_manager.core.settings import host_settings, node_settings, options

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.kubernetes import api, fleet
-from mig_manager.cli.rollout import report
-from mig_manager.cli.rollout import settings as rollout_settings
+from mig_manager.cli.rollout import report, rollout_settings
 from mig_manager.cli.toolkit import console, documents, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
