@@ -175,7 +175,7 @@ class NodeRig:
     log: list[str] = dataclasses.field(default_factory=list)
     on_call: Callable[[], object] = lambda: None
     failing: dict[int, BaseException] = dataclasses.field(default_factory=dict)
-    """Index into ``log`` -> the error that this call raises."""
+    """Index into ``log`` -> the error that this call raises, once."""
     refusing: dict[str, Exception] = dataclasses.field(default_factory=dict)
     """Name of a port call -> the error that each of them raises, for as long as it stands here."""
     losing: dict[int, Exception] = dataclasses.field(default_factory=dict)
@@ -367,7 +367,7 @@ class NodeRig:
     def record_call(self, name: str) -> None:
         self.log.append(name)
         self.on_call()
-        error = self.failing.get(len(self.log) - 1) or self.refusing.get(name)
+        error = self.failing.pop(len(self.log) - 1, None) or self.refusing.get(name)
         if error is not None:
             # Of its own for each call, because the product adds to an error that it catches.
             copied_error = type(error).__new__(type(error), *error.args)

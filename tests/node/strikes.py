@@ -100,7 +100,6 @@ def kill_at_call(
     rig.failing = {index: Killed()}
     with pytest.raises(Killed):
         act(rig)
-    rig.failing = {}
     return rig, before
 
 

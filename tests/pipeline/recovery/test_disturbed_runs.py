@@ -119,13 +119,12 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
         try:
             change.run(rig, agent)
         except errors.ClusterError:
-            rig.failing = {}
             agent.recover(change.layout, change.custom)
         else:
             assert rig.labels[well_known.STATE_LABEL] in ("success", "failed"), index
             ends.assert_restored_or_in_drain(rig, undisturbed[:index])
 
-        rig.failing = {}
+        assert not rig.failing, index
         assert change.run(rig, agent).state.value == change.end.state, index
         ends.assert_restored(rig)
         assert kept <= rig.pods.keys(), index
