@@ -106,7 +106,7 @@ def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: ApplyingNode) 
     assert len(result.faults) == 1
 
 
-# -- what is kept, and by whom --------------------------------------------------------------------
+# -- what is kept, and by whom ----------------------------------------------------------------
 
 
 def test_each_apply_keeps_what_it_has_verified_and_what_was_off_stays_off(
@@ -187,7 +187,7 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: ApplyingN
         ampere.boot()
 
 
-# -- GPUs, drivers and signals --------------------------------------------------------------------
+# -- GPUs, drivers and signals ----------------------------------------------------------------
 
 
 @EACH_PRODUCT

@@ -264,7 +264,7 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("get", f"{PODS}/train/eviction", {}, 405, ""),
     ("post", f"{NODES}/{NAME}", {}, 405, ""),
     ("post", "/api/v1/pods", {}, 405, ""),
-    # -- names, kinds and types
+    # -- names, kinds and types ---------------------------------------------------------------
     ("post", NODES, named(), 409, f'nodes "{NAME}" already exists'),
     ("post", NODES, named("A"), 422, "is invalid: metadata.name: Invalid"),
     ("post", NODES, named(""), 422, "is invalid: metadata.name: Required value"),
@@ -278,7 +278,7 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("patch", f"{NODES}/{NAME}", named("b"), 400, ""),
     ("patch", f"{NODES}/{NAME}", [], 400, ""),
     ("patch", f"{NODES}/{NAME}", named(resourceVersion="1"), 409, "please apply your changes to"),
-    # -- labels, annotations and taints
+    # -- labels, annotations and taints -------------------------------------------------------
     ("patch", f"{NODES}/{NAME}", named(labels={"a b": "c"}), 422, LABELS),
     ("patch", f"{NODES}/{NAME}", named(labels={"a": "all 1g"}), 422, "a valid label"),
     ("patch", f"{NODES}/{NAME}", named(labels={"a": "x" * 64}), 422, LABELS),
@@ -308,7 +308,7 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
         422,
         "metadata.taints[1]: Duplicate value",
     ),
-    # -- Events, Leases and budgets
+    # -- Events, Leases and budgets -----------------------------------------------------------
     (
         "post",
         clusters.EVENTS,

@@ -155,7 +155,7 @@ def _pass_downtime(downtime: Downtime, rig: stage.CrashStage) -> None:
             rig.cut_journal()
 
 
-# -- judging ------------------------------------------------------------------------------------
+# -- judging ----------------------------------------------------------------------------------
 
 
 def _converged(

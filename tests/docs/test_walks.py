@@ -143,7 +143,7 @@ def test_the_tags_for_an_autoscaler_are_those_that_its_page_shows(reader: Reader
     reader.follow("many-nodes.md", "autoscaler-tags")
 
 
-# -- commands and files that pages show ----------------------------------------------------------
+# -- commands and files that pages show -------------------------------------------------------
 
 _VALID = {"systemd-services": service_files.parse, "hooks": hook_files.parse}
 _FILE = re.compile(

@@ -132,7 +132,7 @@ class NodeRig:
     extra_clients: str = ""
     slots: ports.Slots | None = None
 
-    # -- its parts
+    # -- its parts ----------------------------------------------------------------------------
 
     kubelet: knobs.KubeletKnobs = dataclasses.field(default_factory=knobs.KubeletKnobs)
     plugin: knobs.Plugin = dataclasses.field(default_factory=knobs.Plugin)
@@ -146,7 +146,7 @@ class NodeRig:
     boot_layout: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
     request_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
 
-    # -- the Node, and the cluster's other objects
+    # -- the Node, and the cluster's other objects --------------------------------------------
 
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     annotations: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -162,7 +162,7 @@ class NodeRig:
     watched_pods: Callable[[], tuple[pod_object.Pod, ...] | None] = lambda: None
     """The pods as a watch reports them; None: there is no watch."""
 
-    # -- what was published, in order
+    # -- what was published, in order ---------------------------------------------------------
 
     states: list[str] = dataclasses.field(default_factory=list)
     statuses: list[str] = dataclasses.field(default_factory=list)  # their messages
@@ -170,7 +170,7 @@ class NodeRig:
     events: list[str] = dataclasses.field(default_factory=list)  # their reasons
     messages: list[str] = dataclasses.field(default_factory=list)  # of the events
 
-    # -- the calls of ports
+    # -- the calls of ports -------------------------------------------------------------------
 
     log: list[str] = dataclasses.field(default_factory=list)
     on_call: Callable[[], object] = lambda: None
@@ -187,7 +187,7 @@ class NodeRig:
         self.boot_layout.on_save = functools.partial(self.record_call, "boot_layout.save")
         self.request_file.on_save = functools.partial(self.record_call, "request_file.save")
 
-    # -- the node's own life -------------------------------------------------------------
+    # -- the node's own life ------------------------------------------------------------------
 
     def live(self) -> None:
         """Let terminating pods go, and the DaemonSet controller and the plugin do their work."""

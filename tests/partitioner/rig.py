@@ -56,7 +56,7 @@ class PartitionerRig:
         self.agents_ahead_s = 0.0
         """How far the clocks of the agents are ahead of the replicas'."""
 
-    # -- the cluster -----------------------------------------------------------------------------
+    # -- the cluster --------------------------------------------------------------------------
 
     def add_node(
         self,
@@ -201,7 +201,7 @@ class PartitionerRig:
 
         self.server.modify(kinds.NODES, name, change)
 
-    # -- the partitioner -------------------------------------------------------------------------
+    # -- the partitioner ----------------------------------------------------------------------
 
     def replica(self, name: str = "a", **options: str) -> Replica:
         """Start a replica that steps only when a test says so."""
@@ -250,7 +250,7 @@ class PartitionerRig:
                 each.service.loop.step()
             assert sum(each.leads for each in self.replicas) <= 1
 
-    # -- what can be seen ------------------------------------------------------------------------
+    # -- what can be seen ---------------------------------------------------------------------
 
     def node(self, name: str = "n1") -> Object:
         return self.server.get(kinds.NODES, name)

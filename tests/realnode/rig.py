@@ -105,7 +105,7 @@ class RealCluster:
                 self.apply(manifests.plugin())
             yield
 
-    # -- what people do
+    # -- what people do -----------------------------------------------------------------------
 
     def kubectl(self, *arguments: str, document: Object | str | None = None) -> str:
         """Run kubectl with a document on its standard input.
@@ -272,7 +272,7 @@ class RealCluster:
         is_pending = metadata["labels"].get(_STATE) in {"pending", "rebooting"}
         return not is_pending and _JOURNAL not in metadata.get("annotations", {})
 
-    # -- what is so
+    # -- what is so ---------------------------------------------------------------------------
 
     def status(self, name: str = NODE) -> Object:
         """Return the status that the agent has published; empty before the first."""
@@ -336,7 +336,7 @@ class RealCluster:
 
         return is_there
 
-    # -- what remains of it
+    # -- what remains of it -------------------------------------------------------------------
 
     def save(self, target: pathlib.Path) -> None:
         """Keep what explains a failure: objects, events, logs, the driver's state."""

@@ -436,7 +436,7 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     assert chosen.host.gpu_clients_file == pathlib.Path("/g")
 
 
-# -- simulated nodes -----------------------------------------------------------------------------
+# -- simulated nodes --------------------------------------------------------------------------
 
 
 def test_a_simulated_node_is_said_once_may_be_mixed_and_is_not_made_up(

@@ -26,7 +26,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
 
 
-# -- as a whole ---------------------------------------------------------------------------
+# -- as a whole -------------------------------------------------------------------------------
 
 
 def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -> None:
@@ -137,7 +137,7 @@ def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -
     assert result.text("good") == "free"
 
 
-# -- GPUs ---------------------------------------------------------------------------------
+# -- GPUs -------------------------------------------------------------------------------------
 
 
 def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
@@ -206,7 +206,7 @@ def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient)
     assert result.verdict("instances") is SKIPPED
 
 
-# -- the machine --------------------------------------------------------------------------
+# -- the machine ------------------------------------------------------------------------------
 
 
 def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None:

@@ -126,7 +126,7 @@ def test_debug_may_stand_before_the_command(command: str) -> None:
     assert settings_of(["--debug=1", command], {}).is_debug
 
 
-# -- effects: real runs --------------------------------------------------------------------------
+# -- effects: real runs -----------------------------------------------------------------------
 
 
 def gpu(shell: Shell) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def test_exported_mixed_nodes_are_merged_as_mig_parted_merges_them(shell: Shell)
     ]
 
 
-# -- exit statuses -------------------------------------------------------------------------------
+# -- exit statuses ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

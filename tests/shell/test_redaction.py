@@ -179,7 +179,7 @@ def test_hostile_text_does_not_keep_the_command_busy(begin: str, repeated: str) 
         signal.signal(signal.SIGVTALRM, before)
 
 
-# In the surroundings in which reports have them
+# -- secrets where reports have them ----------------------------------------------------------
 
 HIDDEN = "hunter2"  # in texts whose credential has a name; others are credentials by their looks
 _LETTERS = string.ascii_letters + string.digits

@@ -378,7 +378,7 @@ def test_what_a_file_cannot_have_stays_text_and_does_not_cost_the_bundle(
     json.loads(files["node.json"], parse_constant=pytest.fail)
 
 
-# -- secrets -------------------------------------------------------------------------------------
+# -- secrets ----------------------------------------------------------------------------------
 
 _SECRETS = st.text(
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=_~.-", min_size=12

@@ -43,7 +43,7 @@ REPLACED = f"{NOWHERE.replace('all', '[3]')}}}\n  - {{devices: all, mig-enabled:
 ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
 
 
-# What fails, and what does not
+# -- what fails, and what does not ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_many_products_are_counted_rather_than_listed(shell: Shell) -> None:
     assert re.search(r"^seven +[y✓] \d+ +- \d+$", answer.out, re.MULTILINE)
 
 
-# Portable, and several files as pre-commit names them
+# -- portable, and several files as pre-commit names them -------------------------------------
 
 
 PORTABLE = layouts(x=f'device-filter: "0x20B010DE", {SEVEN}')
@@ -316,7 +316,7 @@ def test_a_long_list_of_errors_ends_with_a_count(shell: Shell) -> None:
     assert "40 more errors" in err
 
 
-# Leniently
+# -- lenient validation -----------------------------------------------------------------------
 
 
 DUBIOUS = layouts(x="devices: [0, 7], mig-enabled: true, mig-devices: {1g.6gb: 1, 1g.6gb: 2}")
@@ -380,7 +380,7 @@ def test_a_profile_the_gpus_do_not_have_is_reported_with_its_position(
     assert f"{file}:4:{column}: GPU 0 (NVIDIA A30" in answer.err
 
 
-# Placements
+# -- placements -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_helm_lint_accepts_the_chart_of_this_version(chart: pathlib.Path) -> Non
     assert about["version"] == about["appVersion"] == mig_manager.__version__
 
 
-# -- values --------------------------------------------------------------------------------------
+# -- values -----------------------------------------------------------------------------------
 
 OWN: Object = {
     "mode": "simulated",

@@ -42,7 +42,7 @@ def boot_settings(environ: Mapping[str, str]) -> boot.Settings:
     return boot.Settings.read(parsed, environ)
 
 
-# -- the units ----------------------------------------------------------------------------------
+# -- the units --------------------------------------------------------------------------------
 
 
 @NO_SYSTEMD

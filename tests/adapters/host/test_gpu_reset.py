@@ -261,7 +261,7 @@ def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
     assert "it has GPU instances" in seen.message
 
 
-# Processes that use the GPU.
+# -- processes that use the GPU ---------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -349,7 +349,7 @@ def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: ResetMach
     assert machine.noted == [((uuid,), False)]
 
 
-# What the tool answers.
+# -- what the tool answers --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

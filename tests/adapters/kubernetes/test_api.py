@@ -233,7 +233,7 @@ def test_requests_beyond_the_rate_limit_wait(server: KubeServer) -> None:
     assert server.pauses == pytest.approx([1000.0, 2000.0], abs=60.0)
 
 
-# -- an open watch -----------------------------------------------------------------------------
+# -- an open watch ----------------------------------------------------------------------------
 
 
 def event(kind: str = "MODIFIED", /, **fields: object) -> dict[str, object]:

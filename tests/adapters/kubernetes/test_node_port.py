@@ -120,7 +120,7 @@ def test_announced_patch_is_on_the_node_at_the_next_read(rig: Rig) -> None:
     assert rig.node.read().labels["phase"] == "first"
 
 
-# -- slots and lock
+# -- slots and lock ---------------------------------------------------------------------------
 
 
 def test_slot_of_another_node_is_denied(rig: Rig) -> None:

@@ -146,7 +146,7 @@ def test_eviction_uses_up_a_budget_and_a_dry_run_does_not(rig: Rig) -> None:
     assert rig.workloads.budgets({"of-others"}) == ()
 
 
-# -- kubelet and the DRA driver
+# -- kubelet and the DRA driver ---------------------------------------------------------------
 
 
 def test_kubelet_lists_each_pod_with_its_devices(rig: Rig) -> None:

@@ -103,7 +103,7 @@ def scripted(script: str) -> list[str]:
     return processes.worker_command(PREAMBLE + script)
 
 
-# Real listeners on a simulated node.
+# -- real listeners on a simulated node -------------------------------------------------------
 
 
 class ListenedNode:
@@ -263,7 +263,7 @@ signal.pause()
     waiting.until(lambda: processes.is_dead(int(pid_file.read_text())), "the end of the child")
 
 
-# Scripted listeners.
+# -- scripted listeners -----------------------------------------------------------------------
 
 
 def test_a_burst_is_reported_once() -> None:

@@ -35,7 +35,7 @@ def changes(node: NvmlRig) -> int:
     return sum(node.calls(function) for function in CHANGES)
 
 
-# Each step does what it says, and once only.
+# -- each step, done once only ----------------------------------------------------------------
 
 
 def test_every_step_done_again_changes_nothing(node: NvmlRig) -> None:
@@ -209,7 +209,7 @@ def test_a_compute_instance_needs_its_gpu_instance(node: NvmlRig) -> None:
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
 
 
-# Several GPUs.
+# -- several GPUs -----------------------------------------------------------------------------
 
 
 def test_a_failure_on_one_gpu_does_not_stop_another(boot: Boot) -> None:

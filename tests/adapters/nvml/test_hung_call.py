@@ -115,7 +115,7 @@ def test_a_note_costs_microseconds(recorder: last_calls.Recorder) -> None:
     assert (time.thread_time() - since) / rounds < 50e-6
 
 
-# Calls in a thread.
+# -- calls in a thread ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

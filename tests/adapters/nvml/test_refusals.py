@@ -17,7 +17,7 @@ from tests.node.nvml_rig import (
     names,
 )
 
-# An instance to be destroyed is in use.
+# -- instances in use -------------------------------------------------------------------------
 
 
 def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(node: NvmlRig) -> None:
@@ -91,7 +91,7 @@ def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(boot: Boot) -
     assert node.clock.now_s <= 12.0
 
 
-# A mode change that does not take effect is never taken for one that did.
+# -- mode changes without effect --------------------------------------------------------------
 
 
 PENDING = {

@@ -201,7 +201,7 @@ def test_worker_that_cannot_start_is_an_error_only_when_needed() -> None:
     gpus.dismiss()
 
 
-# The worker's own side.
+# -- the worker's own side --------------------------------------------------------------------
 
 
 def test_the_worker_answers_a_hardware_error_though_the_library_prints() -> None:
@@ -227,7 +227,6 @@ sys.exit(worker.main(["serve"]))
 
 
 # A process that is traced is not given to its parent to reap: as if the kernel kept it.
-
 TRACED = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)

@@ -113,7 +113,7 @@ def test_a_request_whose_parent_is_gone_is_not_carried_out(node: WorkerNode) -> 
     assert nvml_faults.read_calls(node.state.path) != ()
 
 
-# Functions that hang.
+# -- functions that hang ----------------------------------------------------------------------
 
 Act = Callable[[WorkerNode, worker_client.WorkerGpus], object]
 

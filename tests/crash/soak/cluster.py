@@ -48,7 +48,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         self.daemons.is_ready_by_label = {MONITOR_LABEL: True}
         self.live()
 
-    # -- the node's own life
+    # -- the node's own life ------------------------------------------------------------------
 
     def live(self) -> None:
         super().live()
@@ -69,7 +69,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         self.schedulable = {}
         self.live()
 
-    # -- what happens to GPUs
+    # -- what happens to GPUs -----------------------------------------------------------------
 
     def destroyed(self, function: str, gone: Mapping[str, str]) -> None:
         """Judge a change of a GPU by who holds what it took, whatever our code thinks."""
@@ -79,7 +79,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
             if lost and not pod.is_finished:
                 self.violations.append(f"{function} took {sorted(lost)} from {pod.name}")
 
-    # -- other people
+    # -- other people -------------------------------------------------------------------------
 
     def start_pod(self, pick: int) -> bool:
         """Schedule a pod, as kubelet would admit it: on a free device that the plugin offers."""

@@ -88,7 +88,7 @@ class Soak(stateful.RuleBasedStateMachine):
         # Few stories choose to kill by themselves.
         self.request(layouts.NAMES[1], kill)
 
-    # -- what people request
+    # -- what people request ------------------------------------------------------------------
 
     def request(self, name: str, faults: list[script.Fault]) -> None:
         self._label(name)
@@ -130,7 +130,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.rig.labels[well_known.CONFIG_LABEL] = name
         return True
 
-    # -- what happens to the process and its node
+    # -- what happens to the process and its node ---------------------------------------------
 
     @stateful.rule()
     def restart_the_agent(self) -> None:
@@ -190,7 +190,7 @@ class Soak(stateful.RuleBasedStateMachine):
         COUNTS["reads"] += 1
         assert not (self.step.names and self.heals and self.rig.evicted and self.is_foreign)
 
-    # -- what others do
+    # -- what others do -----------------------------------------------------------------------
 
     @stateful.rule(acts=script.acts)
     def others_act(self, acts: list[tuple[script.Kind, int]]) -> None:
@@ -210,7 +210,7 @@ class Soak(stateful.RuleBasedStateMachine):
     def time_passes(self) -> None:
         self.rig.clock.wait(1.0)
 
-    # -- what must hold
+    # -- what must hold -----------------------------------------------------------------------
 
     @stateful.invariant()
     def no_pod_loses_what_it_holds(self) -> None:
@@ -275,7 +275,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.at_rest_everything_is_as_its_owner_wants()
         self.at_rest_the_applied_label_is_true()
 
-    # -- one step of the agent, and what is true after it
+    # -- one step of the agent, and what is true after it -------------------------------------
 
     def _serve(self, faults: list[script.Fault]) -> None:
         if self.process is None:

@@ -32,7 +32,7 @@ def assert_refused(
         assert rig.gpus == before
 
 
-# Kubelet does not answer
+# -- kubelet does not answer ------------------------------------------------------------------
 
 
 def test_a_silent_kubelet_evicts_no_pod() -> None:
@@ -76,7 +76,7 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
     assert not {"affected", "spared"} & rig.pod_names
 
 
-# A pod that only kubelet lists
+# -- a pod that only kubelet lists ------------------------------------------------------------
 
 
 def test_a_pod_that_only_kubelet_lists_keeps_its_device_and_all_pods() -> None:
@@ -122,7 +122,7 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
     assert affected not in rig.pods
 
 
-# A process on the GPU itself
+# -- a process on the GPU itself --------------------------------------------------------------
 
 
 def test_a_process_on_a_gpu_keeps_its_instances_from_being_destroyed() -> None:
@@ -190,7 +190,7 @@ def asking(processes: Mapping[str, tuple[steps.GpuProcess, ...]]) -> dict[str, A
     return {"processes": lambda: processes}
 
 
-# Devices that no GPU has
+# -- devices that no GPU has ------------------------------------------------------------------
 
 
 def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:

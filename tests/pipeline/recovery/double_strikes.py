@@ -220,7 +220,7 @@ def ends(change: Change, write: str, *, unread: layout_table.Gpus | None = None)
     return allowed
 
 
-# -- all of it -----------------------------------------------------------------------------------
+# -- all of it --------------------------------------------------------------------------------
 
 
 class Result(NamedTuple):

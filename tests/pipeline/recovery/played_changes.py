@@ -72,7 +72,7 @@ class PlayedChange:
         forked.moment = 0
         return forked
 
-    # -- one agent ---------------------------------------------------------------------------
+    # -- one agent ----------------------------------------------------------------------------
 
     def serve(self, strike: Callable[["PlayedChange"], object]) -> outcomes.Outcome | None:
         """Run an agent until it rests; None if it died. ``strike`` is called at each moment.
@@ -158,7 +158,7 @@ class PlayedChange:
             if devices_of(self.rig, uid) & doomed
         )
 
-    # -- judging -----------------------------------------------------------------------------
+    # -- judging ------------------------------------------------------------------------------
 
     @property
     def key(self) -> Hashable:

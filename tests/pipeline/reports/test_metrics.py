@@ -256,7 +256,7 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.Age
     assert (counts["Execute"], counts["RollBack"]) == (1, 1)
 
 
-# -- what the hardware's adapters report --------------------------------------------------------
+# -- what the hardware's adapters report ------------------------------------------------------
 
 
 def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.AgentMetrics) -> None:

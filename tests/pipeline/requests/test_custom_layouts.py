@@ -140,7 +140,7 @@ def test_invalid_file_does_not_block_a_custom_layout() -> None:
     assert run(rig, by=agents.reconciler(rig, "nonsense", limits=ON)).reason is Reason.APPLIED
 
 
-# -- identity ------------------------------------------------------------------------------------
+# -- identity ---------------------------------------------------------------------------------
 
 
 def repartition(rig: fakes.NodeRig) -> None:

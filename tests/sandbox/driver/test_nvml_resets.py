@@ -73,7 +73,7 @@ def test_a_handle_and_a_minor_number_last_until_the_gpu_is_attached_again(
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetUUID, second) == "INVALID_ARGUMENT"
 
 
-# -- the reset of ``--simulate`` ------------------------------------------------------------------
+# -- the reset of ``--simulate`` --------------------------------------------------------------
 
 
 def ignore(uuids: Collection[str], *, is_on: bool) -> None:

@@ -275,7 +275,7 @@ def test_kubectl_itself_writes_the_request(user: rig.Viewer, tmp_path: pathlib.P
     assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
 
 
-# -- what other commands show --------------------------------------------------------------------
+# -- what other commands show -----------------------------------------------------------------
 
 
 def add_custom(

@@ -505,7 +505,7 @@ def test_the_live_table_marks_where_it_cuts_a_line() -> None:
     assert "ip-10-0-12-34.eu-cent…  pending" in narrow[1]
 
 
-# Undo
+# -- undo -------------------------------------------------------------------------------------
 
 
 UNDONE = marks.Mark(layout=LAYOUT, before=FORMER, is_undone=True)

@@ -31,7 +31,7 @@ def of_filter(device_filter: str) -> str:
     return of_rules(f"device-filter: {device_filter}, devices: all, mig-enabled: false")
 
 
-# What is refused
+# -- what is refused --------------------------------------------------------------------------
 
 
 NO_CONFIGS = "mig-configs must map layout names to rules"
@@ -149,7 +149,7 @@ def test_an_error_names_its_exact_location() -> None:
         assert str(caught.value).startswith(place)
 
 
-# What mig-parted passes over, and then does something else than the document says
+# -- what mig-parted passes over, and then does something else --------------------------------
 
 
 RULE = "[{devices: all, mig-enabled: false}]"
@@ -238,7 +238,7 @@ def test_warnings_are_in_the_order_of_the_file() -> None:
     assert [each.location.column for each in warnings] == [20, 30, 34]
 
 
-# What a document means
+# -- what a document means --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

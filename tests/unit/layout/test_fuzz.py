@@ -84,7 +84,7 @@ def test_any_text_is_a_document_or_an_error_with_a_location(
     check(data.draw(texts))
 
 
-# Documents themselves
+# -- documents themselves ---------------------------------------------------------------------
 
 
 @hypothesis.given(documents())
@@ -95,7 +95,7 @@ def test_a_document_that_is_written_reads_as_it_was(read: layouts.Document) -> N
         contract.check("LayoutFile", layouts.render(read.layouts.values()))
 
 
-# Texts whose grammar the schema has as a pattern
+# -- texts whose grammar the schema has as a pattern ------------------------------------------
 
 NOT_CONTROL = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cc", "Cs"])
 FILTER_TEXTS = st.text(st.sampled_from("01279aAfFbBgGoOxX_:*?[]()!./ -\u212a\u017f") | NOT_CONTROL)

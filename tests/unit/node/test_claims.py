@@ -36,7 +36,7 @@ def of_gpus(gpus: tuple[model.Gpu, ...]) -> tuple[claims.Slice, ...]:
     return (claims.parse_slice(a_resource_slice(*devices)),)
 
 
-# Claims
+# -- claims -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_devices_are_unknown_where_one_has_no_uuid_in_a_slice(device: claims.Dev
     assert claims.resolve({("n1", "d0"), device}, slices) is None
 
 
-# Affected pods
+# -- affected pods ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_pod_counts_for_its_claimed_devices_whatever_kubelet_reports(
             assert leaves is False or not usage.why_uncertain(pod)
 
 
-# The driver and its slices
+# -- the driver and its slices ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

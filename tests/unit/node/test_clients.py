@@ -39,7 +39,7 @@ def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> steps.Plan:
 LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
 
 
-# Affected pods
+# -- affected pods ----------------------------------------------------------------------------
 
 
 def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
@@ -55,7 +55,7 @@ def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
     assert clients.affected_ids(off, gpus) == {gpus[0].uuid, *gpus[0].mig_uuids}
 
 
-# Daemons
+# -- daemons ----------------------------------------------------------------------------------
 
 
 def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
@@ -116,7 +116,7 @@ def test_the_device_plugin_is_found_however_it_was_deployed(
     assert clients.is_device_plugin(pod(**{**OF_PLUGIN, **changed})) is is_plugin
 
 
-# The table of the owner's own daemons
+# -- the table of the owner's own daemons -----------------------------------------------------
 
 
 TABLE = """\
@@ -183,7 +183,7 @@ def test_a_malformed_table_is_refused_with_its_location(
     assert message in caught.value.message
 
 
-# Other managers, by what their public manifests say of them
+# -- other managers, by what their public manifests say of them -------------------------------
 
 
 OWN_UID = "11111111-2222-3333-4444-555555555555"

@@ -194,7 +194,7 @@ def test_only_changes_that_concern_gpus_are_relevant() -> None:
         assert before != instance_use.relevant(changed)
 
 
-# Users
+# -- users ------------------------------------------------------------------------------------
 
 ONE, OTHER = frozenset({MIG[LOW]}), frozenset({MIG[HIGH]})
 PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}

@@ -45,7 +45,7 @@ def test_devices_are_counted_by_resource_without_nameless_ones() -> None:
     assert counts == MIXED | {"nvidia.com/mig-1g.5gb": 3, GPU: 1}
 
 
-# What is schedulable
+# -- what is schedulable ----------------------------------------------------------------------
 
 
 def node_with(
@@ -201,7 +201,7 @@ def test_without_kubelet_gpus_without_devices_are_compared(
     assert (why == "") is is_good
 
 
-# Which layouts a device plugin serves
+# -- which layouts a device plugin serves -----------------------------------------------------
 
 
 Mig = tuple[str, ...] | None  # the profiles of a GPU's MIG devices; None: MIG is off
@@ -239,7 +239,7 @@ def test_console_gpus_do_not_count() -> None:
     assert device_ids.expected_ids((gpu, display)) == device_ids.expected_ids((gpu,))
 
 
-# Which pods ask for which devices, and what a plan means to them
+# -- which pods ask for which devices, and what a plan means to them --------------------------
 
 
 NODE = (

@@ -28,7 +28,7 @@ def plan_to(
     return planner.plan([gpu], {gpu.uuid: desired}, busy=frozenset(busy))
 
 
-# Steps
+# -- steps ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_first_gpu_instances_are_filled_first() -> None:
     assert [len(gi.compute_instances) for gi in after.gpu_instances] == [2, 2]
 
 
-# What a driver may have and the properties do not generate
+# -- what a driver may have and the properties do not generate --------------------------------
 
 
 def test_compute_instances_with_unknown_spans_stay_if_none_is_added() -> None:
@@ -154,7 +154,7 @@ def test_engines_that_the_driver_has_granted_are_not_disputed() -> None:
     assert len(plan_to(gpu, {"1g.5gb+me": 2, "1g.5gb": 2}).steps) == 2
 
 
-# Mode
+# -- mode -------------------------------------------------------------------------------------
 
 
 def test_enabling_changes_the_mode_before_it_creates() -> None:
@@ -192,7 +192,7 @@ def test_a_gpu_without_mig_satisfies_mig_disabled() -> None:
     assert plan_to(WITHOUT_MIG, samples.want(mode=OFF)).is_empty
 
 
-# Virtual machines: what only the host may do is not even planned
+# -- virtual machines, where only the host may do some of it ----------------------------------
 
 
 def guest(*instances: str, mode: model.MigMode = ON) -> model.Gpu:
@@ -254,7 +254,7 @@ def test_plan_for_a_vgpu_host_says_how_to_restore_the_vgpus() -> None:
     assert vgpus.host_warnings([plain], plan_to(plain, {"7g.40gb": 1})) == ()
 
 
-# Refusals
+# -- refusals ---------------------------------------------------------------------------------
 
 
 def refusal(gpu: model.Gpu, devices: dict[str, int]) -> errors.LayoutError:

@@ -94,7 +94,7 @@ def test_restoring_refuses_a_gpu_without_mig_and_an_impossible_snapshot() -> Non
     assert caught.value.reason is errors.Reason.DOES_NOT_FIT
 
 
-# The baseline of a change: what it had, and what it creates
+# -- the baseline of a change: what it had, and what it creates -------------------------------
 
 
 def plan_to(gpu: model.Gpu, devices: dict[str, int]) -> steps.Plan:

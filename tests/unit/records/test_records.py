@@ -171,7 +171,7 @@ def test_status_annotation_has_layout_reason_and_devices() -> None:
     assert '"devices": {"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}' in text
 
 
-# The use of the GPUs
+# -- the use of the GPUs ----------------------------------------------------------------------
 
 GPUS = (
     samples.gpu(samples.A100, "3g.20gb@0", "2g.10gb@4", "1g.5gb@6"),
@@ -218,7 +218,7 @@ def test_use_at_another_time_has_the_same_facts() -> None:
     assert not any(capacity.has_same_facts(text, damaged) for damaged in ("", "[]", "[" * 100_000))
 
 
-# What a request keeps
+# -- what a request keeps ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["true", 1, None, {}])
