@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import yaml
 
 from mig_manager.adapters.kubernetes import api, responses
-from tests import waiting
+from tests import api_objects, waiting
 from tests.kit import envtest
 from tests.stage import clusters
 
@@ -69,7 +69,7 @@ def _run(
     real: clusters.RealCluster,
     folder: pathlib.Path,
     count: int,
-    policies: Sequence[clusters.Object],
+    policies: Sequence[api_objects.Object],
 ) -> int:
     real.kube.post("/api/v1/nodes", {"metadata": {"name": clusters.NODE}})
     names = [f"pod-{number:05}" for number in range(count)]
@@ -121,7 +121,7 @@ def _print(times_s: dict[tuple[str, bool], list[float]], count: int) -> Iterator
 
 def _switch(
     admin: api.KubeApi,
-    policies: Sequence[clusters.Object],
+    policies: Sequence[api_objects.Object],
     unbound: api.KubeApi,
     *,
     is_on: bool,
@@ -139,7 +139,7 @@ def _switch(
     )
 
 
-def _path(thing: clusters.Object) -> str:
+def _path(thing: api_objects.Object) -> str:
     return f"{clusters.collection(thing)}/{thing['metadata']['name']}"
 
 

@@ -11,12 +11,11 @@ import pytest
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, lease_slots, node, pods, responses
 from mig_manager.core.node import evictions, pod_object, well_known
-from tests import waiting
+from tests import api_objects, waiting
 from tests.stage import clusters
+from tests.stage.apirig import NODES, PODS
 
 NAME = "answering"
-NODES = "/api/v1/nodes"
-PODS = "/api/v1/namespaces/default/pods"
 OTHERS_UID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -57,11 +56,11 @@ def add_budget(
     where.count_disruptions(kube, name)
 
 
-def a_budget(name: str, spec: Mapping[str, object]) -> clusters.Object:
+def a_budget(name: str, spec: Mapping[str, object]) -> api_objects.Object:
     return {"metadata": {"name": name}, "spec": spec}
 
 
-def at_most(allowed: int) -> clusters.Object:
+def at_most(allowed: int) -> api_objects.Object:
     return {"maxUnavailable": allowed, "selector": {"matchLabels": {"app": "train"}}}
 
 
@@ -185,7 +184,7 @@ def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
     kube: api.KubeApi,
     workloads: pods.KubeWorkloads,
     pod: pod_object.Pod,
-    selector: clusters.Object | None,
+    selector: api_objects.Object | None,
     *,
     is_guarded: bool,
 ) -> None:
@@ -246,11 +245,11 @@ def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
 # -- refusals ---------------------------------------------------------------------------------
 
 
-def named(name: str = NAME, **metadata: object) -> clusters.Object:
+def named(name: str = NAME, **metadata: object) -> api_objects.Object:
     return {"metadata": {"name": name, **metadata}}
 
 
-def a_lease(**spec: object) -> clusters.Object:
+def a_lease(**spec: object) -> api_objects.Object:
     return named("odd") | {"spec": spec}
 
 

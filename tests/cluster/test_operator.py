@@ -7,6 +7,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.sandbox import machines
+from tests import api_objects
 from tests.kit import operator_pod
 from tests.stage import agent_stage, clusters
 
@@ -50,7 +51,7 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
 
         config_maps = f"{namespace}/configmaps"
 
-        def written() -> list[clusters.Object]:
+        def written() -> list[api_objects.Object]:
             """Return the ConfigMaps of the node's layouts."""
             items = stage.api.get(config_maps)["items"]
             return [each for each in items if each["metadata"]["name"] == LAYOUTS]

@@ -12,15 +12,14 @@ from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, events, leader, partitioner_cluster
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import announcer
-from tests import waiting
+from tests import api_objects, waiting
 from tests.stage import clusters
+from tests.stage.apirig import NODES, PODS
 
 pytestmark = pytest.mark.cluster
 
 NAME = "mig-manager-partitioner"
 ACCOUNT = clusters.Account(namespace="mig-manager", name=NAME)
-NODES = "/api/v1/nodes"
-PODS = "/api/v1/namespaces/default/pods"
 OPTED_IN, OTHER = "opted-in", "other"
 LAYOUT = "{version: v1, mig-configs: {custom: [{devices: [0], mig-devices: {1g.5gb: 7}}]}}"
 REQUEST = {
@@ -69,15 +68,15 @@ def is_admitted(kube: api.KubeApi, act: Act) -> bool:
     return False
 
 
-def patching(change: clusters.Object, name: str = OPTED_IN) -> Act:
+def patching(change: api_objects.Object, name: str = OPTED_IN) -> Act:
     return lambda kube: kube.patch(f"{NODES}/{name}", change)
 
 
-def labels(**values: str | None) -> clusters.Object:
+def labels(**values: str | None) -> api_objects.Object:
     return {"metadata": {"labels": values}}
 
 
-def annotations(**values: str | None) -> clusters.Object:
+def annotations(**values: str | None) -> api_objects.Object:
     return {"metadata": {"annotations": values}}
 
 

@@ -17,15 +17,14 @@ from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox import advertising
 from mig_manager.sandbox.node import objects
-from tests import waiting
+from tests import api_objects, waiting
 from tests.kit import doctor_rig, envtest
 from tests.stage import clusters
+from tests.stage.apirig import NODES, PODS
 
 pytestmark = pytest.mark.cluster
 
 OWN, OTHER = clusters.NODE, "other"
-NODES = "/api/v1/nodes"
-PODS = "/api/v1/namespaces/default/pods"
 RIGHTS = dataclasses.replace(
     clusters.BUDGET,
     everywhere=clusters.SHIPPED.everywhere | clusters.to("nodes", "create", "delete"),
@@ -112,33 +111,33 @@ def scene(module_scene: PolicyScene) -> PolicyScene:
     return module_scene
 
 
-def a_node(name: str) -> clusters.Object:
+def a_node(name: str) -> api_objects.Object:
     metadata = {"name": name, "labels": LABELS, "annotations": {"example.com/owner": "team-a"}}
     return {"metadata": metadata, "spec": {"taints": [TAINT, *KUBERNETES]}}
 
 
-def a_lease(name: str, identity: str) -> clusters.Object:
+def a_lease(name: str, identity: str) -> api_objects.Object:
     spec = {"holderIdentity": identity, "leaseDurationSeconds": 90}
     return {"metadata": {"name": name}, "spec": spec}
 
 
-def labels(**values: str | None) -> clusters.Object:
+def labels(**values: str | None) -> api_objects.Object:
     return {"metadata": {"labels": values}}
 
 
-def annotations(**values: str | None) -> clusters.Object:
+def annotations(**values: str | None) -> api_objects.Object:
     return {"metadata": {"annotations": values}}
 
 
-def taints(*values: clusters.Object) -> clusters.Object:
+def taints(*values: api_objects.Object) -> api_objects.Object:
     return {"spec": {"taints": list(values)}}
 
 
-def patching(change: clusters.Object, name: str = OWN) -> Act:
+def patching(change: api_objects.Object, name: str = OWN) -> Act:
     return lambda scene: scene.agent.patch(f"{NODES}/{name}", change)
 
 
-def with_conditions(*conditions: clusters.Object) -> Act:
+def with_conditions(*conditions: api_objects.Object) -> Act:
     body = {"status": {"conditions": list(conditions)}}
     return lambda scene: scene.agent.patch_lists(f"{NODES}/{OWN}/status", body)
 

@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from mig_manager.sandbox.node import manifests, objects
-from tests import waiting
+from tests import api_objects, waiting
 from tests.stage import clusters
+from tests.stage.apirig import PODS
 
 pytestmark = pytest.mark.cluster
 
 CONFIG = clusters.DEPLOY / "scheduler" / "config.yaml"
 ACCOUNT = clusters.Account(namespace="mig-manager", name="mig-scheduler")
-PODS = "/api/v1/namespaces/default/pods"
 REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
 NODES = ("node-a", "node-b", "node-c")
 RESOURCE = "nvidia.com/mig-1g.5gb"
@@ -57,7 +57,7 @@ def real(
         yield real_cluster
 
 
-def is_pod(obj: clusters.Object) -> bool:
+def is_pod(obj: api_objects.Object) -> bool:
     return "spec" in obj
 
 

@@ -11,6 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages, stories
 from mig_manager.sandbox.node import cluster_view, objects
+from tests import api_objects
 from tests.node import gpu_values
 from tests.stage import agent_stage, clusters
 
@@ -54,7 +55,7 @@ def test_every_story_of_the_demo_comes_out_as_it_must(
 STARTUP = "example.com/mig-not-ready"
 
 
-def ready(stage: agent_stage.AgentStage) -> clusters.Object:
+def ready(stage: agent_stage.AgentStage) -> api_objects.Object:
     """Return the condition of the node; empty if the agent has written none."""
     conditions = stage.node()["status"].get("conditions") or ()
     return next((dict(each) for each in conditions if each["type"] == "MigReady"), {})

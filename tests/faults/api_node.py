@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import structlog.testing
@@ -23,6 +23,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects, sandbox_node
 from tests import layout_table
+from tests.kit import lost_stderr
 from tests.node import fakes
 from tests.stage import agent_stage, in_process
 
@@ -43,7 +44,6 @@ GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 Wrap = Callable[[ports.DeviceAllocations, pathlib.Path], ports.DeviceAllocations]
 """Given the adapter that calls kubelet, and the socket, return an adapter in its place."""
 
-Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, object]]]]
 """Gives what is logged meanwhile."""
 
 
@@ -169,7 +169,7 @@ class _Tracebacks(logging.Handler):
 
 @contextlib.contextmanager
 def staged(
-    *, listen: Listen = structlog.testing.capture_logs, **how: Any
+    *, listen: lost_stderr.Listen = structlog.testing.capture_logs, **how: Any
 ) -> Iterator[InProcessStage]:
     """Give a stage at rest in a first layout; at its end no line of any log has a traceback."""
     others = _Tracebacks()

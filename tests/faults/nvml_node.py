@@ -5,9 +5,7 @@ let one of these calls fail.
 """
 
 import collections
-import contextlib
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog.testing
@@ -18,7 +16,7 @@ from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests import layout_table
-from tests.kit import nvml_codes
+from tests.kit import lost_stderr, nvml_codes
 from tests.node import agents, fake_cluster, fakes, judging, simulated_rig
 
 
@@ -68,7 +66,6 @@ class End(NamedTuple):
         return self.outcome.state is model.State.SUCCESS
 
 
-Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, object]]]]
 """Gives what is logged meanwhile."""
 
 
@@ -99,7 +96,9 @@ class StruckNode:
         text = layout_table.document(layout_table.LAYOUTS)
         self._pipeline = agents.reconciler(rig, text, gpus=self.gpus)
 
-    def run(self, layout: str = "", *, listen: Listen = structlog.testing.capture_logs) -> End:
+    def run(
+        self, layout: str = "", *, listen: lost_stderr.Listen = structlog.testing.capture_logs
+    ) -> End:
         """Run the pipeline once; no log line may have a traceback."""
         rig = self.cluster
         with listen() as log:
@@ -116,7 +115,7 @@ class StruckNode:
         self,
         moment: Moment,
         *,
-        listen: Listen = structlog.testing.capture_logs,
+        listen: lost_stderr.Listen = structlog.testing.capture_logs,
         code: int | None = None,
         hang_s: float = 0.0,
     ) -> End:

@@ -157,7 +157,7 @@ def play(
     *,
     start: int = 0,
     every: int = 1,
-    listen: api_node.Listen = structlog.testing.capture_logs,
+    listen: lost_stderr.Listen = structlog.testing.capture_logs,
 ) -> None:
     failure = FAILURES[name]
     ends: collections.Counter[str] = collections.Counter()

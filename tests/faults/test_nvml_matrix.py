@@ -71,7 +71,7 @@ def check_next(node: nvml_node.StruckNode) -> None:
 
 
 def play(
-    node: nvml_node.StruckNode, moment: nvml_node.Moment, code: int, listen: nvml_node.Listen
+    node: nvml_node.StruckNode, moment: nvml_node.Moment, code: int, listen: lost_stderr.Listen
 ) -> nvml_node.End:
     """Have one call fail once, with a log that loses all and with a good one."""
     unheard = node.strike(moment, code=code, listen=listen)

@@ -5,12 +5,15 @@ import contextlib
 import fcntl
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog
 
 from mig_manager.adapters.host import log
 from tests.kit import commandline
+
+Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, object]]]]
+"""Collects the lines that are logged within."""
 
 
 @contextlib.contextmanager

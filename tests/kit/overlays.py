@@ -2,16 +2,15 @@
 
 import functools
 import pathlib
-from typing import Any
 
 import yaml
 
 from mig_manager.agent import agent_settings
 from tests import programs
+from tests.api_objects import Object
 from tests.kit.unit_files import RecordedEnvironment, settings_of_agent
 
 ROOT = pathlib.Path(__file__).parents[2]
-Object = dict[str, Any]
 AGENTS = ("unprivileged", "privileged", "simulated")  # the overlays that start an agent
 OVERLAYS = (*AGENTS, "budget", "gpu-operator", "partitioner")
 

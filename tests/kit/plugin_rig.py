@@ -38,7 +38,6 @@ mig-configs:
 """
 
 _DEVICES = {"all-disabled": None, "all-1g.5gb": {"1g.5gb": 7}, "all-balanced": agents.BALANCED}
-Object = dict[str, Any]
 
 
 def ago(**span: float) -> str:
@@ -66,7 +65,7 @@ def node(  # noqa: PLR0913 - each is named where it is called
     config_hash: str | None = None,
     annotation_hash: str | None = None,
     labels: Mapping[str, str] | None = None,
-) -> Object:
+) -> api_objects.Object:
     """Return a Node as its agent leaves it.
 
     ``gpus`` are those that it publishes, ``reported`` is the layout of its status if not the
@@ -100,7 +99,7 @@ def node(  # noqa: PLR0913 - each is named where it is called
     return api_objects.a_node(name, labels, gpus=gpus, annotations=annotations, ready=ready)
 
 
-def pod(name: str, node: str, **asks: int) -> Object:
+def pod(name: str, node: str, **asks: int) -> api_objects.Object:
     """Return a running pod that requests devices, such as ``mig_1g_5gb=2`` or ``gpu=1``."""
     limits = {
         f"nvidia.com/{what.replace('_', '-', 1).replace('_', '.')}": count

@@ -27,8 +27,6 @@ QUIET_S = 2.0
 SOON_S = QUIET_S + 1
 _LONG_S = 60.0  # from here on the steps are of five seconds, still shorter than a leader's pause
 
-Object = dict[str, Any]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replica:
@@ -106,7 +104,7 @@ class PartitionerRig:
             self.gpus[name], status_text=text, in_use=self.in_use[name], at=ended_at
         )
 
-    def _status(self, name: str) -> Object:
+    def _status(self, name: str) -> api_objects.Object:
         by_plugin = {} if name in self.by_claims else resources.counts(self.gpus[name])
         amounts = {key: str(count) for key, count in by_plugin.items()}
         amounts |= {"cpu": "64", "memory": "512Gi", "pods": "500"}
@@ -136,14 +134,14 @@ class PartitionerRig:
             self.server.create(device_classes.manifest(profile, made))
 
     def bind(self, pod: str, node: str) -> None:
-        def change(obj: Object) -> None:
+        def change(obj: api_objects.Object) -> None:
             obj["spec"]["nodeName"] = node
             obj["status"] = {"phase": "Running"}
 
         self.server.modify(kinds.PODS, pod, change, namespace="default")
 
     def end(self, pod: str, phase: str) -> None:
-        def change(obj: Object) -> None:
+        def change(obj: api_objects.Object) -> None:
             obj["status"] = {"phase": phase}
 
         self.server.modify(kinds.PODS, pod, change, namespace="default")
@@ -175,7 +173,7 @@ class PartitionerRig:
             reason=reason.value,
         )
 
-        def change(obj: Object) -> None:
+        def change(obj: api_objects.Object) -> None:
             obj["metadata"]["annotations"] |= published
             obj["metadata"]["labels"][well_known.STATE_LABEL] = state.value
             obj["status"] |= self._status(name)
@@ -187,7 +185,7 @@ class PartitionerRig:
         state, key = model.State.PENDING, well_known.STATUS_ANNOTATION
         published = self._published(name, well_known.CUSTOM_LAYOUT, state, finishedAt=None)
 
-        def change(obj: Object) -> None:
+        def change(obj: api_objects.Object) -> None:
             obj["metadata"]["annotations"][key] = published[key]
             obj["metadata"]["labels"][well_known.STATE_LABEL] = state.value
 
@@ -196,7 +194,7 @@ class PartitionerRig:
     def touch(self, name: str) -> None:
         """Write something to a node that does not matter, as kubelet does."""
 
-        def change(obj: Object) -> None:
+        def change(obj: api_objects.Object) -> None:
             obj["metadata"]["annotations"]["example.com/beat"] = str(self.clock.now_s)
 
         self.server.modify(kinds.NODES, name, change)
@@ -252,7 +250,7 @@ class PartitionerRig:
 
     # -- what can be seen ---------------------------------------------------------------------
 
-    def node(self, name: str = "n1") -> Object:
+    def node(self, name: str = "n1") -> api_objects.Object:
         return self.server.get(kinds.NODES, name)
 
     def requested(self, name: str = "n1") -> str | None:
@@ -265,7 +263,7 @@ class PartitionerRig:
     def patches(self) -> list[apiserver.LoggedRequest]:
         return self.server.log.requests(verb="patch")
 
-    def events(self, reason: str = "") -> list[Object]:
+    def events(self, reason: str = "") -> list[api_objects.Object]:
         """Return the Events with a reason, or all, the oldest first: their names have hashes."""
         found = sorted(self.server.objects(kinds.EVENTS), key=lambda each: each["firstTimestamp"])
         return [each for each in found if reason in ("", each["reason"])]

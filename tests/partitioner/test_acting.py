@@ -5,6 +5,7 @@ import pytest
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources as kinds
+from tests import api_objects
 from tests.partitioner import rig as rigs
 from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
@@ -175,7 +176,7 @@ def test_no_gpu_is_on_hold_for_a_pod_that_has_just_begun_to_wait(
     own = rig.replica()
     rig.pass_time(SOON_S, own)
 
-    def age(pod: rigs.Object) -> None:
+    def age(pod: api_objects.Object) -> None:
         pod["metadata"]["creationTimestamp"] = created
 
     rig.add_pods("large", profile="7g.40gb")

@@ -11,7 +11,7 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
-from tests import waiting
+from tests import api_objects, waiting
 from tests.partitioner import rig as rigs
 from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
@@ -21,11 +21,11 @@ def test_malformed_pod_or_node_is_left_out(rig: PartitionerRig) -> None:
     rig.add_node("n2")
     rig.add_pods("p1", "strange")
 
-    def break_pod(pod: rigs.Object) -> None:
+    def break_pod(pod: api_objects.Object) -> None:
         (container,) = pod["spec"]["containers"]
         container["resources"]["limits"]["cpu"] = "many"
 
-    def break_node(node: rigs.Object) -> None:
+    def break_node(node: api_objects.Object) -> None:
         node["status"]["allocatable"]["cpu"] = "many"
 
     rig.server.modify(kinds.PODS, "strange", break_pod, namespace="default")
@@ -65,7 +65,7 @@ def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: PartitionerRig)
     rig.add_node("n2")
     rig.add_node("n3", labels={well_known.PARTITIONING_LABEL: "no"})
 
-    def forget(node: rigs.Object) -> None:
+    def forget(node: api_objects.Object) -> None:
         del node["metadata"]["annotations"][well_known.CAPACITY_ANNOTATION]
 
     for name in ("n1", "n3"):
@@ -236,7 +236,7 @@ def test_failed_request_of_a_person_is_no_reason_to_decide_again(rig: Partitione
     rules = "[{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}]"
     layout = f"{{version: v1, mig-configs: {{mine: {rules}}}}}"
 
-    def request(node: rigs.Object) -> None:
+    def request(node: api_objects.Object) -> None:
         node["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] = layout
 
     rig.server.modify(kinds.NODES, "n1", request)
@@ -256,7 +256,7 @@ def test_layout_that_an_agent_fails_unread_is_not_repeated(rig: PartitionerRig) 
     rig.pass_time(SOON_S, own)
     rig.answer("n1", reason=errors.Reason.INVALID_CONFIG)
 
-    def forget(node: rigs.Object) -> None:
+    def forget(node: api_objects.Object) -> None:
         status = json.loads(node["metadata"]["annotations"][well_known.STATUS_ANNOTATION])
         status["configHash"] = ""
         node["metadata"]["annotations"][well_known.STATUS_ANNOTATION] = json.dumps(status)
@@ -390,7 +390,7 @@ def test_an_answer_to_another_request_is_not_counted(
     before = rig.node()["metadata"]["annotations"][well_known.STATUS_ANNOTATION]
     rig.pass_time(SOON_S, own)
 
-    def change(node: rigs.Object) -> None:
+    def change(node: api_objects.Object) -> None:
         node["metadata"]["labels"] |= labels
         node["metadata"]["annotations"][well_known.STATUS_ANNOTATION] = before
 
@@ -402,10 +402,10 @@ def test_an_answer_to_another_request_is_not_counted(
 
 def stamp_request(rig: PartitionerRig, name: str, *, at: str) -> None:
     """Record who wrote a node's request and when, as the API server does."""
-    labels: rigs.Object = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
+    labels: api_objects.Object = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
     entry = {"manager": "x", "operation": "Update", "time": at, "fieldsV1": labels}
 
-    def stamp(node: rigs.Object) -> None:
+    def stamp(node: api_objects.Object) -> None:
         node["metadata"]["managedFields"] = [entry]
 
     rig.server.modify(kinds.NODES, name, stamp)

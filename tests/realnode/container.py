@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests import programs
+from tests import api_objects, programs
 from tests.kit import overlays
 from tests.realnode import images
 
@@ -88,7 +88,7 @@ def running(
 
 
 def _document(
-    image: images.Mounted, container: overlays.Object, folder: pathlib.Path, name: str
+    image: images.Mounted, container: api_objects.Object, folder: pathlib.Path, name: str
 ) -> dict[str, Any]:
     """Return runc's config.json, without the environment."""
     rights = container["securityContext"]

@@ -9,11 +9,11 @@ import json
 import pathlib
 import subprocess
 from collections.abc import Mapping
-from typing import Any
 
 import yaml
 
 from tests import programs, waiting
+from tests.api_objects import Object
 from tests.kit import envtest
 from tests.realnode import images, operator, rig
 from tests.stage import clusters
@@ -33,8 +33,6 @@ _LABELS = {
     # The validator computes on the GPUs before it writes its files.
     "nvidia.com/gpu.deploy.operator-validator": "false",
 }
-
-Object = dict[str, Any]
 
 
 def prepare() -> None:

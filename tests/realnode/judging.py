@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from tests import waiting
+from tests import api_objects, waiting
 from tests.realnode import rig
 
 HOLD_TAINT = "mig-manager.io/reconfiguring"
@@ -66,17 +66,17 @@ def is_served(cluster: rig.RealCluster, name: str = rig.NODE) -> bool:
     return all([_is_ready(pod) for pod in pods] == [True] for pods in every)
 
 
-def plugins(cluster: rig.RealCluster, name: str = rig.NODE) -> list[rig.Object]:
+def plugins(cluster: rig.RealCluster, name: str = rig.NODE) -> list[api_objects.Object]:
     """Return the device plugin's pods on a node, those that end included."""
     return _on(name, cluster.pods("kube-system", name="nvidia-device-plugin-ds"))
 
 
-def agents(cluster: rig.RealCluster, name: str = rig.NODE) -> list[rig.Object]:
+def agents(cluster: rig.RealCluster, name: str = rig.NODE) -> list[api_objects.Object]:
     """Return the agent's pods on a node, those that end included."""
     return _on(name, cluster.pods("mig-manager", **{"app.kubernetes.io/name": "mig-manager"}))
 
 
-def containers(pods: Iterable[rig.Object]) -> list[str]:
+def containers(pods: Iterable[api_objects.Object]) -> list[str]:
     """Return the ids of the containers of pods that run, as the container runtime has them."""
     return [
         each["containerID"].rpartition("/")[2]
@@ -86,15 +86,15 @@ def containers(pods: Iterable[rig.Object]) -> list[str]:
     ]
 
 
-def is_terminating(pod: rig.Object) -> bool:
+def is_terminating(pod: api_objects.Object) -> bool:
     """Check whether a pod was deleted or evicted and has not ended yet."""
     return "deletionTimestamp" in pod["metadata"]
 
 
-def _on(name: str, pods: Iterable[rig.Object]) -> list[rig.Object]:
+def _on(name: str, pods: Iterable[api_objects.Object]) -> list[api_objects.Object]:
     return [pod for pod in pods if pod["spec"].get("nodeName") == name]
 
 
-def _is_ready(pod: rig.Object) -> bool:
+def _is_ready(pod: api_objects.Object) -> bool:
     statuses = pod["status"].get("containerStatuses", ())
     return not is_terminating(pod) and bool(statuses) and all(one["ready"] for one in statuses)

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tests.api_objects import Object
 from tests.realnode import images
 from tests.stage import clusters
-
-Object = dict[str, Any]
 
 PLUGIN = "nvidia-device-plugin-daemonset"
 PLUGIN_FOLDER = "/var/lib/kubelet/device-plugins"

@@ -1,5 +1,6 @@
 """NVIDIA's daemons beyond the plain device plugin, as their Helm chart deploys them."""
 
+from tests.api_objects import Object
 from tests.realnode import images, manifests, node
 from tests.stage import clusters
 
@@ -8,8 +9,6 @@ DISCOVERY_LABEL = "nvidia.com/gpu.deploy.gpu-feature-discovery"
 _FEATURES = "/var/lib/gpu-feature-discovery"
 _CONFIGS, _CONFIG = "/available-configs", "/config"
 _CONFIG_LABEL = "nvidia.com/device-plugin.config"
-
-Object = manifests.Object
 
 
 def plugin_with_configs(resource: str, *, replicas: int) -> list[Object]:

@@ -1,5 +1,6 @@
 """Operands as NVIDIA's GPU operator deploys them, and its MIG manager's account."""
 
+from tests.api_objects import Object
 from tests.kit import operator_pod
 from tests.realnode import manifests
 from tests.stage import clusters
@@ -7,8 +8,6 @@ from tests.stage import clusters
 NAMESPACE = operator_pod.NAMESPACE
 MANAGER, PLUGIN = "nvidia-mig-manager", "nvidia-device-plugin-daemonset"
 DEPLOY = "nvidia.com/gpu.deploy."
-
-Object = manifests.Object
 
 
 def account() -> list[Object]:

@@ -13,6 +13,7 @@ from typing import IO
 
 from mig_manager.sandbox.driver import states
 from tests import waiting
+from tests.api_objects import Object
 from tests.kit import audit, envtest
 from tests.realnode import control, driver, images, manifests, namespaces, node, progress
 from tests.stage import clusters
@@ -29,8 +30,6 @@ CACHE /= namespaces.IMAGE_CACHE
 _CONFIG, _STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 _STATUS = "mig-manager.io/status"
 _JOURNAL = "mig-manager.io/journal"
-
-Object = manifests.Object
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from testkit import nvml_faults
-from tests import waiting
+from tests import api_objects, waiting
 from tests.realnode import judging, manifests, rig
 
 pytestmark = pytest.mark.realnode
@@ -65,7 +65,9 @@ def _kill_plugin(cluster: rig.RealCluster) -> None:
     _kill(cluster, judging.plugins)
 
 
-def _kill(cluster: rig.RealCluster, pods: Callable[[rig.RealCluster], list[rig.Object]]) -> None:
+def _kill(
+    cluster: rig.RealCluster, pods: Callable[[rig.RealCluster], list[api_objects.Object]]
+) -> None:
     """Kill the containers of some pods; return when kubelet has reported their end."""
     killed: set[str] = set()
 

@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from tests import waiting
+from tests import api_objects, waiting
 from tests.realnode import judging, manifests, nvidia, rig
 
 pytestmark = pytest.mark.realnode
 
 
-def _serve(cluster: rig.RealCluster, *objects: rig.Object) -> None:
+def _serve(cluster: rig.RealCluster, *objects: api_objects.Object) -> None:
     """Have a plugin serve the node, and wait until it does."""
     cluster.apply(*objects)
     cluster.wait_for_daemons("kube-system", manifests.PLUGIN)
@@ -44,7 +44,11 @@ def _serve(cluster: rig.RealCluster, *objects: rig.Object) -> None:
     ],
 )
 def test_every_way_to_run_the_plugin_serves_a_new_layout(
-    cluster: rig.RealCluster, plugin: rig.Object, before: str, layout: str, devices: dict[str, int]
+    cluster: rig.RealCluster,
+    plugin: api_objects.Object,
+    before: str,
+    layout: str,
+    devices: dict[str, int],
 ) -> None:
     cluster.ensure_layout(before)
     _serve(cluster, plugin)

@@ -53,7 +53,7 @@ def patient(tmp_path: pathlib.Path) -> doctor_rig.Patient:
     return doctor_rig.Patient(tmp_path)
 
 
-def nodes() -> list[rig.Object]:
+def nodes() -> list[api_objects.Object]:
     a100 = "1xA100-SXM4-40GB"
     return [
         rig.node(
@@ -100,7 +100,7 @@ def nodes() -> list[rig.Object]:
     ]
 
 
-def others() -> list[rig.Object]:
+def others() -> list[api_objects.Object]:
     return [
         rig.pod("train", "gpu-1", mig_3g_20gb=1),
         rig.pod("serve", "gpu-1", mig_1g_5gb=2),

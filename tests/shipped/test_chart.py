@@ -12,6 +12,7 @@ import yaml
 
 import mig_manager
 from tests import programs
+from tests.api_objects import Object
 from tests.kit.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -21,7 +22,6 @@ MODES = ("unprivileged", "privileged", "simulated")
 SCHEMA = json.loads((SOURCE / "values.schema.json").read_text(encoding="utf-8"))
 AGENTS, PARTITIONER = ("DaemonSet", "mig-manager"), ("Deployment", "mig-manager-partitioner")
 
-Object = dict[str, Any]
 Objects = dict[tuple[str, str], Object]
 
 

@@ -8,7 +8,8 @@ import pytest
 
 import mig_manager
 from mig_manager.core.node import well_known
-from tests.kit.overlays import AGENTS, OVERLAYS, ROOT, Object, Overlay, overlay
+from tests.api_objects import Object
+from tests.kit.overlays import AGENTS, OVERLAYS, ROOT, Overlay, overlay
 from tests.kit.unit_files import (
     longest_stop_s,
     settings_of_agent,

@@ -20,8 +20,9 @@ from mig_manager.core.layout import config
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import programs, waiting
+from tests.api_objects import Object
 from tests.kit import operator_pod
-from tests.kit.overlays import AGENTS, OVERLAYS, ROOT, Object, kustomize, overlay
+from tests.kit.overlays import AGENTS, OVERLAYS, ROOT, kustomize, overlay
 from tests.kit.unit_files import settings_of_agent
 from tests.stage import clusters, plain_node
 

@@ -1,7 +1,5 @@
 """The partitioner's manifests agree with its settings, and give it little."""
 
-from typing import Any
-
 import pytest
 import yaml
 
@@ -10,11 +8,11 @@ from mig_manager.adapters.kubernetes import leader
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.partitioner import partitioner_settings
+from tests.api_objects import Object
 from tests.kit import overlays
 from tests.kit.unit_files import RecordedEnvironment
 
 NAME = "mig-manager-partitioner"
-Object = dict[str, Any]
 
 
 @pytest.fixture(scope="module")

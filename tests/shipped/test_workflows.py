@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.api_objects import Object
+
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / ".github" / "workflows"
 FILES = sorted(FOLDER.glob("*.yml"))
-Object = dict[str, Any]
 
 
 def workflow(name: str) -> Object:

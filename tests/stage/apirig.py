@@ -11,6 +11,7 @@ import urllib3
 
 from mig_manager.adapters.kubernetes import api
 from testkit import apiserver
+from tests.api_objects import Object
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -18,8 +19,6 @@ NODES = "/api/v1/nodes"
 PODS = "/api/v1/namespaces/default/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
-
-Object = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import waiting
+from tests.api_objects import Object
 from tests.kit import envtest, operator_pod
 from tests.stage import agent_stage
 
@@ -29,7 +30,6 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 TRAIN = [("train", "nvidia.com/gpu", {"app": "train"})]
 """A pod for ``Stage.run_pods`` that uses a whole GPU."""
 
-Object = dict[str, Any]
 Right = tuple[str, str, str]  # API group, resource with its subresource, verb
 
 

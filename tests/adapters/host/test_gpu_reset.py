@@ -21,7 +21,6 @@ from tests.node.nvml_rig import OFF, ON, NvmlRig, mode_step
 
 A100 = "a100-sxm4-40gb"
 BUSY = ("InUse", "in use")
-SLOW = pytest.mark.slow
 WAITING = states.Options(resets_itself=False)
 Gpus = Sequence[model.Gpu]
 
@@ -134,7 +133,7 @@ def test_gpus_with_a_pending_mode_are_reset_by_one_command_unless_refused(
     assert len(commands) == 2 * len(resets) + 1
 
 
-@SLOW
+@pytest.mark.slow
 def test_a_gpu_that_is_in_use_does_not_keep_another_one_from_its_reset(
     machine: ResetMachine,
 ) -> None:
@@ -247,7 +246,7 @@ def test_an_unprivileged_reset_is_no_permission(machine: ResetMachine, gpus: Gpu
     assert machine.refusal(gpus[:1]).reason is Reason.NO_PERMISSION
 
 
-@SLOW
+@pytest.mark.slow
 def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
     machine = boot(A100, states.Options())
     machine.rig.fill("3g.20gb")
@@ -294,7 +293,7 @@ def test_process_with_a_gpus_drm_node_prevents_a_reset_and_is_named(
 
 
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
-@SLOW
+@pytest.mark.slow
 def test_daemons_that_release_the_gpu_do_not_block_a_reset(
     name: str, machine: ResetMachine, gpus: Gpus
 ) -> None:
@@ -355,17 +354,22 @@ def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: ResetMach
 @pytest.mark.parametrize(
     ("text", "status", "reason", "message"),
     [
-        pytest.param("GPU 7 is currently in use by another process.", 255, *BUSY, marks=SLOW),
-        pytest.param("Failed:\n  GPU 7: In use by another client", 255, *BUSY, marks=SLOW),
-        pytest.param("because it's being used by some other process", 255, *BUSY, marks=SLOW),
         ("Resetting GPU 7 is not supported.", 3, "RebootRequired", "GPU 7 is not supported."),
         ("Failed:\n  GPU 7: Not Supported", 255, "RebootRequired", "GPU 7: Not Supported"),
         ("What it says in ten years", 3, "RebootRequired", "What it says in ten years"),
-        pytest.param("Denied", 4, "NoPermission", "ended with status 4: Denied", marks=SLOW),
-        pytest.param("Failed", 255, "ResetRequired", "ended with status 255: Failed", marks=SLOW),
-        pytest.param("", 15, "ResetRequired", "ended with status 15", marks=SLOW),
         ("was successfully reset", 0, "ResetRequired", "yet their MIG mode is still pending"),
         ("$(sleep 60)", 0, "ResetRequired", "did not end within 0.5 s and was killed"),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("GPU 7 is currently in use by another process.", 255, *BUSY),
+                ("Failed:\n  GPU 7: In use by another client", 255, *BUSY),
+                ("because it's being used by some other process", 255, *BUSY),
+                ("Denied", 4, "NoPermission", "ended with status 4: Denied"),
+                ("Failed", 255, "ResetRequired", "ended with status 255: Failed"),
+                ("", 15, "ResetRequired", "ended with status 15"),
+            )
+        ),
     ],
 )
 def test_a_refusal_has_the_reason_that_its_words_mean(

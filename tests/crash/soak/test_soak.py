@@ -6,22 +6,20 @@ tests/crash/soak`` runs for hours.
 """
 
 import os
-from collections.abc import Callable
 
 import hypothesis
 import pytest
 from hypothesis import stateful
 
 from tests.crash.soak import machine, script
-
-Note = Callable[[str, object], None]
+from tests.kit import matrices
 
 EXAMPLES = int(os.environ.get("MIG_SOAK_EXAMPLES", "0"))
 """Stories to try instead of the usual number; 0: the usual number."""
 SEED = int(os.environ.get("MIG_SOAK_SEED", "1"))
 
 
-def soak(note: Note, *, section: str, examples: int, steps: int) -> None:
+def soak(note: matrices.Note, *, section: str, examples: int, steps: int) -> None:
     """Try so many stories of up to so many acts, and note what they came to."""
     machine.COUNTS.clear()
     try:
@@ -43,7 +41,7 @@ def soak(note: Note, *, section: str, examples: int, steps: int) -> None:
 
 
 def test_whatever_happens_invariants_hold_and_the_layout_comes_at_last(
-    record_property: Note,
+    record_property: matrices.Note,
 ) -> None:
     soak(record_property, section="soak, a sample", examples=7, steps=20)
 
@@ -52,7 +50,7 @@ def test_whatever_happens_invariants_hold_and_the_layout_comes_at_last(
 
 
 @pytest.mark.slow
-def test_thousands_of_acts_keep_every_invariant(record_property: Note) -> None:
+def test_thousands_of_acts_keep_every_invariant(record_property: matrices.Note) -> None:
     soak(record_property, section="soak", examples=120, steps=50)
 
     assert machine.COUNTS["acts"] > 2000

@@ -10,7 +10,6 @@ from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import cluster_view, control_plane, manifests, objects
 from testkit import apiserver
 from tests import api_objects
-from tests.stage import apirig
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _OPERATOR = manifests.plugin_daemon_set(objects.DeployStyle.GPU_OPERATOR)
@@ -115,7 +114,7 @@ OTHER = {"key": "example.com/flaky", "effect": "NoSchedule"}
 
 @pytest.mark.parametrize(("is_ready", "expected"), [(True, [OTHER]), (False, [NEW, OTHER])])
 def test_ready_node_loses_the_taint_of_new_nodes_and_no_other(
-    server: apiserver.ApiServer, expected: list[apirig.Object], *, is_ready: bool
+    server: apiserver.ApiServer, expected: list[api_objects.Object], *, is_ready: bool
 ) -> None:
     status = {"conditions": [{"type": "Ready", "status": str(is_ready)}]}
     server.create(api_objects.a_node() | {"spec": {"taints": [NEW, OTHER]}, "status": status})

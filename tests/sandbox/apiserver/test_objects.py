@@ -30,7 +30,7 @@ def test_update_needs_no_version_except_for_a_lease(ask: apirig.Client) -> None:
     ask("POST", apirig.NODES, api_objects.a_node())
     seen = ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": {}}).body
 
-    def update(lease: apirig.Object) -> apirig.Answer:
+    def update(lease: api_objects.Object) -> apirig.Answer:
         return ask("PUT", f"{apirig.LEASES}/l", lease)
 
     assert ask("PUT", NODE, api_objects.a_node(labels={"more": "labels"})).code == 200
@@ -106,7 +106,7 @@ def test_a_bound_pod_stays_until_its_kubelet_lets_it_go(
     ],
 )
 def test_a_pod_that_runs_nowhere_is_gone_at_once(
-    ask: apirig.Client, server: apiserver.ApiServer, pod: apirig.Object
+    ask: apirig.Client, server: apiserver.ApiServer, pod: api_objects.Object
 ) -> None:
     server.create(pod)
 
@@ -141,7 +141,7 @@ def test_a_merge_patch_replaces_lists_and_a_strategic_one_merges_by_key(
     ask("POST", apirig.NODES, api_objects.a_node())
     pressure = {"type": "MemoryPressure", "status": "False"}
 
-    def types(conditions: list[apirig.Object], patch: str) -> list[str]:
+    def types(conditions: list[api_objects.Object], patch: str) -> list[str]:
         body = {"status": {"conditions": conditions}}
         answer = ask("PATCH", f"{NODE}/status", body, content_type=patch)
         return [each["type"] for each in answer.body["status"]["conditions"]]
@@ -171,7 +171,7 @@ def test_a_merge_patch_replaces_lists_and_a_strategic_one_merges_by_key(
 def test_the_status_of_a_budget_counts_the_healthy(
     ask: apirig.Client,
     server: apiserver.ApiServer,
-    spec: apirig.Object,
+    spec: api_objects.Object,
     desired: int,
     allowed: int,
 ) -> None:

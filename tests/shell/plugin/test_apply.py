@@ -51,7 +51,7 @@ def add_node(
     server.store.create(node)
 
 
-def stored(server: apiserver.ApiServer) -> rig.Object:
+def stored(server: apiserver.ApiServer) -> api_objects.Object:
     """Return a copy of the node."""
     return copy.deepcopy(server.store.peek(KEY) or {})
 

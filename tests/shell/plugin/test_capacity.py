@@ -18,7 +18,7 @@ def node(
     gpus: Sequence[model.Gpu],
     in_use: Mapping[str, set[model.Placement]] | None,
     labels: Mapping[str, str] | None = None,
-) -> rig.Object:
+) -> api_objects.Object:
     made = rig.node(name, requested="all-balanced", labels=labels)
     made["metadata"]["annotations"] |= api_objects.annotations_of_agent(
         gpus, in_use=in_use, at=rig.ago(minutes=7)
@@ -26,7 +26,7 @@ def node(
     return made
 
 
-def nodes() -> list[rig.Object]:
+def nodes() -> list[api_objects.Object]:
     balanced = rig.gpus(f"2x{A100}", "all-balanced")
     one, two = (gpu.uuid for gpu in balanced)
     first = next(gi for gi in balanced[0].gpu_instances if str(gi.profile) == "2g.10gb")

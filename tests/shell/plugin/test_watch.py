@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager.core.layout import config, served
 from mig_manager.sandbox.apiserver import resources
-from tests import programs, waiting
+from tests import api_objects, programs, waiting
 from tests.kit import commandline
 from tests.kit import plugin_rig as rig
 from tests.shell import terminal
@@ -193,10 +193,10 @@ def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> Non
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node", "another_node")
 def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) -> None:
-    def select(thing: rig.Object) -> None:
+    def select(thing: api_objects.Object) -> None:
         thing["metadata"]["labels"]["pool"] = "top"
 
-    def deselect(thing: rig.Object) -> None:
+    def deselect(thing: api_objects.Object) -> None:
         del thing["metadata"]["labels"]["pool"]
 
     for name in ("gpu-8", "gpu-9"):
@@ -218,7 +218,7 @@ def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) 
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node", "another_node")
 def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
-    def disable(thing: rig.Object) -> None:
+    def disable(thing: api_objects.Object) -> None:
         gpus = rig.gpus("2xA100-SXM4-40GB", "all-disabled")
         changed = rig.node("gpu-8", gpus=gpus, requested="all-disabled")["metadata"]
         thing["metadata"]["labels"].update(changed["labels"])

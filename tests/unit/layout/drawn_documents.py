@@ -116,6 +116,7 @@ def a_rule(draw: st.DrawFn) -> layouts.Rule:
     )
 
 
+# YAML knows no surrogate pairs, in which JSON writes the characters beyond these.
 LABELS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=10)
 
 

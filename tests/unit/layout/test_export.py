@@ -14,6 +14,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
 from tests.node import samples
+from tests.unit.layout import drawn_documents
 
 A100, A30, T4 = 0x20B010DE, 0x20B710DE, 0x1EB810DE
 ENABLED, DISABLED = model.MigMode.ENABLED, model.MigMode.DISABLED
@@ -140,11 +141,7 @@ GPUS = st.lists(
 )
 
 
-# YAML knows no surrogate pairs, in which JSON writes the characters beyond these.
-LABELS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=10)
-
-
-@hypothesis.given(GPUS, st.booleans(), LABELS)
+@hypothesis.given(GPUS, st.booleans(), drawn_documents.LABELS)
 def test_what_is_exported_selects_what_was_there(
     gpus: list[model.Gpu],
     as_json: bool,  # noqa: FBT001 - hypothesis passes by position

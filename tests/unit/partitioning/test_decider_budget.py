@@ -1,7 +1,6 @@
 """Which nodes count against the budget of nodes under change."""
 
 import datetime as dt
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,6 @@ from mig_manager.core.partitioning import changes, demand, node_requests, own_cl
 from tests import api_objects
 from tests.kit.partitions import EMPTY, NOW, decided, lines, node, pod, seen
 
-Object = dict[str, Any]
 FULL = "as many nodes as allowed are under change"
 OTHERS = "it is being changed for other pods"
 WORKS = "works on layout custom"
@@ -19,7 +17,9 @@ A, B = (f"{name}: 1x 7g.40gb for p0" for name in "ab")
 LATER = {"now": NOW + dt.timedelta(seconds=400)}
 
 
-def working(state: str = "pending", *, age_s: float = 0.0, is_ready: bool = True) -> Object:
+def working(
+    state: str = "pending", *, age_s: float = 0.0, is_ready: bool = True
+) -> api_objects.Object:
     """Return a node whose agent began to work on a layout some time ago."""
     began = (NOW - dt.timedelta(seconds=age_s)).isoformat()
     text = api_objects.a_status("custom", model.State(state), startedAt=began)
@@ -32,9 +32,11 @@ def working(state: str = "pending", *, age_s: float = 0.0, is_ready: bool = True
     )
 
 
-def requested_of_a_silent_agent() -> Object:
+def requested_of_a_silent_agent() -> api_objects.Object:
     item = node("a", EMPTY, labels={well_known.CONFIG_LABEL: "x"})
-    written: Object = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
+    written: api_objects.Object = {
+        "f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}
+    }
     request = {"manager": "kubectl", "time": NOW.isoformat(), "fieldsV1": written}
     return {**item, "metadata": {**item["metadata"], "managedFields": [request]}}
 
@@ -55,7 +57,7 @@ RETRIED = node(
     ),
 )
 PODS = [pod(f"p{number}", "7g.40gb", age_s=90 - number) for number in range(3)]
-DECISIONS: dict[str, tuple[list[Object], Object, list[str]]] = {
+DECISIONS: dict[str, tuple[list[api_objects.Object], api_objects.Object, list[str]]] = {
     "as many nodes as the budget allows": (
         EVERY,
         {"pods": PODS, "max_unavailable": "67%"},
@@ -87,9 +89,9 @@ DECISIONS: dict[str, tuple[list[Object], Object, list[str]]] = {
 
 @pytest.mark.parametrize(("nodes", "options", "expected"), DECISIONS.values(), ids=DECISIONS)
 def test_nodes_under_change_count_against_the_budget(
-    nodes: list[Object], options: Object, expected: list[str]
+    nodes: list[api_objects.Object], options: api_objects.Object, expected: list[str]
 ) -> None:
-    usual: Object = {"pods": PODS[:1], "max_unavailable": "1"}
+    usual: api_objects.Object = {"pods": PODS[:1], "max_unavailable": "1"}
     assert lines(decided(nodes, **usual | options)) == expected
 
 
