@@ -12,6 +12,7 @@ from typing import ClassVar, Self
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
+from mig_manager.catalogue import spellings
 from mig_manager.core import timing
 from mig_manager.core.node import policies
 from mig_manager.core.settings import host_settings, node_settings, options
@@ -209,7 +210,7 @@ class AgentSettings(node_settings.NodeSettings, Limits):
             raise errors.UsageError(
                 "the agent must know its node: give --node-name or set NODE_NAME"
             )
-        gpus = node_settings.gpu_access(source)
+        gpus = node_settings.gpu_access(source, spellings.of_node)
         if values["advertises_simulated"] and not gpus.is_simulated:
             raise errors.UsageError(
                 "--advertise-simulated needs --simulate: real GPUs have a device plugin"

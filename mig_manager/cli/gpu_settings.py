@@ -8,6 +8,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.agent import agent_settings
+from mig_manager.catalogue import spellings
 from mig_manager.cli.toolkit import command_settings
 from mig_manager.core.settings import host_settings, node_settings, options
 
@@ -111,7 +112,7 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
     def values(cls, source: options.Source) -> dict[str, Any]:
         """Return the values of all fields."""
         values = super().values(source)
-        gpus = node_settings.gpu_access(source)
+        gpus = node_settings.gpu_access(source, spellings.of_node)
         values |= node_settings.node_files(values, gpus)
         if "in-use-timeout-s" not in cls.takes:
             values["in_use_timeout_s"] = 0.0  # only a change retries

@@ -324,6 +324,10 @@ TWO_KINDS = "4xA100-SXM4-80GB+2xA30"
         ("status --gpu-timeout-s 5", {}, "gpu_timeout_s", "5.0"),
         # Simulated GPUs are kept where the user keeps state.
         ("apply --simulate 1xA30", {}, "gpus.simulate_state", f"{STATES}1xA30.json"),
+        ("apply --simulate a30", {}, "gpus.simulate_state", f"{STATES}1xA30.json"),
+        ("apply --simulate A30+2xa30", {}, "gpus.simulate_state", f"{STATES}3xA30.json"),
+        ("agent --simulate nvidia_a30", {}, "gpus.simulate_state", f"{STATES}1xA30.json"),
+        ("doctor --simulate 2Xa100", {}, "gpus.simulate_state", f"{STATES}2xA100-SXM4-40GB.json"),
         ("apply --simulate ../../x", {}, "gpus.simulate_state", f"{STATES}.._.._x.json"),
         (
             *(f"apply --simulate {TWO_KINDS}", XDG, "gpus.simulate_state"),

@@ -459,6 +459,7 @@ def test_a_simulated_node_is_said_once_may_be_mixed_and_is_not_made_up(
     # A state file holds one node.
     assert shell("status", *state).status == 0
     assert shell("status", *state, "--simulate", "1xA30").status == 2
+    assert shell("status", *state, "--simulate", "a100-sxm4-80gb+A30").status == 0
 
 
 @pytest.mark.slow

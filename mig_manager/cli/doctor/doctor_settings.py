@@ -4,6 +4,7 @@ import pathlib
 from typing import Any
 
 from mig_manager.agent import agent_settings
+from mig_manager.catalogue import spellings
 from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import command_settings
 from mig_manager.core.settings import host_settings, node_settings, options
@@ -52,7 +53,7 @@ class DoctorSettings(
     def values(cls, source: options.Source) -> dict[str, Any]:
         """Return the values of all fields."""
         values = super().values(source)
-        gpus = node_settings.gpu_access(source)
+        gpus = node_settings.gpu_access(source, spellings.of_node)
         socket = values["pod_resources_socket"]
         return {
             **values,

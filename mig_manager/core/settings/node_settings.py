@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mig_manager import errors
@@ -186,8 +186,10 @@ class LocalSettings(NodeSettings):
     )
 
 
-def gpu_access(source: options.Source) -> GpuAccess:
+def gpu_access(source: options.Source, spelling: Callable[[str], str]) -> GpuAccess:
     """Read how to reach the GPUs.
+
+    ``spelling`` returns the one spelling of a SPEC, for the name of its state file.
 
     Raises:
         UsageError: The options name real and simulated GPUs, no file can keep the simulated GPUs,
@@ -198,7 +200,7 @@ def gpu_access(source: options.Source) -> GpuAccess:
     if values["library_path"] and (spec or state):
         raise errors.UsageError("simulated GPUs need no --library-path; give one or the other")
     if spec and state is None:
-        state = values["simulate_state"] = _default_state(spec, environ)
+        state = values["simulate_state"] = _default_state(spelling(spec), environ)
     if values["is_fresh"] and state is None:
         raise errors.UsageError(
             "--fresh resets simulated GPUs; name them with --simulate or --simulate-state"

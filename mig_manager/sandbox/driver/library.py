@@ -23,7 +23,7 @@ def create(spec: str, path: pathlib.Path, *, options: states.Options | None = No
     Lock files appear beside the file. An existing node keeps its options.
 
     Raises:
-        UsageError: The spec is malformed, or the file holds a node with another spec.
+        UsageError: The spec is malformed, or the file holds a node with other GPUs.
     """
     state_file.SharedState(path).create(spec, options or states.Options())
 

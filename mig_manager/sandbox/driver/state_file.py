@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mig_manager import errors
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.files import json_text
 from mig_manager.sandbox.driver import states, transitions
@@ -42,14 +43,14 @@ class SharedState:
         """Write the state of a freshly booted node, unless the file exists.
 
         Raises:
-            UsageError: The spec is malformed, or the file holds a node with another spec.
+            UsageError: The spec is malformed, or the file holds a node with other GPUs.
         """
         node = states.booted(spec, options)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._exclusively("lock"):
             if not self.path.exists():
                 self._write(node)
-            elif (existing := self.read().spec) != spec:
+            elif hardware.parse_node(existing := self.read().spec) != hardware.parse_node(spec):
                 raise errors.UsageError(
                     f"{self.path} holds the simulated node {_shown(existing)}, not "
                     f"{_shown(spec)}; remove the file"
