@@ -18,7 +18,7 @@ Write = Callable[..., None]
 def write(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Write modules that note in ``lean_diary`` when they run."""
     monkeypatch.syspath_prepend(tmp_path)
-    known = set(sys.modules)
+    loaded_before = set(sys.modules)
 
     def write(**files: str) -> None:
         for name, text in {"lean_diary": "ran = []", **files}.items():
@@ -29,13 +29,13 @@ def write(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[W
         importlib.invalidate_caches()
 
     yield write
-    for name in set(sys.modules) - known:
+    for name in set(sys.modules) - loaded_before:
         del sys.modules[name]
 
 
 def ran() -> list[str]:
-    found: list[str] = importlib.import_module("lean_diary").ran
-    return found
+    names: list[str] = importlib.import_module("lean_diary").ran
+    return names
 
 
 def test_a_deferred_module_runs_once_at_its_first_use(write: Write) -> None:
@@ -116,14 +116,14 @@ def test_two_threads_both_get_the_whole_module(write: Write) -> None:
     vars(diary)["go"] = gate
     lean_imports.defer("lean_seven")
     module = importlib.import_module("lean_seven")
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(module.x)) for _ in range(2)]
+    values: list[int] = []
+    threads = [threading.Thread(target=lambda: values.append(module.x)) for _ in range(2)]
     for thread in threads:
         thread.start()
     gate.set()
     for thread in threads:
         thread.join(30)
-    assert found == [1, 1]
+    assert values == [1, 1]
     assert ran() == ["lean_seven"]
 
 

@@ -42,10 +42,10 @@ class Session:
     def read_until(self, pattern: str) -> re.Match[str]:
         """Read until what is new matches."""
         start, deadline = len(self._shown), time.monotonic() + _DEADLINE_S
-        while not (found := re.search(pattern, self._shown[start:].decode(errors="replace"))):
+        while not (match := re.search(pattern, self._shown[start:].decode(errors="replace"))):
             assert time.monotonic() < deadline, self.shown
             assert self.read(), self.shown
-        return found
+        return match
 
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
@@ -59,7 +59,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def started(  # noqa: PLR0913 - each is named where it is called
+def open_session(  # noqa: PLR0913 - each is named where it is called
     argv: Sequence[str],
     *,
     columns: int,
@@ -71,26 +71,26 @@ def started(  # noqa: PLR0913 - each is named where it is called
     cwd: pathlib.Path | None = None,
 ) -> Iterator[Session]:
     """Start the program, or another, in a terminal; without a keyboard its input is empty."""
-    ours, its = os.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    controller, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     with subprocess.Popen(  # noqa: S603 - our own program
         [*(command or (sys.executable, "-m", module)), *argv],
         cwd=cwd,
-        stdin=its if has_keyboard else subprocess.DEVNULL,
-        stdout=its,
-        stderr=its,
+        stdin=terminal if has_keyboard else subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=terminal,
         env=environ,
     ) as process:
-        os.close(its)
+        os.close(terminal)
         try:
-            yield Session(process, ours)
+            yield Session(process, controller)
         finally:
-            os.close(ours)
+            os.close(controller)
             process.kill()
 
 
 def run(argv: Sequence[str], *, columns: int, environ: Mapping[str, str], status: int = 0) -> str:
     """Run the program to its end in a terminal of that width; return what it wrote."""
-    with started(argv, columns=columns, environ=environ) as session:
+    with open_session(argv, columns=columns, environ=environ) as session:
         assert session.end() == status
         return session.shown

@@ -55,29 +55,29 @@ def agent(environ: dict[str, str] | None = None, **parsed: object) -> agent_sett
 def command(
     name: str = "apply", environ: dict[str, str] | None = None, **parsed: object
 ) -> gpu_settings.GpuSettings:
-    found = registry.PROGRAM.settings({"command": name} | parsed, environ or {})
-    assert isinstance(found, gpu_settings.GpuSettings)
-    return found
+    gpu_settings_of_command = registry.PROGRAM.settings({"command": name} | parsed, environ or {})
+    assert isinstance(gpu_settings_of_command, gpu_settings.GpuSettings)
+    return gpu_settings_of_command
 
 
-def declared() -> Iterator[tuple[str, options.Option]]:
-    seen: list[options.Option] = []
+def options_with_variables() -> Iterator[tuple[str, options.Option]]:
+    listed: list[options.Option] = []
     for name in registry.PROGRAM.commands:
         for option in registry.PROGRAM.options_of(name):
             # What several commands share is declared and tested once.
-            if option.variables and not option.is_operand and option not in seen:
-                seen.append(option)
+            if option.variables and not option.is_operand and option not in listed:
+                listed.append(option)
                 yield name, option
 
 
 def read(name: str, argv: list[str], environ: Mapping[str, str]) -> Any:
     parsed = parser.parse(registry.PROGRAM, [name, *argv])
-    found = registry.PROGRAM.settings(parsed, {"HOME": "/h", **environ})
+    of_command = registry.PROGRAM.settings(parsed, {"HOME": "/h", **environ})
     # A flag of doctor also demands that there is a cluster.
     if name == "support-bundle":
-        doctor = dataclasses.replace(found.doctor, has_cluster=False)
-        return dataclasses.replace(found, doctor=doctor)
-    return dataclasses.replace(found, has_cluster=False) if name == "doctor" else found
+        doctor = dataclasses.replace(of_command.doctor, has_cluster=False)
+        return dataclasses.replace(of_command, doctor=doctor)
+    return dataclasses.replace(of_command, has_cluster=False) if name == "doctor" else of_command
 
 
 def needed_for(name: str, option: options.Option) -> list[str]:
@@ -99,7 +99,7 @@ def example_of(option: options.Option) -> str:
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [pytest.param(*each, id=f"{each[0]} {each[1].name}") for each in declared()],
+    [pytest.param(*each, id=f"{each[0]} {each[1].name}") for each in options_with_variables()],
 )
 def test_an_option_is_set_by_its_flags_and_by_its_variables(
     name: str, option: options.Option
@@ -108,14 +108,14 @@ def test_an_option_is_set_by_its_flags_and_by_its_variables(
     value = [example] if option.metavar else []
     wrong = dict.fromkeys(option.variables, "0.5")
 
-    found = [
+    every_settings = [
         *(read(name, [*needed, flag, *value], wrong) for flag in option.flags),
         *(read(name, needed, {variable: example}) for variable in option.variables),
     ]
 
-    assert all(each == found[0] for each in found)
+    assert all(each == every_settings[0] for each in every_settings)
     if option.name not in {"gpu-reset", *NEEDED.get(name, {})}:
-        changes_nothing = found[0] == read(name, needed, {})
+        changes_nothing = every_settings[0] == read(name, needed, {})
         assert changes_nothing == (example == option.shown_default)
 
 
@@ -182,13 +182,13 @@ def test_repeatable_option_is_a_list_with_commas_in_its_variable() -> None:
 
 def test_each_simulated_node_has_files_of_its_own() -> None:
     simulated = {"MIG_MANAGER_SIMULATE": "1xA30", "MIG_MANAGER_SIMULATE_STATE": "/s/a.json"}
-    real, own = command(), command(environ=simulated)
+    real, simulated_node = command(), command(environ=simulated)
     explicit = command(environ=simulated | {"MIG_MANAGER_JOURNAL_FILE": "/j"}, lock_file="/l")
 
     assert real.journal_file == pathlib.Path("/var/lib/mig-manager/journal.json")
-    assert own.journal_file == pathlib.Path("/s/a.json.journal")
-    assert own.lock_file == pathlib.Path("/s/a.json.manager.lock")
-    assert own.verified_layout_file == pathlib.Path("/s/a.json.verified-layout")
+    assert simulated_node.journal_file == pathlib.Path("/s/a.json.journal")
+    assert simulated_node.lock_file == pathlib.Path("/s/a.json.manager.lock")
+    assert simulated_node.verified_layout_file == pathlib.Path("/s/a.json.verified-layout")
     assert (explicit.journal_file, explicit.lock_file) == (pathlib.Path("/j"), pathlib.Path("/l"))
 
 
@@ -225,9 +225,9 @@ def test_each_simulated_node_has_files_of_its_own() -> None:
 def test_driver_and_devices_are_known_on_the_host_and_from_here(
     environ: dict[str, str], expected: tuple[str, ...]
 ) -> None:
-    found = agent(environ).host.roots
-    here = (found.host_here, found.driver, found.driver_here, found.dev, found.dev_here)
-    assert tuple(map(str, here)) == expected
+    roots = agent(environ).host.roots
+    paths = (roots.host_here, roots.driver, roots.driver_here, roots.dev, roots.dev_here)
+    assert tuple(map(str, paths)) == expected
 
 
 def test_bus_of_a_mounted_host_precedes_the_own_one(tmp_path: pathlib.Path) -> None:
@@ -355,9 +355,9 @@ def test_a_command_line_and_its_variables_choose(
 ) -> None:
     name, *argv = line.split()
 
-    found = operator.attrgetter(attribute)(read(name, argv, AGENT | environ))
+    value = operator.attrgetter(attribute)(read(name, argv, AGENT | environ))
 
-    assert str(getattr(found, "value", found)) == expected
+    assert str(getattr(value, "value", value)) == expected
 
 
 @pytest.mark.parametrize(
@@ -381,6 +381,9 @@ def test_a_command_line_and_its_variables_choose(
 def test_generated_layouts_precede_every_file_but_the_owners(
     environ: dict[str, str], file: str, *, is_default: bool
 ) -> None:
-    found = agent_settings.AgentSettings.read({}, environ | {"NODE_NAME": "n"})
+    of_agent = agent_settings.AgentSettings.read({}, environ | {"NODE_NAME": "n"})
 
-    assert (str(found.config_file), found.has_default_layouts) == (file, is_default)
+    assert (str(of_agent.config_file), of_agent.has_default_layouts) == (
+        file,
+        is_default,
+    )

@@ -29,19 +29,19 @@ MIXED = "1xA100-SXM4-40GB+1xH100-SXM5-80GB+1xA30+1xT4"
 CREATE = "nvmlDeviceCreateGpuInstance*"
 
 
-def booted(folder: pathlib.Path, spec: str) -> ShellNode:
+def node_with_layout(folder: pathlib.Path, spec: str) -> ShellNode:
     """Return a node that has a layout by ``apply``."""
     return ShellNode(folder, spec, layouts=LAYOUTS, active="mixed")
 
 
 @pytest.fixture
 def node(tmp_path: pathlib.Path) -> ShellNode:
-    return booted(tmp_path, A100)
+    return node_with_layout(tmp_path, A100)
 
 
 @pytest.mark.slow
 def test_boot_restores_placements_and_a_second_run_does_nothing(tmp_path: pathlib.Path) -> None:
-    node = booted(tmp_path, MIXED)
+    node = node_with_layout(tmp_path, MIXED)
     before, exported = node.shape, node.run("export", "--placements").out
     node.state.reboot()
     assert node.shape != before

@@ -425,15 +425,15 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     argv += ["-k", "kubelet.service", "-g", "/g", "-r", "-d", "-p", "ns", "-t", "/t", "-a", "/a"]
     argv += ["--cdi-enabled", "-b", "/b", "-j", "/j", "--nvidia-cdi-hook-path", "/h"]
 
-    chosen = agent_settings.AgentSettings.read(parser.parse(registry.PROGRAM, argv), {})
+    of_agent = agent_settings.AgentSettings.read(parser.parse(registry.PROGRAM, argv), {})
 
-    assert chosen.node_name == "n1"
-    assert len(chosen.not_needed) == 5
-    assert chosen.gpus.driver_roots == ("/a", "/t")
-    assert chosen.host.with_reboot
-    assert chosen.host.shuts_host_clients
-    assert chosen.host.cdi_enabled
-    assert chosen.host.gpu_clients_file == pathlib.Path("/g")
+    assert of_agent.node_name == "n1"
+    assert len(of_agent.not_needed) == 5
+    assert of_agent.gpus.driver_roots == ("/a", "/t")
+    assert of_agent.host.with_reboot
+    assert of_agent.host.shuts_host_clients
+    assert of_agent.host.cdi_enabled
+    assert of_agent.host.gpu_clients_file == pathlib.Path("/g")
 
 
 # -- simulated nodes --------------------------------------------------------------------------

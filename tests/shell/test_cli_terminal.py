@@ -42,10 +42,10 @@ def test_colour_can_be_forced_and_is_off_in_a_pipe(shell: Shell) -> None:
 def run(shell: Shell, stdout: TextIO, *argv: str) -> tuple[int, str]:
     """Return status and standard error of a command line."""
     stderr = io.StringIO()
-    here = console.Console(
+    terminal = console.Console(
         stdin=io.StringIO(), stdout=stdout, stderr=stderr, environ=shell.environ
     )
-    return main.main(argv, here), stderr.getvalue()
+    return main.main(argv, terminal), stderr.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -108,20 +108,20 @@ def typing(shell: str, home: pathlib.Path) -> Iterator[Callable[[str], str]]:
     """Start a shell at a terminal; yield what types a line and a tabulator, and reads the line."""
     name = shell.partition(",")[0]
     command = [programs.path_or_skip(name), *AS_NEW[name]]
-    with terminal.started(
+    with terminal.open_session(
         (), columns=250, environ=environ(home), command=command, cwd=home
     ) as session:
         session.type(f"{SET_UP[shell]}echo ready$((1 + 1))\n")
         session.read_until("ready2")
 
-        def typed(line: str) -> str:
+        def complete(line: str) -> str:
             """Return what the line is after the tabulator; then clear it."""
             session.type(f"{line}\t\x14")
-            found = session.read_until(r"<<<(.*?)>>>")
+            match = session.read_until(r"<<<(.*?)>>>")
             session.type("\x15")
-            return found[1]
+            return match[1]
 
-        yield typed
+        yield complete
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def typing(shell: str, home: pathlib.Path) -> Iterator[Callable[[str], str]]:
 def test_a_shell_completes_what_was_begun(shell: str, step: int, home: pathlib.Path) -> None:
     whole = {line: line + rest for line, rest in LINES.items()} | IN_LOWER_CASE
     lines = [*whole][::step]
-    with typing(shell, home) as typed:
-        completed = {line: typed(line).rstrip(" =") for line in lines}
+    with typing(shell, home) as complete:
+        completed = {line: complete(line).rstrip(" =") for line in lines}
 
     assert completed == {line: whole[line] for line in lines}
 

@@ -97,9 +97,9 @@ def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.Shell
 
     answer = accept(node, "--yes", "--output-file", "-")
 
-    (found,) = answer.data["differences"]
-    assert (found["subject"], found["what"]) == ("course", "enable MIG mode")
-    assert found["actual"].startswith("RebootRequired")
+    (entry,) = answer.data["differences"]
+    assert (entry["subject"], entry["what"]) == ("course", "enable MIG mode")
+    assert entry["actual"].startswith("RebootRequired")
     assert node.shape == before
 
 
@@ -124,9 +124,9 @@ def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
         "done"
     }
     assert node.state.read().gpus[0].attachments == 5  # and for MIG mode, with one rollback
-    (found,) = answer.data["differences"]
-    assert (found["subject"], found["what"], found["effect"]) == ("course", refused, "changes")
-    assert found["actual"] == f"NvmlError: {create} answered {UNKNOWN}"
+    (entry,) = answer.data["differences"]
+    assert (entry["subject"], entry["what"], entry["effect"]) == ("course", refused, "changes")
+    assert entry["actual"] == f"NvmlError: {create} answered {UNKNOWN}"
     assert node.shape == before
     assert node.state.read().clients == ()
 

@@ -67,7 +67,7 @@ class Demo:
         self.session = process.pid
         return process
 
-    def started(self, *command: str) -> "subprocess.Popen[str]":
+    def start_logged(self, *command: str) -> "subprocess.Popen[str]":
         """Start a command that writes to the log."""
         with self.log.open("wb") as log:
             return self.start(command, stdin=subprocess.DEVNULL, stdout=log.fileno())
@@ -80,13 +80,13 @@ class Demo:
 
     def members(self) -> list[int]:
         """Return the processes of the demo's session that have not ended."""
-        found = []
+        pids = []
         for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 state, _, _, session, *_ = stat.read_text().rpartition(")")[2].split()
                 if int(session) == self.session and state != "Z":
-                    found.append(int(stat.parent.name))
-        return found
+                    pids.append(int(stat.parent.name))
+        return pids
 
     def assert_nothing_left(self) -> None:
         assert self.members() == []
@@ -133,7 +133,7 @@ def shell(demo: Demo, *lines: str) -> str:
 def test_demo_ends_with_three_commands_that_work(demo: Demo) -> None:
     # Without the folder of the console scripts, as for a reader who named the program's path.
     demo.environ["PATH"] = os.defpath
-    process = demo.started(*DEMO)
+    process = demo.start_logged(*DEMO)
     assert process.wait(TIMEOUT_S) == 0
     demo.assert_nothing_left()
 
@@ -143,7 +143,7 @@ def test_demo_ends_with_three_commands_that_work(demo: Demo) -> None:
     export, other_story, plan, kept = commands(demo.output())
     assert "success (Applied)" in shell(demo, export, other_story)
     assert "14 created" in shell(demo, export, plan)
-    process = demo.started("/bin/bash", "-euc", f"{export}\nexec {kept}")
+    process = demo.start_logged("/bin/bash", "-euc", f"{export}\nexec {kept}")
     demo.wait_for(KEPT)
     process.terminate()
 
@@ -151,7 +151,7 @@ def test_demo_ends_with_three_commands_that_work(demo: Demo) -> None:
 @pytest.mark.slow
 def test_only_commands_and_single_words_are_wider_than_the_terminal(demo: Demo) -> None:
     demo.environ["COLUMNS"] = "60"
-    process = demo.started(*DEMO, "--scenario", "does-not-fit")
+    process = demo.start_logged(*DEMO, "--scenario", "does-not-fit")
     assert process.wait(TIMEOUT_S) == 0
 
     story, _, _ = demo.output().partition("Try next")
@@ -164,7 +164,7 @@ def test_only_commands_and_single_words_are_wider_than_the_terminal(demo: Demo) 
 def test_kept_node_serves_its_layouts_to_the_plugin(demo: Demo) -> None:
     programs.path_or_skip("kubectl")
     demo.environ["PATH"] = os.pathsep.join([str(plugin_rig.BIN), os.environ["PATH"]])
-    demo.started(*DEMO, "--scenario", "first-layout", "--keep")
+    demo.start_logged(*DEMO, "--scenario", "first-layout", "--keep")
     demo.wait_for(KEPT)
     kubeconfig, *_path, layouts, rollout, label = commands(demo.output())
     assert kubeconfig.startswith(f"export KUBECONFIG={demo.temporary}")
@@ -198,7 +198,7 @@ def test_a_reader_that_leaves_early_ends_the_demo_quietly(demo: Demo, count: int
 def test_a_signal_ends_the_demo_and_everything_that_it_started(
     demo: Demo, number: signal.Signals, moment: str
 ) -> None:
-    process = demo.started(*DEMO, "--keep")
+    process = demo.start_logged(*DEMO, "--keep")
     demo.wait_for(moment)
     assert len(demo.members()) > 1
 
@@ -210,7 +210,7 @@ def test_a_signal_ends_the_demo_and_everything_that_it_started(
 
 @pytest.mark.slow
 def test_a_demo_that_is_killed_leaves_nothing_behind(demo: Demo) -> None:
-    process = demo.started(*DEMO, "--keep")
+    process = demo.start_logged(*DEMO, "--keep")
     demo.wait_for("kubectl label node")
     assert len(demo.members()) > 1
 
@@ -223,7 +223,7 @@ def test_a_demo_that_is_killed_leaves_nothing_behind(demo: Demo) -> None:
 
 @pytest.mark.slow
 def test_a_demo_of_five_nodes_plays_rollout_undo_and_partitioner(demo: Demo) -> None:
-    process = demo.started(*DEMO, "--simulate", "2xH100", "--nodes", "5", "--keep")
+    process = demo.start_logged(*DEMO, "--simulate", "2xH100", "--nodes", "5", "--keep")
     demo.wait_for(KEPT)
     assert demo.output().count("✓") == 5
     # One node at a time: the second one fails, and no other one starts.
@@ -274,7 +274,7 @@ def test_further_signals_do_not_interrupt_the_removal() -> None:
 def test_files_that_cannot_be_written_are_no_bug(demo: Demo) -> None:
     limited = ("sh", "-c", 'ulimit -f 4; exec "$@"', "sh", *DEMO)
 
-    assert demo.started(*limited).wait(TIMEOUT_S) == 2
+    assert demo.start_logged(*limited).wait(TIMEOUT_S) == 2
     assert "File too large; TMPDIR can name a folder with room" in demo.errors.read_text()
     assert not list(demo.temporary.iterdir())
 

@@ -49,10 +49,10 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shel
     assert "driver           fail     driver 440.33.01" in text.out
     assert "remedy: Install a newer NVIDIA driver." in text.out
     assert text.out.count("no kubeconfig") == 1
-    found = data.data
-    assert found["isGood"] is False
-    assert {f["check"] for f in found["findings"] if f["verdict"] == "fail"} == {"driver"}
-    assert found["counts"]["fail"] == 1
+    answer_data = data.data
+    assert answer_data["isGood"] is False
+    assert {f["check"] for f in answer_data["findings"] if f["verdict"] == "fail"} == {"driver"}
+    assert answer_data["counts"]["fail"] == 1
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ class DoctorCluster:
     """A node with kubelet and device plugin, and rights that can be taken away."""
 
     def __init__(self, patient: Patient, folder: pathlib.Path) -> None:
-        self.denied: set[tuple[str, str, str]] = set()
+        self.denied_rights: set[tuple[str, str, str]] = set()
         # The scenery has no token.
         self.server = apiserver.ApiServer(
-            authorizer=lambda asked: (
-                not asked.token
-                or (asked.verb, asked.resource, asked.subresource) not in self.denied
+            authorizer=lambda access: (
+                not access.token
+                or (access.verb, access.resource, access.subresource) not in self.denied_rights
             )
         )
         self.socket = folder / "pr.sock"
@@ -56,8 +56,8 @@ def cluster_rig(patient: Patient) -> Iterator[DoctorCluster]:
     patient.born()
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = DoctorCluster(patient, folder)
-        stack.enter_context(apiserver.serve(found.server))
+        cluster = DoctorCluster(patient, folder)
+        stack.enter_context(apiserver.serve(cluster.server))
         options = sandbox_node.NodeOptions(
             name=NODE_NAME,
             tick_s=0.02,
@@ -65,16 +65,16 @@ def cluster_rig(patient: Patient) -> Iterator[DoctorCluster]:
             pod_stop_s=0.01,
             plugin_start_s=0.01,
         )
-        view = stack.enter_context(cluster_view.ClusterView(found.server.url))
+        view = stack.enter_context(cluster_view.ClusterView(cluster.server.url))
         sandbox = stack.enter_context(
-            sandbox_node.SandboxNode(view, patient.path, found.socket, options=options)
+            sandbox_node.SandboxNode(view, patient.path, cluster.socket, options=options)
         )
-        with contextlib.closing(api.KubeApi.at(found.server.url)) as kube:
+        with contextlib.closing(api.KubeApi.at(cluster.server.url)) as kube:
             waiting.until(
                 lambda: any(sandbox.devices.allocatable().values()) and is_published(kube),
                 "the devices",
             )
-        yield found
+        yield cluster
 
 
 def is_published(kube: api.KubeApi) -> bool:
@@ -118,7 +118,7 @@ def test_phantom_devices_are_named_with_the_command_that_removes_them(
 def test_rights_that_are_lacking_are_named_and_events_are_no_failure(
     cluster_rig: DoctorCluster,
 ) -> None:
-    cluster_rig.denied = {("create", "pods", "eviction"), ("create", "events", "")}
+    cluster_rig.denied_rights = {("create", "pods", "eviction"), ("create", "events", "")}
 
     result = cluster_rig.examine()
 
@@ -138,13 +138,13 @@ def test_what_an_interrupted_run_left_is_named(cluster_rig: DoctorCluster) -> No
     }
     cluster_rig.patch({"metadata": {"labels": labels, "annotations": annotations}})
 
-    left = cluster_rig.examine()
+    examination = cluster_rig.examine()
     cluster_rig.patch({"metadata": {"labels": {well_known.STATE_LABEL: "pending"}}})
     under_way = cluster_rig.examine()
 
-    assert "interrupted-run" in left.failing
-    assert "dcgm is paused, there is a journal" in left.text("interrupted-run")
-    assert well_known.UNREADABLE_JOURNAL_ANNOTATION in left.text("interrupted-run")
+    assert "interrupted-run" in examination.failing
+    assert "dcgm is paused, there is a journal" in examination.text("interrupted-run")
+    assert well_known.UNREADABLE_JOURNAL_ANNOTATION in examination.text("interrupted-run")
     assert under_way.verdict("interrupted-run") is WARN
 
 
@@ -219,7 +219,7 @@ def a_pod(container: str, *, is_ready: bool = True) -> pod_object.Pod:
     )
 
 
-def served(*uuids: str, **taints: str) -> claims.Slice:
+def slice_of(*uuids: str, **taints: str) -> claims.Slice:
     return claims.Slice(
         name="s",
         pool="n",
@@ -262,18 +262,18 @@ def vgpus(mode: str) -> dict[str, object]:
             "GPU 0: GPU instance 0 (1g.5gb at 4:1) has no compute instance",
         ),
         ("schedulable-devices", STALE, FAIL, "1 allocatable devices: 0 exist"),
-        ("schedulable-devices", {**DRA, "slices": (served(a_gpu().uuid),)}, OK, ALL_SERVED),
-        ("schedulable-devices", {**DRA, "slices": (served(),)}, FAIL, "0 exist, 1 are expected"),
+        ("schedulable-devices", {**DRA, "slices": (slice_of(a_gpu().uuid),)}, OK, ALL_SERVED),
+        ("schedulable-devices", {**DRA, "slices": (slice_of(),)}, FAIL, "0 exist, 1 are expected"),
         ("schedulable-devices", {**DRA, "slices": None}, WARN, "cannot be listed"),
         (
             "schedulable-devices",
-            {**DRA, "slices": (served(a_gpu().uuid, gpu0="gpu.nvidia.com/xid=79"),)},
+            {**DRA, "slices": (slice_of(a_gpu().uuid, gpu0="gpu.nvidia.com/xid=79"),)},
             WARN,
             "keeps pods from gpu0 (gpu.nvidia.com/xid=79)",
         ),
         (
             "schedulable-devices",
-            {**DRA, "slices": (served(a_gpu().uuid),), "pods": (DRIVER, PLUGIN)},
+            {**DRA, "slices": (slice_of(a_gpu().uuid),), "pods": (DRIVER, PLUGIN)},
             FAIL,
             "kubelet has 0 allocatable devices",
         ),

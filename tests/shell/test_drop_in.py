@@ -33,13 +33,13 @@ class Flag(NamedTuple):
 
     def spellings(self) -> Iterator[tuple[str, list[str], dict[str, str]]]:
         """Yield the name of each spelling, its arguments and its variables."""
-        own = "MIG_MANAGER_" + self.long.upper().replace("-", "_")
+        own_variable = "MIG_MANAGER_" + self.long.upper().replace("-", "_")
         if not self.value:
             yield "long", [f"--{self.long}"], {}
             yield "short", [f"-{self.short}"], {}
             yield "variable", [], {self.variable: "true"}
             yield "variable 1", [], {self.variable: "1"}
-            yield "own variable", [], {own: "t"}
+            yield "own variable", [], {own_variable: "t"}
             yield "one dash", [f"-{self.long}"], {}
             yield "long with value", [f"--{self.long}=true"], {}
             yield "short with value", [f"-{self.short}=1"], {}
@@ -49,14 +49,14 @@ class Flag(NamedTuple):
         yield "long", [f"--{self.long}", self.value], {}
         yield "short", [f"-{self.short}", self.value], {}
         yield "variable", [], {self.variable: self.value}
-        yield "own variable", [], {own: self.value}
+        yield "own variable", [], {own_variable: self.value}
         yield "one dash", [f"-{self.long}", self.value], {}
         yield "one dash, equals", [f"-{self.long}={self.value}"], {}
         yield "long, equals", [f"--{self.long}={self.value}"], {}
         yield "short, equals", [f"-{self.short}={self.value}"], {}
         yield "short, glued", [f"-{self.short}{self.value}"], {}
         yield "option over variable", [f"--{self.long}", self.value], {self.variable: "json"}
-        yield "variable over own", [], {self.variable: self.value, own: "json"}
+        yield "variable over own", [], {self.variable: self.value, own_variable: "json"}
 
 
 FLAGS = [
@@ -107,10 +107,10 @@ def test_every_spelling_sets_what_it_stands_for(row: Flag) -> None:
     to_setting = TYPED.get(row.field)
     expected = to_setting(row.value) if to_setting else row.value or True
     for name, argv, environ in row.spellings():
-        found = settings_of([row.command, *argv], environ)
+        spelt = settings_of([row.command, *argv], environ)
 
-        assert getattr(found, row.field) == expected, name
-        assert dataclasses.replace(found, **{row.field: getattr(plain, row.field)}) == plain, name
+        assert getattr(spelt, row.field) == expected, name
+        assert dataclasses.replace(spelt, **{row.field: getattr(plain, row.field)}) == plain, name
 
 
 @pytest.mark.parametrize("row", [row for row in FLAGS if not row.value], ids=str)
@@ -130,9 +130,9 @@ def test_debug_may_stand_before_the_command(command: str) -> None:
 
 
 def gpu(shell: Shell) -> dict[str, Any]:
-    (found,) = shell("status", "-o", "json", *SPEC).data["gpus"]
-    assert isinstance(found, dict)
-    return found
+    (only_gpu,) = shell("status", "-o", "json", *SPEC).data["gpus"]
+    assert isinstance(only_gpu, dict)
+    return only_gpu
 
 
 @pytest.mark.parametrize(

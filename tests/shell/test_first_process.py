@@ -24,11 +24,11 @@ while True:
 
 
 @pytest.fixture(autouse=True)
-def _permitted() -> None:
-    tried = shutil.which("unshare") and subprocess.run(  # noqa: S603 - no input of others
+def _pid_namespace() -> None:
+    attempt = shutil.which("unshare") and subprocess.run(  # noqa: S603 - no input of others
         [*UNSHARE, "true"], check=False, capture_output=True
     )
-    if tried and tried.returncode == 0:
+    if attempt and attempt.returncode == 0:
         return
     pytest.skip("a PID namespace is not permitted here")
 

@@ -54,20 +54,20 @@ def test_every_value_with_a_type_shows_its_default() -> None:
 
 
 def test_a_default_in_words_is_the_one_that_is_used() -> None:
-    chosen = agent_settings.AgentSettings.read({"node_name": "a"}, {})
+    defaults = agent_settings.AgentSettings.read({"node_name": "a"}, {})
     options = registry.PROGRAM.options_of("agent")
     in_words = {each.key: each.default_text for each in options if "/" in each.default_text[:1]}
 
     assert {"lock_file", "verified_layout_file", "pod_resources_socket"} < in_words.keys()
     for name in in_words.keys() - {"nvidia_driver_root", "host_root_mount"}:
-        assert str(getattr(chosen, name)) == in_words[name]
+        assert str(getattr(defaults, name)) == in_words[name]
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_is_a_command_line_that_the_program_takes(line: str) -> None:
-    ours = re.search(r"mig-manager(?: [^|>)]*)?", line)
-    assert ours is not None
-    words = shlex.split(ours[0].partition(" || ")[0])
+    command = re.search(r"mig-manager(?: [^|>)]*)?", line)
+    assert command is not None
+    words = shlex.split(command[0].partition(" || ")[0])
 
     assert words[0] == "mig-manager"
     if words[1] == "help":

@@ -12,7 +12,7 @@ POINTS = ("apply-start", "pre-apply-mode", "pre-apply-config", "apply-exit")
 SCRIPT = "echo $POINT >> log; env | grep ^MIG_ | sort > env.$POINT; {}"
 
 
-class Hooked:
+class HookedNode:
     """A node with MIG off, and a hooks file whose hooks note that they ran."""
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -52,52 +52,54 @@ class Hooked:
 
 
 @pytest.fixture
-def hooked(tmp_path: pathlib.Path) -> Hooked:
-    return Hooked(tmp_path)
+def hooked_node(tmp_path: pathlib.Path) -> HookedNode:
+    return HookedNode(tmp_path)
 
 
 @pytest.mark.slow
-def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked: Hooked) -> None:
-    answer = hooked.node.run(*hooked.argv, "--skip-reset")
+def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked_node: HookedNode) -> None:
+    answer = hooked_node.node.run(*hooked_node.argv, "--skip-reset")
 
     assert (answer.status, answer.out) == (
         0,
         "MIG configuration applied successfully\n",
     ), answer.err
-    assert hooked.ran == list(POINTS)
+    assert hooked_node.ran == list(POINTS)
     for point in POINTS:
-        assert hooked.variables(point) == {
-            "MIG_PARTED_CONFIG_FILE": str(hooked.node.layouts),
+        assert hooked_node.variables(point) == {
+            "MIG_PARTED_CONFIG_FILE": str(hooked_node.node.layouts),
             "MIG_PARTED_SELECTED_CONFIG": "wanted",
-            "MIG_PARTED_HOOKS_FILE": str(hooked.file),
+            "MIG_PARTED_HOOKS_FILE": str(hooked_node.file),
             "MIG_PARTED_SKIP_RESET": "true",
             "MIG_PARTED_MODE_CHANGE_ONLY": "false",
         }
 
 
 @pytest.mark.slow
-def test_the_hooks_of_a_restore_get_the_name_of_the_checkpoint(hooked: Hooked) -> None:
-    file = hooked.folder / "c.json"
-    assert hooked.node.run("apply", "wanted").status == 0
-    assert hooked.node.run("checkpoint", "-f", str(file)).status == 0
-    hooked.node.state.reboot()
+def test_the_hooks_of_a_restore_get_the_name_of_the_checkpoint(hooked_node: HookedNode) -> None:
+    file = hooked_node.folder / "c.json"
+    assert hooked_node.node.run("apply", "wanted").status == 0
+    assert hooked_node.node.run("checkpoint", "-f", str(file)).status == 0
+    hooked_node.node.state.reboot()
 
-    assert hooked.node.run("restore", "-f", str(file), "-k", str(hooked.file)).status == 0
+    assert (
+        hooked_node.node.run("restore", "-f", str(file), "-k", str(hooked_node.file)).status == 0
+    )
 
-    assert hooked.ran == ["apply-start", "pre-apply-config", "apply-exit"]
-    assert hooked.variables("apply-start") == {
+    assert hooked_node.ran == ["apply-start", "pre-apply-config", "apply-exit"]
+    assert hooked_node.variables("apply-start") == {
         "MIG_PARTED_CHECKPOINT_FILE": str(file),
-        "MIG_PARTED_HOOKS_FILE": str(hooked.file),
+        "MIG_PARTED_HOOKS_FILE": str(hooked_node.file),
         "MIG_PARTED_MODE_CHANGE_ONLY": "false",
     }
 
 
-def test_failed_hook_is_reported_with_its_printable_output(hooked: Hooked) -> None:
-    hooked.write(
+def test_failed_hook_is_reported_with_its_printable_output(hooked_node: HookedNode) -> None:
+    hooked_node.write(
         at="apply-start", script=r'echo first; printf "\033[2J\007no way\377\n" >&2; exit 7'
     )
 
-    answer = hooked.node.run(*hooked.argv)
+    answer = hooked_node.node.run(*hooked_node.argv)
 
     assert (answer.status, answer.out) == (1, "")
     assert "the apply-start hook /bin/sh ended with status 7: " in answer.err
@@ -105,13 +107,13 @@ def test_failed_hook_is_reported_with_its_printable_output(hooked: Hooked) -> No
     assert "stdout=first" in answer.err
     assert not {"\033", "\007"} & set(answer.err)
     # What a failure costs at each point is tested in memory.
-    assert hooked.node.shape == hooked.before
+    assert hooked_node.node.shape == hooked_node.before
 
 
-def test_failed_hook_is_reported_once(hooked: Hooked) -> None:
-    hooked.write(at="pre-apply-mode", script="echo no way >&2; exit 7")
+def test_failed_hook_is_reported_once(hooked_node: HookedNode) -> None:
+    hooked_node.write(at="pre-apply-mode", script="echo no way >&2; exit 7")
 
-    assert hooked.node.run(*hooked.argv).err.count("no way") == 1
+    assert hooked_node.node.run(*hooked_node.argv).err.count("no way") == 1
 
 
 @pytest.mark.parametrize(
@@ -122,11 +124,11 @@ def test_failed_hook_is_reported_once(hooked: Hooked) -> None:
     ],
 )
 def test_a_signal_ends_the_running_hook_and_rolls_back(
-    hooked: Hooked, point: str, number: signal.Signals
+    hooked_node: HookedNode, point: str, number: signal.Signals
 ) -> None:
-    hooked.write(at=point, script="sleep 600")
-    with hooked.node.start(*hooked.argv) as process:
-        waiting.until(lambda: hooked.ran[-1:] == [point], "the hook")
+    hooked_node.write(at=point, script="sleep 600")
+    with hooked_node.node.start(*hooked_node.argv) as process:
+        waiting.until(lambda: hooked_node.ran[-1:] == [point], "the hook")
         process.send_signal(number)
         _, stderr = process.communicate(timeout=120)
 
@@ -134,31 +136,31 @@ def test_a_signal_ends_the_running_hook_and_rolls_back(
     assert process.returncode == (130 if number is signal.SIGINT else -number), stderr
     assert "Traceback" not in stderr
     assert f"mig-manager: ended by {number.name}" in stderr
-    assert hooked.ran[-1] == "apply-exit"
-    assert hooked.node.shape == hooked.before
-    assert not hooked.node.journal.exists()
+    assert hooked_node.ran[-1] == "apply-exit"
+    assert hooked_node.node.shape == hooked_node.before
+    assert not hooked_node.node.journal.exists()
 
 
 @pytest.mark.slow
-def test_a_signal_in_the_last_hook_lets_it_finish(hooked: Hooked) -> None:
-    hooked.write(
+def test_a_signal_in_the_last_hook_lets_it_finish(hooked_node: HookedNode) -> None:
+    hooked_node.write(
         at="apply-exit", script="while [ ! -e go ]; do sleep 0.05; done; echo done >> log"
     )
-    with hooked.node.start(*hooked.argv) as process:
-        waiting.until(lambda: hooked.ran[-1:] == ["apply-exit"], "the hook")
+    with hooked_node.node.start(*hooked_node.argv) as process:
+        waiting.until(lambda: hooked_node.ran[-1:] == ["apply-exit"], "the hook")
         process.send_signal(signal.SIGTERM)
-        (hooked.folder / "go").touch()
+        (hooked_node.folder / "go").touch()
         _, stderr = process.communicate(timeout=120)
 
     assert process.returncode == -signal.SIGTERM
     assert stderr.endswith("mig-manager: the change has finished\n")
-    assert hooked.ran[-1] == "done"
-    assert hooked.node.run("assert", "wanted").status == 0
+    assert hooked_node.ran[-1] == "done"
+    assert hooked_node.node.run("assert", "wanted").status == 0
 
 
 @pytest.mark.slow
-def test_what_hooks_say_is_shown_with_debug(hooked: Hooked) -> None:
-    hooked.write(at="apply-start", script="echo hello from the hook")
+def test_what_hooks_say_is_shown_with_debug(hooked_node: HookedNode) -> None:
+    hooked_node.write(at="apply-start", script="echo hello from the hook")
 
-    assert "hello from the hook" not in hooked.node.run(*hooked.argv).err
-    assert "hello from the hook" in hooked.node.run(*hooked.argv, "--debug").err
+    assert "hello from the hook" not in hooked_node.node.run(*hooked_node.argv).err
+    assert "hello from the hook" in hooked_node.node.run(*hooked_node.argv, "--debug").err

@@ -26,16 +26,16 @@ def node(tmp_path: pathlib.Path) -> ShellNode:
     return ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
 
 
-def viewed(
+def open_view(
     node: ShellNode, *, columns: int = 100, **options: Any
 ) -> contextlib.AbstractContextManager[terminal.Session]:
     argv = node.arguments("status", "--watch")
-    return terminal.started(argv, columns=columns, environ=ENVIRON, **options)
+    return terminal.open_session(argv, columns=columns, environ=ENVIRON, **options)
 
 
 @pytest.mark.slow
 def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: ShellNode) -> None:
-    with viewed(node, columns=100) as session:
+    with open_view(node, columns=100) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
         assert node.run("apply", "off").status == 0
@@ -61,7 +61,7 @@ def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: ShellNode) -> None:
 def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
     node: ShellNode, number: int, status: int
 ) -> None:
-    with viewed(node, columns=80) as session:
+    with open_view(node, columns=80) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
 
@@ -74,7 +74,7 @@ def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
 
 @pytest.mark.slow
 def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: ShellNode) -> None:
-    with viewed(node, columns=80) as session:
+    with open_view(node, columns=80) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
 
@@ -94,7 +94,7 @@ def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: ShellNode) 
 
 
 def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: ShellNode) -> None:
-    with viewed(node, columns=60, rows=8) as session:
+    with open_view(node, columns=60, rows=8) as session:
         session.read_until("q quits +[0-9]+ more lines")
         session.type("q")
 
@@ -109,7 +109,7 @@ def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: ShellNode)
 def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(
     node: ShellNode,
 ) -> None:
-    with viewed(node, columns=30, rows=8) as session:
+    with open_view(node, columns=30, rows=8) as session:
         session.read_until("q quits")
         session.type("q")
 
@@ -123,7 +123,7 @@ def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(
 
 
 def test_without_a_keyboard_the_view_stays_until_a_signal(node: ShellNode) -> None:
-    with viewed(node, has_keyboard=False) as session:
+    with open_view(node, has_keyboard=False) as session:
         session.read_until("Ctrl-C quits")
         session.process.send_signal(signal.SIGINT)
 

@@ -35,11 +35,11 @@ def agent(*, silence_s: float = 0.0, address: str = "127.0.0.1") -> Iterator[int
 
 
 @pytest.fixture
-def unused() -> Iterator[int]:
+def free_port() -> Iterator[int]:
     """A port without a listener, reserved for the test."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield int(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        yield int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_without_a_health_port_there_is_nothing_to_be_unhealthy(command: tuple[s
     "start", [AGENT, ("/sbin/docker-init", "--", "mig-manager", "agent"), ("mig-manager", "agent")]
 )
 def test_an_option_of_the_agent_outdoes_the_environment(
-    start: tuple[str, ...], unused: int
+    start: tuple[str, ...], free_port: int
 ) -> None:
-    environ = {"MIG_MANAGER_HEALTH_PORT": str(unused)}
+    environ = {"MIG_MANAGER_HEALTH_PORT": str(free_port)}
     with agent() as port:
         for option in ((f"--health-port={port}",), ("--health-port", str(port), "")):
             assert probe.check((*start, *option), environ) == (True, "ok")
 
 
-def test_another_command_than_the_agent_has_no_health(unused: int) -> None:
-    environ = {"MIG_MANAGER_HEALTH_PORT": str(unused)}
+def test_another_command_than_the_agent_has_no_health(free_port: int) -> None:
+    environ = {"MIG_MANAGER_HEALTH_PORT": str(free_port)}
 
     answer = probe.check(("mig-manager", "demo", "--keep"), environ)
 
@@ -110,10 +110,10 @@ def run(port: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_exit_status_shows_docker_whether_the_agent_is_healthy(unused: int) -> None:
+def test_the_exit_status_shows_docker_whether_the_agent_is_healthy(free_port: int) -> None:
     with agent() as port:
         assert run(str(port)) == (0, "ok\n")
-    status, message = run(str(unused))
+    status, message = run(str(free_port))
     assert status == 1
     assert message.startswith("the agent does not answer: ConnectionRefusedError")
 

@@ -27,12 +27,14 @@ def test_a_row_names_a_module_with_settings_and_their_runner(
 ) -> None:
     module = of.module(row.name)
     settings = module.Settings
-    taken, *others = typing.get_type_hints(module.run).values()
+    accepted, *others = typing.get_type_hints(module.run).values()
 
-    assert issubclass(settings, taken)
+    assert issubclass(settings, accepted)
     assert others == [console.Console, int]
-    own = [each for each in dataclasses.fields(settings) if each.name in settings.__annotations__]
-    declared = {option.name for field in own for option in options._of_field(field)}
+    fields = [
+        each for each in dataclasses.fields(settings) if each.name in settings.__annotations__
+    ]
+    declared = {option.name for field in fields for option in options._of_field(field)}
     assert declared <= {option.name for option in options.of(settings)}
 
 

@@ -59,9 +59,9 @@ def test_status_works_where_the_driver_cannot_list_processes(
         nvml_faults.Fault(function="nvmlSystemGetDriverVersion", count=None, code=code)
     )
 
-    found = shell("status", "-o", "json").data["gpus"]
+    gpus = shell("status", "-o", "json").data["gpus"]
 
-    assert [gpu["processes"] for gpu in found] == [None, None]
+    assert [gpu["processes"] for gpu in gpus] == [None, None]
 
 
 def test_a_process_is_named_with_its_pod_or_its_unit() -> None:

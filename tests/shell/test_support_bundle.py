@@ -92,11 +92,11 @@ class BundledCluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BundledCluster]:
-    found = BundledCluster(tmp_path_factory.mktemp("cluster") / "kubeconfig")
-    with server.serve(found.server):
-        found.fill()
-        found.server.kubeconfig(found.kubeconfig)
-        yield found
+    bundled_cluster = BundledCluster(tmp_path_factory.mktemp("cluster") / "kubeconfig")
+    with server.serve(bundled_cluster.server):
+        bundled_cluster.fill()
+        bundled_cluster.server.kubeconfig(bundled_cluster.kubeconfig)
+        yield bundled_cluster
 
 
 def bundle(
@@ -105,7 +105,7 @@ def bundle(
     path = folder / "bundle.tar.gz"
     answer = shell("support-bundle", *SPEC, "--output-file", str(path), *argv, **environ)
     assert answer.status == 0
-    return unpacked(path.read_bytes())
+    return files_in(path.read_bytes())
 
 
 def of_node(
@@ -119,7 +119,7 @@ def of_node(
     return bundle(shell, folder, *options, *argv, **environ)
 
 
-def unpacked(content: bytes) -> Mapping[str, str]:
+def files_in(content: bytes) -> Mapping[str, str]:
     """Return the files by name without their one folder."""
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         entries = tar.getmembers()
@@ -132,8 +132,8 @@ def unpacked(content: bytes) -> Mapping[str, str]:
 
 
 def missing(files: Mapping[str, str]) -> Mapping[str, str]:
-    found: Mapping[str, str] = json.loads(files["manifest.json"])["missing"]
-    return found
+    reasons: Mapping[str, str] = json.loads(files["manifest.json"])["missing"]
+    return reasons
 
 
 def test_a_machine_without_a_cluster_has_gpus_checks_settings_and_layouts(
@@ -302,7 +302,7 @@ def test_the_default_name_has_the_node_and_the_time(
 
     assert answer.out.startswith(f"{path.name}: 8 files, ")
     assert "not in it: journal.json" in answer.out
-    assert unpacked(path.read_bytes()).keys() == ALWAYS
+    assert files_in(path.read_bytes()).keys() == ALWAYS
 
 
 @pytest.mark.slow
@@ -318,7 +318,7 @@ def test_on_standard_output_is_the_archive_alone(tmp_path: pathlib.Path, *, is_f
             check=True,
         )
 
-    files = unpacked(path.read_bytes() if is_file else done.stdout)
+    files = files_in(path.read_bytes() if is_file else done.stdout)
 
     assert files.keys() == ALWAYS
     assert b"mig-manager: standard output: 8 files" in done.stderr
@@ -395,24 +395,24 @@ _SECRETS = st.text(
 def test_a_planted_secret_never_gets_in(
     secret: str, cluster: BundledCluster, shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
-    known, other = f"{secret}KNOWN", f"{secret}OTHER"
-    cluster.server.kubeconfig(cluster.kubeconfig, token=known)
+    token, other = f"{secret}KNOWN", f"{secret}OTHER"
+    cluster.server.kubeconfig(cluster.kubeconfig, token=token)
     cluster.fill(secret=other)
     cluster.log = (
-        f"sent {known}\nAuthorization: Bearer {other}\nMY_TOKEN={other}\n"
+        f"sent {token}\nAuthorization: Bearer {other}\nMY_TOKEN={other}\n"
         f"https://user:{other}@example.com/\n"
     )
     layouts = tmp_path / "layouts.yaml"
     layouts.write_text(f"# api_key: '{other}'\n{LAYOUTS}")
     journal = tmp_path / "journal.json"
-    journal.write_text(json.dumps({"client-key-data": other, "message": known}))
+    journal.write_text(json.dumps({"client-key-data": other, "message": token}))
 
     files = of_node(
         *(cluster, shell, tmp_path, "-f", str(layouts), "--journal-file", str(journal)),
-        SOMEBODYS_PASSWORD=known,
+        SOMEBODYS_PASSWORD=token,
         SOMETHING_ELSE=other,
     )
 
     assert set(files) == ALWAYS | OF_CLUSTER | {"journal.json"}
-    assert not [name for name, text in files.items() if known in text or other in text]
+    assert not [name for name, text in files.items() if token in text or other in text]
     assert not [name for name in files if name.endswith(".json") and not json.loads(files[name])]

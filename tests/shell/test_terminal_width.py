@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture
-def partitioned(home: pathlib.Path) -> Iterator[commandline.Shell]:
+def partitioned_shell(home: pathlib.Path) -> Iterator[commandline.Shell]:
     yield commandline.Shell(home)
     commandline.forget()
 
@@ -57,14 +57,17 @@ def assert_fits(run: Callable[..., commandline.Answer], argv: Sequence[str]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", _ANSWERS, ids=" ".join)
-def test_answer_fits_the_terminal(partitioned: commandline.Shell, argv: Sequence[str]) -> None:
-    assert_fits(partitioned, argv)
+def test_answer_fits_the_terminal(
+    partitioned_shell: commandline.Shell, argv: Sequence[str]
+) -> None:
+    assert_fits(partitioned_shell, argv)
 
 
 @pytest.mark.slow
-def test_paths_and_labels_are_never_broken(partitioned: commandline.Shell) -> None:
+def test_paths_and_labels_are_never_broken(partitioned_shell: commandline.Shell) -> None:
     wide, narrow = (
-        partitioned("doctor", *_H100, COLUMNS=columns).out.split() for columns in ("500", "60")
+        partitioned_shell("doctor", *_H100, COLUMNS=columns).out.split()
+        for columns in ("500", "60")
     )
     assert sorted(narrow) == sorted(wide)
 

@@ -47,7 +47,7 @@ ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
 
 
 @pytest.mark.parametrize(
-    ("asked", "rule", "status", "message"),
+    ("gpus", "rule", "status", "message"),
     [
         ("A30", SEVEN, 0, SOME_ELSEWHERE),
         ("A30 --gpu A100-SXM4-40GB", SEVEN, 0, SOME_ELSEWHERE),
@@ -77,9 +77,9 @@ ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
     ],
 )
 def test_a_layout_fails_where_it_is_meant_to_fit_or_fits_nowhere(
-    shell: Shell, asked: str, rule: str, status: int, message: str
+    shell: Shell, gpus: str, rule: str, status: int, message: str
 ) -> None:
-    answer = shell("validate", "-f", shell.file(layouts(x=rule)), "--gpu", *asked.split())
+    answer = shell("validate", "-f", shell.file(layouts(x=rule)), "--gpu", *gpus.split())
 
     assert answer.status == status
     assert message in re.sub(r"\s+", " ", answer.out)
@@ -208,11 +208,13 @@ def test_many_products_are_counted_rather_than_listed(shell: Shell) -> None:
 
 
 PORTABLE = layouts(x=f'device-filter: "0x20B010DE", {SEVEN}')
-OURS = layouts(x="device-filter: A30, devices: 0, mig-enabled: true, mig-devices: {1g.6gb@3: 1}")
+WITH_PLACEMENT = layouts(
+    x="device-filter: A30, devices: 0, mig-enabled: true, mig-devices: {1g.6gb@3: 1}"
+)
 
 
 def test_every_position_that_is_not_portable_is_named(shell: Shell) -> None:
-    file = shell.file(OURS)
+    file = shell.file(WITH_PLACEMENT)
 
     answer = shell("validate", "--portable", "-f", file)
     data = shell("validate", "--portable", "-f", file, "-o", "json").data
@@ -224,8 +226,8 @@ def test_every_position_that_is_not_portable_is_named(shell: Shell) -> None:
 
 
 def test_a_portable_document_is_said_to_be_whether_it_fits_or_not(shell: Shell) -> None:
-    for text, asked, status in ((PORTABLE, (), 0), (layouts(x=FOR_A30), ("--gpu", "A30"), 1)):
-        answer = shell("validate", "--portable", "-f", shell.file(text), *asked)
+    for text, options, status in ((PORTABLE, (), 0), (layouts(x=FOR_A30), ("--gpu", "A30"), 1)):
+        answer = shell("validate", "--portable", "-f", shell.file(text), *options)
 
         assert answer.status == status
         assert "nvidia-mig-parted understands all of it." in answer.out
@@ -270,7 +272,7 @@ def test_the_hooks_take_good_documents_and_refuse_bad_ones(
     arguments: list[str] = hook.get("args", [])
     program, *command = [*shlex.split(hook["entry"]), *arguments]
     good = shell.file(PORTABLE, "good.yaml")
-    bad = shell.file(OURS.replace("1g.6gb@3", "1g.7gb@3"))
+    bad = shell.file(WITH_PLACEMENT.replace("1g.6gb@3", "1g.7gb@3"))
 
     assert hook["id"] in {"mig-manager-validate", "mig-manager-portable"}
     assert program == "mig-manager"

@@ -41,16 +41,16 @@ def test_a_mode_can_be_asked_for_and_left_to_a_reboot(
     gpus = node(tmp_path, options)
 
     for _asked_for_and_asked_for_again in range(2):
-        asked = gpus.run("apply", "mine", *argv)
-        assert (asked.status, asked.out) == (0, APPLIED)
-        assert asked.err.count("waits for a reset or a reboot") == 2
-        assert "0 kept; 2 MIG modes pending; no reset" in asked.err
+        answer = gpus.run("apply", "mine", *argv)
+        assert (answer.status, answer.out) == (0, APPLIED)
+        assert answer.err.count("waits for a reset or a reboot") == 2
+        assert "0 kept; 2 MIG modes pending; no reset" in answer.err
 
     assert pending(gpus) == [True, True]
     # There is nothing that the next boot has to restore.
-    left = " ".join(path.name for path in tmp_path.iterdir())
-    assert "verified" not in left
-    assert "journal" not in left
+    file_names = " ".join(path.name for path in tmp_path.iterdir())
+    assert "verified" not in file_names
+    assert "journal" not in file_names
     assert gpus.run("assert", "-m", "mine").status == 1
     gpus.state.reboot()
     assert gpus.run("assert", "-m", "mine").status == 0

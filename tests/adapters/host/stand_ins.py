@@ -41,9 +41,9 @@ def filesystem(root: pathlib.Path) -> pathlib.Path:
     for folder in ("bin", "etc", "dev", "proc"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for name in _PROGRAMS:
-        found = shutil.which(name, path="/usr/bin:/bin")
-        assert found is not None
-        _bring(root, pathlib.Path(found), root / "bin" / name)
+        program = shutil.which(name, path="/usr/bin:/bin")
+        assert program is not None
+        _bring(root, pathlib.Path(program), root / "bin" / name)
     return root
 
 

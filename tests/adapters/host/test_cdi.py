@@ -36,8 +36,8 @@ class Host:
             (root / folder).mkdir(parents=True)
         # As it is on every host today; followed from outside it would lead elsewhere.
         (root / "var/run").symlink_to("/run")
-        self.served = root / "run/cdi/nvidia.yaml"
-        self.static = root / "etc/cdi/nvidia.yaml"
+        self.spec_in_run = root / "run/cdi/nvidia.yaml"
+        self.spec_in_etc = root / "etc/cdi/nvidia.yaml"
         self.management = root / "run/cdi/management.nvidia.com-gpu.yaml"
         self.roots = stand_ins.host_roots(root)
 
@@ -77,17 +77,17 @@ def host(tmp_path: pathlib.Path) -> Host:
 
 @needs_root
 def test_an_existing_spec_is_regenerated_and_written_only_if_it_changed(host: Host) -> None:
-    host.served.write_text(spec("0"))
+    host.spec_in_run.write_text(spec("0"))
     host.install()
 
     assert host.specs() == "cdi_spec_written /run/cdi/nvidia.yaml"
 
-    assert host.served.read_text() == spec("0", "MIG-1", "all")
-    assert stat.S_IMODE(host.served.stat().st_mode) == 0o644
-    assert [path.name for path in host.served.parent.iterdir()] == ["nvidia.yaml"]
-    before = host.served.stat().st_ino
+    assert host.spec_in_run.read_text() == spec("0", "MIG-1", "all")
+    assert stat.S_IMODE(host.spec_in_run.stat().st_mode) == 0o644
+    assert [path.name for path in host.spec_in_run.parent.iterdir()] == ["nvidia.yaml"]
+    before = host.spec_in_run.stat().st_ino
     assert host.specs() == ""
-    assert host.served.stat().st_ino == before
+    assert host.spec_in_run.stat().st_ino == before
 
 
 def test_without_a_spec_or_the_tool_none_is_run_and_a_spec_is_kept(host: Host) -> None:
@@ -96,13 +96,13 @@ def test_without_a_spec_or_the_tool_none_is_run_and_a_spec_is_kept(host: Host) -
     assert host.runs() == []
 
     (host.root / "usr/bin/nvidia-ctk").unlink()
-    host.served.write_text("mine")
+    host.spec_in_run.write_text("mine")
 
     assert host.specs() == (
         "device_files_skipped /run/cdi/nvidia.yaml nvidia-ctk is not found on the host"
     )
 
-    assert host.served.read_text() == "mine"
+    assert host.spec_in_run.read_text() == "mine"
 
 
 @needs_root
@@ -119,7 +119,7 @@ def test_a_spec_that_the_hosts_service_could_not_write_is_created(host: Host) ->
 
     assert host.specs() == "cdi_spec_written /run/cdi/nvidia.yaml"
     assert host.runs() == ["cdi generate"]
-    assert host.served.read_text() == spec("0", "MIG-1", "all")
+    assert host.spec_in_run.read_text() == spec("0", "MIG-1", "all")
 
 
 @needs_root
@@ -143,11 +143,11 @@ def test_a_spec_that_the_hosts_service_could_not_write_is_created(host: Host) ->
 def test_devices_keep_their_naming_strategy_below_any_driver_root(
     host: Host, before: str, options: str
 ) -> None:
-    host.static.write_text(before)
+    host.spec_in_etc.write_text(before)
     host.install()
     host.specs()
     host.roots = dataclasses.replace(host.roots, driver=pathlib.Path("/run/nvidia/driver"))
-    host.static.write_text(before)
+    host.spec_in_etc.write_text(before)
     host.specs()
 
     assert host.runs() == [
@@ -160,7 +160,7 @@ def test_devices_keep_their_naming_strategy_below_any_driver_root(
 def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: Host) -> None:
     other = host.root / "run/cdi/other.yaml"
     other.write_text(spec("0"))
-    host.served.write_text("not the one")
+    host.spec_in_run.write_text("not the one")
     (host.root / "etc/nvidia-container-toolkit/nvidia-cdi-refresh.env").write_text(
         "# a comment\n"
         "#NVIDIA_CTK_DEV_ROOT=/no\n"
@@ -173,7 +173,7 @@ def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: Host) -> None
     host.specs()
 
     assert other.read_text() == spec("0", "MIG-1", "all")
-    assert host.served.read_text() == "not the one"
+    assert host.spec_in_run.read_text() == "not the one"
     assert host.runs() == ["cdi generate"]
     lines = (host.root / "variables").read_text().splitlines()
     assert "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES=uuid" in lines
@@ -182,15 +182,15 @@ def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: Host) -> None
 
 @needs_root
 def test_several_specs_of_one_run_are_written_to_the_tools_file_names(host: Host) -> None:
-    host.served.write_text(spec("0"))
+    host.spec_in_run.write_text(spec("0"))
     more = spec("0", kind="nvidia.com/gpu.coherent")
     host.install(output=spec("0", "1") + more)
 
     host.specs()
 
-    assert host.served.read_text() == spec("0", "1")
-    assert host.served.with_name("nvidia.gpu.coherent.yaml").exists() is False
-    assert host.served.with_name("nvidia.coherent.yaml").read_text() == more
+    assert host.spec_in_run.read_text() == spec("0", "1")
+    assert host.spec_in_run.with_name("nvidia.gpu.coherent.yaml").exists() is False
+    assert host.spec_in_run.with_name("nvidia.coherent.yaml").read_text() == more
 
 
 @needs_root
@@ -210,7 +210,7 @@ def test_several_specs_of_one_run_are_written_to_the_tools_file_names(host: Host
 def test_a_failed_tool_leaves_the_spec_unchanged(
     host: Host, then: str, output: str, why: str
 ) -> None:
-    host.served.write_text(spec("0"))
+    host.spec_in_run.write_text(spec("0"))
     host.install(then, output=output)
 
     with pytest.raises(errors.HostError, match=why) as caught:
@@ -218,13 +218,13 @@ def test_a_failed_tool_leaves_the_spec_unchanged(
 
     assert caught.value.reason is errors.Reason.DEVICE_FILES_FAILED
     assert "nvidia-ctk" in caught.value.message
-    assert host.served.read_text() == spec("0")
-    assert [path.name for path in host.served.parent.iterdir()] == ["nvidia.yaml"]
+    assert host.spec_in_run.read_text() == spec("0")
+    assert [path.name for path in host.spec_in_run.parent.iterdir()] == ["nvidia.yaml"]
 
 
 def test_an_unwritable_spec_is_kept_with_a_warning(host: Host) -> None:
-    host.served.write_text(spec("0"))
-    host.served.parent.chmod(0o555)
+    host.spec_in_run.write_text(spec("0"))
+    host.spec_in_run.parent.chmod(0o555)
     host.install()
 
     with privileges.bound_by_file_modes():
@@ -236,7 +236,7 @@ def test_an_unwritable_spec_is_kept_with_a_warning(host: Host) -> None:
 
 @needs_root
 def test_a_spec_without_devices_is_skipped(host: Host) -> None:
-    host.served.write_text(spec("0"))
+    host.spec_in_run.write_text(spec("0"))
     for message in ("invalid spec, no devices", "invalid: empty device edits"):
         host.install(f'echo "{message}" >&2; exit 1', output="")
         skipped = "device_files_skipped /run/cdi/nvidia.yaml it would have no device"
@@ -245,19 +245,19 @@ def test_a_spec_without_devices_is_skipped(host: Host) -> None:
 
 @needs_root
 def test_a_stale_temporary_file_is_replaced_and_a_write_error_is_reported(host: Host) -> None:
-    host.served.write_text(spec("0"))
-    left = host.served.with_name(".nvidia.yaml.new")
-    left.write_text("half")
+    host.spec_in_run.write_text(spec("0"))
+    temporary = host.spec_in_run.with_name(".nvidia.yaml.new")
+    temporary.write_text("half")
     host.install()
 
     host.specs()
-    assert not left.exists()
-    host.served.write_text(spec("0"))
-    left.mkdir()
+    assert not temporary.exists()
+    host.spec_in_run.write_text(spec("0"))
+    temporary.mkdir()
     with pytest.raises(errors.HostError, match=r"cannot write .*/nvidia\.yaml: Is a directory"):
         host.specs()
 
-    assert host.served.read_text() == spec("0")
+    assert host.spec_in_run.read_text() == spec("0")
 
 
 @needs_root
@@ -324,7 +324,7 @@ def test_device_nodes_are_created_before_the_spec(host: Host) -> None:
     proc = proc_tree.ProcTree(host.root / "proc")
     proc.add_devices({"nvidia-caps": 240})
     proc.add_capabilities(0, {"gi1": 12})
-    host.served.write_text(spec("0"))
+    host.spec_in_run.write_text(spec("0"))
     host.install('for each in /dev/nvidia-caps/*; do echo "# $each"; done')
 
     with structlog.testing.capture_logs() as logs:
@@ -332,7 +332,7 @@ def test_device_nodes_are_created_before_the_spec(host: Host) -> None:
 
     if logs[0]["event"] == "device_files_skipped":
         pytest.skip(f"no nodes can be made here: {logs[0]['why']}")
-    assert host.served.read_text().endswith("# /dev/nvidia-caps/nvidia-cap12\n")
+    assert host.spec_in_run.read_text().endswith("# /dev/nvidia-caps/nvidia-cap12\n")
 
 
 def test_programs_are_searched_where_the_driver_has_its_device_nodes(

@@ -168,13 +168,13 @@ def test_an_editors_replacement_of_a_file_is_a_change(
 def test_reading_the_file_raises_no_event(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("one")
-    seen: queue.Queue[str] = queue.Queue()
-    watch = config_watch.DirectoryWatch(tmp_path, lambda: seen.put("event"))
+    events: queue.Queue[str] = queue.Queue()
+    watch = config_watch.DirectoryWatch(tmp_path, lambda: events.put("event"))
     try:
         path.read_text()
-        assert nothing_more(seen)
+        assert nothing_more(events)
         path.write_text("two")
-        assert seen.get(timeout=_SOON_S) == "event"
+        assert events.get(timeout=_SOON_S) == "event"
     finally:
         watch.stop()
 

@@ -33,7 +33,7 @@ class ResetMachine:
         self.state = rig.state
         self.tool = folder / "bin/nvidia-smi"
         self.proc = proc_tree.ProcTree(folder / "proc")
-        self.noted: list[tuple[tuple[str, ...], bool]] = []
+        self.persistence_notes: list[tuple[tuple[str, ...], bool]] = []
         """GPUs whose persistence mode is noted as on or off."""
         nvidia_smi.install(self.tool.parent, rig.state.path)
 
@@ -45,14 +45,14 @@ class ResetMachine:
         return self.rig.gpus.observe()
 
     def reset(self, gpus: Gpus, *, timeout_s: float = 60.0, is_repair: bool = False) -> None:
-        found = programs.Programs((), search_path=str(self.tool.parent))
-        smi = gpu_reset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root)
+        search = programs.Programs((), search_path=str(self.tool.parent))
+        smi = gpu_reset.SmiReset(search, timeout_s=timeout_s, proc=self.proc.root)
         smi.reset(gpus, self._note, is_repair=is_repair)
 
     def _note(self, uuids: Collection[str], *, is_on: bool) -> None:
         kinds = {client.kind for client in self.state.read().clients}
         assert states.ClientKind.PERSISTENCE_MODE in kinds
-        self.noted.append((tuple(uuids), is_on))
+        self.persistence_notes.append((tuple(uuids), is_on))
 
     def refusal(self, gpus: Gpus, *, timeout_s: float = 60.0) -> errors.HostError:
         """Return the error of a reset that must reset no GPU."""
@@ -253,11 +253,11 @@ def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
     gpus = machine.switch(0, mode=OFF)
     assert gpus[0].has_pending_mode
 
-    seen = machine.refusal(gpus)
-    unseen = machine.refusal([dataclasses.replace(gpus[0], gpu_instances=())])
+    with_instances = machine.refusal(gpus)
+    without_instances = machine.refusal([dataclasses.replace(gpus[0], gpu_instances=())])
 
-    assert seen.message == unseen.message
-    assert "it has GPU instances" in seen.message
+    assert with_instances.message == without_instances.message
+    assert "it has GPU instances" in with_instances.message
 
 
 # -- processes that use the GPU ---------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_persistence_mode_is_restored_after_a_refused_reset(machine: ResetMachin
 
     kinds = {client.kind for client in machine.state.read().clients}
     assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
-    assert machine.noted == [((uuid,), False), ((uuid,), True)]
+    assert machine.persistence_notes == [((uuid,), False), ((uuid,), True)]
 
 
 @pytest.mark.slow
@@ -345,7 +345,7 @@ def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: ResetMach
 
     machine.reset(gpus[:1])
 
-    assert machine.noted == [((uuid,), False)]
+    assert machine.persistence_notes == [((uuid,), False)]
 
 
 # -- what the tool answers --------------------------------------------------------------------
@@ -403,12 +403,12 @@ def test_xml_with_gaps_warnings_and_odd_names_is_parsed() -> None:
 
 
 def test_nvidia_smi_is_searched_first_where_it_sees_the_drivers_daemons() -> None:
-    here, driver = pathlib.Path("/"), pathlib.Path("/driver-root")
+    own_root, driver = pathlib.Path("/"), pathlib.Path("/driver-root")
     roots = stand_ins.host_roots(
         pathlib.Path("/host"), driver="/run/nvidia/driver", driver_here=driver, dev_here=driver
     )
 
     order = [root.path for root in gpu_reset.roots(roots)]
 
-    assert (order[0], order[-1]) == (driver, here)
-    assert gpu_reset.roots(stand_ins.host_roots(here)) == (programs.Root(path=here),)
+    assert (order[0], order[-1]) == (driver, own_root)
+    assert gpu_reset.roots(stand_ins.host_roots(own_root)) == (programs.Root(path=own_root),)

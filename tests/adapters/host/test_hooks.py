@@ -38,9 +38,9 @@ class HooksRig:
         )
 
     def hook(self, **fields: object) -> hook_files.Hook:
-        known: dict[str, object] = {"args": (), "envs": {}, "workdir": "", "timeout_s": None}
+        defaults: dict[str, object] = {"args": (), "envs": {}, "workdir": "", "timeout_s": None}
         place = errors.Location(source=str(self.file), line=4, column=7)
-        return hook_files.Hook(location=place, **(known | fields))  # type: ignore[arg-type]
+        return hook_files.Hook(location=place, **(defaults | fields))  # type: ignore[arg-type]
 
     def sh(self, script: str, **fields: object) -> hook_files.Hook:
         return self.hook(command="/bin/sh", args=("-c", script), **fields)
@@ -62,8 +62,8 @@ class HooksRig:
         with structlog.testing.capture_logs() as logged, pytest.raises(errors.HostError) as caught:
             self.port.run(Point.PRE_APPLY_MODE, hook, {}, check=lambda: None)
         assert caught.value.reason is errors.Reason.HOOK_FAILED
-        ended = [line for line in logged if line["event"] == "hook_ended"]
-        return caught.value.message, ended[0] if ended else {}
+        ends = [line for line in logged if line["event"] == "hook_ended"]
+        return caught.value.message, ends[0] if ends else {}
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ def test_arguments_are_passed_without_a_shell(rig: HooksRig) -> None:
 
 
 def test_a_program_without_a_slash_is_searched_on_our_path_not_the_hooks(rig: HooksRig) -> None:
-    own = rig.folder / "own-tool"
-    own.write_text("#!/bin/sh\necho found\n", encoding="utf-8")
-    own.chmod(0o755)
+    tool = rig.folder / "own-tool"
+    tool.write_text("#!/bin/sh\necho found\n", encoding="utf-8")
+    tool.chmod(0o755)
     rig.search_path = f".:{rig.folder}:{PATH}"
 
     (line,) = rig.run(rig.hook(command="own-tool"), {"PATH": "/nowhere"})

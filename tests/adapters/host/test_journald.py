@@ -10,8 +10,8 @@ from tests.adapters.host import stand_ins
 
 
 def read(folder: pathlib.Path, selection: tuple[str, ...] = journald.OF_DRIVER) -> str:
-    found = programs.Programs((), search_path=str(folder))
-    return journald.read(found, selection, timeout_s=30.0)
+    search = programs.Programs((), search_path=str(folder))
+    return journald.read(search, selection, timeout_s=30.0)
 
 
 def test_the_last_lines_of_a_selection_are_asked_for(tmp_path: pathlib.Path) -> None:

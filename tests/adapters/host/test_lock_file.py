@@ -90,12 +90,12 @@ def test_after_a_kill_the_lock_is_free_and_a_script_that_takes_it_is_named(
 
         with pytest.raises(errors.LockedError) as caught, lock_at(path).hold("x"):
             pass
-        seen = lock_file.owner(path)
+        owner = lock_file.owner(path)
 
-    assert seen is not None
-    assert caught.value.message.endswith(seen.description)
-    assert f"(pid {os.getpid()})" in seen.description
-    assert "apply" not in seen.description
+    assert owner is not None
+    assert caught.value.message.endswith(owner.description)
+    assert f"(pid {os.getpid()})" in owner.description
+    assert "apply" not in owner.description
     with lock_at(path).hold("x"):
         assert '"program": "test"' in description(path).read_text()
 

@@ -198,11 +198,11 @@ def test_pipe_or_terminal_stays_blocking_and_has_no_priorities(
 
 
 def test_journald_gets_the_priority_of_every_line_and_remark() -> None:
-    ours, journald = socket.socketpair()
-    with ours, journald, open(ours.fileno(), "w", encoding="utf-8", closefd=False) as stderr:
-        status = os.fstat(ours.fileno())
+    sender, journald = socket.socketpair()
+    with sender, journald, open(sender.fileno(), "w", encoding="utf-8", closefd=False) as stderr:
+        status = os.fstat(sender.fileno())
         stream = f"{status.st_dev}:{status.st_ino}"
-        lines = writer_on(ours.fileno(), journal_stream=stream)
+        lines = writer_on(sender.fileno(), journal_stream=stream)
         log.configure(level="debug", is_json=False, stream=lines)
         logger = structlog.get_logger()
         for write in (logger.debug, logger.info, logger.warning, logger.error):

@@ -51,7 +51,7 @@ HOST = """\
 """
 
 
-def found(text: str, folder: pathlib.Path, environ_value: str | None = None) -> str | None:
+def uid_from(text: str, folder: pathlib.Path, environ_value: str | None = None) -> str | None:
     file = folder / "mountinfo"
     file.write_text(text, encoding="utf-8")
     return procfs.own_pod_uid(environ_value, file)
@@ -74,7 +74,7 @@ def found(text: str, folder: pathlib.Path, environ_value: str | None = None) -> 
     ],
 )
 def test_the_mounts_of_kubelet_show_the_pod(text: str, tmp_path: pathlib.Path) -> None:
-    assert found(text, tmp_path) == UID
+    assert uid_from(text, tmp_path) == UID
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_the_mounts_of_kubelet_show_the_pod(text: str, tmp_path: pathlib.Path) -
     ],
 )
 def test_outside_a_pod_there_is_no_uid(text: str, tmp_path: pathlib.Path) -> None:
-    assert found(text, tmp_path) is None
+    assert uid_from(text, tmp_path) is None
 
 
 def test_the_downward_api_has_precedence_unless_empty(tmp_path: pathlib.Path) -> None:
-    assert found(CONTAINERD, tmp_path, OTHER) == OTHER
-    assert [found(CONTAINERD, tmp_path, nothing) for nothing in (None, "", " \n")] == [UID] * 3
+    assert uid_from(CONTAINERD, tmp_path, OTHER) == OTHER
+    assert [uid_from(CONTAINERD, tmp_path, nothing) for nothing in (None, "", " \n")] == [UID] * 3
 
 
 def test_missing_mounts_are_no_error(tmp_path: pathlib.Path) -> None:

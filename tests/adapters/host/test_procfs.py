@@ -144,8 +144,8 @@ def test_our_own_processes_are_ignored(proc: ProcTree) -> None:
     proc.add(100, "/dev/nvidia0", name="mig-manager")
     proc.add(101, "/dev/nvidia0", name="a) R 1 (b", parent=100)
     proc.add(102, "/dev/nvidia0", parent=101)
-    found = procfs.gpu_processes(proc.root, ignore=(100,))
-    assert [process.pid for process in found] == [102]
+    processes = procfs.gpu_processes(proc.root, ignore=(100,))
+    assert [process.pid for process in processes] == [102]
 
 
 def test_a_name_cannot_forge_lines_or_escape_sequences(proc: ProcTree) -> None:
@@ -175,11 +175,16 @@ def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(proc:
     proc.add(43, "/dev/nvidia2", f"{caps}1", name="nv-hostengine")
     proc.add(44, "/dev/nvidia3")
     proc.add(45, f"{caps}301 (deleted)")
-    found = procfs.gpu_processes(proc.root)
-    known = procfs.capabilities(proc.root, 2)
-    users = procfs.using_gpu_instance(found, 2, caps=known, gpu_instance_id=3)
+    processes = procfs.gpu_processes(proc.root)
+    cap_nodes = procfs.capabilities(proc.root, 2)
+    users = procfs.using_gpu_instance(processes, 2, caps=cap_nodes, gpu_instance_id=3)
     assert [process.pid for process in users] == [41, 43, 45]
-    assert [process.pid for process in procfs.using_gpu(found, 2, caps=known)] == [41, 42, 43, 45]
+    assert [process.pid for process in procfs.using_gpu(processes, 2, caps=cap_nodes)] == [
+        41,
+        42,
+        43,
+        45,
+    ]
 
 
 def test_a_node_in_dev_dri_belongs_to_the_gpu_of_its_pci_address(proc: ProcTree) -> None:
@@ -210,11 +215,13 @@ def test_a_real_process_is_found_with_its_open_device(tmp_path: pathlib.Path) ->
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT), 98)
-        ours = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT, ignore=(os.getpid(),)), 98)
+        users = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT), 98)
+        users_but_us = procfs.using_gpu(
+            procfs.gpu_processes(procfs.ROOT, ignore=(os.getpid(),)), 98
+        )
         process.communicate()
-    assert process.pid in [process.pid for process in found]
-    assert process.pid not in [process.pid for process in ours]
+    assert process.pid in [process.pid for process in users]
+    assert process.pid not in [process.pid for process in users_but_us]
 
 
 def test_hidden_processes_are_counted_with_the_capability_that_is_missing(

@@ -42,12 +42,12 @@ def test_a_program_is_found_in_the_first_root_that_has_it(tmp_path: pathlib.Path
     stand_ins.script(host / "usr/bin/nvidia-smi", "exit 0")
     stand_ins.script(host / "usr/sbin/only-host", "exit 0")
     stand_ins.script(driver / "usr/local/bin/nvidia-smi", "exit 0")
-    found = programs.Programs((programs.Root(path=driver), programs.Root(path=host)))
+    search = programs.Programs((programs.Root(path=driver), programs.Root(path=host)))
 
-    assert found.find("nvidia-smi") == programs.Program(
+    assert search.find("nvidia-smi") == programs.Program(
         path="/usr/local/bin/nvidia-smi", root=driver
     )
-    assert found.find("only-host") == programs.Program(path="/usr/sbin/only-host", root=host)
+    assert search.find("only-host") == programs.Program(path="/usr/sbin/only-host", root=host)
 
 
 def test_what_cannot_be_run_is_not_found(tmp_path: pathlib.Path) -> None:
@@ -55,11 +55,11 @@ def test_what_cannot_be_run_is_not_found(tmp_path: pathlib.Path) -> None:
     (tmp_path / "usr/bin/text").write_text("no program")
     (tmp_path / "usr/bin/nowhere").symlink_to("/nowhere")
     (tmp_path / "usr/bin/round").symlink_to("round")
-    found = programs.Programs(
+    search = programs.Programs(
         (programs.Root(path=tmp_path), programs.Root(path=tmp_path / "missing"))
     )
 
-    assert [found.find(each) for each in ("folder", "text", "nowhere", "round", "none")] == (
+    assert [search.find(each) for each in ("folder", "text", "nowhere", "round", "none")] == (
         [None] * 5
     )
 
@@ -164,17 +164,19 @@ def test_a_driver_that_an_installer_put_aside_brings_its_library_along(
     stand_ins.script(aside / "bin/nvidia-smi", "exit 0")
     stand_ins.script(aside / "lib64/libnvidia-ml.so.1", "exit 0")
 
-    found = programs.Programs((programs.Root(path=tmp_path),)).find("nvidia-smi")
+    program = programs.Programs((programs.Root(path=tmp_path),)).find("nvidia-smi")
 
-    assert found is not None
-    assert found.variables == {"LD_PRELOAD": "/home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.1"}
+    assert program is not None
+    assert program.variables == {
+        "LD_PRELOAD": "/home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.1"
+    }
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
 
 
-def known(found: programs.Programs, name: str) -> programs.Program:
-    program = found.find(name)
+def program_of(search: programs.Programs, name: str) -> programs.Program:
+    program = search.find(name)
     assert program is not None
     return program
 
@@ -184,10 +186,10 @@ def test_a_program_sees_the_root_it_was_found_in(tmp_path: pathlib.Path) -> None
     root = stand_ins.filesystem(tmp_path / "root")
     stand_ins.script(root / "usr/bin/nvidia-smi", 'cat /etc/name; cat; pwd; echo "$LC_ALL $1"')
     (root / "etc/name").write_text("the driver's\n")
-    found = programs.Programs((programs.Root(path=root),))
+    search = programs.Programs((programs.Root(path=root),))
 
-    done = found.run(
-        known(found, "nvidia-smi"), ["--gpu-reset"], timeout_s=20.0, reason=WHY, stdin="in\n"
+    done = search.run(
+        program_of(search, "nvidia-smi"), ["--gpu-reset"], timeout_s=20.0, reason=WHY, stdin="in\n"
     )
 
     assert (done.status, done.stderr) == (0, "")
@@ -203,9 +205,9 @@ def test_a_driver_below_the_hosts_root_brings_its_library_along(tmp_path: pathli
     (driver / "usr/lib64").mkdir(parents=True)
     # As good as any library: it must be there and it must be one.
     stand_ins.library(driver / "usr/lib64/libnvidia-ml.so.1")
-    found = programs.Programs((programs.Root(path=root, driver="/run/nvidia/driver"),))
+    search = programs.Programs((programs.Root(path=root, driver="/run/nvidia/driver"),))
 
-    done = found.run(known(found, "nvidia-smi"), timeout_s=20.0, reason=WHY)
+    done = search.run(program_of(search, "nvidia-smi"), timeout_s=20.0, reason=WHY)
 
     assert done.stdout == "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1\n"
 
@@ -216,13 +218,13 @@ def test_program_below_a_root_is_killed_if_hung_or_reported_if_missing(
 ) -> None:
     root = stand_ins.filesystem(tmp_path / "root")
     stand_ins.script(root / "usr/bin/hangs", "sleep 1000")
-    found = programs.Programs((programs.Root(path=root),))
-    program = known(found, "hangs")
+    search = programs.Programs((programs.Root(path=root),))
+    program = program_of(search, "hangs")
 
     with pytest.raises(errors.HostError, match=f"hangs below {root} did not end within 1 s"):
-        found.run(program, timeout_s=1.0, reason=WHY)
+        search.run(program, timeout_s=1.0, reason=WHY)
     (root / "usr/bin/hangs").unlink()
-    done = found.run(program, timeout_s=20.0, reason=WHY)
+    done = search.run(program, timeout_s=20.0, reason=WHY)
 
     assert done.failure(WHY).message.endswith(
         f"cannot run /usr/bin/hangs below {root}: No such file or directory"

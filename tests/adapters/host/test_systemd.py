@@ -28,9 +28,9 @@ def test_running_units_are_listed_in_stop_order_without_masked_ones(bus: Bus) ->
         units[f"job-{job}.service"] = Unit(state="deactivating", job_type=job)
 
     with standing_in(bus, units):
-        found = services(bus).running([*reversed(units), "unknown.service"])
+        running = services(bus).running([*reversed(units), "unknown.service"])
 
-    assert found == tuple(
+    assert running == tuple(
         f"{name}.service"
         for name in ("job-start", "job-restart", "activating", "reloading", "active")
     )
@@ -232,11 +232,11 @@ def test_unit_that_ran_to_its_end_started_and_a_missing_one_failed(bus: Bus) -> 
 
 
 def test_a_refusal_is_quoted(bus: Bus) -> None:
-    ours = Reason.HOST_SERVICE_FAILED, "it says no"
+    quoted = Reason.HOST_SERVICE_FAILED, "it says no"
     with standing_in(bus) as played:
         for name, (reason, why) in {
-            f"{systemd_rig.SYSTEMD}.OnlyByDependency": ours,
-            f"{systemd_rig.SYSTEMD}.UnitMasked": ours,
+            f"{systemd_rig.SYSTEMD}.OnlyByDependency": quoted,
+            f"{systemd_rig.SYSTEMD}.UnitMasked": quoted,
             systemd_rig.DENIED: (Reason.NO_PERMISSION, "it says no .*as the host's root"),
         }.items():
             refusal = Act("active", error=(name, "it says no."))

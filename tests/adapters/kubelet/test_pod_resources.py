@@ -92,11 +92,11 @@ FAILURES: dict[str, tuple[Callable[[GrpcKubelet], object], str, int]] = {
 }
 
 
-@pytest.mark.parametrize(("arrange", "why", "asked"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(("arrange", "why", "requests"), FAILURES.values(), ids=FAILURES)
 def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
     arrange: Callable[[GrpcKubelet], object],
     why: str,
-    asked: int,
+    requests: int,
     kubelet: GrpcKubelet,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
     with pytest.raises(errors.ClusterError, match=why) as caught:
         ask(kubelet, timeout_s=0.2 if "DEADLINE" in why else 100.0).allocatable()
     assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
-    assert kubelet.requests == asked
+    assert kubelet.requests == requests
     assert caplog.text == ""
     if isinstance(arranged, socket.socket):
         arranged.close()
@@ -187,7 +187,7 @@ def written(name: str) -> bytes:
     return bytes.fromhex(json.loads((WRITTEN / "messages.json").read_text("utf-8"))[name])
 
 
-def served(kubelet: GrpcKubelet, name: str) -> pod_resources.PodResources:
+def resources_from(kubelet: GrpcKubelet, name: str) -> pod_resources.PodResources:
     kubelet.writes = lambda _message: written(name)
     kubelet.start()
     return ask(kubelet)
@@ -196,7 +196,7 @@ def served(kubelet: GrpcKubelet, name: str) -> pod_resources.PodResources:
 def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(
     kubelet: GrpcKubelet,
 ) -> None:
-    pods = served(kubelet, "list").assigned_devices()
+    pods = resources_from(kubelet, "list").assigned_devices()
 
     assert pods == (
         pod_object.PodDevices(
@@ -216,7 +216,7 @@ def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(
 
 
 def test_allocatable_devices_are_read_from_what_kubelet_writes(kubelet: GrpcKubelet) -> None:
-    devices = served(kubelet, "allocatable").allocatable()
+    devices = resources_from(kubelet, "allocatable").allocatable()
 
     assert devices == {"nvidia.com/mig-1g.5gb": {"MIG-1", "MIG-2"}, "nvidia.com/gpu": {"GPU-1"}}
 

@@ -26,7 +26,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.seen.append((self.command, self.path, dict(self.headers), body))
+        self.server.requests.append((self.command, self.path, dict(self.headers), body))
         page = self.server.pages.get(self.path)
         step = answer(page) if page is not None else self.server.script.pop(0)
         step(self)
@@ -52,7 +52,7 @@ class KubeServer(http.server.ThreadingHTTPServer):
             self.socket = context.wrap_socket(self.socket, server_side=True)
         self.script: list[Step] = []
         self.pages: dict[str, Any] = {"/version": {"major": "1"}}
-        self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.over = threading.Event()
         self.pauses: list[float] = []
         """Between attempts of ``kube``, in seconds."""
@@ -77,7 +77,7 @@ class KubeServer(http.server.ThreadingHTTPServer):
 
     def credentials(self) -> list[tuple[str, str | None]]:
         """Return the path of each request, and what it carried to be let in."""
-        return [(path, headers.get("Authorization")) for _, path, headers, _ in self.seen]
+        return [(path, headers.get("Authorization")) for _, path, headers, _ in self.requests]
 
     def handle_error(self, *_args: object) -> None:
         """Broken connections are what these tests are about."""

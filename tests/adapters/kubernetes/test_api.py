@@ -36,7 +36,7 @@ OTHER = errors.Reason.API_ERROR
 
 
 def watch(kube: api.KubeApi) -> list[dict[str, Any]]:
-    with opened(kube) as stream:
+    with open_watch(kube) as stream:
         return list(stream)
 
 
@@ -63,7 +63,7 @@ def test_requests_carry_their_query_token_and_body_over_one_connection(server: K
 
     assert [
         (method, path, headers.get("Content-Type"), body and json.loads(body))
-        for method, path, headers, body in server.seen
+        for method, path, headers, body in server.requests
     ] == [
         ("GET", "/x?fieldSelector=metadata.name%3Da", None, b""),
         ("POST", "/x", "application/json", {"a": 1}),
@@ -71,7 +71,7 @@ def test_requests_carry_their_query_token_and_body_over_one_connection(server: K
         ("DELETE", "/x", "application/json", {"a": 3}),
         ("PATCH", "/x", "application/merge-patch+json", {"a": None}),
     ]
-    for _, _, headers, _ in server.seen:
+    for _, _, headers, _ in server.requests:
         assert headers["Authorization"] == f"Bearer {kube_rig.TOKEN}"
         assert headers["User-Agent"] == "mig-manager"
     assert len(addresses) == 1
@@ -112,8 +112,8 @@ def test_a_request_is_sent_again_only_where_that_may_help_and_does_no_harm(
 def test_the_attempts_end_after_a_few_with_the_last_error(server: KubeServer) -> None:
     server.script = [refuse(503, "still down")] * 50
     assert "still down" in failure(server.kube.get, "/x").message
-    assert 2 < len(server.seen) < 10
-    assert len(server.pauses) == len(server.seen) - 1
+    assert 2 < len(server.requests) < 10
+    assert len(server.pauses) == len(server.requests) - 1
 
 
 def test_starting_server_is_unavailable_until_it_grants_a_request(server: KubeServer) -> None:
@@ -134,7 +134,7 @@ def test_closing_ends_the_pause_between_attempts(server: KubeServer) -> None:
     server.script = [refuse(503, after=9)] * 9
     threading.Timer(0.1, client.close).start()
     failure(client.get, "/x")
-    assert len(server.seen) <= 2
+    assert len(server.requests) <= 2
 
 
 def test_the_servers_retry_after_is_honoured_unless_it_is_long_or_invalid(
@@ -172,7 +172,7 @@ def test_a_status_becomes_a_reason_and_its_causes_are_explained(
 def test_a_redirect_is_not_followed_with_our_token(server: KubeServer) -> None:
     server.script = [answer(status=307, headers={"Location": f"{server.url}/elsewhere"})]
     failure(server.kube.get, "/x")
-    assert [path for _, path, _, _ in server.seen] == ["/x"]
+    assert [path for _, path, _, _ in server.requests] == ["/x"]
 
 
 def test_a_long_error_page_is_quoted_in_part(server: KubeServer) -> None:
@@ -240,7 +240,7 @@ def event(kind: str = "MODIFIED", /, **fields: object) -> dict[str, object]:
     return {"type": kind, "object": fields}
 
 
-def opened(kube: api.KubeApi, *, idle_timeout_s: float = 10.0) -> responses.WatchStream:
+def open_watch(kube: api.KubeApi, *, idle_timeout_s: float = 10.0) -> responses.WatchStream:
     query = {"resourceVersion": "7"}
     return kube.watch("/nodes", query=query, timeout_s=300, idle_timeout_s=idle_timeout_s)
 
@@ -249,9 +249,9 @@ def test_events_are_yielded_as_they_come_until_the_server_ends_the_watch(
     server: KubeServer,
 ) -> None:
     server.script = [lines(event(a=1), b"\n", event("BOOKMARK"))]
-    with opened(server.kube) as stream:
+    with open_watch(server.kube) as stream:
         assert list(stream) == [event(a=1), event("BOOKMARK")]
-    path, _, options = server.seen[0][1].partition("?")
+    path, _, options = server.requests[0][1].partition("?")
     assert (path, set(options.split("&"))) == (
         "/nodes",
         {"watch=true", "timeoutSeconds=300", "allowWatchBookmarks=true", "resourceVersion=7"},
@@ -269,15 +269,15 @@ def test_events_may_be_split_and_joined_by_the_transport(server: KubeServer) -> 
 
     server.script = [lines(*(text[n : n + 7] for n in range(0, len(text), 7))), without_chunks]
     for _ in range(2):
-        with opened(server.kube) as stream:
+        with open_watch(server.kube) as stream:
             assert len(list(stream)) == 50
 
 
 def test_an_expired_resource_version_is_410_also_within_the_stream(server: KubeServer) -> None:
     status = event("ERROR", kind="Status", code=410, message="too old resource version")
     server.script = [refuse(410, "too old"), lines(status)]
-    assert failure(opened, server.kube).status == 410
-    with opened(server.kube) as stream:
+    assert failure(open_watch, server.kube).status == 410
+    with open_watch(server.kube) as stream:
         error = failure(next, stream)
     assert error.status == 410
     assert "too old" in error.message
@@ -285,9 +285,9 @@ def test_an_expired_resource_version_is_410_also_within_the_stream(server: KubeS
 
 def test_silence_ends_the_watch_and_sooner_before_the_response(server: KubeServer) -> None:
     server.script = [silence, lines(event(a=1), then=silence)]
-    error = failure(opened, server.client(0.2), idle_timeout_s=600)
+    error = failure(open_watch, server.client(0.2), idle_timeout_s=600)
     assert error.reason is errors.Reason.API_UNAVAILABLE
-    with opened(server.kube, idle_timeout_s=2.0) as stream:
+    with open_watch(server.kube, idle_timeout_s=2.0) as stream:
         assert next(stream) == event(a=1)
         assert "timed out" in failure(next, stream).message
 
@@ -299,7 +299,7 @@ def test_a_watch_may_be_silent_longer_than_the_request_time_out(server: KubeServ
         handler.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data))
 
     server.script = [lines(event(a=1), then=late)]
-    with opened(server.client(2.0), idle_timeout_s=30) as stream:
+    with open_watch(server.client(2.0), idle_timeout_s=30) as stream:
         assert list(stream) == [event(a=1), event(a=2)]
 
 
@@ -323,13 +323,13 @@ def not_a_chunk(handler: Handler) -> None:
 )
 def test_anything_but_whole_events_is_api_unavailable(server: KubeServer, step: Step) -> None:
     server.script = [step]
-    with opened(server.kube) as stream:
+    with open_watch(server.kube) as stream:
         assert failure(next, stream).reason is errors.Reason.API_UNAVAILABLE
 
 
 def test_another_thread_can_interrupt_a_blocked_read_more_than_once(server: KubeServer) -> None:
     server.script = [lines(event(a=1), then=silence)]
-    with opened(server.kube, idle_timeout_s=600) as stream:
+    with open_watch(server.kube, idle_timeout_s=600) as stream:
         assert next(stream) == event(a=1)
         threading.Timer(0.1, stream.interrupt).start()
         assert list(stream) == []

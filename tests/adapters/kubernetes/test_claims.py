@@ -186,23 +186,23 @@ def test_a_claim_that_cannot_be_read_may_be_for_a_gpu(
         server.create(claim)
         fault = apiserver.Fault(path="/apis/resource.k8s.io/", status=404, times=3)
         server.inject(fault)
-    (found,) = workloads.list()
-    assert (found.has_claims, found.claimed_ids) == (True, None)
+    (listed_pod,) = workloads.list()
+    assert (listed_pod.has_claims, listed_pod.claimed_ids) == (True, None)
 
 
 def test_api_version_is_discovered_once_and_again_after_an_upgrade() -> None:
-    found, gone = (
+    page, gone = (
         {"items": [a_resource_slice(a_device("d0", version="v1beta1", uuid="MIG-0"))]},
         refuse(404),
     )
     with kube_rig.KubeServer() as server:
-        server.script = [gone, gone, answer(found), answer(found), gone, answer(found)]
+        server.script = [gone, gone, answer(page), answer(page), gone, answer(page)]
         slices = claims.KubeSlices(server.kube, node_name="n1")
 
         for _ in range(3):
             assert [each.uuids for each in slices.list() or ()] == [{"d0": "MIG-0"}]
 
-        versions = [path.split("/")[3] for _, path, _, _ in server.seen]
+        versions = [path.split("/")[3] for _, path, _, _ in server.requests]
         assert versions == ["v1", "v1beta2", *["v1beta1"] * 3, "v1"]
 
 

@@ -133,7 +133,7 @@ def test_expired_identity_is_renewed_and_the_client_stays_importable(
     assert server.credentials()[-1] == ("/version", f"Bearer {renewed}")
 
 
-def certified(folder: pathlib.Path, name: str) -> tuple[pathlib.Path, pathlib.Path]:
+def make_certificate(folder: pathlib.Path, name: str) -> tuple[pathlib.Path, pathlib.Path]:
     """Make a certificate of a server or a client; return the files of it and of its key."""
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     programs.output(
@@ -146,7 +146,7 @@ def certified(folder: pathlib.Path, name: str) -> tuple[pathlib.Path, pathlib.Pa
     return certificate, key
 
 
-def secured(
+def tls_context(
     certificate: pathlib.Path, key: pathlib.Path, *clients: pathlib.Path
 ) -> ssl.SSLContext:
     """Return a server's context; with ``clients`` it requires one of their certificates."""
@@ -163,12 +163,12 @@ def data(path: pathlib.Path) -> str:
 
 
 def test_certificate_and_rotated_token_load_little_of_the_client(tmp_path: pathlib.Path) -> None:
-    (certificate, key), token = certified(tmp_path, "test"), tmp_path / "token"
+    (certificate, key), token = make_certificate(tmp_path, "test"), tmp_path / "token"
     token.write_text("mounted")
 
     with (
-        KubeServer(secured(certificate, key)) as in_cluster,
-        KubeServer(secured(certificate, key, certificate)) as other,
+        KubeServer(tls_context(certificate, key)) as in_cluster,
+        KubeServer(tls_context(certificate, key, certificate)) as other,
     ):
         in_cluster.script = [refuse(401), answer()]
         path = kube_rig.kubeconfig(
@@ -196,7 +196,7 @@ def test_certificate_and_rotated_token_load_little_of_the_client(tmp_path: pathl
 def test_renewed_client_certificate_is_used_after_a_401(
     tmp_path: pathlib.Path, suffix: str
 ) -> None:
-    pairs = {name: certified(tmp_path, name) for name in ("old", "new")}
+    pairs = {name: make_certificate(tmp_path, name) for name in ("old", "new")}
     of_server, users = pairs["old"], []
 
     def configure(name: str) -> str:
@@ -214,7 +214,7 @@ def test_renewed_client_certificate_is_used_after_a_401(
             configure("new")
         (answer() if subject["commonName"] == "new" else refuse(401))(handler)
 
-    with KubeServer(secured(*of_server, *(each for each, _ in pairs.values()))) as rotated:
+    with KubeServer(tls_context(*of_server, *(each for each, _ in pairs.values()))) as rotated:
         rotated.script = [admit] * 9
         client = api.KubeApi.connect(kubeconfig=configure("old"))
         assert client.get("/x") == {}
@@ -302,12 +302,12 @@ def test_a_program_for_credentials_that_fails_leads_to_one_message(
     user = {"exec": {"command": command, "args": args, "apiVersion": version}}
     path = kube_rig.kubeconfig(tmp_path / "config", {"server": "http://127.0.0.1:9"}, user)
 
-    ended = commandline.run(["rollout", "x", "-l", "a", "--kubeconfig", path], {})
+    rollout_answer = commandline.run(["rollout", "x", "-l", "a", "--kubeconfig", path], {})
 
     message = f"no credentials for a Kubernetes API: kubeconfig {path}: {why}\n"
-    assert ended.status == 2
-    assert ended.err.startswith(f"mig-manager: {message}")
-    assert [line.split(":")[0].strip() for line in ended.err.splitlines()] == [
+    assert rollout_answer.status == 2
+    assert rollout_answer.err.startswith(f"mig-manager: {message}")
+    assert [line.split(":")[0].strip() for line in rollout_answer.err.splitlines()] == [
         "mig-manager",
         "remedy",
     ]
@@ -324,11 +324,11 @@ def test_the_environments_proxy_is_used_but_for_hosts_in_no_proxy(
     server.script = [answer({"major": "1"})]
     client = api.KubeApi.connect(kubeconfig=str(path), request_timeout_s=60.0)
     assert client.get("/version") == {"major": "1"}
-    assert server.seen[0][1] == "http://cluster.invalid:8080/version"
+    assert server.requests[0][1] == "http://cluster.invalid:8080/version"
     client.close()
 
     monkeypatch.setenv("NO_PROXY", "cluster.invalid")
     client = api.KubeApi.connect(kubeconfig=str(path), request_timeout_s=1.0)
     failure(client.post, "/version", {})
     client.close()
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1

@@ -183,7 +183,7 @@ class Kind(NamedTuple):
     lease: str
     read: str  # the verb with which its programs look at it
     steps_s: Sequence[int]  # until the next campaign of each, to the end
-    taken: str  # the event
+    event: str  # the event
 
 
 LEADERSHIP = Kind(LeaderRig.replica, LEASE, "get", [5] * 6, "leadership_taken")
@@ -271,10 +271,10 @@ def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(
         rig.pass_time(RENEW_S, second)
 
     assert second.may_write
-    warning, taken = logs
+    warning, takeover = logs
     assert (warning["event"], warning["owner"]) == ("lease_too_long", "other")
     assert kind.lease in warning["hint"]
-    assert taken["event"] == kind.taken
+    assert takeover["event"] == kind.event
 
 
 def test_a_lease_that_was_deleted_is_made_again(rig: LeaderRig) -> None:
@@ -303,11 +303,11 @@ def test_a_lease_that_a_person_gave_to_another_stays_there(rig: LeaderRig) -> No
     assert rig.holder() == "b"
 
 
-def campaign_until_killed(rig: LeaderRig, own: leader.Leader, kube: MortalApi) -> None:
+def campaign_until_killed(rig: LeaderRig, candidate: leader.Leader, kube: MortalApi) -> None:
     """Lead for a while, then release the Lease, unless the process is killed before."""
     for _ in range(3):
-        rig.pass_time(RENEW_S, own)
-    own.release()
+        rig.pass_time(RENEW_S, candidate)
+    candidate.release()
     pytest.fail(f"alive after {kube.count} requests")
 
 

@@ -56,14 +56,14 @@ class LeasesRig:
         return slots
 
     def with_slot(self, node: str, *, renew_s: float = 3600) -> lease_slots.LeaseSlots:
-        own = self.of(node, renew_s=renew_s)
-        assert own.take() is None
-        return own
+        slot = self.of(node, renew_s=renew_s)
+        assert slot.take() is None
+        return slot
 
     def holders(self) -> dict[str, str]:
         """Name of each Lease -> its holderIdentity."""
-        found = self.server.objects(resources.LEASES, NAMESPACE)
-        return {each["metadata"]["name"]: each["spec"]["holderIdentity"] for each in found}
+        leases = self.server.objects(resources.LEASES, NAMESPACE)
+        return {each["metadata"]["name"]: each["spec"]["holderIdentity"] for each in leases}
 
     def wait_for_renewal(self) -> None:
         before = self.updates()
@@ -79,8 +79,8 @@ def rig(server: apiserver.ApiServer) -> Iterator[LeasesRig]:
     rig = LeasesRig(server)
     yield rig
     server.clear_faults()
-    for kube, own in rig.agents:
-        own.release()
+    for kube, slot in rig.agents:
+        slot.release()
         kube.close()
 
 
@@ -128,11 +128,11 @@ def test_a_restarted_agent_takes_or_releases_its_own_slot(
 def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
     rig: LeasesRig, *, is_dead: bool
 ) -> None:
-    own, other = rig.with_slot("a"), rig.of("b")
+    slot, other = rig.with_slot("a"), rig.of("b")
     assert "under change now: a" in str(other.take())
     if not is_dead:
         rig.server.inject(apiserver.Fault(token="a", status=503, times=None))  # noqa: S106
-        own.release()
+        slot.release()
         assert rig.holders() == {LEASE: "a"}
 
     rig.clock.now_s = 89
@@ -143,10 +143,10 @@ def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
     assert lease["spec"]["leaseTransitions"] == 1
 
     rig.server.clear_faults()
-    assert "under change now: b" in str(own.take())
+    assert "under change now: b" in str(slot.take())
     with pytest.raises(errors.NotReadyError):
-        own.check()
-    own.release()
+        slot.check()
+    slot.release()
     assert rig.holders() == {LEASE: "b"}
 
 
@@ -208,22 +208,22 @@ def test_an_unexpected_error_is_logged_and_does_not_end_the_renewal(rig: LeasesR
 
 
 def test_slot_that_is_not_freshly_renewed_fails_before_the_cordon(rig: LeasesRig) -> None:
-    own = rig.with_slot("a")
-    own.check()
+    slot = rig.with_slot("a")
+    slot.check()
 
     rig.clock.now_s += 45
 
     with pytest.raises(errors.NotReadyError) as caught:
-        own.check()
+        slot.check()
     assert caught.value.reason is errors.Reason.SLOTS_TAKEN
     # It is ours all the same, until another node takes it.
-    assert own.take() is None
-    own.check()
+    assert slot.take() is None
+    slot.check()
 
 
 @pytest.mark.parametrize("name", ["409", "500-when-done"])
 def test_a_failed_renewal_does_not_lose_the_slot(rig: LeasesRig, name: str) -> None:
-    own = rig.with_slot("a", renew_s=0.01)
+    slot = rig.with_slot("a", renew_s=0.01)
 
     rig.server.inject(
         dataclasses.replace(apiserver.FAULTS[name], verb="update", resource="leases")
@@ -231,5 +231,5 @@ def test_a_failed_renewal_does_not_lose_the_slot(rig: LeasesRig, name: str) -> N
     waiting.until(lambda: rig.server.faults_waiting() == 0, "the fault")
     rig.wait_for_renewal()
 
-    own.check()
+    slot.check()
     assert rig.holders() == {LEASE: "a"}

@@ -35,7 +35,7 @@ NODE = {
 }
 
 
-class Contended(api.KubeApi):
+class ContendedApi(api.KubeApi):
     """Another writer may change the node before our next patch, and any post may have to wait."""
 
     before_patch: Callable[[], object] | None = None
@@ -58,13 +58,13 @@ class KubeNodeRig:
     """An API server, a client of it, and its node n1."""
 
     server: apiserver.ApiServer
-    kube: Contended
+    kube: ContendedApi
 
     def __post_init__(self) -> None:
         self.clock = fakes.FakeClock()
-        self.own = node.KubeNode(self.kube, name="n1", clock=self.clock)
+        self.node_port = node.KubeNode(self.kube, name="n1", clock=self.clock)
 
-    def stored(self) -> dict[str, Any]:
+    def stored_node(self) -> dict[str, Any]:
         return self.server.get(resources.NODES, "n1")
 
     def change(self, write: Callable[[dict[str, Any]], object]) -> None:
@@ -79,11 +79,11 @@ class KubeNodeRig:
 
     def emit(self, *messages: str) -> None:
         for message in messages:
-            self.own.emit(reason="Failed", message=message, is_warning=True)
+            self.node_port.emit(reason="Failed", message=message, is_warning=True)
 
     def events(self) -> list[dict[str, Any]]:
         """Return the Events in the order of their creation, when all are published."""
-        assert self.own.flush_events(30)
+        assert self.node_port.flush_events(30)
         events: list[dict[str, Any]] = self.kube.get("/api/v1/events")["items"]
         return sorted(events, key=lambda event: int(event["metadata"]["resourceVersion"]))
 
@@ -91,15 +91,15 @@ class KubeNodeRig:
 @pytest.fixture
 def rig(server: apiserver.ApiServer) -> Iterator[KubeNodeRig]:
     server.create(NODE)
-    kube = Contended.at(server.url, sleep=lambda _seconds: None)
+    kube = ContendedApi.at(server.url, sleep=lambda _seconds: None)
     yield KubeNodeRig(server, kube)
     kube.close()
 
 
 def test_a_read_returns_the_node_view(rig: KubeNodeRig) -> None:
-    assert rig.own.read() == node_object.NodeView(
+    assert rig.node_port.read() == node_object.NodeView(
         name="n1",
-        uid=rig.stored()["metadata"]["uid"],
+        uid=rig.stored_node()["metadata"]["uid"],
         labels={well_known.CONFIG_LABEL: "all-1g.10gb"},
         annotations={"a": "b"},
         is_unschedulable=True,
@@ -110,27 +110,27 @@ def test_a_read_returns_the_node_view(rig: KubeNodeRig) -> None:
 
 
 def test_a_watch_that_lags_behind_our_write_is_not_believed(rig: KubeNodeRig) -> None:
-    outdated = rig.stored()
-    own = node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: outdated)
-    own.patch(node_object.NodePatch(annotations={"a": "c"}))
+    outdated = rig.stored_node()
+    node_port = node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: outdated)
+    node_port.patch(node_object.NodePatch(annotations={"a": "c"}))
 
-    assert own.latest(is_at_rest=True).annotations["a"] == "c"
+    assert node_port.latest(is_at_rest=True).annotations["a"] == "c"
     assert rig.server.log.count("get", "nodes") == 0
 
 
 def test_a_watch_older_than_our_write_for_long_leads_to_a_read(rig: KubeNodeRig) -> None:
     """After a restore of etcd versions are smaller, until the cluster has reached ours again."""
-    restored = rig.stored()
-    own = node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: restored)
-    own.patch(node_object.NodePatch(annotations={"a": "c"}))
+    restored = rig.stored_node()
+    node_port = node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: restored)
+    node_port.patch(node_object.NodePatch(annotations={"a": "c"}))
     rig.change(lambda thing: thing["metadata"]["annotations"].update(a="b"))
     rig.clock.wait(3600)
 
-    assert own.latest(is_at_rest=True).annotations["a"] == "b"
+    assert node_port.latest(is_at_rest=True).annotations["a"] == "b"
 
 
 def test_patch_writes_all_in_one_request_and_keeps_the_rest(rig: KubeNodeRig) -> None:
-    seen = rig.own.patch(
+    node_view = rig.node_port.patch(
         node_object.NodePatch(
             labels={
                 well_known.STATE_LABEL: "pending",
@@ -140,37 +140,37 @@ def test_patch_writes_all_in_one_request_and_keeps_the_rest(rig: KubeNodeRig) ->
             annotations={well_known.STATUS_ANNOTATION: "{}"},
         )
     )
-    assert seen.labels == {well_known.STATE_LABEL: "pending"}
-    assert seen.annotations == {"a": "b", well_known.STATUS_ANNOTATION: "{}"}
-    assert rig.stored()["spec"] == NODE["spec"]
+    assert node_view.labels == {well_known.STATE_LABEL: "pending"}
+    assert node_view.annotations == {"a": "b", well_known.STATUS_ANNOTATION: "{}"}
+    assert rig.stored_node()["spec"] == NODE["spec"]
     assert len(rig.server.log.requests()) == 1
 
 
 def test_update_of_a_known_node_sends_one_request_with_differences(rig: KubeNodeRig) -> None:
-    rig.own.read()
-    seen = rig.own.update(
+    rig.node_port.read()
+    node_view = rig.node_port.update(
         lambda view: node_object.NodePatch(
             labels={well_known.STATE_LABEL: view.labels[well_known.CONFIG_LABEL]},
             annotations={"a": None},
             hold_taint=True,
         )
     )
-    assert seen.labels[well_known.STATE_LABEL] == "all-1g.10gb"
-    assert seen.annotations == {}
-    assert seen.is_unschedulable
-    assert seen.taint_keys == {"dedicated", well_known.HOLD_TAINT}
+    assert node_view.labels[well_known.STATE_LABEL] == "all-1g.10gb"
+    assert node_view.annotations == {}
+    assert node_view.is_unschedulable
+    assert node_view.taint_keys == {"dedicated", well_known.HOLD_TAINT}
     assert len(rig.server.log.requests()) == 2
 
     for is_tainted, taints in ((True, [OTHER, HOLD]), (False, [OTHER])):
-        rig.own.update(lambda _view: node_object.NodePatch(hold_taint=is_tainted))  # noqa: B023
-        stored = rig.stored()
+        rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=is_tainted))  # noqa: B023
+        stored = rig.stored_node()
         assert stored["spec"]["taints"] == taints
-        rig.own.update(lambda _view: node_object.NodePatch(hold_taint=is_tainted))  # noqa: B023
-        assert rig.stored() == stored
+        rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=is_tainted))  # noqa: B023
+        assert rig.stored_node() == stored
 
 
 def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: KubeNodeRig) -> None:
-    rig.own.read()
+    rig.node_port.read()
 
     def write(thing: dict[str, Any]) -> None:
         thing["metadata"]["labels"]["x"] = "theirs"
@@ -184,11 +184,11 @@ def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: KubeNodeRig
         labels = {} if decided[-1] else {"x": "ours"}
         return node_object.NodePatch(labels=labels, hold_taint=True)
 
-    seen = rig.own.update(decide)
+    node_view = rig.node_port.update(decide)
 
     assert decided == [None, "theirs"]
-    assert seen.labels["x"] == "theirs"
-    assert rig.stored()["spec"]["taints"] == [OTHER, RIVAL, HOLD]
+    assert node_view.labels["x"] == "theirs"
+    assert rig.stored_node()["spec"]["taints"] == [OTHER, RIVAL, HOLD]
 
 
 def test_an_update_outlasts_a_storm_of_other_writes(rig: KubeNodeRig) -> None:
@@ -202,16 +202,16 @@ def test_an_update_outlasts_a_storm_of_other_writes(rig: KubeNodeRig) -> None:
 
     rig.kube.before_patch = storm
 
-    rig.own.update(lambda _view: node_object.NodePatch(hold_taint=True))
+    rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=True))
 
-    assert rig.stored()["spec"]["taints"] == [OTHER, HOLD]
+    assert rig.stored_node()["spec"]["taints"] == [OTHER, HOLD]
     assert rig.patches() < 20
 
 
 def test_a_node_that_always_conflicts_is_an_error_in_the_end(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
     with pytest.raises(errors.ClusterError, match="changes faster") as caught:
-        rig.own.update(lambda _view: node_object.NodePatch(hold_taint=True))
+        rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=True))
     assert caught.value.reason is errors.Reason.API_UNAVAILABLE
     assert caught.value.may_be_done
     assert rig.patches() < 40
@@ -226,17 +226,17 @@ def test_a_patch_whose_response_was_lost_is_applied_once(rig: KubeNodeRig) -> No
         decided.append(view.labels.get("x"))
         return node_object.NodePatch(labels={"x": "y"}, hold_taint=True)
 
-    assert rig.own.update(switch).labels["x"] == "y"
+    assert rig.node_port.update(switch).labels["x"] == "y"
     assert decided == [None]
-    assert rig.stored()["spec"]["taints"] == [OTHER, HOLD]
+    assert rig.stored_node()["spec"]["taints"] == [OTHER, HOLD]
 
 
 def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: KubeNodeRig) -> None:
-    rig.own.withdraw_devices()
+    rig.node_port.withdraw_devices()
 
     none = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "0"}
-    assert rig.stored()["status"] == {"allocatable": {"cpu": "63500m"} | none}
-    rig.own.withdraw_devices()
+    assert rig.stored_node()["status"] == {"allocatable": {"cpu": "63500m"} | none}
+    rig.node_port.withdraw_devices()
     assert rig.server.log.count("patch", "nodes/status") == 1
 
 
@@ -244,17 +244,17 @@ def test_devices_of_other_plugins_stay_allocatable(rig: KubeNodeRig) -> None:
     devices = {"nvidia.com/hostdev": "8", "nvidia.com/gpu.shared": "4"}
     rig.change(lambda thing: thing.update(status={"allocatable": devices}))
 
-    rig.own.withdraw_devices()
+    rig.node_port.withdraw_devices()
 
-    allocatable = rig.stored()["status"]["allocatable"]
+    allocatable = rig.stored_node()["status"]["allocatable"]
     assert allocatable["nvidia.com/hostdev"] == "8"
     assert allocatable["nvidia.com/gpu.shared"] == "0"
 
 
 def test_reported_devices_are_allocatable_and_have_capacity(rig: KubeNodeRig) -> None:
-    rig.own.report_devices({"nvidia.com/mig-1g.10gb": 2, "nvidia.com/gpu": 0})
+    rig.node_port.report_devices({"nvidia.com/mig-1g.10gb": 2, "nvidia.com/gpu": 0})
 
-    status = rig.stored()["status"]
+    status = rig.stored_node()["status"]
     assert status["capacity"] == {"nvidia.com/mig-1g.10gb": "2"}
     assert status["allocatable"]["nvidia.com/mig-1g.10gb"] == "2"
     assert status["allocatable"]["nvidia.com/gpu"] == "0"
@@ -263,7 +263,7 @@ def test_reported_devices_are_allocatable_and_have_capacity(rig: KubeNodeRig) ->
 def test_devices_are_reported_by_one_request_where_that_is_forbidden(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=403, times=None))
     for _ in range(3):
-        rig.own.report_devices({"nvidia.com/gpu": 8})
+        rig.node_port.report_devices({"nvidia.com/gpu": 8})
     assert rig.server.log.count("patch", "nodes/status") == 1
 
 
@@ -272,10 +272,10 @@ def test_removed_resources_are_neither_in_capacity_nor_allocatable(rig: KubeNode
     status = {"capacity": both, "allocatable": dict(both)}
     rig.change(lambda thing: thing.update(status=status))
 
-    seen = rig.own.remove_resources(["nvidia.com/mig-3g.20gb"])
+    node_view = rig.node_port.remove_resources(["nvidia.com/mig-3g.20gb"])
 
-    assert seen.capacity == seen.allocatable == {"nvidia.com/mig-1g.10gb": 7}
-    assert rig.stored()["status"]["capacity"] == {"cpu": "64", "nvidia.com/mig-1g.10gb": "7"}
+    assert node_view.capacity == node_view.allocatable == {"nvidia.com/mig-1g.10gb": 7}
+    assert rig.stored_node()["status"]["capacity"] == {"cpu": "64", "nvidia.com/mig-1g.10gb": "7"}
 
 
 READY = readiness.Condition(is_true=True, reason="LayoutVerified", message="yes")
@@ -287,16 +287,16 @@ def has_condition(rig: KubeNodeRig, condition: readiness.Condition, since: str =
     facts = {"reason": condition.reason, "message": condition.message}
     now = rig.clock.now_iso()
     times = {"lastHeartbeatTime": now, "lastTransitionTime": since or now}
-    ours = {"type": "MigReady", "status": str(condition.is_true), **facts, **times}
-    conditions = rig.stored()["status"]["conditions"]
-    return bool(conditions == [KUBELETS, ours])
+    own_condition = {"type": "MigReady", "status": str(condition.is_true), **facts, **times}
+    conditions = rig.stored_node()["status"]["conditions"]
+    return bool(conditions == [KUBELETS, own_condition])
 
 
 def test_condition_is_written_beside_others_and_only_on_a_change(rig: KubeNodeRig) -> None:
     rig.with_conditions(KUBELETS)
 
     for condition in (READY, READY, NOT_READY, NOT_READY):
-        rig.own.set_condition(condition)
+        rig.node_port.set_condition(condition)
         assert has_condition(rig, condition)
 
     assert rig.server.log.count("patch", "nodes/status") == 2
@@ -306,7 +306,7 @@ def test_another_agent_of_the_node_keeps_the_time_of_the_last_transition(rig: Ku
     old = {"type": "MigReady", "status": "False", "lastTransitionTime": "2025-01-01T00:00:00Z"}
     rig.with_conditions(KUBELETS, old)
 
-    rig.own.set_condition(NOT_READY)
+    rig.node_port.set_condition(NOT_READY)
 
     assert has_condition(rig, NOT_READY, "2025-01-01T00:00:00Z")
 
@@ -315,14 +315,14 @@ def test_condition_without_the_right_is_skipped_and_logged_once(rig: KubeNodeRig
     rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=403, times=None))
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            rig.own.set_condition(READY)
-            rig.own.retry_condition()
+            rig.node_port.set_condition(READY)
+            rig.node_port.retry_condition()
         rig.clock.now_s += 601
-        rig.own.set_condition(READY)
+        rig.node_port.set_condition(READY)
 
     assert [entry["event"] for entry in logs] == ["status_forbidden"]
     assert rig.server.log.count("patch", "nodes/status") == 2
-    assert rig.own.patch(node_object.NodePatch(labels={"x": "y"})).labels["x"] == "y"
+    assert rig.node_port.patch(node_object.NodePatch(labels={"x": "y"})).labels["x"] == "y"
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -330,32 +330,32 @@ def test_the_newest_condition_is_written_once_a_refusal_has_passed(
     rig: KubeNodeRig, status: int
 ) -> None:
     rig.with_conditions(KUBELETS)
-    assert not rig.own.has_unwritten_condition
+    assert not rig.node_port.has_unwritten_condition
     rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=status, times=None))
-    rig.own.set_condition(NOT_READY)
+    rig.node_port.set_condition(NOT_READY)
     rig.server.clear_faults()
-    rig.own.set_condition(READY)
-    rig.own.retry_condition()
-    assert rig.own.has_unwritten_condition
-    assert rig.stored()["status"]["conditions"] == [KUBELETS]
+    rig.node_port.set_condition(READY)
+    rig.node_port.retry_condition()
+    assert rig.node_port.has_unwritten_condition
+    assert rig.stored_node()["status"]["conditions"] == [KUBELETS]
 
     rig.clock.now_s += 601
-    rig.own.retry_condition()
+    rig.node_port.retry_condition()
 
     assert has_condition(rig, READY)
-    assert not rig.own.has_unwritten_condition
+    assert not rig.node_port.has_unwritten_condition
 
 
 def test_unwritten_condition_is_written_later_unless_outdated(rig: KubeNodeRig) -> None:
-    rig.own.retry_condition()
+    rig.node_port.retry_condition()
     assert rig.patches() == rig.server.log.count("patch", "nodes/status") == 0
     for condition in (NOT_READY, READY):
         rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=500))
-        rig.own.set_condition(condition)
+        rig.node_port.set_condition(condition)
     rig.with_conditions(KUBELETS)
 
-    rig.own.retry_condition()
-    rig.own.retry_condition()
+    rig.node_port.retry_condition()
+    rig.node_port.retry_condition()
 
     assert has_condition(rig, READY)
     assert rig.server.log.count("patch", "nodes/status") == 3
@@ -371,24 +371,24 @@ def test_a_healthy_node_gets_a_condition_about_recovery_only_after_a_fault(
 ) -> None:
     rig.with_conditions(KUBELETS)
     for condition in (gpu_recovery.NONE_NEEDED, NEEDED, gpu_recovery.NONE_NEEDED):
-        rig.own.set_condition(condition)
-    (_, seen) = rig.stored()["status"]["conditions"]
-    assert (seen["type"], seen["status"]) == ("GpuRecoveryNeeded", "False")
+        rig.node_port.set_condition(condition)
+    (_, recovery) = rig.stored_node()["status"]["conditions"]
+    assert (recovery["type"], recovery["status"]) == ("GpuRecoveryNeeded", "False")
     assert rig.server.log.count("patch", "nodes/status") == 2
 
 
 def test_both_conditions_are_written_once_a_refusal_has_passed(rig: KubeNodeRig) -> None:
     rig.with_conditions(KUBELETS)
     rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=500, times=None))
-    rig.own.set_condition(READY)
-    rig.own.set_condition(NEEDED)
+    rig.node_port.set_condition(READY)
+    rig.node_port.set_condition(NEEDED)
     rig.server.clear_faults()
 
-    rig.own.retry_condition()
+    rig.node_port.retry_condition()
 
-    types = [each["type"] for each in rig.stored()["status"]["conditions"]]
+    types = [each["type"] for each in rig.stored_node()["status"]["conditions"]]
     assert types == ["Ready", "MigReady", "GpuRecoveryNeeded"]
-    assert not rig.own.has_unwritten_condition
+    assert not rig.node_port.has_unwritten_condition
 
 
 def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(
@@ -397,23 +397,25 @@ def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(
     twice = [{"key": "a.b/c", "effect": effect} for effect in ("NoSchedule", "NoExecute")]
     rig.change(lambda thing: thing["spec"].update(taints=[*twice, OTHER, HOLD]))
 
-    rig.own.update(
+    rig.node_port.update(
         lambda _view: node_object.NodePatch(
             labels={"x": "y"}, hold_taint=False, removed_taints=frozenset({"a.b/c", "not/there"})
         )
     )
 
-    assert rig.stored()["spec"]["taints"] == [OTHER]
+    assert rig.stored_node()["spec"]["taints"] == [OTHER]
     assert rig.patches() == 1
 
 
 def test_a_startup_taint_goes_although_another_writer_was_first(rig: KubeNodeRig) -> None:
-    rig.own.read()
+    rig.node_port.read()
     rig.kube.before_patch = lambda: rig.change(lambda thing: thing["spec"]["taints"].append(RIVAL))
 
-    rig.own.update(lambda _view: node_object.NodePatch(removed_taints=frozenset({OTHER["key"]})))
+    rig.node_port.update(
+        lambda _view: node_object.NodePatch(removed_taints=frozenset({OTHER["key"]}))
+    )
 
-    assert rig.stored()["spec"]["taints"] == [RIVAL]
+    assert rig.stored_node()["spec"]["taints"] == [RIVAL]
 
 
 def test_announce_does_not_block_and_later_writes_come_after_it(rig: KubeNodeRig) -> None:
@@ -424,23 +426,23 @@ def test_announce_does_not_block_and_later_writes_come_after_it(rig: KubeNodeRig
         first.wait(30)
 
     rig.kube.before_patch = wait_for_first
-    rig.own.announce(node_object.NodePatch(labels={"phase": "first"}))
+    rig.node_port.announce(node_object.NodePatch(labels={"phase": "first"}))
 
-    assert "phase" not in rig.stored()["metadata"]["labels"]
+    assert "phase" not in rig.stored_node()["metadata"]["labels"]
     first.set()
-    rig.own.announce(node_object.NodePatch(labels={"phase": "second"}))
-    assert rig.stored()["metadata"]["labels"]["phase"] == "first"
+    rig.node_port.announce(node_object.NodePatch(labels={"phase": "second"}))
+    assert rig.stored_node()["metadata"]["labels"]["phase"] == "first"
     second.set()
-    third = rig.own.patch(node_object.NodePatch(labels={"third": "yes"}))
+    third = rig.node_port.patch(node_object.NodePatch(labels={"third": "yes"}))
     assert (third.labels["phase"], rig.patches()) == ("second", 3)
 
 
 def test_a_failed_announcement_does_not_fail_later_writes(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", status=403))
 
-    rig.own.announce(node_object.NodePatch(labels={"phase": "first"}))
+    rig.node_port.announce(node_object.NodePatch(labels={"phase": "first"}))
 
-    assert "phase" not in rig.own.read().labels
+    assert "phase" not in rig.node_port.read().labels
 
 
 def test_events_of_one_second_keep_their_order_and_are_cut(rig: KubeNodeRig) -> None:
@@ -457,7 +459,7 @@ def test_without_permission_events_are_paused_for_ten_minutes(rig: KubeNodeRig) 
     for at_s in (0, 1, 590, 601):
         rig.clock.now_s = at_s
         rig.emit(f"at {at_s}")
-        assert rig.own.flush_events(30)
+        assert rig.node_port.flush_events(30)
 
     assert [event["message"] for event in rig.events()] == ["at 601"]
     assert rig.server.log.count("create", "events") == 2
@@ -469,7 +471,7 @@ def test_emit_does_not_block_while_the_api_is_silent(rig: KubeNodeRig) -> None:
 
     rig.emit(*map(str, range(200)))
 
-    assert not rig.own.flush_events(0)
+    assert not rig.node_port.flush_events(0)
     has_answer.set()
     published = [int(event["message"]) for event in rig.events()]
     assert published[:64] == list(range(64))

@@ -46,8 +46,8 @@ def test_layouts_are_in_the_config_map_of_nvidias_agent(rig: LayoutsRig) -> None
 
     rig.agent("agent-1").write("version: v1\n")
 
-    (found,) = rig.config_maps()
-    metadata = found["metadata"]
+    (config_map,) = rig.config_maps()
+    metadata = config_map["metadata"]
     assert metadata["name"] == "node-a-mig-config"
     assert metadata["labels"] == {
         "app.kubernetes.io/component": "nvidia-mig-manager",
@@ -55,8 +55,8 @@ def test_layouts_are_in_the_config_map_of_nvidias_agent(rig: LayoutsRig) -> None
     }
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "agent-1", "uid": uid}
     assert metadata["ownerReferences"] == [owner]
-    assert found["data"].keys() == {"config.yaml"}
-    header, text = found["data"]["config.yaml"].splitlines()
+    assert config_map["data"].keys() == {"config.yaml"}
+    header, text = config_map["data"]["config.yaml"].splitlines()
     assert header.startswith("#")
     assert text == "version: v1"
 
@@ -66,9 +66,9 @@ def test_an_agent_takes_over_the_config_map_of_the_one_before(rig: LayoutsRig) -
 
     rig.agent("agent-2", "uid-2").write("version: v1  # changed\n")
 
-    (found,) = rig.config_maps()
-    assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == ["uid-2"]
-    assert "changed" in found["data"]["config.yaml"]
+    (config_map,) = rig.config_maps()
+    assert [each["uid"] for each in config_map["metadata"]["ownerReferences"]] == ["uid-2"]
+    assert "changed" in config_map["data"]["config.yaml"]
 
 
 def test_config_map_deleted_before_the_takeover_is_created_again(rig: LayoutsRig) -> None:
@@ -77,8 +77,8 @@ def test_config_map_deleted_before_the_takeover_is_created_again(rig: LayoutsRig
 
     assert rig.agent("agent-2", "uid-2").write("version: v1\n")
 
-    (found,) = rig.config_maps()
-    assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == ["uid-2"]
+    (config_map,) = rig.config_maps()
+    assert [each["uid"] for each in config_map["metadata"]["ownerReferences"]] == ["uid-2"]
     assert rig.count() == 2
 
 

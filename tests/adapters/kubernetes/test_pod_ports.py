@@ -75,7 +75,7 @@ def test_deletion_ignores_the_budgets(rig: Rig) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Guarded:
+class GuardedPod:
     """A pod, the pods that its budgets allow to be unavailable, and the answer to its eviction."""
 
     budgets: tuple[int, ...]
@@ -87,22 +87,22 @@ class Guarded:
 
 
 GUARDED = {
-    "no budget": Guarded((), Answer.ACCEPTED),
-    "a budget with room": Guarded((1,), Answer.ACCEPTED),
-    "a budget without room": Guarded((0,), Answer.BLOCKED, others=1),
-    "two budgets": Guarded((1, 1), Answer.BLOCKED),
-    "a pending pod": Guarded((0, 0), Answer.ACCEPTED, phase="Pending", is_ready=False),
-    "a finished pod": Guarded((0, 0), Answer.ACCEPTED, phase="Failed"),
-    "a terminating pod": Guarded((0, 0), Answer.ACCEPTED, is_terminating=True),
-    "an unready pod beside enough": Guarded((1,), Answer.ACCEPTED, is_ready=False, others=1),
-    "an unready pod beside too few": Guarded((0,), Answer.BLOCKED, is_ready=False, others=1),
-    "an unready pod that is not needed": Guarded((1,), Answer.BLOCKED, is_ready=False),
+    "no budget": GuardedPod((), Answer.ACCEPTED),
+    "a budget with room": GuardedPod((1,), Answer.ACCEPTED),
+    "a budget without room": GuardedPod((0,), Answer.BLOCKED, others=1),
+    "two budgets": GuardedPod((1, 1), Answer.BLOCKED),
+    "a pending pod": GuardedPod((0, 0), Answer.ACCEPTED, phase="Pending", is_ready=False),
+    "a finished pod": GuardedPod((0, 0), Answer.ACCEPTED, phase="Failed"),
+    "a terminating pod": GuardedPod((0, 0), Answer.ACCEPTED, is_terminating=True),
+    "an unready pod beside enough": GuardedPod((1,), Answer.ACCEPTED, is_ready=False, others=1),
+    "an unready pod beside too few": GuardedPod((0,), Answer.BLOCKED, is_ready=False, others=1),
+    "an unready pod that is not needed": GuardedPod((1,), Answer.BLOCKED, is_ready=False),
 }
 """By the rules of the API server: pkg/registry/core/pod/storage/eviction.go of Kubernetes."""
 
 
 @pytest.mark.parametrize("case", GUARDED.values(), ids=GUARDED)
-def test_budgets_decide_about_an_eviction_and_its_dry_run(rig: Rig, case: Guarded) -> None:
+def test_budgets_decide_about_an_eviction_and_its_dry_run(rig: Rig, case: GuardedPod) -> None:
     pod = rig.add_pod("train", phase=case.phase, is_ready=case.is_ready)
     for number in range(case.others):
         rig.add_pod(f"other-{number}")

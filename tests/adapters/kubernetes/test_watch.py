@@ -115,8 +115,8 @@ class PodFollower:
         return self.heard.acquire(timeout=SOON_S)
 
     def names(self) -> set[str] | None:
-        found = self.watch.pods()
-        return None if found is None else {pod.name for pod in found}
+        followed = self.watch.pods()
+        return None if followed is None else {pod.name for pod in followed}
 
 
 def pod_watches() -> list[threading.Thread]:
@@ -288,9 +288,9 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
         workloads=workloads,
     )
     order = orders.Order(affected=destroyed, rights=orders.Evict())
-    ours = drain.Drain.begin(attempt, order)
-    ours.run(usage)
-    assert ours.evictions.evicted == 1
+    node_drain = drain.Drain.begin(attempt, order)
+    node_drain.run(usage)
+    assert node_drain.evictions.evicted == 1
     # At the latest when the last list is too old to trust a silent watch.
     assert gone_at[0] <= clock.now_s < gone_at[0] + 12
     assert server.log.count("list", "pods") < (8 if how is None else 40)

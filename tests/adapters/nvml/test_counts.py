@@ -49,34 +49,34 @@ def small(transition: matrix.Transition) -> matrix.Transition:
     )
 
 
-class Played(NamedTuple):
-    seen: tuple[model.Gpu, ...]
-    wanted: dict[str, model.DesiredGpu]
+class RecordedChange(NamedTuple):
+    before: tuple[model.Gpu, ...]
+    desired: dict[str, model.DesiredGpu]
     change: Sequence[nvml_faults.Call]
     observation_after: Sequence[nvml_faults.Call]
     after: tuple[model.Gpu, ...]
 
 
-def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
+def play(transition: matrix.Transition, path: pathlib.Path) -> RecordedChange:
     matrix.prepare(transition, path)
     nvml_faults.install(path).state.log_calls()
     try:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
-        seen = gpus.observe()
+        before = gpus.observe()
         first = len(nvml_faults.read_calls(path))
-        wanted = transition.desired(seen)
-        plan = planner.plan(seen, wanted)
-        changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, seen)}
+        desired = transition.desired(before)
+        plan = planner.plan(before, desired)
+        changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, before)}
         after = gpus.observe()
         calls = nvml_faults.read_calls(path)
-        assert tuple(changed.get(gpu.uuid, gpu) for gpu in seen) == after
-        assert planner.plan(after, wanted).is_empty
+        assert tuple(changed.get(gpu.uuid, gpu) for gpu in before) == after
+        assert planner.plan(after, desired).is_empty
         # The driver of nodes in memory and this one are written apart.
-        assert gpu_values.geometry(gpu_values.execute(seen, plan)) == gpu_values.geometry(after)
+        assert gpu_values.geometry(gpu_values.execute(before, plan)) == gpu_values.geometry(after)
     finally:
         simulated.load(None)
     last = max(i for i, call in enumerate(calls) if call.function == "nvmlInitWithFlags")
-    return Played(seen, wanted, calls[first:last], calls[last:], after)
+    return RecordedChange(before, desired, calls[first:last], calls[last:], after)
 
 
 def fewest_changes(gpu: model.Gpu, desired: model.DesiredGpu) -> int:
@@ -110,7 +110,9 @@ def test_no_plan_needs_fewer_changes_and_no_query_is_superfluous(
     counts = collections.Counter(call.function for call in played.change)
     changes = [call for call in played.change if call.function in nvml_codes.CHANGES]
 
-    assert len(changes) == sum(fewest_changes(gpu, played.wanted[gpu.uuid]) for gpu in played.seen)
+    assert len(changes) == sum(
+        fewest_changes(gpu, played.desired[gpu.uuid]) for gpu in played.before
+    )
     assert counts["nvmlInitWithFlags"] == counts["nvmlShutdown"] == 1
     # Of the GPU that stays as it is, nothing.
     assert {call.gpu for call in played.change if call.gpu is not None} == {0}
@@ -121,7 +123,7 @@ def test_no_plan_needs_fewer_changes_and_no_query_is_superfluous(
     an_observation = sum(call.gpu == 0 for call in played.observation_after)
     had, has = (
         {instance.profile_id for instance in gpus[0].gpu_instances}
-        for gpus in (played.seen, played.after)
+        for gpus in (played.before, played.after)
     )
     about_profiles = PROFILE_QUESTIONS * len(has - had)
     beyond = len(played.change) - len(changes)
@@ -134,7 +136,7 @@ def test_what_a_change_asks_does_not_grow_with_the_node(tmp_path: pathlib.Path) 
     few = play(small(one_slice), tmp_path / "few")
     many = play(one_slice, tmp_path / "many")
 
-    assert len(many.seen) == matrix.GPUS
+    assert len(many.before) == matrix.GPUS
     assert collections.Counter(call.function for call in many.change) == collections.Counter(
         call.function for call in few.change
     )

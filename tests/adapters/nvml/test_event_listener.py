@@ -57,11 +57,11 @@ class ListenerRig:
     def children(self) -> set[int]:
         return children() - self._others
 
-    def logged(self, event: str) -> list[EventDict]:
+    def entries(self, event: str) -> list[EventDict]:
         return [entry for entry in list(self.logs) if entry["event"] == event]
 
     def until_listening(self, times: int = 1) -> None:
-        waiting.until(lambda: len(self.logged("gpu_events_watched")) >= times, "the listener")
+        waiting.until(lambda: len(self.entries("gpu_events_watched")) >= times, "the listener")
 
     def until_called(self, times: int) -> None:
         waiting.until(lambda: self.calls >= times, "the calls")
@@ -98,7 +98,7 @@ def watching(
             events.stop()
 
 
-def scripted(script: str) -> list[str]:
+def listener_command(script: str) -> list[str]:
     """Return the command line of a listener that is this script."""
     return processes.worker_command(PREAMBLE + script)
 
@@ -157,7 +157,7 @@ def test_changes_by_another_process_are_reported_once_unless_suspended(node: Lis
         node.change(CREATE)
         rig.until_called(2)
     assert rig.calls == 2
-    (first, second) = rig.logged("gpu_change_heard")
+    (first, second) = rig.entries("gpu_change_heard")
     assert first["gpus"] == second["gpus"] == [nvml_faults.SharedState(node.path).boards[0].uuid]
 
 
@@ -165,7 +165,9 @@ def test_changes_by_another_process_are_reported_once_unless_suspended(node: Lis
 def test_a_driver_without_the_event_is_reported_once_and_left_alone(node: ListenedNode) -> None:
     nvml_faults.SharedState(node.path).log_calls()
     with watching(node.command, restarts=AT_ONCE) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")), "the refusal in the log")
+        waiting.until(
+            lambda: bool(rig.entries("gpu_events_unsupported")), "the refusal in the log"
+        )
         waiting.until(lambda: not rig.children(), "the end of the listener")
         with rig.events.suspended():
             pass
@@ -182,7 +184,9 @@ def test_a_driver_without_the_event_is_reported_once_and_left_alone(node: Listen
 @pytest.mark.parametrize("mig_events", [states.MigEvents.WHILE_ON])
 def test_an_old_driver_reports_once_mig_is_on(node: ListenedNode) -> None:
     with watching(node.command) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")), "the refusal in the log")
+        waiting.until(
+            lambda: bool(rig.entries("gpu_events_unsupported")), "the refusal in the log"
+        )
         with rig.events.suspended():
             node.change(ENABLE)
         rig.until_listening()
@@ -197,9 +201,9 @@ def test_an_xid_is_passed_on_and_calls_back(node: ListenedNode) -> None:
         state.fail_gpu(1, xid=79)
         rig.until_called(1)
     assert rig.xids == [(state.boards[1].uuid, 79)]
-    (logged,) = rig.logged("gpu_xid")
+    (logged,) = rig.entries("gpu_xid")
     assert (logged["gpu"], logged["xid"]) == rig.xids[0]
-    assert not rig.logged("gpu_change_heard")
+    assert not rig.entries("gpu_change_heard")
 
 
 @pytest.mark.slow
@@ -212,8 +216,8 @@ def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: Listen
         rig.until_called(1)
         node.change(ENABLE)
         rig.until_called(2)
-    (ended,) = rig.logged("gpu_listener_ended")
-    assert "SIGKILL" in ended["error"]
+    (end,) = rig.entries("gpu_listener_ended")
+    assert "SIGKILL" in end["error"]
 
 
 @pytest.mark.slow
@@ -221,13 +225,13 @@ def test_a_driver_that_is_loaded_later_is_listened_to_then(tmp_path: pathlib.Pat
     node = ListenedNode(tmp_path / "state")
     with watching(node.command, restarts=AT_ONCE) as rig:
         waiting.until(
-            lambda: bool(rig.logged("gpu_listener_ended")), "the end of the listener in the log"
+            lambda: bool(rig.entries("gpu_listener_ended")), "the end of the listener in the log"
         )
         simulated.create("a30", node.path)
         rig.until_listening()
         rig.until_called(1)
-    (ended,) = rig.logged("gpu_listener_ended")
-    assert ended["reason"] == "DriverNotLoaded"
+    (end,) = rig.entries("gpu_listener_ended")
+    assert end["reason"] == "DriverNotLoaded"
 
 
 def test_a_listener_ends_when_its_stdin_does(node: ListenedNode) -> None:
@@ -267,13 +271,13 @@ signal.pause()
 
 
 def test_a_burst_is_reported_once() -> None:
-    command = scripted("""
+    command = listener_command("""
 say(watching)
 os.write(parent._out, 50 * subprocesses._encode(changed))
 until_the_end()
 """)
     with watching(command, quiet_s=2.0) as rig:
-        waiting.until(lambda: len(rig.logged("gpu_change_heard")) == 50, "the changes in the log")
+        waiting.until(lambda: len(rig.entries("gpu_change_heard")) == 50, "the changes in the log")
         rig.until_called(1)
         with rig.events.suspended():
             assert rig.calls == 1
@@ -282,7 +286,7 @@ until_the_end()
 def test_a_burst_that_is_not_over_is_dropped_by_a_suspension(tmp_path: pathlib.Path) -> None:
     # The first listener never falls silent, so that its burst is not over when it is suspended.
     once = tmp_path / "once"
-    command = scripted(f"""
+    command = listener_command(f"""
 say(watching)
 if not os.path.exists({str(once)!r}):
     open({str(once)!r}, "w").close()
@@ -292,7 +296,7 @@ if not os.path.exists({str(once)!r}):
 until_the_end()
 """)
     with watching(command, quiet_s=60.0) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_change_heard")), "the changes in the log")
+        waiting.until(lambda: bool(rig.entries("gpu_change_heard")), "the changes in the log")
         with rig.events.suspended():
             before = rig.calls
         rig.until_listening(2)
@@ -303,12 +307,12 @@ until_the_end()
     ("command", "error"),
     [
         (["/does/not/exist"], "cannot be started"),
-        (scripted("os.write(2, b'x' * 200_000 + b' the end'); sys.exit(3)"), "status 3"),
-        (scripted("os.write(parent._out, b'hello'); until_the_end()"), "hello"),
-        (scripted("say(('watching', '8', 8)); until_the_end()"), "invalid message"),
-        (scripted("say(('failed', 'Whatever', 'so')); until_the_end()"), "Whatever"),
-        (scripted("say(('failed', 'GpuLost', 'gone'))"), "gone"),
-        (scripted("signal.pause()"), "not ready within 0.3 s"),
+        (listener_command("os.write(2, b'x' * 200_000 + b' the end'); sys.exit(3)"), "status 3"),
+        (listener_command("os.write(parent._out, b'hello'); until_the_end()"), "hello"),
+        (listener_command("say(('watching', '8', 8)); until_the_end()"), "invalid message"),
+        (listener_command("say(('failed', 'Whatever', 'so')); until_the_end()"), "Whatever"),
+        (listener_command("say(('failed', 'GpuLost', 'gone'))"), "gone"),
+        (listener_command("signal.pause()"), "not ready within 0.3 s"),
     ],
 )
 def test_a_listener_that_is_no_good_is_replaced_after_a_pause(
@@ -316,22 +320,22 @@ def test_a_listener_that_is_no_good_is_replaced_after_a_pause(
 ) -> None:
     with watching(command, start_timeout_s=0.3 if "0.3" in error else 60.0) as rig:
         waiting.until(
-            lambda: bool(rig.logged("gpu_listener_ended")), "the end of the listener in the log"
+            lambda: bool(rig.entries("gpu_listener_ended")), "the end of the listener in the log"
         )
         waiting.until(lambda: not rig.children(), "the end of the listener")
-    (ended,) = rig.logged("gpu_listener_ended")
-    assert error in ended["error"]
-    assert ended["delay_s"] == 3600.0
-    for words in rig.logged("gpu_listener_stderr"):
+    (end,) = rig.entries("gpu_listener_ended")
+    assert error in end["error"]
+    assert end["delay_s"] == 3600.0
+    for words in rig.entries("gpu_listener_stderr"):
         assert len(words["stderr"]) <= 16 * 1024
         assert words["stderr"].endswith("the end")
-    assert bool(rig.logged("gpu_listener_stderr")) is (error == "status 3")
+    assert bool(rig.entries("gpu_listener_stderr")) is (error == "status 3")
 
 
 @pytest.mark.slow
 def test_pauses_grow_and_the_same_failure_is_logged_once(tmp_path: pathlib.Path) -> None:
     starts = tmp_path / "starts"
-    command = scripted(f"""
+    command = listener_command(f"""
 with open({str(starts)!r}, "a") as file:
     file.write(f"{{time.monotonic()}}\\n")
 sys.exit(3)
@@ -345,7 +349,7 @@ sys.exit(3)
     pauses = [after - before for before, after in itertools.pairwise(times)]
     least = (0.05, 0.1, 0.2, 0.4)
     assert all(pause >= floor for pause, floor in zip(pauses, least, strict=True))
-    assert len(rig.logged("gpu_listener_ended")) == 1
+    assert len(rig.entries("gpu_listener_ended")) == 1
 
 
 def test_a_bug_in_the_callback_does_not_end_listening() -> None:
@@ -353,18 +357,18 @@ def test_a_bug_in_the_callback_does_not_end_listening() -> None:
         if rig.calls == 1:
             raise ZeroDivisionError
 
-    command = scripted("say(watching); say(changed); until_the_end()")
+    command = listener_command("say(watching); say(changed); until_the_end()")
     with watching(command, restarts=AT_ONCE, on_change=fail_once) as rig:
         rig.until_called(2)
-    assert len(rig.logged("gpu_events_error")) == 1
+    assert len(rig.entries("gpu_events_error")) == 1
 
 
 def test_suspensions_nest_and_interrupt_a_pause(tmp_path: pathlib.Path) -> None:
     starts = tmp_path / "starts"
-    command = scripted(f"open({str(starts)!r}, 'a').write('x'); sys.exit(3)")
+    command = listener_command(f"open({str(starts)!r}, 'a').write('x'); sys.exit(3)")
     with watching(command) as rig:
         waiting.until(
-            lambda: bool(rig.logged("gpu_listener_ended")), "the end of the listener in the log"
+            lambda: bool(rig.entries("gpu_listener_ended")), "the end of the listener in the log"
         )
         with rig.events.suspended(), rig.events.suspended():
             pass
@@ -379,7 +383,7 @@ def test_without_a_start_there_is_nothing_to_suspend_or_to_stop() -> None:
 
 
 def test_stop_kills_a_deaf_listener_and_start_replaces_it() -> None:
-    command = scripted("""
+    command = listener_command("""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 say(watching)
 while True:

@@ -149,13 +149,13 @@ def test_a_driver_that_chooses_placements_is_brought_to_each_of_them(boot: Boot)
     gpu = node.enable()
     for start in (6, 0, 3):
         node.run(gi_step(gpu, "1g.5gb", start))
-    found = ["[1g.5gb@0:1]", "[1g.5gb@3:1]", "[1g.5gb@6:1]"]
-    assert names(node.observe()) == found
+    instances = ["[1g.5gb@0:1]", "[1g.5gb@3:1]", "[1g.5gb@6:1]"]
+    assert names(node.observe()) == instances
     # Occupied: what was created on the way is gone again.
     error = node.refusal(gi_step(gpu, "2g.10gb", 2))
     assert "4:2 and never 2:2; undone" in error.message
     assert error.reason is errors.Reason.NOT_SUPPORTED
-    assert names(node.observe()) == found
+    assert names(node.observe()) == instances
 
 
 def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(node: NvmlRig) -> None:

@@ -29,7 +29,7 @@ def attempt(action: Callable[[], T]) -> tuple[errors.HardwareError | None, T | N
         return error, None
 
 
-def called(node: NvmlRig, action: Callable[[], object]) -> list[str]:
+def functions_called_by(node: NvmlRig, action: Callable[[], object]) -> list[str]:
     """Return the C functions that an action calls."""
     before = node.library.counts.copy()
     action()
@@ -51,20 +51,20 @@ def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
     create = gi_step(node.fill("1g.5gb"), "3g.20gb")
     node.run(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))
     gpu = node.observe()
-    functions = called(node, node.gpus.observe)
+    functions = functions_called_by(node, node.gpus.observe)
     assert len(functions) >= 23
     for function in functions:
         for code in codes:
             node.fault(function, code=code, count=None)
-            failure, seen = attempt(node.observe)
+            failure, observed = attempt(node.observe)
             if failure is not None:
                 reason = library.from_code(code, operation="").reason
                 is_explained = (failure.code, failure.reason) == (code, reason)
                 # Borne for one profile, it may leave too little to go on with.
                 assert is_explained or failure.reason is errors.Reason.NOT_SUPPORTED
-            if seen is not None and not says_none(function, code):
+            if observed is not None and not says_none(function, code):
                 # What is borne makes no instance disappear.
-                assert names(seen) == names(gpu), function
+                assert names(observed) == names(gpu), function
             node.state.clear_faults()
         assert node.observe() == gpu
         assert pynvml._nvmlLib_refcount == 0 or function == "nvmlShutdown"
@@ -83,7 +83,7 @@ def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
         return node.gpus.execute(everything(before[0]), before)
 
     before = node.gpus.observe()
-    functions = called(node, change)
+    functions = functions_called_by(node, change)
     assert len(functions) >= 20
     for function in functions:
         for code in codes:

@@ -28,20 +28,20 @@ def recorder(memory: last_calls.LastCalls) -> last_calls.Recorder:
     return made
 
 
-def noted(memory: last_calls.LastCalls) -> list[tuple[str, bool]]:
+def calls_in(memory: last_calls.LastCalls) -> list[tuple[str, bool]]:
     return [(str(call), call.is_running) for call in memory.read()]
 
 
 def test_a_call_is_noted_before_it_begins_and_after_it_returned(
     memory: last_calls.LastCalls, recorder: last_calls.Recorder
 ) -> None:
-    assert noted(memory) == []
+    assert calls_in(memory) == []
     recorder.began("nvmlInit", 12.5)
     (call,) = memory.read()
     assert (call.function, call.gpu, call.minor, call.since_s) == ("nvmlInit", "", None, 12.5)
-    assert noted(memory) == [("nvmlInit", True)]
+    assert calls_in(memory) == [("nvmlInit", True)]
     recorder.note_return()
-    assert noted(memory) == [("nvmlInit", False)]
+    assert calls_in(memory) == [("nvmlInit", False)]
 
 
 def test_a_call_names_its_gpu_as_far_as_it_is_known(
@@ -49,14 +49,14 @@ def test_a_call_names_its_gpu_as_far_as_it_is_known(
 ) -> None:
     with recorder.on_gpu(3):
         recorder.began("nvmlDeviceGetUUID", 1.0)
-        assert noted(memory) == [("nvmlDeviceGetUUID on GPU 3", True)]
+        assert calls_in(memory) == [("nvmlDeviceGetUUID on GPU 3", True)]
         recorder.set_gpu(3, UUID)
-        assert noted(memory) == [(f"nvmlDeviceGetUUID on GPU 3 ({UUID})", True)]
+        assert calls_in(memory) == [(f"nvmlDeviceGetUUID on GPU 3 ({UUID})", True)]
         assert memory.read()[0].minor is None
         recorder.set_gpu(3, UUID, 5)
         assert memory.read()[0].minor == 5
     recorder.began("nvmlShutdown", 2.0)
-    assert noted(memory) == [("nvmlShutdown", True)]
+    assert calls_in(memory) == [("nvmlShutdown", True)]
     assert memory.read()[0].minor is None
 
 

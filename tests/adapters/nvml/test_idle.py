@@ -194,15 +194,15 @@ def test_instance_created_after_the_plan_is_not_taken_for_its_own(
     node: NvmlRig, proc: ProcTree
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")
-    seen = node.observe()
+    before = node.observe()
     node.run(create)
     now = node.observe()
 
     with pytest.raises(errors.StalePlanError) as caught:
-        execute(proc, seen, create, ci_step(create, "3g.20gb", 0))
+        execute(proc, before, create, ci_step(create, "3g.20gb", 0))
 
     assert caught.value.message == (
-        f"GPU 0 ({seen.uuid}) has 3g.20gb at {create.placement} already"
+        f"GPU 0 ({before.uuid}) has 3g.20gb at {create.placement} already"
     )
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
     assert node.observe() == now
@@ -214,16 +214,16 @@ def test_compute_instance_created_after_the_plan_makes_it_stale(
 ) -> None:
     within = gi_step(node.enable(), "3g.20gb")
     node.run(within)
-    seen = node.observe()
+    before = node.observe()
     create = ci_step(within, name)
     node.run(create)
     now = node.observe()
 
     with pytest.raises(errors.StalePlanError) as caught:
-        execute(proc, seen, create)
+        execute(proc, before, create)
 
     assert caught.value.message == (
-        f"GPU 0 ({seen.uuid}) has {name} at {create.placement} "
+        f"GPU 0 ({before.uuid}) has {name} at {create.placement} "
         f"in the GPU instance at {within.placement} already"
     )
     assert node.observe() == now

@@ -173,15 +173,15 @@ def test_instances_that_may_not_be_listed_are_an_error_and_never_none(
 
 def test_lasting_facts_are_asked_once_however_many_instances_there_are(node: NvmlRig) -> None:
     node.fill(*["1g.5gb"] * 7)
-    asked = (
+    functions = (
         "nvmlDeviceGetMemoryInfo",
         "nvmlDeviceGetGpuInstanceProfileInfo",
         "nvmlGpuInstanceGetComputeInstanceProfileInfo",
         "nvmlDeviceGetMigMode",
     )
-    before = {function: node.calls(function) for function in asked}
+    before = {function: node.calls(function) for function in functions}
     node.gpus.observe()
-    added = {function: node.calls(function) - before[function] for function in asked}
+    added = {function: node.calls(function) - before[function] for function in functions}
     assert added["nvmlDeviceGetMemoryInfo"] == 1
     assert added["nvmlDeviceGetMigMode"] == 1
     assert added["nvmlDeviceGetGpuInstanceProfileInfo"] <= 32
@@ -203,9 +203,9 @@ def test_one_gpu_that_answers_an_error_does_not_hide_the_others(
     node = boot("3xa100-sxm4-40gb")
     uuid = node.observe(1).uuid
     node.fault("nvmlDeviceGetMigMode", gpu=1, code=code, count=None)
-    seen = node.gpus.observe()
-    assert [gpu.index for gpu in seen] == [0, 2]
-    (unreachable,) = seen.unreachable
+    observed = node.gpus.observe()
+    assert [gpu.index for gpu in observed] == [0, 2]
+    (unreachable,) = observed.unreachable
     assert (unreachable.index, unreachable.uuid, unreachable.code) == (1, uuid, code)
     assert "nvmlDeviceGetMigMode" in unreachable.message
 
@@ -295,15 +295,15 @@ def test_profiles_of_equal_gpus_are_read_and_kept_once(tmp_path: pathlib.Path) -
     library = nvml_faults.install(tmp_path / "gpus.json")
     try:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
-        seen = gpus.observe()
-        asked = library.counts[ask]
-        gpus.execute(planner.plan(seen, MIXED.desired(seen)), seen)
+        observed = gpus.observe()
+        queries = library.counts[ask]
+        gpus.execute(planner.plan(observed, MIXED.desired(observed)), observed)
     finally:
         simulated.load(None)
 
-    assert len(seen) == len(MIXED.before)
-    assert len({id(gpu.profiles) for gpu in seen}) == 1
-    assert library.counts[ask] == asked > 0
+    assert len(observed) == len(MIXED.before)
+    assert len({id(gpu.profiles) for gpu in observed}) == 1
+    assert library.counts[ask] == queries > 0
 
 
 @pytest.mark.parametrize("value", range(8))

@@ -39,9 +39,9 @@ def report() -> Any:
 @pytest.fixture
 def node(tmp_path: pathlib.Path) -> Iterator[nvml_rig.NvmlRig]:
     """Return a node with two A100; the first has three instances."""
-    with rig(tmp_path / "node", "2xA100-SXM4-40GB") as found:
-        found.fill("3g.20gb", "2g.10gb", "1g.5gb")
-        yield found
+    with rig(tmp_path / "node", "2xA100-SXM4-40GB") as nvml_node:
+        nvml_node.fill("3g.20gb", "2g.10gb", "1g.5gb")
+        yield nvml_node
 
 
 def _filling(gpu: model.Gpu) -> Iterator[steps.Step]:
@@ -55,11 +55,11 @@ def _filling(gpu: model.Gpu) -> Iterator[steps.Step]:
 @pytest.mark.parametrize("mode", model.MigMode)
 def test_no_product_differs(tmp_path: pathlib.Path, first: int, mode: model.MigMode) -> None:
     keys = EVERY[first : first + 16]
-    with rig(tmp_path / "node", "+".join(keys)) as found:
-        gpus = [gpu for gpu in found.gpus.observe() if gpu.is_mig_capable]
+    with rig(tmp_path / "node", "+".join(keys)) as nvml_node:
+        gpus = [gpu for gpu in nvml_node.gpus.observe() if gpu.is_mig_capable]
         if mode is model.MigMode.ENABLED:
-            found.run(*(nvml_rig.mode_step(gpu, mode) for gpu in gpus))
-            found.run(*(step for gpu in gpus for step in _filling(gpu)))
+            nvml_node.run(*(nvml_rig.mode_step(gpu, mode) for gpu in gpus))
+            nvml_node.run(*(step for gpu in gpus for step in _filling(gpu)))
         answer = report()
 
     assert answer["differences"] == []
@@ -95,13 +95,13 @@ def test_every_function_of_the_adapter_is_called_or_explained(node: nvml_rig.Nvm
 @settings(max_examples=5, deadline=None)
 def test_the_file_identifies_no_machine(tmp_path_factory: Any, seed: str) -> None:
     path = tmp_path_factory.mktemp("node") / "node"
-    with rig(path, "2xA100-SXM4-40GB", options=states.Options(seed=seed)) as found:
-        found.fill("3g.20gb", "1g.5gb")
-        found.state.add_client(found.observe(1).uuid, name="/home/someone/secret-trainer")
+    with rig(path, "2xA100-SXM4-40GB", options=states.Options(seed=seed)) as nvml_node:
+        nvml_node.fill("3g.20gb", "1g.5gb")
+        nvml_node.state.add_client(nvml_node.observe(1).uuid, name="/home/someone/secret-trainer")
         text = json.dumps(acceptance_report.report(survey.survey(None), timeout_s=TIMEOUT_S))
-        gpus = found.gpus.observe()
+        gpus = nvml_node.gpus.observe()
         secrets = {"secret-trainer", "someone"}
-        for gpu, board in zip(gpus, found.state.boards, strict=True):
+        for gpu, board in zip(gpus, nvml_node.state.boards, strict=True):
             secrets |= {gpu.uuid, *gpu.mig_uuids, gpu.pci_address, str(board.serial_number)}
 
     lower = text.lower()
@@ -165,7 +165,7 @@ PRODUCTS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
 
 
 @pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+def subjects_by_product(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Return the subjects that are named for each GPU of a driver with other products."""
     folder = tmp_path_factory.mktemp("node")
     with rig(folder / "source"):
@@ -173,8 +173,8 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     rows = [copy.deepcopy(row) for _ in PRODUCTS]
     for product, (plant, _) in zip(rows, PRODUCTS.values(), strict=True):
         plant(product)
-    with rig(folder / "node", json.dumps(rows)) as found:
-        found.fill("3g.20gb", index=[*PRODUCTS].index("another pack of compute instances"))
+    with rig(folder / "node", json.dumps(rows)) as nvml_node:
+        nvml_node.fill("3g.20gb", index=[*PRODUCTS].index("another pack of compute instances"))
         answer = report()
     assert all(each["consequence"] for each in answer["differences"])
     return {
@@ -184,8 +184,10 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_planted_difference_is_the_only_one_named(named: dict[str, set[str]], name: str) -> None:
-    assert named[name] == PRODUCTS[name][1]
+def test_a_planted_difference_is_the_only_one_named(
+    subjects_by_product: dict[str, set[str]], name: str
+) -> None:
+    assert subjects_by_product[name] == PRODUCTS[name][1]
 
 
 BEHAVIOUR = [
@@ -208,8 +210,8 @@ def test_another_behaviour_of_the_driver_is_named(
     subject: str,
     what: str,
 ) -> None:
-    with rig(tmp_path / "node", alterations=altered) as found:
-        found.fill("3g.20gb", "2g.10gb", "1g.5gb")
+    with rig(tmp_path / "node", alterations=altered) as nvml_node:
+        nvml_node.fill("3g.20gb", "2g.10gb", "1g.5gb")
         answer = report()
 
     assert (subject, what) in {(each["subject"], each["what"]) for each in answer["differences"]}
@@ -274,7 +276,7 @@ def test_an_unknown_product_is_named(tmp_path: pathlib.Path) -> None:
     with rig(tmp_path / "source"):
         (row,) = captured.rows(json_text.in_camel_case(report()))
     with rig(tmp_path / "node", json.dumps([{**row, "pci": ["0x12345678"]}])):
-        (found,) = report()["differences"]
+        (difference,) = report()["differences"]
 
-    assert (found["subject"], found["effect"]) == ("product", "simulation")
-    assert "Send the file" in found["consequence"]
+    assert (difference["subject"], difference["effect"]) == ("product", "simulation")
+    assert "Send the file" in difference["consequence"]

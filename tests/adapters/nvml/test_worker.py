@@ -162,7 +162,7 @@ def test_an_interrupted_call_leaves_no_worker_behind() -> None:
 def test_worker_started_ahead_is_used_dismissed_or_replaced(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "pid"
 
-    def started() -> int:
+    def prepare_worker() -> int:
         gpus.prepare()
         waiting.until(lambda: file.exists() and bool(file.read_text()), "the file")
         return int(file.read_text())
@@ -172,7 +172,7 @@ open({str(file)!r}, "w").write(str(os.getpid()))
 parent.receive()
 answer(model.NO_GPUS)
 """)
-    ahead = started()
+    ahead = prepare_worker()
     gpus.prepare()
     assert gpus.observe() == ()
     assert int(file.read_text()) == ahead
@@ -180,14 +180,14 @@ answer(model.NO_GPUS)
     assert int(file.read_text()) != ahead
 
     file.unlink()
-    ahead = started()
+    ahead = prepare_worker()
     os.kill(ahead, signal.SIGKILL)
     os.waitid(os.P_PID, ahead, os.WEXITED | os.WNOWAIT)
     assert gpus.observe() == ()
     assert int(file.read_text()) != ahead
 
     file.unlink()
-    ahead = started()
+    ahead = prepare_worker()
     gpus.dismiss()
     assert not pathlib.Path(f"/proc/{ahead}").exists()
     gpus.dismiss()

@@ -44,21 +44,21 @@ def add_node(
 ) -> None:
     fields = {"gpus": rig.gpus(SPEC), "requested": "all-balanced", **fields}
     node = rig.node("gpu-1", labels=labels, **fields)
-    found = node["metadata"]["annotations"]
+    node_annotations = node["metadata"]["annotations"]
     if fields["gpus"] is not None:
-        found["mig-manager.io/layouts"] = listed
-    found.update(annotations or {})
+        node_annotations["mig-manager.io/layouts"] = listed
+    node_annotations.update(annotations or {})
     server.store.create(node)
 
 
-def stored(server: apiserver.ApiServer) -> api_objects.Object:
+def node_copy(server: apiserver.ApiServer) -> api_objects.Object:
     """Return a copy of the node."""
     return copy.deepcopy(server.store.peek(KEY) or {})
 
 
 def metadata(server: apiserver.ApiServer) -> dict[str, Any]:
-    found: dict[str, Any] = stored(server)["metadata"]
-    return found
+    node_metadata: dict[str, Any] = node_copy(server)["metadata"]
+    return node_metadata
 
 
 def apply(viewer: rig.Viewer, *words: str, text: str = MINE) -> commandline.Answer:
@@ -237,7 +237,7 @@ def test_what_an_agent_does_otherwise_with_the_layout_is_noted(
     every = (NO_CUSTOM, NO_EVICTION, ON_DEMAND)
     assert {each for each in every if each in answer.out} == notes
     assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
-    request = custom_layouts.Custom.of(node_object.parse_node(stored(user.server)))
+    request = custom_layouts.Custom.of(node_object.parse_node(node_copy(user.server)))
     may_evict = custom_layouts.request_for("custom", request).may_evict
     assert may_evict is (NO_EVICTION not in notes)
 
@@ -252,7 +252,7 @@ def test_apply_reads_a_node_changed_in_between_again(
 
     def patch(self: Kubectl, name: str, change: Any) -> None:
         monkeypatch.undo()
-        node = stored(user.server)
+        node = node_copy(user.server)
         key = well_known.CONFIG_LABEL if matters else "example.com/rack"
         node["metadata"]["labels"][key] = "all-disabled"
         user.server.store.write(KEY, node)
@@ -298,7 +298,7 @@ def test_status_distinguishes_one_custom_layout_from_the_next(user: rig.Viewer) 
     add_custom(user.server, MINE)
     assert user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["state"] == "success"
 
-    node = stored(user.server)
+    node = node_copy(user.server)
     node["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] = OTHER
     user.server.store.write(KEY, node)
 
@@ -341,10 +341,10 @@ def test_a_plan_says_why_there_is_no_custom_layout(
 def test_the_list_of_layouts_has_the_custom_one(user: rig.Viewer) -> None:
     add_custom(user.server, MINE)
     listed = user.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
-    (own,) = (each for each in listed if each["layout"] == "custom")
-    assert own["isRequested"]
-    assert own["isApplied"]
-    assert own["gpus"][0]["devices"] == {"1g.5gb": 1, "2g.10gb": 1}
+    (custom,) = (each for each in listed if each["layout"] == "custom")
+    assert custom["isRequested"]
+    assert custom["isApplied"]
+    assert custom["gpus"][0]["devices"] == {"1g.5gb": 1, "2g.10gb": 1}
 
 
 def test_a_history_does_not_take_another_custom_layout_for_this_one(user: rig.Viewer) -> None:

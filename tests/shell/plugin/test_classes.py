@@ -31,14 +31,14 @@ def test_autoscaler_tags_are_the_devices_of_future_nodes(viewer: rig.Viewer) -> 
 def test_with_the_strategy_single_the_tags_count_gpus(viewer: rig.Viewer) -> None:
     command = ("autoscaler-tags", "all-1g.5gb", "--gpu", "2xa100", "--strategy", "single")
 
-    found = yaml.safe_load(viewer.alone(*command, "-o", "yaml").out)
+    tags = yaml.safe_load(viewer.alone(*command, "-o", "yaml").out)
 
-    assert found["resources"] == {"nvidia.com/gpu": 14}
-    assert found["awsTags"] == {
+    assert tags["resources"] == {"nvidia.com/gpu": 14}
+    assert tags["awsTags"] == {
         f"{AWS}/label/nvidia.com/mig.config": "all-1g.5gb",
         f"{AWS}/resources/nvidia.com/gpu": "14",
     }
-    assert found["karpenterCapacity"] == {"nvidia.com/gpu": "14"}
+    assert tags["karpenterCapacity"] == {"nvidia.com/gpu": "14"}
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_device_classes_are_a_list_that_kubectl_applies(user: rig.Viewer) -> Non
 
 @pytest.mark.slow
 def test_no_device_class_is_made_beside_one_of_another_name(user: rig.Viewer) -> None:
-    own = {"extendedResourceName": "nvidia.com/mig-7g.40gb", "selectors": []}
-    other = {"extendedResourceName": "nvidia.com/gpu", "selectors": []}
-    for name, spec in (("own", own), ("gpu.nvidia.com", other)):
+    spec_7g = {"extendedResourceName": "nvidia.com/mig-7g.40gb", "selectors": []}
+    other_spec = {"extendedResourceName": "nvidia.com/gpu", "selectors": []}
+    for name, spec in (("own", spec_7g), ("gpu.nvidia.com", other_spec)):
         metadata = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
         user.server.create({**metadata, "metadata": {"name": name}, "spec": spec})
     user.server.create(rig.node("gpu-1", gpus=rig.gpus("1xA100-SXM4-40GB")), rig.node("gpu-2"))

@@ -75,8 +75,8 @@ FORBIDDEN, UNAVAILABLE = errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE
 @pytest.fixture(scope="module")
 def server() -> Iterator[apiserver.ApiServer]:
     programs.path_or_skip("kubectl")
-    with apiserver.serve() as found:
-        yield found
+    with apiserver.serve() as api_server:
+        yield api_server
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests import api_objects
 from tests.kit import plugin_rig as rig
 
 SPEC = "2xA100-SXM4-40GB"
-OWN = """\
+OWNERS_FILE = """\
 version: v1
 mig-configs:
   team-a:
@@ -22,11 +22,11 @@ mig-configs:
 """
 
 
-def entries(text: str = OWN) -> list[served.ServedLayout]:
+def entries(text: str = OWNERS_FILE) -> list[served.ServedLayout]:
     """Return what an agent with this file lists for these GPUs."""
-    own = config.parse(text, source="/etc/mig-manager/config.yaml").layouts
+    from_file = config.parse(text, source="/etc/mig-manager/config.yaml").layouts
     made = generator.layouts_of(generator.kinds_of(rig.gpus(SPEC)))
-    return [served.ServedLayout.of(layout) for layout in {**made, **own}.values()]
+    return [served.ServedLayout.of(layout) for layout in {**made, **from_file}.values()]
 
 
 def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "team-a") -> None:
@@ -38,7 +38,7 @@ def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "
 
 def test_each_layout_is_drawn_with_its_origin(user: rig.Viewer) -> None:
     add_node(user.server, served.to_json(entries()))
-    user.server.store.create(api_objects.a_config_map(OWN))
+    user.server.store.create(api_objects.a_config_map(OWNERS_FILE))
 
     answer = user.alone("layouts", "gpu-1")
 
@@ -62,14 +62,14 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
 ) -> None:
     add_node(user.server, served.to_json(entries()))
     # The file has another content under the same name.
-    user.server.store.create(api_objects.a_config_map(OWN.replace("4g", "3g")))
-    own = tmp_path / "own.yaml"
-    own.write_text(OWN)
+    user.server.store.create(api_objects.a_config_map(OWNERS_FILE.replace("4g", "3g")))
+    file = tmp_path / "own.yaml"
+    file.write_text(OWNERS_FILE)
 
     assert "team-a · /etc/mig-manager/config.yaml:3 · active\n    its content is in no known" in (
         user.alone("layouts", "gpu-1").out
     )
-    named = user.alone("layouts", "gpu-1", "-f", str(own), "-o", "json").data
+    named = user.alone("layouts", "gpu-1", "-f", str(file), "-o", "json").data
     (layout,) = [each for each in named["layouts"] if each["layout"] == "team-a"]
     gpu = {"index": 0, "name": "NVIDIA A100-SXM4-40GB", "isMigEnabled": True}
     assert layout["gpus"] == [gpu | {"devices": {"4g.20gb": 1}}]
@@ -114,7 +114,9 @@ def test_a_layout_is_active_with_the_content_that_was_applied(
 @pytest.mark.slow
 def test_the_config_map_of_the_node_has_what_the_operators_agent_serves(user: rig.Viewer) -> None:
     add_node(user.server, served.to_json(entries()))
-    user.server.store.create(api_objects.a_config_map(OWN, "gpu-operator/gpu-1-mig-config"))
+    user.server.store.create(
+        api_objects.a_config_map(OWNERS_FILE, "gpu-operator/gpu-1-mig-config")
+    )
 
     out = user.alone("layouts", "gpu-1", "-o", "json").out
 
@@ -131,7 +133,7 @@ mig-configs:
 @pytest.mark.parametrize(
     ("document", "origin"),
     [
-        (OWN, "generated for NVIDIA A100-SXM4-40GB"),
+        (OWNERS_FILE, "generated for NVIDIA A100-SXM4-40GB"),
         (SAME, "ConfigMap mig-manager/mig-manager-config:3"),
     ],
     ids=["without it", "with it"],
@@ -185,13 +187,13 @@ def test_layouts_of_nodes_and_of_a_chosen_file_are_completed(
     user: rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
     add_node(user.server, served.to_json(entries()))
-    own = tmp_path / "own.yaml"
-    own.write_text(OWN.replace("team", "all-7"))
+    file = tmp_path / "own.yaml"
+    file.write_text(OWNERS_FILE.replace("team", "all-7"))
 
-    completed = user.complete("plan", "-f", str(own), "all-7")
+    completed = user.complete("plan", "-f", str(file), "all-7")
 
     assert completed.out.split() == ["all-7-a", "all-7g.40gb", ":4"]
-    assert user.complete("apply", "-f", str(own), "all-7").out.split() == ["all-7-a", ":4"]
+    assert user.complete("apply", "-f", str(file), "all-7").out.split() == ["all-7-a", ":4"]
     assert user.complete("apply", "all-7").out.split() == ["all-7g.40gb", ":4"]
 
 

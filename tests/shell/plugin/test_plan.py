@@ -172,10 +172,10 @@ def test_content_that_only_the_agent_has_is_unknown(
         named = viewer.alone("plan", *words, "-f", "-", stdin=rig.CONFIG)
 
     assert (planned.status, rolled.status, named.status) == (1, 1, 0)
-    plan, preview, own = (each.data["nodes"][0] for each in (planned, rolled, named))
-    assert (plan["verdict"], own["verdict"]) == ("unknown", "fits")
+    plan, preview, of_file = (each.data["nodes"][0] for each in (planned, rolled, named))
+    assert (plan["verdict"], of_file["verdict"]) == ("unknown", "fits")
     assert preview == {**plan, "reason": "ContentUnknown"}
-    assert own["notes"] == ["its agent has another layout named all-balanced"]
+    assert of_file["notes"] == ["its agent has another layout named all-balanced"]
 
 
 @pytest.mark.slow

@@ -166,6 +166,6 @@ def test_a_line_is_completed(
 ) -> None:
     answer = viewer.complete(*words)
 
-    *found, directive = answer.out.splitlines()
-    assert [line.partition("\t")[0] for line in found] == candidates
+    *lines, directive = answer.out.splitlines()
+    assert [line.partition("\t")[0] for line in lines] == candidates
     assert directive == ":4"

@@ -19,8 +19,8 @@ NASTY = "\x1b]0;owned\x07\x1b[2Jgone\r\u202etxt"
 def rules() -> list[dict[str, list[str]]]:
     """Return what the documentation says is enough."""
     _, _, rest = DOCS.read_text(encoding="utf-8").partition("```yaml\n")
-    found: list[dict[str, list[str]]] = yaml.safe_load(rest.partition("```")[0])["rules"]
-    return found
+    role_rules: list[dict[str, list[str]]] = yaml.safe_load(rest.partition("```")[0])["rules"]
+    return role_rules
 
 
 def allows(granted: list[dict[str, list[str]]], access: apiserver.Access) -> bool:
@@ -33,7 +33,7 @@ def allows(granted: list[dict[str, list[str]]], access: apiserver.Access) -> boo
     )
 
 
-def limited(granted: list[dict[str, list[str]]]) -> apiserver.ApiServer:
+def server_with_rights(granted: list[dict[str, list[str]]]) -> apiserver.ApiServer:
     return apiserver.ApiServer(authorizer=lambda access: allows(granted, access))
 
 
@@ -44,7 +44,7 @@ def without(*kinds: str) -> list[dict[str, list[str]]]:
     ]
 
 
-def populated(server: apiserver.ApiServer) -> apiserver.ApiServer:
+def add_objects(server: apiserver.ApiServer) -> apiserver.ApiServer:
     gpus = rig.gpus("1xA100-SXM4-40GB", "all-balanced")
     server.store.create(rig.node("n1", gpus=gpus, requested="all-balanced"))
     server.store.create(rig.pod("train", "n1", mig_3g_20gb=1))
@@ -55,7 +55,7 @@ def populated(server: apiserver.ApiServer) -> apiserver.ApiServer:
 
 @pytest.mark.slow
 def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Path) -> None:
-    with apiserver.serve(populated(limited(rules()))) as server:
+    with apiserver.serve(add_objects(server_with_rights(rules()))) as server:
         viewer = rig.viewer(server, tmp_path)
         lines = ("status n1", "plan all-1g.5gb", "validate", "history n1")
         answers = [viewer.alone(*line.split()) for line in lines]
@@ -67,7 +67,7 @@ def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Pa
 @pytest.mark.slow
 def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path) -> None:
     layout = "version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: false}\n"
-    with apiserver.serve(populated(limited(rules()))) as server:
+    with apiserver.serve(add_objects(server_with_rights(rules()))) as server:
         viewer = rig.viewer(server, tmp_path)
         tried = viewer.alone("apply", "n1", "-f", "-", "--dry-run", stdin=layout)
         requested = viewer.alone("apply", "n1", "-f", "-", stdin=layout)
@@ -79,7 +79,7 @@ def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path
 
 @pytest.mark.slow
 def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.Path) -> None:
-    with apiserver.serve(populated(limited(without("pods", "events")))) as server:
+    with apiserver.serve(add_objects(server_with_rights(without("pods", "events")))) as server:
         viewer = rig.viewer(server, tmp_path)
         lines = ("status n1", "plan all-1g.5gb n1", "history n1")
         status, plan, history = (viewer.alone(*line.split()) for line in lines)
@@ -99,7 +99,7 @@ def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.P
 def test_missing_rights_are_an_error_with_a_remedy(
     tmp_path: pathlib.Path, missing: str, words: tuple[str, ...]
 ) -> None:
-    with apiserver.serve(populated(limited(without(missing)))) as server:
+    with apiserver.serve(add_objects(server_with_rights(without(missing)))) as server:
         answer = rig.viewer(server, tmp_path).real(*words)
 
     assert (answer.status, answer.out) == (1, "")

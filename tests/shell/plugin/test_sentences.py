@@ -43,7 +43,7 @@ def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str
 
 
 @pytest.mark.parametrize(
-    ("ending", "asked", "may_evict", "text"),
+    ("ending", "count", "may_evict", "text"),
     [
         (4, 1, True, "4 of 4 1g.5gb destroyed, which evicts ml/a"),
         (4, 1, False, "4 of 4 1g.5gb destroyed, at least 1 of them in use by ml/a"),
@@ -56,8 +56,8 @@ def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str
         ),
     ],
 )
-def test_the_meaning_of_a_loss(ending: int, asked: int, text: str, *, may_evict: bool) -> None:
-    kind = resources.DeviceKind(resource=KIND, count=4, pods={"ml/a": asked})
+def test_the_meaning_of_a_loss(ending: int, count: int, text: str, *, may_evict: bool) -> None:
+    kind = resources.DeviceKind(resource=KIND, count=4, pods={"ml/a": count})
 
     loss = resources.Loss(kind=kind, ending=ending)
     assert node_plans.loss_text(loss, may_evict=may_evict) == text
@@ -99,11 +99,11 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
 
 def test_the_sum_of_a_plan_counts_each_node_once() -> None:
     blind = report((samples.gpu(None, mode=model.MigMode.DISABLED),))
-    known = report((samples.gpu(samples.A100),))
+    readable = report((samples.gpu(samples.A100),))
 
     result = node_plans.plan(
         "all-balanced",
-        [blind, blind, known, report()],
+        [blind, blind, readable, report()],
         document=config.parse(rig.CONFIG, source="f"),
         pods=cluster_reader.Pods(by_node={}),
     )
@@ -116,13 +116,13 @@ def test_the_sum_of_a_plan_counts_each_node_once() -> None:
 
 
 def test_a_note_after_a_message_follows_its_end_mark() -> None:
-    seen = report(state=model.State.FAILED)
-    assert seen.node.status
-    run = dataclasses.replace(seen.node.status, message="It failed. Is it up?")
-    node = dataclasses.replace(seen.node, status=run)
-    seen = dataclasses.replace(seen, node=node, notes=("a note", "another"))
+    failed = report(state=model.State.FAILED)
+    assert failed.node.status
+    run = dataclasses.replace(failed.node.status, message="It failed. Is it up?")
+    node = dataclasses.replace(failed.node, status=run)
+    failed = dataclasses.replace(failed, node=node, notes=("a note", "another"))
     shown = node_status.ClusterStatus(
-        reports=(seen,), pods=cluster_reader.Pods(by_node={}), now=NOW
+        reports=(failed,), pods=cluster_reader.Pods(by_node={}), now=NOW
     )
 
     assert "n1: It failed. Is it up? a note; another" in status.table(shown, style=PLAIN)
@@ -132,10 +132,10 @@ def test_pods_with_claims_are_named_separately() -> None:
     item = rig.pod("dra", "n1")
     item["metadata"]["uid"] = "u"
     item["spec"]["resourceClaims"] = [{"name": "gpu"}]
-    found = {"n1": (pod_object.parse_pod(item),)}
+    by_node = {"n1": (pod_object.parse_pod(item),)}
     shown = node_status.ClusterStatus(
         reports=(report((samples.gpu(samples.A100, "1g.5gb@0"),)),),
-        pods=cluster_reader.Pods(by_node=found),
+        pods=cluster_reader.Pods(by_node=by_node),
         now=NOW,
     )
 
@@ -179,12 +179,12 @@ def test_long_messages_of_a_history_are_wrapped_in_their_column() -> None:
 def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
     moments: list[cluster_reader.Moment], minutes: int
 ) -> None:
-    seen = report()
-    assert seen.node.status
-    run = dataclasses.replace(seen.node.status, finished_at=NOW - dt.timedelta(minutes=5))
-    seen = dataclasses.replace(seen, node=dataclasses.replace(seen.node, status=run))
+    finished = report()
+    assert finished.node.status
+    run = dataclasses.replace(finished.node.status, finished_at=NOW - dt.timedelta(minutes=5))
+    finished = dataclasses.replace(finished, node=dataclasses.replace(finished.node, status=run))
 
-    assert past_of(seen, *moments).applied_since == NOW - dt.timedelta(minutes=minutes)
+    assert past_of(finished, *moments).applied_since == NOW - dt.timedelta(minutes=minutes)
 
 
 def test_a_failed_layout_is_never_applied() -> None:

@@ -22,7 +22,7 @@ _MODULE = "mig_manager.kubectl"
 _REQUESTED = r"jsonpath={.metadata.labels.nvidia\.com/mig\.config}"
 
 
-def watched(
+def watch(
     viewer: rig.Viewer, *names: str
 ) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
     return commandline.start(["status", "-w", *names], viewer.environment, module=_MODULE)
@@ -30,7 +30,7 @@ def watched(
 
 def top(viewer: rig.Viewer, *words: str) -> contextlib.AbstractContextManager[terminal.Session]:
     argv = ["top", "--color=never", *words]
-    return terminal.started(argv, columns=100, environ=viewer.environment, module=_MODULE)
+    return terminal.open_session(argv, columns=100, environ=viewer.environment, module=_MODULE)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_view_shows_the_nodes_until_q(
     viewer: rig.Viewer, words: list[str], pattern: str, *, has_history: bool
 ) -> None:
     argv = ["status", "--watch", *words]
-    with terminal.started(
+    with terminal.open_session(
         argv, columns=120, rows=500, environ=viewer.environment, module=_MODULE
     ) as session:
         session.read_until(rf"{pattern}[\s\S]*q quits")
@@ -65,7 +65,7 @@ def test_view_shows_the_nodes_until_q(
 
 @pytest.mark.slow
 def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> None:
-    with watched(viewer, "gpu-1", "gpu-2") as process:
+    with watch(viewer, "gpu-1", "gpu-2") as process:
         assert process.stdout is not None
         first = [process.stdout.readline() for _ in range(2)]
         viewer.kubectl("label", "node", "gpu-1", "nvidia.com/mig.config=other", "--overwrite")
@@ -90,7 +90,7 @@ def another_node(viewer: rig.Viewer) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("another_node")
 def test_deleted_node_is_named_until_it_returns(viewer: rig.Viewer) -> None:
-    with watched(viewer, "gpu-1", "gpu-9") as process:
+    with watch(viewer, "gpu-1", "gpu-9") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         for _ in range(2):
@@ -111,7 +111,7 @@ def test_deleted_node_is_named_until_it_returns(viewer: rig.Viewer) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("another_node")
 def test_a_view_that_cannot_be_renewed_says_since_when_and_why(viewer: rig.Viewer) -> None:
-    with watched(viewer, "gpu-9") as process:
+    with watch(viewer, "gpu-9") as process:
         assert process.stdout is not None
         process.stdout.readline()
         viewer.server.store.remove(("nodes", "", "gpu-9"))
@@ -135,7 +135,7 @@ def _hanging(viewer: rig.Viewer, home: pathlib.Path) -> Iterator[terminal.Sessio
     kubectl.chmod(0o755)
     environ = viewer.environment | {"PATH": f"{folder}{os.pathsep}{viewer.path}"}
     argv = ["status", "-w", "gpu-1"]
-    with terminal.started(argv, columns=80, environ=environ, module=_MODULE) as session:
+    with terminal.open_session(argv, columns=80, environ=environ, module=_MODULE) as session:
         session.read_until("q quits")
         hangs.touch()
         waiting.until(pathlib.Path(f"{hangs}.now").exists, "a refresh that hangs")
