@@ -11,9 +11,9 @@ import dataclasses
 from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.phases import preparing, slots
-from mig_manager.agent.pods import advertising, device_listing, drain, orders, pausing, survey
+from mig_manager.agent.pods import advertising, drain, orders, pausing, survey
 from mig_manager.core import messages, model
-from mig_manager.core.node import gpu_use, node_object, pod_object, resources, well_known
+from mig_manager.core.node import gpu_use, node_object, well_known
 
 
 def taint(attempt: attempts.Attempt, change: preparing.PlannedChange) -> None:
@@ -63,7 +63,7 @@ def pause_clients(
         Superseded: Another layout is requested, or the agent stops.
     """
     attempt.journal.note_record(attempt.journal.record.with_awaited(change.awaited))
-    usage = usage.with_pods(_await_admission(attempt, usage.pods))
+    usage = usage.with_pods(pausing.await_admission(attempt, usage.pods))
     now = pausing.pause_clients(attempt, change.plan, usage)
     # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
     drained = pod_drain.run(now)
@@ -73,27 +73,6 @@ def pause_clients(
         pod_drain.require_done(drained)
     attempt.cancel.check()
     return paused
-
-
-def _await_admission(
-    attempt: attempts.Attempt, pods: tuple[pod_object.Pod, ...]
-) -> tuple[pod_object.Pod, ...]:
-    """Wait until kubelet has admitted the pods that were bound before the taint; return the pods.
-
-    Without the device plugin kubelet refuses them, and they fail: ``UnexpectedAdmissionError``.
-    """
-
-    def find_waiting(pods: tuple[pod_object.Pod, ...]) -> list[pod_object.Pod]:
-        return [
-            pod
-            for pod in pods
-            if not (pod.is_admitted or pod.is_finished or pod.is_terminating)
-            and any(map(resources.is_device_or_shared, pod.gpu_resources))
-        ]
-
-    if find_waiting(pods):
-        _, pods = attempt.until_solved(find_waiting, device_listing.ADMITTED_WITHIN_S)
-    return pods
 
 
 def drain_whole_node(

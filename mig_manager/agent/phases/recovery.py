@@ -251,10 +251,12 @@ def roll_back(attempt: attempts.Attempt) -> str:
         if plan.is_empty:
             return change.conclude(rollback.verify_without_steps(now, snapshot)).message
         _require_unused(attempt.deps, plan, now, cancel)
-        attempt.journal.begin_rollback()
+        # Else a pod that is bound after the last check could get a device to be destroyed.
+        message = "undoing an interrupted change"
+        attempt.journal.enter(model.Phase.ROLL_BACK, message, hold_taint=True)
         pausing_attempt = dataclasses.replace(attempt, cancel=cancel)
         usage = gpu_use.Usage(
-            pods=attempt.deps.workloads.list(),
+            pods=pausing.await_admission(pausing_attempt, attempt.deps.workloads.list()),
             assigned=None,
             extra_clients=survey.read_extra_clients(attempt.deps),
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
-from mig_manager.agent.pods import advertising, dra_driver
+from mig_manager.agent.pods import advertising, device_listing, dra_driver
 from mig_manager.core import messages, model, steps
 from mig_manager.core.node import (
     claims,
@@ -21,10 +21,30 @@ from mig_manager.core.node import (
     gpu_use,
     node_object,
     pod_object,
+    resources,
     well_known,
 )
 
 _Pods = tuple[pod_object.Pod, ...]
+
+
+def await_admission(attempt: attempts.Attempt, pods: _Pods) -> _Pods:
+    """Wait until kubelet has admitted the pods that were bound before the taint; return the pods.
+
+    Without the device plugin kubelet refuses them, and they fail: ``UnexpectedAdmissionError``.
+    """
+
+    def find_waiting(pods: _Pods) -> list[pod_object.Pod]:
+        return [
+            pod
+            for pod in pods
+            if not (pod.is_admitted or pod.is_finished or pod.is_terminating)
+            and any(map(resources.is_device_or_shared, pod.gpu_resources))
+        ]
+
+    if find_waiting(pods):
+        _, pods = attempt.until_solved(find_waiting, device_listing.ADMITTED_WITHIN_S)
+    return pods
 
 
 def pause_clients(

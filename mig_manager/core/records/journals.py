@@ -236,6 +236,7 @@ class Entries(TypedDict, total=False):
     """New values of a journal's entries; entries that it lacks stay."""
 
     config: str
+    hold_taint: bool
     plugin_config: PluginConfig | None
     host_services: tuple[str, ...]
     exit_hook: bool

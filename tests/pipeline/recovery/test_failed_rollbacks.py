@@ -1,5 +1,6 @@
 """What a rollback that failed leaves, and how it is completed later."""
 
+import dataclasses
 import json
 
 import pytest
@@ -167,6 +168,31 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     assert "default/newcomer" in outcome.message
     assert outcome.should_retry
     assert "newcomer" in rig.pod_names
+
+
+@pytest.mark.parametrize("wanted", ["too-much", None])
+def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> None:
+    rig, before, _ = odd_node()
+    resource = {"nvidia.com/mig-3g.20gb": 1}
+    uid = rig.add_pod("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
+    tainted: list[bool] = []
+
+    def live() -> None:
+        if rig.log[-1] == "gpus.execute":
+            tainted.append(rig.has_hold_taint)
+        is_due = rig.has_hold_taint and rig.clock.now_s > admitted_s
+        if is_due and not rig.pods[uid].is_admitted:
+            is_refused = rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+            phase = "Failed" if is_refused else "Running"
+            rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_admitted=True, phase=phase)
+
+    rig.on_call, admitted_s = live, rig.clock.now_s + 4
+    agents.resume(rig, wanted) if wanted else agents.undo(rig)
+
+    assert tainted == [True]
+    assert ends.is_as_before(rig, before)
+    assert rig.pods[uid].phase == "Running"
+    ends.assert_restored(rig)
 
 
 def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
