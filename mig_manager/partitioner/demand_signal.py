@@ -6,7 +6,7 @@ from mig_manager.core import timing
 
 
 class DemandSignal:
-    """Wakes the loop when demand changes or the loop must end; for any thread."""
+    """Wakes the loop when demand changes, a watch opens or the loop must end; for any thread."""
 
     def __init__(self, *, quiet_s: float, max_s: float, clock: timing.Clock) -> None:
         self._burst = timing.Burst(quiet_s=quiet_s, max_s=max_s)
@@ -27,10 +27,14 @@ class DemandSignal:
             self._burst.begin(self._clock.monotonic())
         self._wake.set()
 
+    def wake(self) -> None:
+        """Let the loop step soon."""
+        self._wake.set()
+
     def end(self) -> None:
         """End the loop soon."""
         self.is_over = True
-        self._wake.set()
+        self.wake()
 
     def quiet_in_s(self) -> float | None:
         """Return the time until demand is quiet, 0 if it is; None without a change."""

@@ -39,8 +39,7 @@ class Replica:
             kube,
             clock=clock,
             reporter=identity,
-            on_demand=self.signal.note_demand,
-            on_node=self.signal.note_node,
+            listener=self.signal,
             times=watch_times,
         )
         self.leader = leader.Leader(

@@ -11,7 +11,7 @@ import structlog.testing
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, events, leader, partitioner_cluster
 from mig_manager.core.node import well_known
-from mig_manager.partitioner import announcer
+from mig_manager.partitioner import announcer, demand_signal
 from tests import api_objects, waiting
 from tests.stage import clusters
 from tests.stage.apirig import NODES, PODS
@@ -30,6 +30,10 @@ REQUEST = {
 }
 
 Act = Callable[[api.KubeApi], Any]
+
+
+def unheard() -> demand_signal.DemandSignal:
+    return demand_signal.DemandSignal(quiet_s=1.0, max_s=1.0, clock=host.SystemClock())
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,7 @@ def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
     )
     assert own.campaign()
     cluster = partitioner_cluster.PartitionerCluster(
-        kube, clock=host.SystemClock(), reporter="a", on_demand=lambda: None, on_node=lambda: None
+        kube, clock=host.SystemClock(), reporter="a", listener=unheard()
     )
     with structlog.testing.capture_logs() as logs:
         assert announcer.Announcer(cluster, own, host.SystemClock()).announce("Test", "sums")
@@ -133,8 +137,7 @@ def test_events_about_pods_with_the_longest_names_are_accepted(
         kube,
         clock=host.SystemClock(),
         reporter="p" * 253 + "_0",
-        on_demand=lambda: None,
-        on_node=lambda: None,
+        listener=unheard(),
     )
 
     for _ in range(2):

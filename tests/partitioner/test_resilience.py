@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import pytest
 import structlog.testing
@@ -14,6 +15,8 @@ from testkit import apiserver
 from tests import api_objects, waiting
 from tests.partitioner import rig as rigs
 from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
+
+_WOKEN_WITHIN_S = 30.0
 
 
 def test_malformed_pod_or_node_is_left_out(rig: PartitionerRig) -> None:
@@ -41,6 +44,26 @@ def test_malformed_pod_or_node_is_left_out(rig: PartitionerRig) -> None:
     assert rig.requested("n1")
     left_out = [each["name"] for each in logs if each["event"] == "object_left_out"]
     assert left_out == ["default/strange", "n2"]
+
+
+@pytest.mark.parametrize("resource", ["nodes", "pods", "deviceclasses"])
+def test_a_replica_is_woken_once_its_watches_are_current(
+    rig: PartitionerRig, resource: str
+) -> None:
+    rig.add_node()
+    refusal = apiserver.Fault(verb="watch", resource=resource, status=500, times=None)
+    rig.server.inject(refusal)
+    with structlog.testing.capture_logs():
+        own = rig.replica()
+        waiting.until(lambda: rig.server.log.count("list", resource) > 2, "some lists")
+        own.service.signal.wait(0)
+        began_s = time.monotonic()
+
+        rig.server.clear_faults()
+        while not own.service.cluster.is_current:
+            own.service.signal.wait(_WOKEN_WITHIN_S)
+
+    assert time.monotonic() - began_s < _WOKEN_WITHIN_S
 
 
 def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(

@@ -49,6 +49,8 @@ class Collection(watch.Watch, Generic[_Item]):
         self._malformed: set[tuple[str, str]] = set()
         """Keys of malformed objects, which are logged once."""
         self.is_current = False
+        self.on_current: Callable[[], object] = lambda: None
+        """Called in the watch's thread whenever changes arrive again; set it before the start."""
         self.trouble = ""
         """Why changes do not arrive now; empty if they do, or before the first attempt."""
         self._lost_s = -math.inf
@@ -91,8 +93,8 @@ class Collection(watch.Watch, Generic[_Item]):
         self._report(before, now)
 
     def on_open(self) -> None:
-        self.is_current = True
         self.trouble = ""
+        self._set_current()
 
     def lost(self, error: Exception) -> None:
         if self.is_current:
@@ -106,6 +108,10 @@ class Collection(watch.Watch, Generic[_Item]):
         if error.message != self.trouble and error.status != http.HTTPStatus.GONE:
             _log.warning("collection_watch_lost", of=self._plural, detail=error.message)
         self.trouble = error.message
+
+    def _set_current(self) -> None:
+        self.is_current = True
+        self.on_current()
 
     def _parse_item(
         self,

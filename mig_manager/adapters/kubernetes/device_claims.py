@@ -44,8 +44,9 @@ class _Optional(collection.Collection[_Item]):
             ):
                 if not self.is_absent:
                     _log.info("collection_absent", of=self._plural, detail=error.message)
-                self.is_absent = self.is_current = True
+                self.is_absent = True
                 self.on_list(())
+                self._set_current()
             case _:
                 self.is_absent = False
                 super().lost(error)
@@ -54,13 +55,15 @@ class _Optional(collection.Collection[_Item]):
 class DeviceClaims:
     """Watches DeviceClasses and, once one serves a MIG resource, ResourceSlices and claims.
 
-    ``on_change`` is called in a watch's thread when the devices of nodes have changed.
+    ``on_change`` is called in a watch's thread when the devices of nodes have changed,
+    ``on_current`` when changes arrive again.
     """
 
     def __init__(
         self,
         kube: api.KubeApi,
         on_change: Callable[[], None],
+        on_current: Callable[[], None],
         *,
         times: watch.WatchTimes | None = None,
     ) -> None:
@@ -84,6 +87,8 @@ class DeviceClaims:
             lambda *_: None,
             times=times,
         )
+        for each in (self._classes, self._slices, self._claims):
+            each.on_current = on_current
 
     def start(self) -> None:
         """List and watch from now on."""

@@ -7,7 +7,8 @@ while their watch works: if a watch is lost, ``is_current`` says so.
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, collection, device_claims, events, node, watch
@@ -18,12 +19,21 @@ from mig_manager.core.partitioning import arrivals, decisions, demand, node_requ
 _NAME_DIGITS = 24
 
 
-class PartitionerCluster:
-    """The partitioner's access to the cluster; its methods are for one thread.
+class Listener(Protocol):
+    """Learns in the watches' threads what a decision may depend on."""
 
-    ``on_demand`` is called in a watch's thread when the pods' demand has changed, ``on_node`` when
-    a node with MIG devices has.
-    """
+    def note_demand(self) -> None:
+        """Receive the message that the pods' demand has changed."""
+
+    def note_node(self) -> None:
+        """Receive the message that a node with MIG devices has changed."""
+
+    def wake(self) -> None:
+        """Receive the message that a watch has opened, maybe the last one."""
+
+
+class PartitionerCluster:
+    """The partitioner's access to the cluster; its methods are for one thread."""
 
     def __init__(
         self,
@@ -31,16 +41,14 @@ class PartitionerCluster:
         *,
         clock: timing.Clock,
         reporter: str,
-        on_demand: Callable[[], None],
-        on_node: Callable[[], None],
+        listener: Listener,
         times: watch.WatchTimes | None = None,
     ) -> None:
         """Prepare, without a request; Events name the ``reporter``."""
         self._kube = kube
         self._clock = clock
         self._reporter = reporter
-        self._on_demand = on_demand
-        self._on_node = on_node
+        self._listener = listener
         self.reported: collection.Collection[partitioned.PartitionedNode] = collection.Collection(
             kube, "/api/v1/nodes", partitioned.parse, self._node_changed, times=times
         )
@@ -58,7 +66,10 @@ class PartitionerCluster:
         """Requests of the pods that have a node."""
         self.arrivals = arrivals.Arrivals(lock=threading.Lock())
         """Arrivals of pods with MIG devices, since the first list."""
-        self._claims = device_claims.DeviceClaims(kube, on_demand, times=times)
+        self._claims = device_claims.DeviceClaims(
+            kube, listener.note_demand, listener.wake, times=times
+        )
+        self.reported.on_current = self.pods.on_current = listener.wake
         self._written: dict[str, tuple[str, partitioned.PartitionedNode]] = {}
         """By name: the version that a node had before our last write, and the node after it."""
 
@@ -152,7 +163,7 @@ class PartitionerCluster:
             or now is None
             or before != dataclasses.replace(now, version=before.version)
         ):
-            self._on_node()
+            self._listener.note_node()
 
     def _pod_changed(
         self,
@@ -167,4 +178,4 @@ class PartitionerCluster:
             self.arrivals.add(now.needs, self._clock.monotonic())
         # A pod that was bound, or has ended, is no new demand.
         if isinstance(now, demand.Pending):
-            self._on_demand()
+            self._listener.note_demand()

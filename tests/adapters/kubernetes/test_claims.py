@@ -269,7 +269,8 @@ def test_refusal_by_a_starting_server_is_not_a_missing_right() -> None:
         assert error.reason is errors.Reason.API_UNAVAILABLE
 
         server.script = [refuse(403)] * 99
-        with contextlib.closing(device_claims.DeviceClaims(server.kube, lambda: None)) as watched:
+        devices = device_claims.DeviceClaims(server.kube, lambda: None, lambda: None)
+        with contextlib.closing(devices) as watched:
             watched.start()
             waiting.until(lambda: len(server.script) < 99 - 4, "the attempts")
             assert not watched.is_current
