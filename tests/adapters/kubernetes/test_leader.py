@@ -183,7 +183,7 @@ class Kind(NamedTuple):
     lease: str
     read: str  # the verb with which its programs look at it
     steps_s: Sequence[int]  # until the next campaign of each, to the end
-    event: str  # the event
+    event: str  # the log event of taking it
 
 
 LEADERSHIP = Kind(LeaderRig.replica, LEASE, "get", [5] * 6, "leadership_taken")
