@@ -176,7 +176,7 @@ def _played(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
                         exits.enter_context(sandbox_nodes.installed_partitioner(real))
                         nodes.opt_in()
                         exits.callback(nodes.partitioner(*_PARTITIONER, *_TIMES).end)
-                    watch = exits.enter_context(device_watch.watching(nodes.watched()))
+                    watch = exits.enter_context(device_watch.watching(nodes.watched_nodes()))
                     requests = audit.Log(server.audit_log)
                     runs = nodes.runs()
                     played = exits.enter_context(pods_of_a_day.Day(nodes.cluster))

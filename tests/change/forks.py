@@ -16,7 +16,7 @@ def fork(node: _Node) -> _Node:
     return copy.deepcopy(node, {id(each): each for each in (node.gpus, node.layouts)})
 
 
-def killed(node: _Node) -> _Node:
+def fork_at_kill(node: _Node) -> _Node:
     """Return the node as a kill of its command at this moment leaves it."""
     dead = fork(node)
     dead.on_step, dead.fails = lambda _step: None, lambda _step: False

@@ -20,7 +20,7 @@ class Host(applying_rig.ApplyingNode):
 
     def __init__(self, product: str = "A30") -> None:
         super().__init__("off", product=product)
-        self.taken = 0
+        self.steps_taken = 0
         self._worker_dies_at = 0
         self.on_step = self.count
 
@@ -29,13 +29,13 @@ class Host(applying_rig.ApplyingNode):
         return self.gpus[1].uuid
 
     def count(self, _step: steps.Step) -> None:
-        self.taken += 1
-        if self.taken == self._worker_dies_at:
+        self.steps_taken += 1
+        if self.steps_taken == self._worker_dies_at:
             raise course.WorkerKilledError
 
     @contextlib.contextmanager
     def killing_after(self, count: int) -> Iterator[None]:
-        self._worker_dies_at = self.taken + count
+        self._worker_dies_at = self.steps_taken + count
         yield
         self._worker_dies_at = 0
 
@@ -160,12 +160,12 @@ def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
     before, kills = host.shape, list[Host]()
 
     def strike(step: steps.Step) -> None:
-        kills.append(forks.killed(host))
+        kills.append(forks.fork_at_kill(host))
         host.count(step)
 
     host.on_step = strike
     host.play()
-    assert len(kills) == host.taken
+    assert len(kills) == host.steps_taken
     for killed in kills[::3]:  # each kind of step at some placements
         local.undo_interrupted(killed.deps)
 

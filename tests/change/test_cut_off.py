@@ -217,7 +217,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
     node: ApplyingNode,
 ) -> None:
     assert node.cut_off("wanted", at=3)
-    left, journal = node.shape, node.journal.text
+    shape, journal = node.shape, node.journal.text
     node.steps, node.exclusion.refusals = 0, 10_000
     unknown = errors.LayoutError("no layout 'x'", reason=errors.Reason.UNKNOWN_CONFIG)
 
@@ -225,7 +225,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
         node.apply(unknown)
 
     assert node.clock.now_s == 0
-    assert (node.steps, node.shape, node.journal.text) == (0, left, journal)
+    assert (node.steps, node.shape, node.journal.text) == (0, shape, journal)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from tests.node.applying_rig import ApplyingNode, is_creation, once
 
 
 def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> None:
-    seen: list[str | None] = []
+    journal_texts: list[str | None] = []
 
     def is_refused(_step: steps.Step) -> bool:
-        seen.append(node.journal.text)
+        journal_texts.append(node.journal.text)
         assert node.exclusion.is_locked
         return False
 
@@ -23,10 +23,10 @@ def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> N
     snapshot = tuple(gpu.snapshot for gpu in node.gpus)
     node.change_to("wanted")
 
-    journal = journals.Journal.from_json(seen[0] or "")
+    journal = journals.Journal.from_json(journal_texts[0] or "")
     assert (journal.config, journal.boot_id) == ("wanted", "boot-1")
     assert planner.restore(node.gpus, journal.snapshot) == planner.restore(node.gpus, snapshot)
-    assert len(set(seen)) == 1
+    assert len(set(journal_texts)) == 1
     assert node.journal.read() is None
     assert node.exclusion.descriptions == ["apply wanted"]
 

@@ -29,13 +29,13 @@ class GpuChange:
         return self.name
 
 
-def applied(start: str, layout: str) -> GpuChange:
+def change_of_apply(start: str, layout: str) -> GpuChange:
     return GpuChange(
         f"{start} to {layout}", lambda: ApplyingNode(start), lambda node: node.change_to(layout)
     )
 
 
-def restored(start: str) -> GpuChange:
+def change_of_restore(start: str) -> GpuChange:
     return GpuChange(
         f"{start} to a checkpoint",
         lambda: ApplyingNode(start),
@@ -43,7 +43,7 @@ def restored(start: str) -> GpuChange:
     )
 
 
-def booted(product: str, *, is_faulty: bool) -> GpuChange:
+def change_of_boot(product: str, *, is_faulty: bool) -> GpuChange:
     def start() -> ApplyingNode:
         node = BootNode(product)
         node.reboot()
@@ -58,17 +58,19 @@ def booted(product: str, *, is_faulty: bool) -> GpuChange:
     return GpuChange(f"boot of {'faulty ' * is_faulty}{product}", start, run)
 
 
-APPLIED = {
-    "wanted": applied("before", "wanted"),
-    "off": applied("before", "off"),
-    "other": applied("off", "other"),
+APPLY_CHANGES = {
+    "wanted": change_of_apply("before", "wanted"),
+    "off": change_of_apply("before", "off"),
+    "other": change_of_apply("off", "other"),
 }
-RESTORED = [restored("off"), restored("before")]
-BOOTED = [booted(product, is_faulty=faulty) for product in PROFILES for faulty in (False, True)]
+RESTORE_CHANGES = [change_of_restore("off"), change_of_restore("before")]
+BOOT_CHANGES = [
+    change_of_boot(product, is_faulty=faulty) for product in PROFILES for faulty in (False, True)
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Played:
+class UndisturbedChange:
     """A change that was played once."""
 
     before: ApplyingNode
@@ -77,29 +79,29 @@ class Played:
 
 
 @functools.cache
-def played(change: GpuChange) -> Played:
+def undisturbed(change: GpuChange) -> UndisturbedChange:
     node = change.start()
     before, kills = forks.fork(node), list[ApplyingNode]()
-    node.on_step = lambda _step: kills.append(forks.killed(node))
+    node.on_step = lambda _step: kills.append(forks.fork_at_kill(node))
     change.run(node)
     assert all(killed.journal.text is not None for killed in kills)
-    return Played(before, kills, node)
+    return UndisturbedChange(before, kills, node)
 
 
 def kills(change: GpuChange) -> Iterator[ApplyingNode]:
     """Yield nodes on which a change was killed, before each of its steps."""
-    return map(forks.fork, played(change).kills)
+    return map(forks.fork, undisturbed(change).kills)
 
 
-CHANGES = [*APPLIED.values(), *RESTORED]
+CHANGES = [*APPLY_CHANGES.values(), *RESTORE_CHANGES]
 
 
-@pytest.mark.parametrize("change", [*CHANGES, *BOOTED], ids=str)
+@pytest.mark.parametrize("change", [*CHANGES, *BOOT_CHANGES], ids=str)
 def test_a_killed_change_is_finished_by_the_same_one(change: GpuChange) -> None:
     for node in kills(change):
         change.run(node)
 
-        assert node.shape == played(change).after.shape
+        assert node.shape == undisturbed(change).after.shape
         assert node.journal.text is None
         assert not node.exclusion.is_locked
 
@@ -115,13 +117,13 @@ def test_after_a_kill_any_layout_can_be_applied(change: GpuChange, again: str) -
         assert not node.exclusion.is_locked
 
 
-@pytest.mark.parametrize("name", APPLIED)
+@pytest.mark.parametrize("name", APPLY_CHANGES)
 @pytest.mark.parametrize("killed_rollbacks", [0, 19])
 def test_after_a_kill_an_impossible_layout_restores_what_was(
     name: str, killed_rollbacks: int
 ) -> None:
-    before = played(APPLIED[name]).before.shape
-    for node in kills(APPLIED[name]):
+    before = undisturbed(APPLY_CHANGES[name]).before.shape
+    for node in kills(APPLY_CHANGES[name]):
         is_changed = node.shape != before
         for again in range(1, 1 + killed_rollbacks):
             with node.kill_process(at=again), contextlib.suppress(errors.LayoutError):
@@ -136,21 +138,21 @@ def test_after_a_kill_an_impossible_layout_restores_what_was(
         assert killed_rollbacks or caught.value.message.endswith(undone) is is_changed
 
 
-@pytest.mark.parametrize("change", RESTORED, ids=str)
+@pytest.mark.parametrize("change", RESTORE_CHANGES, ids=str)
 def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: GpuChange) -> None:
     for node in kills(change):
-        left, journal = node.shape, node.journal.text
+        shape, journal = node.shape, node.journal.text
 
         with pytest.raises(errors.CheckpointError):
             node.restore(CHECKPOINT[:-1])
 
-        assert (node.shape, node.journal.text) == (left, journal)
+        assert (node.shape, node.journal.text) == (shape, journal)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_a_change_that_fails_at_any_step_is_undone(change: GpuChange) -> None:
-    before = played(change).before
-    for at in range(1, 1 + len(played(change).kills)):
+    before = undisturbed(change).before
+    for at in range(1, 1 + len(undisturbed(change).kills)):
         node = forks.fork(before)
         node.steps = 0
         node.fails = lambda _step: node.steps == at  # noqa: B023 - only in this round

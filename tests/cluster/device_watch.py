@@ -34,8 +34,8 @@ class DeviceWatch:
         """Compare the devices of pods with those of the drivers."""
         for node in self._nodes:
             before = _devices(node.kubelet)
-            seen = device_plugin.observe(node.state)
-            there = {uuid for gpu in seen for uuid in (gpu.uuid, *gpu.mig_devices)}
+            gpus = device_plugin.observe(node.state)
+            there = {uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_devices)}
             # Without those that came or went meanwhile.
             after = _devices(node.kubelet)
             for pod in before.keys() & after.keys():
@@ -47,10 +47,10 @@ class DeviceWatch:
 @contextlib.contextmanager
 def watching(nodes: Collection[WatchedNode]) -> Iterator[DeviceWatch]:
     """Check again and again."""
-    watch, ended = DeviceWatch(nodes), threading.Event()
+    watch, is_over = DeviceWatch(nodes), threading.Event()
 
     def check_until_ended() -> None:
-        while not ended.wait(_PERIOD_S):
+        while not is_over.wait(_PERIOD_S):
             watch.check()
 
     thread = threading.Thread(target=check_until_ended, name="device-watch")
@@ -58,7 +58,7 @@ def watching(nodes: Collection[WatchedNode]) -> Iterator[DeviceWatch]:
     try:
         yield watch
     finally:
-        ended.set()
+        is_over.set()
         thread.join()
 
 

@@ -76,7 +76,7 @@ class Nodes(stages.Stage):
         config = self._real.kubeconfig(path, clusters.MANAGER, node=machine.name)
         return machine.arguments(self.config_file, config, self._agent_options)
 
-    def watched(self) -> list[device_watch.WatchedNode]:
+    def watched_nodes(self) -> list[device_watch.WatchedNode]:
         """Return the nodes for a watch of their devices."""
         return [
             device_watch.WatchedNode(

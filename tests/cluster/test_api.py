@@ -75,16 +75,16 @@ def test_a_pod_stops_in_its_own_time_when_it_is(
     assert workloads.can_evict(pod).answer is evictions.Eviction.ACCEPTED
     assert workloads.evict(namesake).answer is evictions.Eviction.GONE
     workloads.delete(namesake)
-    (seen,) = workloads.list()
-    assert not seen.is_terminating
+    (listed_pod,) = workloads.list()
+    assert not listed_pod.is_terminating
 
     if is_eviction:
         assert workloads.evict(pod).answer is evictions.Eviction.ACCEPTED
     else:
         workloads.delete(pod)
 
-    (seen,) = workloads.list()
-    assert seen.is_terminating
+    (listed_pod,) = workloads.list()
+    assert listed_pod.is_terminating
     assert kube.get(f"{PODS}/train")["metadata"]["deletionGracePeriodSeconds"] == 30
 
 
@@ -245,12 +245,12 @@ def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
 # -- refusals ---------------------------------------------------------------------------------
 
 
-def named(name: str = NAME, **metadata: object) -> api_objects.Object:
+def item(name: str = NAME, **metadata: object) -> api_objects.Object:
     return {"metadata": {"name": name, **metadata}}
 
 
 def a_lease(**spec: object) -> api_objects.Object:
-    return named("odd") | {"spec": spec}
+    return item("odd") | {"spec": spec}
 
 
 LABELS, ANNOTATIONS = "is invalid: metadata.labels: Invalid", "is invalid: metadata.annotations: "
@@ -264,28 +264,28 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("post", f"{NODES}/{NAME}", {}, 405, ""),
     ("post", "/api/v1/pods", {}, 405, ""),
     # -- names, kinds and types ---------------------------------------------------------------
-    ("post", NODES, named(), 409, f'nodes "{NAME}" already exists'),
-    ("post", NODES, named("A"), 422, "is invalid: metadata.name: Invalid"),
-    ("post", NODES, named(""), 422, "is invalid: metadata.name: Required value"),
-    ("post", NODES, named("b") | {"kind": "Pod"}, 400, ""),
-    ("post", NODES, named("b") | {"spec": 3}, 400, ""),
-    ("post", NODES, named("b", labels={"a": 1}), 400, ""),
+    ("post", NODES, item(), 409, f'nodes "{NAME}" already exists'),
+    ("post", NODES, item("A"), 422, "is invalid: metadata.name: Invalid"),
+    ("post", NODES, item(""), 422, "is invalid: metadata.name: Required value"),
+    ("post", NODES, item("b") | {"kind": "Pod"}, 400, ""),
+    ("post", NODES, item("b") | {"spec": 3}, 400, ""),
+    ("post", NODES, item("b", labels={"a": 1}), 400, ""),
     ("post", NODES, [], 400, ""),
-    ("post", PODS, named("p", namespace="other"), 400, ""),
-    ("post", f"{PODS}/p1/eviction", named("p2"), 400, ""),
-    ("put", f"{NODES}/{NAME}", named("b"), 400, ""),
-    ("patch", f"{NODES}/{NAME}", named("b"), 400, ""),
+    ("post", PODS, item("p", namespace="other"), 400, ""),
+    ("post", f"{PODS}/p1/eviction", item("p2"), 400, ""),
+    ("put", f"{NODES}/{NAME}", item("b"), 400, ""),
+    ("patch", f"{NODES}/{NAME}", item("b"), 400, ""),
     ("patch", f"{NODES}/{NAME}", [], 400, ""),
-    ("patch", f"{NODES}/{NAME}", named(resourceVersion="1"), 409, "please apply your changes to"),
+    ("patch", f"{NODES}/{NAME}", item(resourceVersion="1"), 409, "please apply your changes to"),
     # -- labels, annotations and taints -------------------------------------------------------
-    ("patch", f"{NODES}/{NAME}", named(labels={"a b": "c"}), 422, LABELS),
-    ("patch", f"{NODES}/{NAME}", named(labels={"a": "all 1g"}), 422, "a valid label"),
-    ("patch", f"{NODES}/{NAME}", named(labels={"a": "x" * 64}), 422, LABELS),
-    ("patch", f"{NODES}/{NAME}", named(labels={"x" * 64: "a"}), 422, LABELS),
-    ("patch", f"{NODES}/{NAME}", named(labels={"no/two/slashes": "x"}), 422, LABELS),
-    ("patch", f"{NODES}/{NAME}", named(labels={"a/": "x"}), 422, "name part must be non-empty"),
-    ("patch", f"{NODES}/{NAME}", named(annotations={"a b": "x"}), 422, ANNOTATIONS),
-    ("patch", f"{NODES}/{NAME}", named(annotations={"a": "x" * 270_000}), 422, ANNOTATIONS),
+    ("patch", f"{NODES}/{NAME}", item(labels={"a b": "c"}), 422, LABELS),
+    ("patch", f"{NODES}/{NAME}", item(labels={"a": "all 1g"}), 422, "a valid label"),
+    ("patch", f"{NODES}/{NAME}", item(labels={"a": "x" * 64}), 422, LABELS),
+    ("patch", f"{NODES}/{NAME}", item(labels={"x" * 64: "a"}), 422, LABELS),
+    ("patch", f"{NODES}/{NAME}", item(labels={"no/two/slashes": "x"}), 422, LABELS),
+    ("patch", f"{NODES}/{NAME}", item(labels={"a/": "x"}), 422, "name part must be non-empty"),
+    ("patch", f"{NODES}/{NAME}", item(annotations={"a b": "x"}), 422, ANNOTATIONS),
+    ("patch", f"{NODES}/{NAME}", item(annotations={"a": "x" * 270_000}), 422, ANNOTATIONS),
     (
         "patch",
         f"{NODES}/{NAME}",
@@ -311,15 +311,15 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
     (
         "post",
         clusters.EVENTS,
-        named("e") | {"firstTimestamp": "noon"},
+        item("e") | {"firstTimestamp": "noon"},
         400,
         'Event in version "v1" cannot be handled as a Event: parsing time "noon"',
     ),
-    ("post", ELSEWHERE, named("e") | {"involvedObject": {"kind": "Node", "name": "n"}}, 422, ""),
+    ("post", ELSEWHERE, item("e") | {"involvedObject": {"kind": "Node", "name": "n"}}, 422, ""),
     (
         "post",
         ELSEWHERE,
-        named("e") | {"involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"}},
+        item("e") | {"involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"}},
         422,
         "does not match event.namespace",
     ),
@@ -377,21 +377,21 @@ def test_a_watch_delivers_what_came_after_its_version_and_only_of_its_node(
     kube.delete(f"{NODES}/{NAME}")
     query = {"fieldSelector": f"metadata.name={NAME}", "resourceVersion": begun}
     with kube.watch(NODES, query=query, timeout_s=5, idle_timeout_s=10) as events:
-        seen = [
+        changes = [
             (event["type"], event["object"]["metadata"]) for event in itertools.islice(events, 2)
         ]
 
-    assert [(kind, metadata["labels"]["a"]) for kind, metadata in seen] == [
+    assert [(kind, metadata["labels"]["a"]) for kind, metadata in changes] == [
         ("MODIFIED", "2"),
         ("DELETED", "2"),
     ]
 
 
 def test_kubectl_describe_node_shows_the_event(kube: api.KubeApi) -> None:
-    ours = node.KubeNode(kube, name=NAME, clock=host.SystemClock())
+    node_port = node.KubeNode(kube, name=NAME, clock=host.SystemClock())
 
-    ours.emit(reason="Applied", message="all is well", is_warning=False)
-    assert ours.flush_events(30)
+    node_port.emit(reason="Applied", message="all is well", is_warning=False)
+    assert node_port.flush_events(30)
 
     # The query of kubectl's describe: by name, kind and the node's NAME in place of its uid.
     selector = (

@@ -66,8 +66,8 @@ class ClaimsScene:
                 "resourceClaimName"
             )
             if claim and objects.phase(pod) == "Running" and not objects.is_terminating(pod):
-                found = self.real.kube.get(f"{dra_driver.CLAIMS}/{claim}")
-                (result,) = found["status"]["allocation"]["devices"]["results"]
+                claim_object = self.real.kube.get(f"{dra_driver.CLAIMS}/{claim}")
+                (result,) = claim_object["status"]["allocation"]["devices"]["results"]
                 devices[objects.name(pod)] = str(result["device"])
         return devices
 
@@ -131,8 +131,8 @@ def test_pods_with_plain_limits_get_devices_by_claims_and_keep_them(scene: Claim
 
     # A layout that keeps one of the two instances in use.
     scene.apply("one-small")
-    (left,) = scene.running().items()
-    assert left in before.items()
+    (remaining,) = scene.running().items()
+    assert remaining in before.items()
     assert len(requests.evicted_pods()) == 1
 
     scene.release_claims()
@@ -144,5 +144,5 @@ def test_pods_with_plain_limits_get_devices_by_claims_and_keep_them(scene: Claim
             scene.until(lambda: "large" in scene.running(), "room for the large pod")
         finally:
             partitioner.end()
-    assert left in scene.running().items()
+    assert remaining in scene.running().items()
     assert len(requests.evicted_pods()) == 1

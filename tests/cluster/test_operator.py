@@ -31,8 +31,8 @@ class OperatorsStage(agent_stage.AgentStage):
 
     def start_agent(self) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            own = {"NODE_NAME": clusters.NODE, "CONFIG_FILE": str(self.config_file)}
-            for name, value in (operator_pod.ENVIRON | own).items():
+            variables = {"NODE_NAME": clusters.NODE, "CONFIG_FILE": str(self.config_file)}
+            for name, value in (operator_pod.ENVIRON | variables).items():
                 patch.setenv(name, value)
             super().start_agent()
 
@@ -57,9 +57,9 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
             return [each for each in items if each["metadata"]["name"] == LAYOUTS]
 
         stage.wait(lambda: bool(written()), "the ConfigMap of the layouts")
-        (found,) = written()
-        assert found["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
-        assert LAYOUT in config.parse(found["data"]["config.yaml"], source=LAYOUTS).layouts
+        (config_map,) = written()
+        assert config_map["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
+        assert LAYOUT in config.parse(config_map["data"]["config.yaml"], source=LAYOUTS).layouts
         stage.api.delete(f"{namespace}/pods/{operator_pod.NAME}", {"gracePeriodSeconds": 0})
         stage.api.delete(f"{config_maps}/{LAYOUTS}")
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}

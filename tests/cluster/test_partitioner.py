@@ -53,13 +53,13 @@ def kube(
     ):
         people.post(NODES, {"metadata": {"name": name, "labels": labels}})
     path = real_cluster.kubeconfig(folder / "kubeconfig", ACCOUNT)
-    with contextlib.closing(api.KubeApi.connect(kubeconfig=str(path))) as own:
+    with contextlib.closing(api.KubeApi.connect(kubeconfig=str(path))) as client:
         # Roles and policies become active a moment after their creation.
-        waiting.until(lambda: is_admitted(own, patching(REQUEST)), "the partitioner's rights")
+        waiting.until(lambda: is_admitted(client, patching(REQUEST)), "the partitioner's rights")
         waiting.until(
-            lambda: bool(clusters.refusal(lambda: patching({}, OTHER)(own))), "the policy"
+            lambda: bool(clusters.refusal(lambda: patching({}, OTHER)(client))), "the policy"
         )
-        yield own
+        yield client
     real_cluster.clear()
     for obj in made:
         people.delete(f"{clusters.collection(obj)}/{NAME}")
@@ -100,11 +100,11 @@ def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
         assert kube.get(path)["items"] is not None
         query: dict[str, str] = {}
         kube.watch(path, query=query, timeout_s=1, idle_timeout_s=5).__exit__()
-    seen = patching(REQUEST)(kube)
-    assert seen["metadata"]["labels"][well_known.CONFIG_LABEL] == well_known.CUSTOM_LAYOUT
-    assert seen["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] == LAYOUT
+    written = patching(REQUEST)(kube)
+    assert written["metadata"]["labels"][well_known.CONFIG_LABEL] == well_known.CUSTOM_LAYOUT
+    assert written["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] == LAYOUT
     assert publishing("Pod")(kube)["reason"] == "Test"
-    own = leader.Leader(
+    candidate = leader.Leader(
         kube,
         namespace=ACCOUNT.namespace,
         name=NAME,
@@ -112,14 +112,14 @@ def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
         duration_s=60,
         clock=host.SystemClock(),
     )
-    assert own.campaign()
+    assert candidate.campaign()
     cluster = partitioner_cluster.PartitionerCluster(
         kube, clock=host.SystemClock(), reporter="a", listener=unheard()
     )
     with structlog.testing.capture_logs() as logs:
-        assert announcer.Announcer(cluster, own, host.SystemClock()).announce("Test", "sums")
+        assert announcer.Announcer(cluster, candidate, host.SystemClock()).announce("Test", "sums")
     assert logs == []
-    own.release()
+    candidate.release()
     lease = kube.get(f"{clusters.LEASES}/{NAME}")
     assert not lease["spec"].get("holderIdentity")
 
@@ -133,7 +133,7 @@ def test_events_about_pods_with_the_longest_names_are_accepted(
     event = events.Event(
         subject=subject, reason="NoRoomPossible", message="é" * 4000, is_warning=True
     )
-    own = partitioner_cluster.PartitionerCluster(
+    port = partitioner_cluster.PartitionerCluster(
         kube,
         clock=host.SystemClock(),
         reporter="p" * 253 + "_0",
@@ -141,7 +141,7 @@ def test_events_about_pods_with_the_longest_names_are_accepted(
     )
 
     for _ in range(2):
-        own.publish(event, about=last)
+        port.publish(event, about=last)
 
 
 @pytest.mark.parametrize(

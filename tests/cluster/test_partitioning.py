@@ -65,7 +65,7 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
         waiting.until(lambda: leases(real_cluster) != [], "a leader")
         other = nodes.partitioner(*_OPTIONS)
         exits.callback(other.end)
-        watch = exits.enter_context(device_watch.watching(nodes.watched()))
+        watch = exits.enter_context(device_watch.watching(nodes.watched_nodes()))
         requests = audit.Log(real_cluster.server.audit_log)
         played = exits.enter_context(pods_of_a_day.Day(nodes.cluster))
 
@@ -80,7 +80,7 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
         )
         events = real_cluster.kube.get(clusters.EVENTS)["items"]
         assert not other.has_ended
-        asked = requests.requests(sandbox_nodes.PARTITIONER_USER)
+        counts = requests.requests(sandbox_nodes.PARTITIONER_USER)
         asked_by_agents = requests.requests()
 
     assert {name: fate.end for name, fate in played.fates.items() if fate.end} == {}
@@ -88,9 +88,9 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
     assert watch.checks > 0
     assert watch.losses == set()
     assert requests.evicted_pods() == []
-    assert asked["patch nodes"] > 0
+    assert counts["patch nodes"] > 0
     placed = len(played.fates) - 1
-    assert asked.total() <= _MAX_REQUESTS["partitioner"] * placed
+    assert counts.total() <= _MAX_REQUESTS["partitioner"] * placed
     assert asked_by_agents.total() <= _MAX_REQUESTS["agents"] * placed
     impossible = [each for each in events if each["reason"] == "NoRoomPossible"]
     assert {each["involvedObject"]["name"] for each in impossible} == {_NEVER.name}

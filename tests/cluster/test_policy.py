@@ -24,7 +24,7 @@ from tests.stage.apirig import NODES, PODS
 
 pytestmark = pytest.mark.cluster
 
-OWN, OTHER = clusters.NODE, "other"
+NODE, OTHER = clusters.NODE, "other"
 RIGHTS = dataclasses.replace(
     clusters.BUDGET,
     everywhere=clusters.SHIPPED.everywhere | clusters.to("nodes", "create", "delete"),
@@ -73,13 +73,13 @@ def module_scene(
             for path in (credentials.agent, bare)
         )
         scene = PolicyScene(people=people, agent=agent, unbound=unbound)
-        for name in (OWN, OTHER):
+        for name in (NODE, OTHER):
             people.post(NODES, a_node(name))
         memory = {"status": {"allocatable": {"memory": "1Gi"}, "capacity": {"memory": "1Gi"}}}
-        people.patch(f"{NODES}/{OWN}/status", memory)
+        people.patch(f"{NODES}/{NODE}/status", memory)
         kubelets = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
-        people.patch_lists(f"{NODES}/{OWN}/status", kubelets)
-        for place in (OWN, OTHER, None):
+        people.patch_lists(f"{NODES}/{NODE}/status", kubelets)
+        for place in (NODE, OTHER, None):
             containers = {"containers": [{"name": "main", "image": "app:1"}]}
             spec = {**containers, "nodeName": place} if place else containers
             people.post(PODS, {"metadata": {"name": f"on-{place or 'none'}"}, "spec": spec})
@@ -100,7 +100,7 @@ def scene(module_scene: PolicyScene) -> PolicyScene:
 
     The policy does not confine people: it lets them change what the agent may not.
     """
-    for name in (OWN, OTHER):
+    for name in (NODE, OTHER):
         path = f"{NODES}/{name}"
         wanted = a_node(name)
         wanted["metadata"]["resourceVersion"] = module_scene.people.get(path)["metadata"][
@@ -133,13 +133,13 @@ def taints(*values: api_objects.Object) -> api_objects.Object:
     return {"spec": {"taints": list(values)}}
 
 
-def patching(change: api_objects.Object, name: str = OWN) -> Act:
+def patching(change: api_objects.Object, name: str = NODE) -> Act:
     return lambda scene: scene.agent.patch(f"{NODES}/{name}", change)
 
 
 def with_conditions(*conditions: api_objects.Object) -> Act:
     body = {"status": {"conditions": list(conditions)}}
-    return lambda scene: scene.agent.patch_lists(f"{NODES}/{OWN}/status", body)
+    return lambda scene: scene.agent.patch_lists(f"{NODES}/{NODE}/status", body)
 
 
 def evicting(pod: str, *, labels: Mapping[str, str] = api.LABELS, **options: object) -> Act:
@@ -205,7 +205,7 @@ PENDING = readiness.Condition(is_true=False, reason="Pending", message="soon")
 VERIFIED = readiness.Condition(is_true=True, reason="LayoutVerified", message="now")
 FAULTY = dataclasses.replace(gpu_recovery.NONE_NEEDED, is_true=True, is_default=False)
 CORDON = {"spec": {"unschedulable": True}}
-AGENT = f"mig-manager of node {OWN}"
+AGENT = f"mig-manager of node {NODE}"
 
 
 @pytest.mark.parametrize(
@@ -254,13 +254,13 @@ AGENT = f"mig-manager of node {OWN}"
                 with_conditions(READY),
                 with_conditions(READY | {"status": "False"}, MIG_READY),
                 with_conditions({"type": "Ready", "$patch": "delete"}),
-                patching({"status": {"nodeInfo": {"kubeletVersion": "v1"}}}, f"{OWN}/status"),
-                patching({"status": {"phase": "Running"}}, f"{OWN}/status"),
-                patching({"status": {"runtimeHandlers": [{"name": "runc"}]}}, f"{OWN}/status"),
-                patching({"status": {"capacity": {"cpu": "64"}}}, f"{OWN}/status"),
-                patching({"status": {"capacity": {"nvidia.com/hostdev": "1"}}}, f"{OWN}/status"),
-                patching({"status": {"allocatable": {"cpu": "64"}}}, f"{OWN}/status"),
-                patching({"status": {"allocatable": {"memory": None}}}, f"{OWN}/status"),
+                patching({"status": {"nodeInfo": {"kubeletVersion": "v1"}}}, f"{NODE}/status"),
+                patching({"status": {"phase": "Running"}}, f"{NODE}/status"),
+                patching({"status": {"runtimeHandlers": [{"name": "runc"}]}}, f"{NODE}/status"),
+                patching({"status": {"capacity": {"cpu": "64"}}}, f"{NODE}/status"),
+                patching({"status": {"capacity": {"nvidia.com/hostdev": "1"}}}, f"{NODE}/status"),
+                patching({"status": {"allocatable": {"cpu": "64"}}}, f"{NODE}/status"),
+                patching({"status": {"allocatable": {"memory": None}}}, f"{NODE}/status"),
             ],
         ),
         ("may not cordon", [patching(CORDON)]),
@@ -279,7 +279,7 @@ AGENT = f"mig-manager of node {OWN}"
             "mig-manager creates and deletes no nodes",
             [
                 lambda scene: scene.agent.post(NODES, a_node("new")),
-                lambda scene: scene.agent.delete(f"{NODES}/{OWN}"),
+                lambda scene: scene.agent.delete(f"{NODES}/{NODE}"),
             ],
         ),
         (
@@ -291,31 +291,31 @@ AGENT = f"mig-manager of node {OWN}"
             [
                 evicting(f"on-{OTHER}"),
                 evicting("on-none"),
-                lambda scene: evicting(f"on-{OWN}")(
+                lambda scene: evicting(f"on-{NODE}")(
                     dataclasses.replace(scene, agent=scene.unbound)
                 ),
             ],
         ),
         (
             "mig-manager's evictions carry the label",
-            [evicting(f"on-{name}", labels={}) for name in (OWN, OTHER)],
+            [evicting(f"on-{name}", labels={}) for name in (NODE, OTHER)],
         ),
         (f"{AGENT} may not delete pods of others", [deleting(f"on-{OTHER}"), deleting("on-none")]),
         (
             f"{AGENT} may write plain Events about its node alone",
             [
                 publishing("Node", OTHER),
-                publishing("Namespace", OWN),
-                publishing("Node", OWN, namespace="kube-system"),
-                publishing("Node", OWN, finalizers=["example.com/keep"]),
+                publishing("Namespace", NODE),
+                publishing("Node", NODE, namespace="kube-system"),
+                publishing("Node", NODE, finalizers=["example.com/keep"]),
             ],
         ),
         (
             "AdmissionPolicy",
             [
                 posting_lease("mig-manager-slot-0", "other"),
-                posting_lease("leader", OWN),
-                posting_lease("mig-manager-slot-0", OWN, finalizers=["example.com/keep"]),
+                posting_lease("leader", NODE),
+                posting_lease("mig-manager-slot-0", NODE, finalizers=["example.com/keep"]),
             ],
         ),
     ],
@@ -342,23 +342,23 @@ def test_agent_may_write_what_its_work_needs_on_its_own_node(scene: PolicyScene)
     kept = (TAINT, *KUBERNETES)
     changes = [labels(**published, **paused), annotations(**status), taints(*kept, HOLD)]
     changes += [annotations(**spoilt), labels(**resumed), taints(*kept)]
-    seen = [patching(change)(scene) for change in changes][-1]
+    written = [patching(change)(scene) for change in changes][-1]
 
-    assert seen["spec"]["taints"] == list(kept)
-    assert seen["metadata"]["labels"] == LABELS | published
+    assert written["spec"]["taints"] == list(kept)
+    assert written["metadata"]["labels"] == LABELS | published
     patching(labels(**{well_known.APPLIED_LABEL: None}))(scene)
-    seen = patching(annotations(**{well_known.UNREADABLE_JOURNAL_ANNOTATION: None}))(scene)
-    assert well_known.APPLIED_LABEL not in seen["metadata"]["labels"]
-    assert well_known.UNREADABLE_JOURNAL_ANNOTATION not in seen["metadata"]["annotations"]
+    written = patching(annotations(**{well_known.UNREADABLE_JOURNAL_ANNOTATION: None}))(scene)
+    assert well_known.APPLIED_LABEL not in written["metadata"]["labels"]
+    assert well_known.UNREADABLE_JOURNAL_ANNOTATION not in written["metadata"]["annotations"]
 
 
 def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: PolicyScene) -> None:
-    own = node.KubeNode(scene.agent, name=OWN, clock=host.SystemClock())
+    port = node.KubeNode(scene.agent, name=NODE, clock=host.SystemClock())
     conditions: dict[str, Any] = {}
     for condition in (PENDING, VERIFIED, FAULTY, gpu_recovery.NONE_NEEDED):
-        own.set_condition(condition)
-        seen = scene.people.get(f"{NODES}/{OWN}")
-        conditions = {each["type"]: each for each in seen["status"]["conditions"]}
+        port.set_condition(condition)
+        written = scene.people.get(f"{NODES}/{NODE}")
+        conditions = {each["type"]: each for each in written["status"]["conditions"]}
         assert conditions["Ready"]["status"] == "Unknown"
         assert condition.entry(conditions[condition.type], "now") is None
     assert conditions.keys() == {
@@ -367,49 +367,49 @@ def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: PolicyS
         well_known.RECOVERY_CONDITION,
     }
 
-    own.update(
+    port.update(
         lambda _view: node_object.NodePatch(
             labels={well_known.STATE_LABEL: "success"}, removed_taints=frozenset({TAINT["key"]})
         )
     )
 
-    seen = scene.people.get(f"{NODES}/{OWN}")
-    assert seen["spec"]["taints"] == list(KUBERNETES)
-    assert seen["metadata"]["labels"][well_known.STATE_LABEL] == "success"
+    written = scene.people.get(f"{NODES}/{NODE}")
+    assert written["spec"]["taints"] == list(KUBERNETES)
+    assert written["metadata"]["labels"][well_known.STATE_LABEL] == "success"
 
 
 def test_the_agent_may_lift_no_cordon(scene: PolicyScene) -> None:
-    scene.people.patch(f"{NODES}/{OWN}", CORDON)
+    scene.people.patch(f"{NODES}/{NODE}", CORDON)
     lifted = {"spec": {"unschedulable": None}}
     assert "may not cordon" in clusters.refusal(lambda: patching(lifted)(scene))
 
 
 def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(scene: PolicyScene) -> None:
-    advertising.publish_resources(scene.agent, OWN, {"nvidia.com/gpu": 8})
-    advertising.publish_resources(scene.agent, OWN, {"nvidia.com/mig-1g.5gb": 56})
+    advertising.publish_resources(scene.agent, NODE, {"nvidia.com/gpu": 8})
+    advertising.publish_resources(scene.agent, NODE, {"nvidia.com/mig-1g.5gb": 56})
 
-    status = scene.people.get(f"{NODES}/{OWN}")["status"]
+    status = scene.people.get(f"{NODES}/{NODE}")["status"]
     expected = {"memory": "1Gi", "nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
     assert (status["capacity"], status["allocatable"]) == (expected, expected)
 
 
 def test_the_agent_may_remove_resources_of_gpus_from_its_own_node(scene: PolicyScene) -> None:
-    advertising.publish_resources(scene.agent, OWN, {"nvidia.com/mig-3g.20gb": 4})
+    advertising.publish_resources(scene.agent, NODE, {"nvidia.com/mig-3g.20gb": 4})
 
-    own = node.KubeNode(scene.agent, name=OWN, clock=host.SystemClock())
-    view = own.remove_resources(["nvidia.com/mig-3g.20gb"])
+    port = node.KubeNode(scene.agent, name=NODE, clock=host.SystemClock())
+    view = port.remove_resources(["nvidia.com/mig-3g.20gb"])
 
     assert "nvidia.com/mig-3g.20gb" not in {**view.capacity, **view.allocatable}
 
 
 def test_the_agent_may_publish_events_of_its_own_node(scene: PolicyScene) -> None:
-    assert publishing("Node", OWN)(scene)["reason"] == "Test"
+    assert publishing("Node", NODE)(scene)["reason"] == "Test"
 
 
 def test_the_agent_may_evict_and_delete_pods_of_its_own_node(scene: PolicyScene) -> None:
-    path = f"{PODS}/on-{OWN}"
+    path = f"{PODS}/on-{NODE}"
 
-    evicting(f"on-{OWN}")(scene)
+    evicting(f"on-{NODE}")(scene)
     assert scene.people.get(path)["metadata"]["deletionTimestamp"]
 
     scene.agent.delete(path, {"gracePeriodSeconds": 0})
@@ -433,15 +433,15 @@ def test_a_pod_that_has_gone_is_gone_to_the_agent_and_not_forbidden(
 @pytest.mark.parametrize(
     ("name", "before", "now", "is_allowed"),
     [
-        ("mig-manager-slot-0", None, OWN, True),
-        ("mig-manager-slot-0", "", OWN, True),
-        ("mig-manager-slot-12", "other", OWN, True),
-        ("mig-manager-slot-0", OWN, OWN, True),
-        ("mig-manager-slot-0", OWN, "", True),
+        ("mig-manager-slot-0", None, NODE, True),
+        ("mig-manager-slot-0", "", NODE, True),
+        ("mig-manager-slot-12", "other", NODE, True),
+        ("mig-manager-slot-0", NODE, NODE, True),
+        ("mig-manager-slot-0", NODE, "", True),
         ("mig-manager-slot-0", "other", "", False),
         ("mig-manager-slot-0", "", "other", False),
-        ("mig-manager-slot-01", "", OWN, False),
-        ("leader", "", OWN, False),
+        ("mig-manager-slot-01", "", NODE, False),
+        ("leader", "", NODE, False),
     ],
 )
 def test_the_agent_writes_slots_alone_and_for_its_own_node(
@@ -481,10 +481,10 @@ def test_doctor_reports_whether_a_policy_confines_the_account(
         real_cluster.server.kubeconfig(path, token=envtest.ADMIN_TOKEN)
     else:
         real_cluster.grant(dataclasses.replace(RIGHTS, account=account))
-        real_cluster.kubeconfig(path, account, node=OWN)
+        real_cluster.kubeconfig(path, account, node=NODE)
     patient = doctor_rig.Patient(tmp_path).born()
 
-    found = patient.examine("--kubeconfig", str(path), "--node-name", OWN)
+    examination = patient.examine("--kubeconfig", str(path), "--node-name", NODE)
 
-    assert found.verdict("admission-policy") is verdict
-    assert well_known.PARTITIONING_LABEL not in objects.labels(scene.people.get(f"{NODES}/{OWN}"))
+    assert examination.verdict("admission-policy") is verdict
+    assert well_known.PARTITIONING_LABEL not in objects.labels(scene.people.get(f"{NODES}/{NODE}"))

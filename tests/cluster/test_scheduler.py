@@ -44,8 +44,8 @@ def real(
         # A new node has the taint of one that is not ready.
         kube.patch(path, {"spec": {"taints": None}})
     config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
-    own = real_cluster.kubeconfig(folder / "kubeconfig", ACCOUNT)
-    config["clientConnection"] = {"kubeconfig": str(own)}
+    file = real_cluster.kubeconfig(folder / "kubeconfig", ACCOUNT)
+    config["clientConnection"] = {"kubeconfig": str(file)}
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     with contextlib.ExitStack() as exits:
         exits.callback(real_cluster.clear)
@@ -119,5 +119,5 @@ def affinity(app: str) -> dict[str, Any]:
 
 
 def nodes_of_pods(real: clusters.RealCluster) -> list[str]:
-    found = real.kube.get(PODS)["items"]
-    return [name for each in found if (name := objects.node_name(each))]
+    pods = real.kube.get(PODS)["items"]
+    return [name for each in pods if (name := objects.node_name(each))]

@@ -181,14 +181,14 @@ def has_lost_its_watch(stage: agent_stage.AgentStage) -> bool:
 def test_writers_of_taints_do_not_lose_each_others_changes(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    ended = threading.Event()
+    is_over = threading.Event()
 
     def tag_until_ended(kube: api.KubeApi) -> None:
         """Write the node again and again, as its status and its labels are in real clusters."""
         count = 0
         # A write makes an attempt of the agent fail, which gives up after eight in a row. On a
         # slow machine too most attempts must be quicker than the next write.
-        while not ended.wait(0.2):
+        while not is_over.wait(0.2):
             count += 1
             change = {"metadata": {"annotations": {"example.com/count": str(count)}}}
             kube.patch(NODE_PATH, change)
@@ -201,7 +201,7 @@ def test_writers_of_taints_do_not_lose_each_others_changes(
         try:
             stage.assert_ends("all-1g.5gb")
         finally:
-            ended.set()
+            is_over.set()
             writer.join()
 
         assert stage.api.get(NODE_PATH)["spec"]["taints"] == [FOREIGN_TAINT]

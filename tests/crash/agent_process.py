@@ -55,7 +55,7 @@ def serve(arguments: Arguments) -> int:
     assert wanted.gpus.simulate_state is not None
     state = nvml_faults.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
-    watched = functools.partial(_watched, moments)
+    watched = functools.partial(_with_moments, moments)
     pulse = in_process.Pulse(lambda: moments.come_to(IDLE))
     if arguments.has_worker:
         overrides = main.Overrides(replace_ports=watched, pulse=pulse)
@@ -76,15 +76,15 @@ def serve(arguments: Arguments) -> int:
     return 0
 
 
-def _watched(moments: moments_.Moments, own: ports.Dependencies) -> ports.Dependencies:
+def _with_moments(moments: moments_.Moments, deps: ports.Dependencies) -> ports.Dependencies:
     """Return the same with a moment before and after each call of a port, also of later ones."""
-    everything = {f.name: getattr(own, f.name) for f in dataclasses.fields(own)}
-    watched: dict[str, Any] = {
+    everything = {f.name: getattr(deps, f.name) for f in dataclasses.fields(deps)}
+    with_moments: dict[str, Any] = {
         name: moments_.Port(port, name, moments.call)
         for name, port in everything.items()
         if name not in _NO_PORTS and port is not None and not isinstance(port, str)
     }
-    return dataclasses.replace(own, clock=in_process.QuickClock(), **watched)
+    return dataclasses.replace(deps, clock=in_process.QuickClock(), **with_moments)
 
 
 class _Library(nvml_faults.CountingLibrary):

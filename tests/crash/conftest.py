@@ -8,5 +8,5 @@ from tests.crash import matrix
 
 
 @pytest.fixture(scope="session")
-def recorded() -> matrix.Recorder:
+def recorder() -> matrix.Recorder:
     return functools.cache(matrix.record)

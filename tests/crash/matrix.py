@@ -64,11 +64,11 @@ def _moments(scenario: scenarios.Scenario, start: stage.Start) -> tuple[str, ...
         problem = f"{rig.status()}\n{rig.logs()}"
         assert rig.status()["state"] == scenario.ends.value, problem
         assert rig.status()["reason"] == scenario.reason.value, problem
-        return moments_.chosen(agent.moments())
+        return moments_.distinct_moments(agent.moments())
 
 
 def _start_of(scenario: scenarios.Scenario) -> stage.Start:
-    bare = dataclasses.replace(scenario, guarded="", is_cordoned=False, options=())
+    bare = dataclasses.replace(scenario, guarded_resource="", is_cordoned=False, options=())
     with stage.CrashStage(bare, None) as rig:
         keys = {well_known.CONFIG_LABEL, well_known.STATE_LABEL, well_known.APPLIED_LABEL}
         if scenario.was:
@@ -98,7 +98,7 @@ def play(variant: scenarios.Variant, recording: Recording, moment: str) -> Resul
         result = strike(rig, moment)
         if result and not result.problems:
             _pass_downtime(variant.downtime, rig)
-            result = result._replace(problems=_converged(rig, rig.spawn(), variant.downtime))
+            result = result._replace(problems=_problems_at_end(rig, rig.spawn(), variant.downtime))
         if result and result.problems:
             result = result._replace(problems=(*result.problems, rig.logs()))
         return result
@@ -136,7 +136,7 @@ def _stop(rig: stage.CrashStage, moment: str) -> Result | None:
 
 def recovery_problems(rig: stage.CrashStage) -> tuple[str, ...]:
     """Start another agent, with a real GPU worker; return what is wrong once it rests."""
-    return _converged(rig, rig.spawn(has_worker=True), Downtime.RESTART)
+    return _problems_at_end(rig, rig.spawn(has_worker=True), Downtime.RESTART)
 
 
 def _pass_downtime(downtime: Downtime, rig: stage.CrashStage) -> None:
@@ -158,7 +158,7 @@ def _pass_downtime(downtime: Downtime, rig: stage.CrashStage) -> None:
 # -- judging ----------------------------------------------------------------------------------
 
 
-def _converged(
+def _problems_at_end(
     rig: stage.CrashStage, successor: stage.AgentProcess, downtime: Downtime
 ) -> tuple[str, ...]:
     """Wait until the next agent has nothing to do; return what is wrong then."""
@@ -191,7 +191,7 @@ def _problems(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
 def _not_restored(rig: stage.CrashStage, *, is_stopped: bool = False) -> list[str]:
     hooks = ["the exit hooks have not run"] if rig.awaits_exit_hooks() else []
     return hooks + rig.remaining(
-        is_stopped=is_stopped, is_cordoned=rig.scenario.is_cordoned, deployed=rig.deployed
+        is_stopped=is_stopped, is_cordoned=rig.scenario.is_cordoned, deployed=rig.deploy_labels
     )
 
 
@@ -223,15 +223,15 @@ def _allowed_ends(scenario: scenarios.Scenario, downtime: Downtime) -> Ends:
 def _disturbed_pods(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
     """Name the pods that were disturbed although the change does not affect their devices."""
     spared = layout_table.devices_by_gpu(rig.scenario.before)
-    spared &= layout_table.devices_by_gpu(rig.scenario.changed)
+    spared &= layout_table.devices_by_gpu(rig.scenario.gpus_after_drain)
     if downtime is Downtime.OTHER_LAYOUT:
         spared &= layout_table.devices_by_gpu(rig.scenario.gpus_with(rig.scenario.other))
     now, in_use, ready = rig.serials(), rig.devices_by_pod(), rig.ready_pods()
     for pod in rig.pods:
         if not spared.issuperset(pod.devices):
             continue
-        found = ready.get(pod.name)
-        if found is None or objects.uid(found) != pod.uid or objects.restart_count(found):
+        current = ready.get(pod.name)
+        if current is None or objects.uid(current) != pod.uid or objects.restart_count(current):
             yield f"{pod.name} was disturbed"
         elif in_use.get(pod.name) != pod.device_ids:
             yield f"{pod.name} has {in_use.get(pod.name)}, not {pod.device_ids}"

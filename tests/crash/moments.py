@@ -43,7 +43,7 @@ class Moments:
         self._strike_at = strike_at
         self._strike_with = strike_with
         self._lock = threading.Lock()
-        self._seen: collections.Counter[str] = collections.Counter()
+        self._counts: collections.Counter[str] = collections.Counter()
         self._reads: collections.Counter[str] = collections.Counter()
         """Since the last call that may have changed something."""
         self._last = "the start"
@@ -51,8 +51,8 @@ class Moments:
     def come_to(self, what: str) -> None:
         """Note a moment; the process may not live to see the end of this call."""
         with self._lock:
-            self._seen[what] += 1
-            self._note(f"{what} #{self._seen[what]}")
+            self._counts[what] += 1
+            self._note(f"{what} #{self._counts[what]}")
 
     @contextlib.contextmanager
     def around(self, call: str) -> Iterator[None]:
@@ -91,11 +91,11 @@ class Moments:
                 self._reads[what] += 1
                 self._note(f"{what} #{self._reads[what]} since {self._last}")
                 return
-            self._seen[what] += 1
+            self._counts[what] += 1
             if side == "after":
-                self._last = f"{call} #{self._seen[what]}"
+                self._last = f"{call} #{self._counts[what]}"
                 self._reads.clear()
-            self._note(f"{what} #{self._seen[what]}")
+            self._note(f"{what} #{self._counts[what]}")
 
     def _note(self, moment: str) -> None:
         os.write(self._log, f"{moment}\n".encode())
@@ -103,7 +103,7 @@ class Moments:
             os.kill(os.getpid(), self._strike_with)
 
 
-def chosen(moments: Sequence[str]) -> tuple[str, ...]:
+def distinct_moments(moments: Sequence[str]) -> tuple[str, ...]:
     """Return the moments at which a strike may meet a node that no other one met.
 
     Args:

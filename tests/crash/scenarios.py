@@ -27,7 +27,7 @@ class Scenario:
     ends: model.State = model.State.SUCCESS
     reason: errors.Reason = errors.Reason.APPLIED  # where it is not disturbed
     faults: tuple[nvml_faults.Fault, ...] = ()
-    guarded: str = ""  # a resource whose pods no budget allows to be evicted
+    guarded_resource: str = ""  # a resource whose pods no budget allows to be evicted
     whole_gpu_pods: int = 0  # pods on whole GPUs; MIG devices have one each
     has_monitor: bool = False
     """Whether DCGM's exporter watches the GPUs, which must let go for a change of mode."""
@@ -54,9 +54,9 @@ class Scenario:
         return layout_table.gpus_with(layout, int(self.spec.partition("x")[0]))
 
     @property
-    def changed(self) -> layout_table.Gpus:
+    def gpus_after_drain(self) -> layout_table.Gpus:
         """The GPUs as the change makes them, unless the drain before it fails."""
-        return self.before if self.guarded else self.after
+        return self.before if self.guarded_resource else self.after
 
 
 _FOR_GOOD = nvml_faults.Fault(
@@ -113,7 +113,7 @@ DRAIN_TIMEOUT = dataclasses.replace(
     name="drain timeout",
     ends=model.State.FAILED,
     reason=errors.Reason.DRAIN_TIMEOUT,
-    guarded="nvidia.com/mig-2g.10gb",
+    guarded_resource="nvidia.com/mig-2g.10gb",
     options=(("drain_timeout_s", "0.5"), ("retry_initial_s", "60"), ("retry_max_s", "60")),
     phases=_BEFORE_THE_GPUS,
 )

@@ -117,7 +117,7 @@ class CrashStage(agent_stage.AgentStage):
             )
         if scenario.is_cordoned:
             self.api.patch(agent_stage.NODE_PATH, {"spec": {"unschedulable": True}})
-        self.deployed = judging.deploy_labels(objects.labels(self.node()))
+        self.deploy_labels = judging.deploy_labels(objects.labels(self.node()))
         self.serials_before = self.serials()
 
     def _run_workloads(self) -> None:
@@ -128,8 +128,8 @@ class CrashStage(agent_stage.AgentStage):
             for number in range(self.scenario.whole_gpu_pods if is_gpu else len(ids)):
                 name = f"{short.replace('.', '-')}-{number}"
                 pods.append((name, resource, {"resource": short}))
-        if self.scenario.guarded:
-            labels = {"resource": self.scenario.guarded.partition("/")[2]}
+        if self.scenario.guarded_resource:
+            labels = {"resource": self.scenario.guarded_resource.partition("/")[2]}
             self.guard({"matchLabels": labels})
         self.run_pods(pods)
         in_use, names = self.devices_by_pod(), simulated_rig.names(self.state)

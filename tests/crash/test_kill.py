@@ -22,7 +22,7 @@ from tests.crash import matrix, scenarios
 from tests.kit import matrices
 
 Strike = Callable[..., None]
-KNOWN = {"none", *(phase.value for phase in model.Phase)}
+PHASES = {"none", *(phase.value for phase in model.Phase)}
 STRUCK = [matrix.Result("Drain")] * 80
 _MATRIX = "kill matrix"
 _MAX_STEP = 4  # how many moments the phases of every scenario have at least, but one
@@ -58,15 +58,15 @@ def play_all(
 def assert_phases(counts: Collection[str], phases: Collection[str]) -> None:
     """Check that each of some phases was struck at least once."""
     assert set(phases) - set(counts) == set()
-    assert set(counts) - KNOWN == set()
+    assert set(counts) - PHASES == set()
 
 
 @pytest.fixture
-def strike(recorded: matrix.Recorder, record_property: matrices.Note) -> Strike:
+def strike(recorder: matrix.Recorder, record_property: matrices.Note) -> Strike:
     """Play a scenario on nodes of its own."""
 
     def strike(variant: scenarios.Variant, **how: Any) -> None:
-        recording = recorded(variant.scenario)
+        recording = recorder(variant.scenario)
         struck = functools.partial(matrix.play, variant, recording)
         play_all(record_property, variant, recording.moments, struck, **how)
 

@@ -57,9 +57,9 @@ def gpu_changes(rig: stage.CrashStage) -> int:
     ],
 )
 def test_worker_in_a_driver_call_dies_with_its_agent(
-    scenario: scenarios.Scenario, function: str, recorded: matrix.Recorder
+    scenario: scenarios.Scenario, function: str, recorder: matrix.Recorder
 ) -> None:
-    recording = recorded(scenario)
+    recording = recorder(scenario)
     with stage.CrashStage(scenario, recording.start) as rig:
         rig.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
 
@@ -82,9 +82,9 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
     ids=["mode", "destroy-ci", "destroy-gi", "create-gi", "create-ci"],
 )
 def test_what_the_driver_did_for_a_worker_that_died_is_resumed_or_undone(
-    scenario: scenarios.Scenario, nth: int, latency: states.Latency, recorded: matrix.Recorder
+    scenario: scenarios.Scenario, nth: int, latency: states.Latency, recorder: matrix.Recorder
 ) -> None:
-    recording = recorded(scenario)
+    recording = recorder(scenario)
     with stage.CrashStage(scenario, recording.start) as rig:
         usual = rig.state.read().options
         rig.state.set_options(dataclasses.replace(usual, latency=latency))

@@ -36,7 +36,7 @@ class Page:
     def __init__(self, *, to_browser: int, from_browser: int) -> None:
         self._to_browser, self._from_browser = to_browser, from_browser
         self._number = 0
-        self._received = b""
+        self._buffer = b""
         self._session: Mapping[str, str] = {}
         self._events: list[dict[str, Any]] = []
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
@@ -61,7 +61,7 @@ class Page:
         self._events.clear()
         answer = self._call("Page.navigate", url=url)
         assert "errorText" not in answer, (url, answer)
-        self._loaded()
+        self._wait_for_load()
 
     def evaluate(self, script: str) -> Any:
         """Return the value of a JavaScript expression, or what its promise comes to."""
@@ -74,7 +74,7 @@ class Page:
         """Click on what a CSS selector names, and wait until the page behind it is loaded."""
         self._events.clear()
         self.evaluate(f"document.querySelector({json.dumps(link)}).click()")
-        self._loaded()
+        self._wait_for_load()
 
     def write(self, text: str) -> None:
         """Type a text where the focus is."""
@@ -101,7 +101,7 @@ class Page:
             *(each for each in self._of("Log.entryAdded") if each["entry"]["level"] == "error"),
         ]
 
-    def _loaded(self) -> None:
+    def _wait_for_load(self) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while not self._of("Page.loadEventFired"):
             self._read(deadline)
@@ -122,13 +122,13 @@ class Page:
 
     def _read(self, deadline: float) -> dict[str, Any]:
         """Return the browser's next message; keep it if it is an event."""
-        while b"\0" not in self._received:
+        while b"\0" not in self._buffer:
             left_s = max(0.0, deadline - time.monotonic())
             assert select.select([self._from_browser], [], [], left_s)[0], "Chromium is silent"
             received = os.read(self._from_browser, 1 << 20)
             assert received, "Chromium has ended"
-            self._received += received
-        first, self._received = self._received.split(b"\0", 1)
+            self._buffer += received
+        first, self._buffer = self._buffer.split(b"\0", 1)
         message: dict[str, Any] = json.loads(first)
         if "method" in message:
             self._events.append(message)
@@ -136,7 +136,7 @@ class Page:
 
 
 @contextlib.contextmanager
-def started(program: str, folder: pathlib.Path) -> Iterator[Page]:
+def open_page(program: str, folder: pathlib.Path) -> Iterator[Page]:
     """Run Chromium with a page; what it keeps and what it logs are in the folder."""
     (browser_reads, we_write), (we_read, browser_writes) = os.pipe(), os.pipe()
     # Only bash can give a file any number, and Chromium takes no other than 3 and 4.

@@ -85,8 +85,8 @@ def _commands(text: str, how: str) -> Iterator[Step]:
     lines = text.splitlines()
     while lines:
         command = [lines.pop(0).removeprefix("$ ")]
-        found = _HERE_DOCUMENT.search(command[0])
-        while found and command[-1] != found[1]:
+        match = _HERE_DOCUMENT.search(command[0])
+        while match and command[-1] != match[1]:
             command.append(lines.pop(0))
         shown = []
         while lines and not lines[0].startswith("$ "):
@@ -137,8 +137,8 @@ RULES = (
 
 def differences(shown: str, output: str) -> list[str]:
     """Return how an output differs from what a page shows, to the character but for ``RULES``."""
-    expected, found = _comparable(shown), _comparable(output)
-    return [] if expected == found else list(difflib.ndiff(expected, found))
+    expected, actual = _comparable(shown), _comparable(output)
+    return [] if expected == actual else list(difflib.ndiff(expected, actual))
 
 
 def _comparable(text: str) -> list[str]:

@@ -7,11 +7,11 @@ import pytest
 from tests.docs import pages
 
 
-def named(page: pathlib.Path) -> str:
+def path_of(page: pathlib.Path) -> str:
     return str(page.relative_to(pages.ROOT))
 
 
-@pytest.mark.parametrize("page", pages.OTHERS, ids=named)
+@pytest.mark.parametrize("page", pages.OTHERS, ids=path_of)
 def test_a_link_leads_to_a_file_and_a_heading(page: pathlib.Path) -> None:
     broken = []
     for link in pages.links(page):
@@ -25,6 +25,6 @@ def test_a_link_leads_to_a_file_and_a_heading(page: pathlib.Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=named)
+@pytest.mark.parametrize("page", pages.PAGES, ids=path_of)
 def test_a_page_names_paths_of_the_repository(page: pathlib.Path) -> None:
     assert {path for path in pages.named_paths(page) if not path.exists()} == set()

@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
     program = programs.path_or_skip("chromium")
-    with browser.started(program, tmp_path_factory.mktemp("browser")) as page:
+    with browser.open_page(program, tmp_path_factory.mktemp("browser")) as page:
         yield page
 
 
@@ -57,11 +57,11 @@ def test_page_fits_a_desk_and_a_phone_and_needs_no_network(
 ) -> None:
     for width, is_dark in ((DESK, True), (PHONE, False)):
         show(page, site, name, width=width, is_dark=is_dark)
-        here = (site.as_uri(), "data:")
+        allowed = (site.as_uri(), "data:")
 
         assert page.evaluate(LAYOUT) == []
         assert page.errors() == []
-        assert [url for url in page.requests() if not url.startswith(here)] == []
+        assert [url for url in page.requests() if not url.startswith(allowed)] == []
         if dist := os.environ.get("DIST"):
             picture = pathlib.Path(dist, "site-pictures", f"{name}-{width}.png")
             picture.parent.mkdir(parents=True, exist_ok=True)

@@ -29,9 +29,9 @@ AT_REST = {
 
 def commands(before: str) -> str:
     """Return the block of commands that follows some words of the page."""
-    found = re.search(rf"{re.escape(before)}\n+```\n(.*?)^```$", UPGRADE, re.DOTALL | re.MULTILINE)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"{re.escape(before)}\n+```\n(.*?)^```$", UPGRADE, re.DOTALL | re.MULTILINE)
+    assert match is not None
+    return match[1]
 
 
 @pytest.mark.slow
@@ -42,7 +42,9 @@ def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
     programs.path_or_skip("kubectl")
     keys = AT_REST | ({well_known.JOURNAL_ANNOTATION} if is_interrupted else set())
     foreign = {"key": "example.com/mine", "value": "x", "effect": "NoSchedule"}
-    ours = [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}] if is_interrupted else []
+    hold_taints = (
+        [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}] if is_interrupted else []
+    )
     kept = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.deploy.device-plugin": "true"}
     used = {
         "apiVersion": "v1",
@@ -52,7 +54,7 @@ def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
             "labels": kept | {well_known.APPLIED_LABEL: "a", well_known.STATE_LABEL: "success"},
             "annotations": {"example.com/a": "b"} | dict.fromkeys(keys, "{}"),
         },
-        "spec": {"taints": [foreign, *ours]},
+        "spec": {"taints": [foreign, *hold_taints]},
         "status": {
             "conditions": [
                 {"type": "Ready", "status": "True"},
@@ -87,8 +89,8 @@ def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
 
 def daemon_set(documents: str) -> dict[str, Any]:
     """Return the agent's DaemonSet among some manifests."""
-    (found,) = (each for each in yaml.safe_load_all(documents) if each["kind"] == "DaemonSet")
-    return dict(found)
+    (manifest,) = (each for each in yaml.safe_load_all(documents) if each["kind"] == "DaemonSet")
+    return dict(manifest)
 
 
 def image(documents: str) -> str:

@@ -111,23 +111,23 @@ class InProcessStage(agent_stage.AgentStage):
         self._running.close()
         return 0
 
-    def applied(self) -> str | None:
+    def applied_layout(self) -> str | None:
         """Return the layout that is said to be active."""
         return objects.labels(self.node()).get(well_known.APPLIED_LABEL)
 
     def ends(self) -> tuple[list[errors.Reason], list[errors.Reason]]:
         """Return the reasons of the runs that ended, and of those whose outcome is unknown."""
-        ended, lost = (self.telemetry.events[name] for name in ("run_ended", "outcome_lost"))
-        return [reason for _, reason, _ in ended], [reason for (reason,) in lost]
+        endings, lost = (self.telemetry.events[name] for name in ("run_ended", "outcome_lost"))
+        return [reason for _, reason, _ in endings], [reason for (reason,) in lost]
 
     def occupy(self) -> None:
         """Have a pod compute on a device of the layout active."""
         self._pods += 1
-        self.run_pods([(f"train-{self._pods}", RESOURCES[self.applied() or "ones"], {})])
+        self.run_pods([(f"train-{self._pods}", RESOURCES[self.applied_layout() or "ones"], {})])
 
     def reconfigure(self) -> None:
         """Ask for the other layout, and wait until it is active."""
-        layout = "twos" if self.applied() == "ones" else "ones"
+        layout = "twos" if self.applied_layout() == "ones" else "ones"
         self.telemetry.events.clear()
         self.label(layout)
 
@@ -144,15 +144,15 @@ class InProcessStage(agent_stage.AgentStage):
 
         self.wait(is_at_rest, layout, timeout_s=DEADLINE_S)
 
-    def asked(self) -> list[Request]:
+    def requests(self) -> list[Request]:
         """Return the agent's requests so far, without its watch, each with its number."""
         counts: collections.Counter[tuple[str, str]] = collections.Counter()
-        found = []
+        rows = []
         for each in self.server.log.requests():
             if each.token == TOKEN and each.verb != "watch":
                 counts[each.verb, each.resource] += 1
-                found.append(Request(each.verb, each.resource, counts[each.verb, each.resource]))
-        return found
+                rows.append(Request(each.verb, each.resource, counts[each.verb, each.resource]))
+        return rows
 
 
 class _Tracebacks(logging.Handler):
@@ -160,15 +160,15 @@ class _Tracebacks(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[logging.LogRecord] = []
+        self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:
-            self.found.append(record)
+            self.records.append(record)
 
 
 @contextlib.contextmanager
-def staged(
+def stage_at_rest(
     *, listen: lost_stderr.Listen = structlog.testing.capture_logs, **how: Any
 ) -> Iterator[InProcessStage]:
     """Give a stage at rest in a first layout; at its end no line of any log has a traceback."""
@@ -182,4 +182,4 @@ def staged(
     finally:
         logging.getLogger().removeHandler(others)
     assert [line for line in log if "exc_info" in line] == []
-    assert others.found == []
+    assert others.records == []

@@ -152,17 +152,17 @@ class StruckNode:
         calls = nvml_faults.read_calls(self.state.path)
         self.state.log_calls(is_on=False)
         counts: collections.Counter[tuple[str, int | None]] = collections.Counter()
-        chosen: dict[Moment, None] = {}
-        seen: set[tuple[str, int | None, bool]] = set()
+        selected: dict[Moment, None] = {}
+        parts: set[tuple[str, int | None, bool]] = set()
         for call in calls:
             counts[call.function, call.gpu] += 1
             part = call.function, call.gpu, counts["nvmlInitWithFlags", None] > 1
-            if call.function in nvml_codes.CHANGES or part not in seen:
-                seen.add(part)
-                chosen[Moment(call.function, call.gpu, counts[call.function, call.gpu])] = None
-        chosen |= {Moment(*key, count): None for key, count in counts.items()}
+            if call.function in nvml_codes.CHANGES or part not in parts:
+                parts.add(part)
+                selected[Moment(call.function, call.gpu, counts[call.function, call.gpu])] = None
+        selected |= {Moment(*key, count): None for key, count in counts.items()}
         return tuple(
             moment
-            for moment in chosen
+            for moment in selected
             if moment.function in nvml_codes.CHANGES or not self.scenario.are_changes_all
         )

@@ -102,8 +102,8 @@ def requests(stage: api_node.InProcessStage) -> list[Request]:
         stage.server.log.clear()
         stage.reconfigure()
         # Events are published in the background.
-        stage.wait(lambda: _EVENT in stage.asked(), "the Event of the end")
-        rounds.append(set(stage.asked()))
+        stage.wait(lambda: _EVENT in stage.requests(), "the Event of the end")
+        rounds.append(set(stage.requests()))
     made = set.intersection(*rounds)
     counts = collections.Counter(each[:2] for each in made)
     unseen = {kind for kind, written in _ALWAYS.items() if written} - counts.keys()
@@ -162,7 +162,9 @@ def play(
     failure = FAILURES[name]
     ends: collections.Counter[str] = collections.Counter()
     row = matrices.Row(_MATRIX, failure=name, node=style.value)
-    with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s, listen=listen) as stage:
+    with api_node.stage_at_rest(
+        style=style, api_timeout_s=failure.api_timeout_s, listen=listen
+    ) as stage:
         cases = requests(stage)
         for request in matrices.sample(cases, every, start=start):
             if end := row.play(request, functools.partial(strike, stage, failure, request)):
@@ -209,7 +211,7 @@ def test_the_published_results_are_of_present_failures() -> None:
 @pytest.mark.parametrize("name", FAILURES)
 def test_label_is_served_though_first_requests_watch_or_list_fail(name: str) -> None:
     failure = FAILURES[name]
-    with api_node.staged(api_timeout_s=failure.api_timeout_s) as stage:
+    with api_node.stage_at_rest(api_timeout_s=failure.api_timeout_s) as stage:
         for request in (LIST, WATCH, GET):
             stage.stop_agent()
             stage.server.inject(failure.at(request))
@@ -227,7 +229,7 @@ def test_label_is_served_though_first_requests_watch_or_list_fail(name: str) -> 
 
 
 def test_a_label_is_served_after_a_watch_that_went_silent() -> None:
-    with api_node.staged() as stage:
+    with api_node.stage_at_rest() as stage:
         stage.server.inject(Fault(token=api_node.TOKEN, verb="watch", stall=True))
         stage.wait(lambda: stage.server.faults_waiting() == 0, "the fault")
         stage.reconfigure()

@@ -115,8 +115,8 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
     ]
     # A call that changes a GPU fails in every way, also where the others are sampled.
     changing = [case for case in cases if case[0].function in nvml_codes.CHANGES]
-    chosen = dict.fromkeys((*changing, *matrices.sample(cases, pytestconfig.getoption("every"))))
-    for (moment, code), way in zip(chosen, itertools.cycle(WAYS), strict=False):
+    strikes = dict.fromkeys((*changing, *matrices.sample(cases, pytestconfig.getoption("every"))))
+    for (moment, code), way in zip(strikes, itertools.cycle(WAYS), strict=False):
         name, before = f"{moment}, {nvml_codes.name_of(code)}, {way}", lost.total()
         try:
             faults.play(name, functools.partial(strike, moment, code, way))

@@ -73,7 +73,7 @@ def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def hosted(server: apiserver.ApiServer, names: Sequence[str], *, limit: int = 0) -> Iterator[None]:
+def hosts(server: apiserver.ApiServer, names: Sequence[str], *, limit: int = 0) -> Iterator[None]:
     """Have an agent on each node; ``limit`` is how many may change at once, 0 all."""
     options = {
         "retry_initial_s": "0.2",

@@ -53,7 +53,7 @@ class StandIns:
         """``unreachableGpus`` of the status of a node."""
         self.work_s = work_s
         """How long an agent works on a request."""
-        self._served: dict[str, str | None] = {}
+        self._last_requests: dict[str, str | None] = {}
         self._runs: dict[str, int] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
@@ -65,7 +65,7 @@ class StandIns:
     def repair(self, name: str) -> None:
         """Let a node be well from now on; its agent tries again."""
         self.failing.pop(name, None)
-        self._served.pop(name, None)
+        self._last_requests.pop(name, None)
         self._news.put(name)
 
     def wake(self) -> None:
@@ -103,9 +103,9 @@ class StandIns:
     def _observe(self, name: str) -> None:
         labels = self._node(name)["metadata"].get("labels") or {}
         wanted = labels.get(well_known.CONFIG_LABEL)
-        if name in self.dead or wanted is None or self._served.get(name) == wanted:
+        if name in self.dead or wanted is None or self._last_requests.get(name) == wanted:
             return
-        self._served[name] = wanted
+        self._last_requests[name] = wanted
         # A newer run takes the place of the retries of an older one.
         self._runs[name] = run = self._runs.get(name, 0) + 1
         self._after(0.01, lambda: self._begin(name, wanted, run))
@@ -146,12 +146,12 @@ class StandIns:
         is_cordoned: bool,
         failure: Failure | None = None,
     ) -> None:
-        ended: dict[str, object] = {}
+        members: dict[str, object] = {}
         if failure:
             retry_at = "soon" if failure.is_retried else None
-            ended = {"reason": failure.reason.value, "message": failure.message}
-            ended |= {"retryAt": retry_at}
-        text = api_objects.a_status(wanted, state, phase=phase.value, **ended)
+            members = {"reason": failure.reason.value, "message": failure.message}
+            members |= {"retryAt": retry_at}
+        text = api_objects.a_status(wanted, state, phase=phase.value, **members)
         if name in self.unreachable:
             # Not all of them are as an agent writes them.
             text = json.dumps(json.loads(text) | {"unreachableGpus": self.unreachable[name]})

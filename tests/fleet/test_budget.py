@@ -30,7 +30,7 @@ def test_agents_with_a_budget_of_two_never_have_three_nodes_under_change() -> No
     with apiserver.serve() as server:
         names = agents.populate(server, 8)
         counted = census.Census(server)
-        with agents.hosted(server, names, limit=2):
+        with agents.hosts(server, names, limit=2):
             agents.label_all(server, names, LAYOUT)
             waiting.until(
                 lambda: all(agents.is_applied(server, name, LAYOUT) for name in names),

@@ -33,7 +33,7 @@ class RolloutRig:
     server: apiserver.ApiServer
     kubeconfig: pathlib.Path
     names: list[str]
-    played: standins.StandIns
+    stand_ins: standins.StandIns
 
     def __call__(
         self, *argv: str, is_terminal: bool = False, variables: Mapping[str, str] = _NO_VARIABLES
@@ -46,12 +46,12 @@ class RolloutRig:
         return self(*argv, "-l", "gpu=yes", "--max-unavailable", "2", "-o", "json")
 
     def metadata(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.server.get(resources.NODES, name)["metadata"]
-        return found
+        node_metadata: dict[str, Any] = self.server.get(resources.NODES, name)["metadata"]
+        return node_metadata
 
     def label(self, name: str) -> str | None:
-        found: str | None = self.metadata(name)["labels"].get(well_known.CONFIG_LABEL)
-        return found
+        value: str | None = self.metadata(name)["labels"].get(well_known.CONFIG_LABEL)
+        return value
 
     def labels(self) -> dict[str, str | None]:
         return {name: self.label(name) for name in self.names}
@@ -190,7 +190,7 @@ def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: RolloutRig
 
 def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: RolloutRig) -> None:
     rig.apply(FORMER, rig.names)
-    rig.played.dead.add("node-001")
+    rig.stand_ins.dead.add("node-001")
 
     answer = rig.roll(LAYOUT, "--silence-timeout-s", "3")
 
@@ -205,7 +205,7 @@ def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Roll
 def test_undo_without_an_agents_response_requests_the_layout_again(rig: RolloutRig) -> None:
     rig.apply(FORMER, rig.names)
     assert rig.roll(LAYOUT).status == 0
-    rig.played.dead.add("node-001")
+    rig.stand_ins.dead.add("node-001")
 
     answer = rig.roll("undo", "--silence-timeout-s", "3")
 
@@ -214,7 +214,7 @@ def test_undo_without_an_agents_response_requests_the_layout_again(rig: RolloutR
     (silent,) = answer.data["failures"]
     assert silent["message"] == "no agent responded; the previous request is restored"
     assert rig.label("node-001") == LAYOUT
-    rig.played.wake()
+    rig.stand_ins.wake()
     assert rig.roll("undo").status == 0
     assert rig.label("node-001") == FORMER
 
@@ -237,7 +237,7 @@ def test_each_change_of_a_node_is_a_line_but_on_a_terminal_one_table_lives(
     rig: RolloutRig,
 ) -> None:
     # Long enough to be seen by a rollout on a busy machine.
-    rig.played.work_s = 0.5
+    rig.stand_ins.work_s = 0.5
     answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "40%")
 
     assert answer.status == 0
@@ -257,7 +257,7 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(
 ) -> None:
     row = {"index": 3, "uuid": "GPU-3", "reason": "GpuLost", "message": "GPU is lost"}
     malformed: list[Any] = [None, {}, "GPU 3", [row], [3, {}, [[]], {"index": "3"}]]
-    rig.played.unreachable.update(zip(rig.names, malformed, strict=True))
+    rig.stand_ins.unreachable.update(zip(rig.names, malformed, strict=True))
 
     answer = rig(LAYOUT, "-l", "gpu=yes")
     assert answer.status == 0
@@ -427,7 +427,7 @@ def test_an_api_that_fails_once_costs_no_node_and_no_room(rig: RolloutRig, name:
 
 
 def test_an_outage_longer_than_its_timeouts_costs_a_rollout_no_node(rig: RolloutRig) -> None:
-    rig.played.work_s = 0.2
+    rig.stand_ins.work_s = 0.2
     broken: list[store.Record] = []
 
     def break_once(record: store.Record) -> None:
@@ -481,9 +481,9 @@ def test_a_dry_run_plans_layouts_of_a_file(rig: RolloutRig, tmp_path: pathlib.Pa
     file = tmp_path / "config.yaml"
     file.write_text(node_agents.CONFIG.replace(LAYOUT, "own"))
 
-    own = rig.roll("own", "--dry-run", "-f", str(file))
+    of_own = rig.roll("own", "--dry-run", "-f", str(file))
 
-    assert [node["verdict"] for node in own.data["nodes"][:2]] == ["fits", "does-not-fit"]
+    assert [node["verdict"] for node in of_own.data["nodes"][:2]] == ["fits", "does-not-fit"]
     assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
 
 
@@ -532,8 +532,8 @@ def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rollou
 
     verdicts = [node["verdict"] for node in answer.data["nodes"]]
     assert verdicts == ["fits", *["unknown"] * 4]
-    own = rig.roll("own", "--dry-run").data["nodes"]
-    assert [node["verdict"] for node in own] == ["does-not-fit", *["unknown"] * 4]
+    of_own = rig.roll("own", "--dry-run").data["nodes"]
+    assert [node["verdict"] for node in of_own] == ["does-not-fit", *["unknown"] * 4]
 
 
 def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
@@ -564,7 +564,7 @@ def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
 
 def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: RolloutRig) -> None:
     rig.serve_config()
-    with agents.hosted(rig.server, ["other"]):
+    with agents.hosts(rig.server, ["other"]):
         waiting.until(
             lambda: well_known.GPUS_ANNOTATION in rig.metadata("other").get("annotations", {}),
             "the GPUs of a node without a label",

@@ -23,7 +23,7 @@ FAILURES = (
 )
 
 
-def wanted(server: apiserver.ApiServer) -> dict[str, str | None]:
+def requested_layouts(server: apiserver.ApiServer) -> dict[str, str | None]:
     """Name of each node -> what its label asks for."""
     return {
         node["metadata"]["name"]: node["metadata"]["labels"].get(well_known.CONFIG_LABEL)
@@ -31,11 +31,11 @@ def wanted(server: apiserver.ApiServer) -> dict[str, str | None]:
     }
 
 
-def applied(server: apiserver.ApiServer, names: list[str], layout: str = LAYOUT) -> int:
+def count_applied(server: apiserver.ApiServer, names: list[str], layout: str = LAYOUT) -> int:
     return sum(agents.is_applied(server, name, layout) for name in names)
 
 
-def started(
+def start_rollout(
     kubeconfig: pathlib.Path, *options: str
 ) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
     argv = ["rollout", *options, "--kubeconfig", str(kubeconfig), "--output-format", "json"]
@@ -43,11 +43,13 @@ def started(
 
 
 def rollout(kubeconfig: pathlib.Path, *options: str) -> commandline.Answer:
-    with started(kubeconfig, *options) as process:
+    with start_rollout(kubeconfig, *options) as process:
         return commandline.wait_for_answer(process)
 
 
-def paused(kubeconfig: pathlib.Path, options: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+def failures_until_paused(
+    kubeconfig: pathlib.Path, options: tuple[str, ...]
+) -> dict[str, tuple[str, str]]:
     """Roll out until a failure pauses it; return which nodes failed, and why."""
     answer = rollout(kubeconfig, *options)
     assert (answer.status, answer.data["state"]) == (1, "paused")
@@ -72,21 +74,21 @@ def story(
     # However slow this test is, the rollout does not end before it is interrupted.
     quarter = len(names) // 4
     played.dead |= set(names[quarter:])
-    with started(kubeconfig, *options, "--silence-timeout-s", "3600") as process:
-        waiting.until(lambda: applied(server, names) == quarter, "a quarter of the nodes")
+    with start_rollout(kubeconfig, *options, "--silence-timeout-s", "3600") as process:
+        waiting.until(lambda: count_applied(server, names) == quarter, "a quarter of the nodes")
         process.send_signal(signal.SIGINT)
         answer = commandline.wait_for_answer(process)
     played.wake()
     assert (answer.status, answer.data["state"]) == (130, "interrupted")
     assert 0 < answer.data["counts"]["success"] < len(names)
-    begun = sum(layout == LAYOUT for layout in wanted(server).values())
-    assert begun <= applied(server, names) + most + 1
+    begun = sum(layout == LAYOUT for layout in requested_layouts(server).values())
+    assert begun <= count_applied(server, names) + most + 1
 
-    nodes = paused(kubeconfig, options)
+    nodes = failures_until_paused(kubeconfig, options)
     assert set(nodes) <= set(bad)
     if len(nodes) < len(bad):
         # The other one was not yet asked; it pauses the rollout once more.
-        nodes = paused(kubeconfig, options)
+        nodes = failures_until_paused(kubeconfig, options)
     assert nodes == {name: (each.reason.value, each.message) for name, each in bad.items()}
 
     for name in bad:
@@ -95,7 +97,7 @@ def story(
 
     assert (answer.status, answer.data["state"]) == (0, "done")
     assert answer.data["counts"]["success"] == len(names)
-    assert applied(server, names) == len(names)
+    assert count_applied(server, names) == len(names)
     assert counted.most <= most
 
 
@@ -110,7 +112,7 @@ def test_rollout_over_real_agents_is_resumed_and_ended(tmp_path: pathlib.Path) -
     with apiserver.serve() as server:
         names, kubeconfig = serve(tmp_path, 12, server)
         with (
-            agents.hosted(server, names[:3]),
+            agents.hosts(server, names[:3]),
             standins.playing(standins.StandIns(server, names[3:], work_s=0.2)) as played,
         ):
             story(server, names, played, kubeconfig, most=2)

@@ -19,9 +19,9 @@ def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
         examination.CHECKS, facts.facts(settings), timeout_s=settings.timeout_s
     )
 
-    found = dict(report.findings)
-    if found["driver"].verdict is doctor_report.CheckResult.FAIL:
-        pytest.skip(f"no NVIDIA driver here: {found['driver'].text}")
-    assert set(found) == {check.name for check in examination.CHECKS}
+    findings = dict(report.findings)
+    if findings["driver"].verdict is doctor_report.CheckResult.FAIL:
+        pytest.skip(f"no NVIDIA driver here: {findings['driver'].text}")
+    assert set(findings) == {check.name for check in examination.CHECKS}
     assert not [each for _, each in report.findings if "the check failed" in each.text]
-    assert found["gpu-processes"].verdict is not doctor_report.CheckResult.SKIPPED
+    assert findings["gpu-processes"].verdict is not doctor_report.CheckResult.SKIPPED

@@ -88,7 +88,7 @@ def test_a_gpu_that_answers_nothing_is_repaired_by_a_restarted_agent(stage: Repa
 
 
 @pytest.fixture
-def observed() -> Iterator[agent_stage.ObservedStage]:
+def passive_stage() -> Iterator[agent_stage.ObservedStage]:
     """An agent that repairs nothing."""
     with agent_stage.ObservedStage("2xA30", "--watch-gpu-events") as stage:
         yield stage
@@ -96,27 +96,29 @@ def observed() -> Iterator[agent_stage.ObservedStage]:
 
 @pytest.mark.slow
 def test_an_xid_starts_a_check_that_finds_the_recovery_action(
-    observed: agent_stage.ObservedStage,
+    passive_stage: agent_stage.ObservedStage,
 ) -> None:
-    state = nvml_faults.SharedState(observed.machine.state_file)
+    state = nvml_faults.SharedState(passive_stage.machine.state_file)
     uuid = state.boards[1].uuid
-    observed.assert_ends("all-1g.6gb")
+    passive_stage.assert_ends("all-1g.6gb")
 
     def conditions() -> dict[str, str]:
-        return {each["type"]: each["status"] for each in observed.node()["status"]["conditions"]}
+        return {
+            each["type"]: each["status"] for each in passive_stage.node()["status"]["conditions"]
+        }
 
-    observed.wait_for_listener()
+    passive_stage.wait_for_listener()
     state.fail_gpu(1, action=1, xid=79)
-    observed.wait(lambda: conditions().get("GpuRecoveryNeeded") == "True", "the condition")
+    passive_stage.wait(lambda: conditions().get("GpuRecoveryNeeded") == "True", "the condition")
 
     assert conditions()["MigReady"] == "True"
-    assert observed.series("xids_total") == {f"{uuid},79": 1}
-    assert observed.series("gpu_recovery_action") == {f"gpu-reset,1,{uuid}": 1}
+    assert passive_stage.series("xids_total") == {f"{uuid},79": 1}
+    assert passive_stage.series("gpu_recovery_action") == {f"gpu-reset,1,{uuid}": 1}
 
     # Xid 154: the recovery action has changed.
     state.fail_gpu(1, xid=154)
-    observed.wait(lambda: conditions()["GpuRecoveryNeeded"] == "False", "the recovery")
-    assert observed.series("gpu_recovery_action") == {}
+    passive_stage.wait(lambda: conditions()["GpuRecoveryNeeded"] == "False", "the recovery")
+    assert passive_stage.series("gpu_recovery_action") == {}
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.stage import agent_stage
 
 UNKNOWN = "NVIDIA Q900-SXM9-120GB"
 GENERATED = "generated for NVIDIA A100-SXM4-40GB"
-OWN = """\
+OWNERS_FILE = """\
 version: v1
 mig-configs:
   team-a:
@@ -28,7 +28,7 @@ mig-configs:
 """
 
 
-def tripled() -> hardware.Product:
+def tripled_product() -> hardware.Product:
     """Make up a product with the slices of an A100 and three times its memory."""
     product = hardware.find("A100-SXM4-40GB")
 
@@ -59,7 +59,7 @@ class UnknownStage(agent_stage.AgentStage):
 
 @pytest.fixture
 def unknown(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnknownStage]:
-    product = tripled()
+    product = tripled_product()
     monkeypatch.setattr(hardware, "parse_node", lambda _spec: (product, product))
     for name, value in library.environ(tmp_path).items():
         monkeypatch.setenv(name, value)
@@ -67,7 +67,7 @@ def unknown(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         yield stage
 
 
-def listed(stage: agent_stage.AgentStage) -> dict[str, str]:
+def origins_by_layout(stage: agent_stage.AgentStage) -> dict[str, str]:
     text = objects.annotations(stage.node()).get(well_known.LAYOUTS_ANNOTATION)
     return {each.name: each.origin for each in served.from_json(text)} if text else {}
 
@@ -84,29 +84,29 @@ def test_a_product_in_no_table_has_the_usual_layouts_without_any_file(
 
     assert unknown.allocatable() == {"nvidia.com/mig-1g.15gb": 14}
     assert unknown.status()["origin"] == f"generated for {UNKNOWN}"
-    assert {"all-balanced", "all-disabled", "all-enabled", "all-7g.120gb"} <= listed(
+    assert {"all-balanced", "all-disabled", "all-enabled", "all-7g.120gb"} <= origins_by_layout(
         unknown
     ).keys()
 
 
 @pytest.mark.slow
 def test_a_file_that_is_edited_is_served_and_no_generated_layout_is_lost() -> None:
-    with agent_stage.AgentStage("1xA100-SXM4-40GB", text=OWN) as stage:
+    with agent_stage.AgentStage("1xA100-SXM4-40GB", text=OWNERS_FILE) as stage:
         origins = {}
         for layout in ("all-balanced", "all-2g.10gb", "team-a"):
             stage.assert_ends(layout)
             origins[layout] = stage.status()["origin"]
-        before = listed(stage)
+        before = origins_by_layout(stage)
         file = str(stage.config_file)
         assert origins == {
             "all-balanced": f"{file}:5", "all-2g.10gb": GENERATED, "team-a": f"{file}:3",
         }  # fmt: skip
         assert {name: before[name] for name in origins} == origins
 
-        stage.config_file.write_text(OWN.replace("4g.20gb: 1", "7g.40gb: 1"))
+        stage.config_file.write_text(OWNERS_FILE.replace("4g.20gb: 1", "7g.40gb: 1"))
 
         stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-7g.40gb": 1}, "the new layout")
         assert stage.wait_for_end("team-a") is model.State.SUCCESS
-        assert listed(stage) == before
+        assert origins_by_layout(stage) == before
         stage.assert_ends("all-2g.10gb")
         assert stage.status()["origin"] == GENERATED

@@ -17,9 +17,9 @@ STARTUP = "example.com/mig-not-ready"
 @pytest.fixture
 def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
     with apiserver.serve() as server:
-        found = plain_node.PlainNode(server)
+        plain = plain_node.PlainNode(server)
         agent = machines.Process(
-            *("agent", "--node-name", found.name),
+            *("agent", "--node-name", plain.name),
             *("--kubeconfig", str(server.kubeconfig(tmp_path / "kubeconfig"))),
             *("--pod-resources-socket", str(tmp_path / "none.sock")),
             *("--simulate", "8xA100-SXM4-40GB", "--simulate-state", str(tmp_path / "gpus.json")),
@@ -27,7 +27,7 @@ def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
             *("--startup-taint", STARTUP),
             log=tmp_path / "agent.log",
         )
-        yield found
+        yield plain
         agent.end()
 
 

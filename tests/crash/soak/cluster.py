@@ -43,7 +43,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         self.violations: list[str] = []
         self.gone_devices: set[str] = set()
         """Those that ended since this was last cleared."""
-        self.evicted: dict[str, frozenset[str]] = {}
+        self.evicted_devices: dict[str, frozenset[str]] = {}
         """UID of a pod -> its devices when its eviction was granted; cleared alike."""
         self.daemons.is_ready_by_label = {MONITOR_LABEL: True}
         self.live()
@@ -71,7 +71,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     # -- what happens to GPUs -----------------------------------------------------------------
 
-    def destroyed(self, function: str, gone: Mapping[str, str]) -> None:
+    def judge_destruction(self, function: str, gone: Mapping[str, str]) -> None:
         """Judge a change of a GPU by who holds what it took, whatever our code thinks."""
         self.gone_devices.update(gone)
         for uid, pod in self.pods.items():
@@ -171,7 +171,7 @@ class Workloads(fake_cluster.FakeWorkloads):
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         verdict = super().evict(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
-            self._cluster.evicted[pod.uid] = self._cluster.kubelet.devices_by_pod.get(
+            self._cluster.evicted_devices[pod.uid] = self._cluster.kubelet.devices_by_pod.get(
                 pod.uid, frozenset()
             )
         return verdict
@@ -190,5 +190,5 @@ class Library(nvml_faults.CountingLibrary):
         super()._change(attempt)
         after = simulated_rig.devices(self.state)
         gone = {uuid: name for uuid, name in before.items() if uuid not in after}
-        self._rig.destroyed(attempt.name, gone)
+        self._rig.judge_destruction(attempt.name, gone)
         self._rig.script.after_change()

@@ -72,7 +72,7 @@ def real_adapter(clock: timing.Clock) -> OneByOne:
     return OneByOne(nvml_gpus.NvmlGpus(in_use_timeout_s=2.0, clock=clock))
 
 
-def counted(state: nvml_faults.SharedState, index: int) -> collections.Counter[str] | None:
+def device_counts(state: nvml_faults.SharedState, index: int) -> collections.Counter[str] | None:
     """Return the compute instances of a GPU by name; None while MIG is off."""
     board, gpu = state.boards[index], state.read().gpus[index]
     if not gpu.is_enabled:

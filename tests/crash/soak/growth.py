@@ -83,15 +83,15 @@ def growth(samples: Sequence[Sample]) -> Growth:
     late = samples[-(len(samples) // 3) :]
     apart = statistics.median(s.runs for s in last) - statistics.median(s.runs for s in first)
 
-    def gained(name: str) -> float:
+    def gain(name: str) -> float:
         return float(
             statistics.median(getattr(s, name) for s in last)
             - statistics.median(getattr(s, name) for s in first)
         )
 
     return Growth(
-        blocks=gained("blocks") / max(apart, 1),
-        resident=gained("resident") / max(apart, 1),
+        blocks=gain("blocks") / max(apart, 1),
+        resident=gain("resident") / max(apart, 1),
         threads=min(s.threads for s in late) - max(s.threads for s in samples[:half]),
         files=min(s.files for s in late) - max(s.files for s in samples[:half]),
     )
@@ -107,9 +107,9 @@ def _agent() -> Iterator[Callable[[int], None]]:
     def reconfigure(times: int) -> None:
         for layout in itertools.islice(layouts, times):
             rig.labels[well_known.CONFIG_LABEL] = layout
-            ended = agent.step().outcome
-            if ended is None or ended.reason is not errors.Reason.APPLIED:
-                raise RuntimeError(f"a run in peace ended with {ended}")
+            outcome = agent.step().outcome
+            if outcome is None or outcome.reason is not errors.Reason.APPLIED:
+                raise RuntimeError(f"a run in peace ended with {outcome}")
             # The fakes keep a diary, for tests; here it would be all that grows.
             rig.forget_past()
             contract.check_annotation.cache_clear()

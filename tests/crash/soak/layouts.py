@@ -67,12 +67,12 @@ BROKEN = "version: v1\nmig-configs: {a: [\n"
 
 def layout_of(products: Sequence[str], picks: Sequence[int]) -> Layout:
     """Step numbers into a layout of these GPUs that speaks of one GPU at least."""
-    chosen: list[Choice | None] = []
+    choices: list[Choice | None] = []
     for product, pick in zip(products, picks, strict=False):
         is_meant = pick % 20 != _RARELY
         offers = [choice for choice in CHOICES[product] if choice.is_feasible is is_meant]
-        chosen.append(None if pick % 10 == _OFTEN else offers[pick % len(offers)])
-    return tuple(chosen) if any(chosen) else (OFF, *chosen[1:])
+        choices.append(None if pick % 10 == _OFTEN else offers[pick % len(offers)])
+    return tuple(choices) if any(choices) else (OFF, *choices[1:])
 
 
 def is_feasible(layout: Layout) -> bool:
@@ -82,9 +82,9 @@ def is_feasible(layout: Layout) -> bool:
 def document(layouts: Mapping[str, Layout]) -> str:
     lines = ["version: v1", "mig-configs:"]
     for name, layout in layouts.items():
-        chosen = ((at, choice) for at, choice in enumerate(layout) if choice is not None)
+        choices = ((at, choice) for at, choice in enumerate(layout) if choice is not None)
         lines += (
             f"  {name}:",
-            *(layout_table.rule_line(f"[{at}]", c.devices) for at, c in chosen),
+            *(layout_table.rule_line(f"[{at}]", c.devices) for at, c in choices),
         )
     return "\n".join(lines) + "\n"

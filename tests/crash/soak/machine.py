@@ -21,7 +21,7 @@ CONFESSED = ("failed as well", "could not be rolled back", "still to restore")
 """How a message says that the former instances are not restored."""
 _RESTORED = {"paused_labels", "plugin_config", "host_services", "exit_hook"}
 """Entries of the journal that a run restores at its end, also where it is tried again."""
-_ASKED = {"gpus", "node", "workloads", "allocations"}  # ports that a rollback calls
+_PORTS_OF_ROLLBACK = {"gpus", "node", "workloads", "allocations"}  # ports that a rollback calls
 COUNTS: collections.Counter[str] = collections.Counter()  # what all machines of this process did
 
 
@@ -38,13 +38,13 @@ class Soak(stateful.RuleBasedStateMachine):
         self.is_at_rest = False
         """Whether nothing is under way, nor cut off by a kill or while it was undone."""
         self.step = process.Step()
-        self.fired: collections.Counter[int | None] = collections.Counter()
+        self.strikes_before: collections.Counter[int | None] = collections.Counter()
         """How often driver faults had struck before this step, by GPU."""
         self.foreign: set[tuple[int, simulated_rig.Instance]] = set()
         """Instances that others made since nothing was under way last; the agent keeps them."""
-        self.tried: list[layouts.Layout] = []
+        self.tried_layouts: list[layouts.Layout] = []
         """What the runs were about since nothing was under way last."""
-        self.applied: tuple[str, layouts.Layout] | None = None
+        self.applied_layout: tuple[str, layouts.Layout] | None = None
         """The name that a success published, and what it meant then."""
         self.is_foreign = False
         """Whether another program has changed the GPUs since the last success."""
@@ -172,10 +172,10 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.rule(pick=script.picks, is_orphan=st.booleans())
     def instance_comes_behind_our_back(self, pick: int, is_orphan: bool) -> None:  # noqa: FBT001
-        known = simulated_rig.geometry(self.rig.state)
+        before = simulated_rig.geometry(self.rig.state)
         if driver.add_behind_back(self.rig.state, pick, is_orphan=is_orphan):
-            now = simulated_rig.geometry(self.rig.state)
-            for index, (old, new) in enumerate(zip(known, now, strict=True)):
+            after = simulated_rig.geometry(self.rig.state)
+            for index, (old, new) in enumerate(zip(before, after, strict=True)):
                 self.foreign |= {(index, each) for each in new.instances - old.instances}
             self._foreign_change()
 
@@ -188,7 +188,9 @@ class Soak(stateful.RuleBasedStateMachine):
         self.process.box.put_gpu_change()
         self._end_step(self.process.step())
         COUNTS["reads"] += 1
-        assert not (self.step.names and self.heals and self.rig.evicted and self.is_foreign)
+        assert not (
+            self.step.names and self.heals and self.rig.evicted_devices and self.is_foreign
+        )
 
     # -- what others do -----------------------------------------------------------------------
 
@@ -225,12 +227,14 @@ class Soak(stateful.RuleBasedStateMachine):
         rig, outcome = self.rig, self.step.outcome
         # Without a request, or at the end of the process, the next start or request rolls back.
         is_retried = outcome is None or outcome.should_retry
-        owed = set(judging.ENTRIES) - _RESTORED if is_retried else set()
+        pending = set(judging.ENTRIES) - _RESTORED if is_retried else set()
         # A drain that is tried again keeps its taint: pods have left the node already.
-        owed -= {"hold_taint"} if outcome is None else set()
+        pending -= {"hold_taint"} if outcome is None else set()
         deployed = {key: value for key, value in rig.wanted_labels.items() if value}
         view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
-        remaining = judging.remaining(view, *owed, is_cordoned=rig.wants_cordon, deployed=deployed)
+        remaining = judging.remaining(
+            view, *pending, is_cordoned=rig.wants_cordon, deployed=deployed
+        )
         assert remaining == []
         assert process.state_of(rig) is not model.State.PENDING
 
@@ -239,9 +243,9 @@ class Soak(stateful.RuleBasedStateMachine):
         name = hasattr(self, "rig") and self.rig.labels.get(well_known.APPLIED_LABEL)
         if not name or not self.is_at_rest or self.is_foreign:
             return
-        assert self.applied is not None
-        assert name == self.applied[0]
-        assert self._differences(self.applied[1]) == []
+        assert self.applied_layout is not None
+        assert name == self.applied_layout[0]
+        assert self._differences(self.applied_layout[1]) == []
 
     def teardown(self) -> None:
         try:
@@ -289,8 +293,8 @@ class Soak(stateful.RuleBasedStateMachine):
         rig.gone_devices.clear()
         rig.messages.clear()
         rig.statuses.clear()
-        rig.evicted.clear()
-        self.fired = self._fired()
+        rig.evicted_devices.clear()
+        self.strikes_before = self._strikes_by_gpu()
 
     def _end_step(self, step: process.Step) -> None:
         self.step = step
@@ -304,18 +308,20 @@ class Soak(stateful.RuleBasedStateMachine):
         COUNTS["kills"] += step.is_killed
         for kind in self.rig.script.struck:
             COUNTS[kind.value] += 1
-        COUNTS["driver faults struck"] += sum((self._fired() - self.fired).values())
+        COUNTS["driver faults struck"] += sum(
+            (self._strikes_by_gpu() - self.strikes_before).values()
+        )
         if step.is_over:
             self.process = None
-        self.tried += [self.layouts[name] for name in step.names if name in self.layouts]
-        for name in step.succeeded:
+        self.tried_layouts += [self.layouts[name] for name in step.names if name in self.layouts]
+        for name in step.successes:
             self._note_applied(name)
         if step.outcome is not None:
             COUNTS[step.outcome.reason.value] += 1
             assert step.outcome.reason is not errors.Reason.INTERNAL, step.outcome.message
             assert process.state_of(self.rig) is step.outcome.state
             if step.outcome.state is model.State.SUCCESS:
-                self._judge_success(step.succeeded[-1])
+                self._judge_success(step.successes[-1])
         elif step.is_killed and step.names:
             # A success may have been reported before the kill.
             name = step.names[-1]
@@ -328,9 +334,9 @@ class Soak(stateful.RuleBasedStateMachine):
         layout = self.layouts[name]
         if self.configs.text == layouts.BROKEN:
             # The agent may have read no edit since it applied the layout.
-            assert self.applied is not None
-            layout = self.applied[1]
-        self.applied, self.is_foreign = (name, layout), False
+            assert self.applied_layout is not None
+            layout = self.applied_layout[1]
+        self.applied_layout, self.is_foreign = (name, layout), False
         return layout
 
     def _abandon(self) -> None:
@@ -338,7 +344,7 @@ class Soak(stateful.RuleBasedStateMachine):
             self.process.abandon()
         self.process = None
 
-    def _fired(self) -> collections.Counter[int | None]:
+    def _strikes_by_gpu(self) -> collections.Counter[int | None]:
         """Count the strikes of the driver's faults by GPU; None: those that are about no GPU."""
         fired: collections.Counter[int | None] = collections.Counter()
         for armed in self.rig.state.faults():
@@ -347,7 +353,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _clear_faults(self) -> None:
         self.rig.state.clear_faults()
-        self.fired = self._fired()
+        self.strikes_before = self._strikes_by_gpu()
 
     def _judge_geometry(self) -> None:
         """Find the GPUs as before, or as a layout that was requested has them.
@@ -358,17 +364,18 @@ class Soak(stateful.RuleBasedStateMachine):
         messages = (self.step.outcome.message if self.step.outcome else "", *self.rig.messages)
         is_confessed = any(words in text for words in CONFESSED for text in messages)
         COUNTS["not undone, as reported"] += is_confessed
-        excused = self._hindered() if is_confessed else frozenset()
-        for index, found in enumerate(simulated_rig.geometry(self.rig.state)):
+        excused = self._hindered_gpus() if is_confessed else frozenset()
+        for index, shape in enumerate(simulated_rig.geometry(self.rig.state)):
             is_wanted = any(
-                not self._differences((*(None,) * index, layout[index])) for layout in self.tried
+                not self._differences((*(None,) * index, layout[index]))
+                for layout in self.tried_layouts
             )
-            if not is_wanted and not self._was_before(index, found):
+            if not is_wanted and not self._was_before(index, shape):
                 struck = self.rig.script.struck
-                assert index in excused, (index, found, messages, self.step, struck)
+                assert index in excused, (index, shape, messages, self.step, struck)
                 COUNTS["GPUs not undone"] += 1
         if self._remember(is_undone=not is_confessed):
-            self.tried.clear()
+            self.tried_layouts.clear()
             self.foreign.clear()
 
     def _remember(self, *, is_undone: bool = True) -> bool:
@@ -378,28 +385,28 @@ class Soak(stateful.RuleBasedStateMachine):
         """
         now = simulated_rig.geometry(self.rig.state)
         is_all = is_undone and well_known.JOURNAL_ANNOTATION not in self.rig.annotations
-        for known, found in zip(self.before, now, strict=True):
+        for shapes, shape in zip(self.before, now, strict=True):
             if is_all:
-                known.clear()
-            known.add(found)
+                shapes.clear()
+            shapes.add(shape)
         return is_all
 
-    def _was_before(self, index: int, found: simulated_rig.GpuShape) -> bool:
+    def _was_before(self, index: int, shape: simulated_rig.GpuShape) -> bool:
         """Return whether a GPU has what it had, and beside that only what others made.
 
         Where others made something in the place of what it had, that cannot be back; and MIG stays
         on for what they made.
         """
-        now = found.instances
+        now = shape.instances
         foreign = {instance for number, instance in self.foreign if number == index}
-        for known in self.before[index]:
-            was = known.instances
+        for former in self.before[index]:
+            was = former.instances
             free = {a for a in was if not any(a[0].overlaps(b[0]) for b in foreign & now)}
-            if (found[:2] == known[:2] or foreign & now) and free <= now <= was | foreign:
+            if (shape[:2] == former[:2] or foreign & now) and free <= now <= was | foreign:
                 return True
         return False
 
-    def _hindered(self) -> frozenset[int]:
+    def _hindered_gpus(self) -> frozenset[int]:
         """Return the GPUs whose driver refused something in this step, or that processes use.
 
         That is all of them if a call failed that a rollback needs, be it to find the pods that use
@@ -407,8 +414,8 @@ class Soak(stateful.RuleBasedStateMachine):
         of them hinders the others, too.
         """
         everywhere = frozenset(range(len(self.products)))
-        fired = self._fired() - self.fired
-        if fired[None] or _ASKED & self.rig.script.failed_ports:
+        fired = self._strikes_by_gpu() - self.strikes_before
+        if fired[None] or _PORTS_OF_ROLLBACK & self.rig.script.failed_ports:
             return everywhere
         users = {client.gpu_uuid for client in self.rig.state.read().clients}
         text = self.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
@@ -428,24 +435,24 @@ class Soak(stateful.RuleBasedStateMachine):
             there = simulated_rig.devices(self.rig.state)
             assert allocatable == there.keys(), (self.step.outcome, self.rig.schedulable, there)
         if not self.rig.script.struck and len(self.step.names) == 1:
-            for uid, devices in self.rig.evicted.items():
+            for uid, devices in self.rig.evicted_devices.items():
                 assert devices & self.rig.gone_devices, f"{uid} was evicted in vain"
 
     def _differences(self, layout: layouts.Layout) -> list[str]:
         """Compare with the GPUs by counting."""
-        found = []
+        texts = []
         for index, choice in enumerate(layout):
             if choice is None:
                 continue
-            has = driver.counted(self.rig.state, index)
+            has = driver.device_counts(self.rig.state, index)
             if has != (None if choice.devices is None else collections.Counter(choice.devices)):
-                found.append(f"GPU {index}: {choice.devices} wanted, {has} there")
+                texts.append(f"GPU {index}: {choice.devices} wanted, {has} there")
             gpu = self.rig.state.read().gpus[index]
             if gpu.is_pending is not gpu.is_enabled:
-                found.append(f"GPU {index}: its mode waits for a reset")
+                texts.append(f"GPU {index}: its mode waits for a reset")
             if any(not instance.compute_instances for instance in gpu.instances):
-                found.append(f"GPU {index}: an instance lies idle")
-        return found
+                texts.append(f"GPU {index}: an instance lies idle")
+        return texts
 
     def _foreign_change(self) -> None:
         self.is_foreign = True

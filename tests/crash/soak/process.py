@@ -49,7 +49,7 @@ class Step(NamedTuple):
     outcome: Outcome | None = None
     """None: there was no run, or the last one did not end, or the node has no label."""
     names: tuple[str, ...] = ()  # layouts of the runs, in order
-    succeeded: tuple[str, ...] = ()
+    successes: tuple[str, ...] = ()
     """Those of them that ended with success; a newer request may have come right after it."""
 
 
@@ -105,14 +105,14 @@ class Process:
                 raise AssertionError("the API answers, and still nothing can be published")
         finally:
             self._rig.script.end()
-        ended = None if self.box.is_dead else self.box.ended
+        end = None if self.box.is_dead else self.box.last_end
         message = self._rig.statuses[-1] if self._rig.statuses else ""
         return Step(
             is_killed=self._is_killed,
             is_over=self.box.is_dead,
-            outcome=ended and Outcome(*ended, message, should_retry=not self.box.is_resting),
+            outcome=end and Outcome(*end, message, should_retry=not self.box.is_resting),
             names=tuple(self.box.names),
-            succeeded=tuple(self.box.succeeded),
+            successes=tuple(self.box.successes),
         )
 
     def abandon(self) -> None:
@@ -158,33 +158,33 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
     def __init__(self, rig: soak_cluster.SoakCluster) -> None:
         super().__init__(rig, lambda _pause: self._end_step(is_resting=True))
         self.names: list[str] = []
-        self.succeeded: list[str] = []
-        self.ended: tuple[model.State, errors.Reason] | None = None
+        self.successes: list[str] = []
+        self.last_end: tuple[model.State, errors.Reason] | None = None
         self.is_lost = False
         self.may_go = threading.Semaphore(0)
         self.is_step_over = threading.Semaphore(0)
         self.is_resting = False
         self.is_abandoned = False
         self.is_dead = False
-        self.served: str | None = None
+        self.served_layout: str | None = None
         """The layout that is served, or was last."""
 
     def begin(self) -> None:
         """Forget the step before."""
         self.names.clear()
-        self.succeeded.clear()
-        self.ended = None
+        self.successes.clear()
+        self.last_end = None
 
     def attempt_began(self, number: int) -> None:
-        self.ended = None
-        if self.served is not None:
-            self.names.append(self.served)
+        self.last_end = None
+        if self.served_layout is not None:
+            self.names.append(self.served_layout)
 
     def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        if self.served is not None:
-            self.ended = state, reason
+        if self.served_layout is not None:
+            self.last_end = state, reason
             if state is model.State.SUCCESS:
-                self.succeeded.append(self.served)
+                self.successes.append(self.served_layout)
 
     def outcome_lost(self, reason: errors.Reason) -> None:
         self.is_lost = True
@@ -202,7 +202,7 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
     def next(self, generation: int) -> intake.ReceivedRequest | None:
         received = super().next(generation)
         if received is not None:
-            self.served = received.request.config or None
+            self.served_layout = received.request.config or None
         return received
 
     def _end_step(self, *, is_resting: bool = False) -> None:

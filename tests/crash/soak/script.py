@@ -123,14 +123,14 @@ class Script:
     def call(self, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Make a call of a port, with the faults before and after it."""
 
-        def decided(view: Any) -> Any:
+        def decide(view: Any) -> Any:
             # A fault before the write strikes once the write is decided, when it is too late.
             change = args[0](view)
             self._before(name)
             return change
 
         if name == "node.update":
-            answer = method(decided)
+            answer = method(decide)
         else:
             self._before(name)
             answer = method(*args, **kwargs)

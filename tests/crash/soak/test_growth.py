@@ -18,24 +18,24 @@ def silence() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_agent_does_not_grow_over_a_thousand_reconfigurations() -> None:
-    found = growth.growth(growth.in_memory(1000))
+    trend = growth.growth(growth.in_memory(1000))
 
-    assert found.blocks < 0.5
-    assert found.resident < 300
-    assert found.threads <= 0
-    assert found.files <= 0
+    assert trend.blocks < 0.5
+    assert trend.resident < 300
+    assert trend.threads <= 0
+    assert trend.files <= 0
 
 
 @pytest.mark.slow
 def test_threads_and_files_of_the_agents_process_stay_as_they_are() -> None:
     samples = growth.in_a_process(120)
-    found = growth.growth(samples[len(samples) // 2 :])
+    trend = growth.growth(samples[len(samples) // 2 :])
 
-    assert found.threads <= 0
-    assert found.files <= 0
+    assert trend.threads <= 0
+    assert trend.files <= 0
     # The allocator still fills its caches, in steps: some 30 kB each in the first sixty runs, and
     # 3 kB after a hundred.
-    assert found.resident < 30_000
+    assert trend.resident < 30_000
 
 
 def test_growth_by_one_file_a_run_is_found_beside_one_that_ends() -> None:
@@ -44,7 +44,7 @@ def test_growth_by_one_file_a_run_is_found_beside_one_that_ends() -> None:
         for number in range(60)
     ]
 
-    found = growth.growth(samples)
+    trend = growth.growth(samples)
 
-    assert found.files > 0
-    assert found.threads == 0
+    assert trend.files > 0
+    assert trend.threads == 0

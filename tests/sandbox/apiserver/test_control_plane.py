@@ -24,7 +24,7 @@ def node(labels: dict[str, str] | None = None, *, free: int = 1, **spec: Any) ->
     }
 
 
-def tainted(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
+def node_with_taint(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
     return node(taints=[{"key": key, "effect": effect}])
 
 
@@ -40,8 +40,8 @@ def pod(**spec: Any) -> objects.JsonObject:
         (pod(), node(), None),
         (pod(), node(free=0), f"insufficient {_SMALL}"),
         (pod(), node(unschedulable=True), "untolerated taint node.kubernetes.io/unschedulable"),
-        (pod(), tainted("hold"), "untolerated taint hold"),
-        (pod(tolerations=[{"key": "hold", "operator": "Exists"}]), tainted("hold"), None),
+        (pod(), node_with_taint("hold"), "untolerated taint hold"),
+        (pod(tolerations=[{"key": "hold", "operator": "Exists"}]), node_with_taint("hold"), None),
         (pod(nodeSelector={"zone": "a"}), node({"zone": "a"}), None),
         (pod(nodeSelector={"zone": "b"}), node(), "node selector does not match"),
     ],
@@ -73,10 +73,10 @@ def test_devices_of_pods_that_have_not_finished_are_not_free() -> None:
         ),
         (_PLAIN, node(), (True, True)),
         (_PLAIN, node(unschedulable=True), (True, True)),
-        (_PLAIN, tainted("nvidia.com/gpu"), (True, True)),
-        (_PLAIN, tainted(well_known.HOLD_TAINT), (False, True)),
-        (_PLAIN, tainted("sick", "NoExecute"), (False, False)),
-        (_PLAIN, tainted("slow", "PreferNoSchedule"), (True, True)),
+        (_PLAIN, node_with_taint("nvidia.com/gpu"), (True, True)),
+        (_PLAIN, node_with_taint(well_known.HOLD_TAINT), (False, True)),
+        (_PLAIN, node_with_taint("sick", "NoExecute"), (False, False)),
+        (_PLAIN, node_with_taint("slow", "PreferNoSchedule"), (True, True)),
     ],
     ids=[
         *("gate-open", "gate-missing", "gate-paused", "plain", "cordoned", "tolerated"),
@@ -121,6 +121,6 @@ def test_ready_node_loses_the_taint_of_new_nodes_and_no_other(
 
     with cluster_view.ClusterView(server.url) as view:
         control_plane.sync_nodes(view)
-        (seen,) = view.list(cluster_view.WatchedKind.NODE)
+        (ready,) = view.list(cluster_view.WatchedKind.NODE)
 
-    assert seen["spec"]["taints"] == expected
+    assert ready["spec"]["taints"] == expected

@@ -36,8 +36,8 @@ def test_label_selectors_have_the_grammar_of_the_real_server(
     answer = ask("GET", f"{apirig.NODES}?labelSelector={selector.replace(' ', '%20')}")
 
     assert answer.code == (400 if names is None else 200)
-    found = answer.body.get("items", ())
-    assert "".join(node["metadata"]["name"] for node in found) == (names or "")
+    items = answer.body.get("items", ())
+    assert "".join(node["metadata"]["name"] for node in items) == (names or "")
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_field_selectors_reach_the_fields_of_the_real_server(
     event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}}
     server.create(event | {"involvedObject": {"kind": "Node", "name": "n1"}})
 
-    found = ask("GET", f"{path}?fieldSelector={selector}").body["items"]
+    items = ask("GET", f"{path}?fieldSelector={selector}").body["items"]
 
-    assert [each["metadata"]["name"] for each in found] == names
+    assert [each["metadata"]["name"] for each in items] == names
     unknown = ask("GET", f"{path}?fieldSelector=spec.color=red")
     assert (unknown.code, unknown.body["message"]) == (
         400,

@@ -28,15 +28,15 @@ def test_a_created_object_gets_identity_and_version_from_the_server(ask: apirig.
 
 def test_update_needs_no_version_except_for_a_lease(ask: apirig.Client) -> None:
     ask("POST", apirig.NODES, api_objects.a_node())
-    seen = ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": {}}).body
+    lease = ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": {}}).body
 
     def update(lease: api_objects.Object) -> apirig.Answer:
         return ask("PUT", f"{apirig.LEASES}/l", lease)
 
     assert ask("PUT", NODE, api_objects.a_node(labels={"more": "labels"})).code == 200
     assert "must be specified for an update" in update({"spec": {}}).body["message"]
-    assert update(seen | {"spec": {"holderIdentity": "a"}}).code == 200
-    assert update(seen | {"spec": {"holderIdentity": "b"}}).code == 409
+    assert update(lease | {"spec": {"holderIdentity": "a"}}).code == 200
+    assert update(lease | {"spec": {"holderIdentity": "b"}}).code == 409
 
 
 def test_spec_and_status_have_their_own_paths_and_specs_are_counted(ask: apirig.Client) -> None:
@@ -84,13 +84,13 @@ def test_a_bound_pod_stays_until_its_kubelet_lets_it_go(
     uid = server.store.create(api_objects.a_pod())["metadata"]["uid"]
 
     foreign = ask("DELETE", POD, {"preconditions": {"uid": "another"}})
-    asked = ask("DELETE", POD, {"preconditions": {"uid": uid}}).body["metadata"]
+    terminating = ask("DELETE", POD, {"preconditions": {"uid": uid}}).body["metadata"]
     shorter = ask("DELETE", POD, {"gracePeriodSeconds": 5}).body
     longer = ask("DELETE", POD, {"gracePeriodSeconds": 60}).body
 
     assert (foreign.code, foreign.body["reason"]) == (409, "Conflict")
-    assert asked["deletionGracePeriodSeconds"] == 30
-    assert asked["deletionTimestamp"] > store.timestamp()
+    assert terminating["deletionGracePeriodSeconds"] == 30
+    assert terminating["deletionTimestamp"] > store.timestamp()
     assert shorter["metadata"]["deletionGracePeriodSeconds"] == 5
     assert longer == shorter
     ask("DELETE", POD, {"gracePeriodSeconds": 0})

@@ -17,7 +17,7 @@ from testkit import nvml_faults
 from tests import programs
 from tests.kit import commandline, kubelet_rig, library
 
-_HERE = pathlib.Path(__file__).parent
+_FOLDER = pathlib.Path(__file__).parent
 _FILL = """
 version: v1
 mig-configs:
@@ -48,7 +48,7 @@ def state(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture
-def loaded(tmp_path: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path]:
+def library_file(tmp_path: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path]:
     """Give the file of a library that the simulated driver answers."""
     with library.serve(tmp_path / "library", state) as file:
         yield file
@@ -58,7 +58,7 @@ def fields_of(source: str, folder: pathlib.Path) -> set[tuple[str, str, int, int
     """Return struct, field, offset and size of each struct that a C file declares."""
     program = folder / "layout"
     declared_by = f'-DNVML_SOURCE="{source}"'
-    library.run(programs.path_or_skip("cc"), declared_by, f"-o{program}", _HERE / "layout.c")
+    library.run(programs.path_or_skip("cc"), declared_by, f"-o{program}", _FOLDER / "layout.c")
     printed = library.run(program)
     rows = (line.split() for line in printed.splitlines())
     return {(kind, field, int(offset), int(size)) for kind, field, offset, size in rows}
@@ -86,11 +86,11 @@ def test_library_exports_the_simulated_drivers_functions_exactly(tmp_path: pathl
 def test_structs_of_the_library_are_laid_out_as_pynvml_lays_them_out(
     tmp_path: pathlib.Path,
 ) -> None:
-    ours = fields_of(str(library.SOURCE), tmp_path)
+    fields = fields_of(str(library.SOURCE), tmp_path)
 
-    assert len(ours) > 80
-    expected = {(*row[:3], _WIDER_IN_PYNVML.get(row, row[3])) for row in ours}
-    assert expected == {(kind, field, *pynvml_field(kind, field)) for kind, field, _, _ in ours}
+    assert len(fields) > 80
+    expected = {(*row[:3], _WIDER_IN_PYNVML.get(row, row[3])) for row in fields}
+    assert expected == {(kind, field, *pynvml_field(kind, field)) for kind, field, _, _ in fields}
 
 
 @pytest.mark.slow
@@ -103,7 +103,9 @@ def test_structs_of_the_library_are_laid_out_as_in_nvidias_header(tmp_path: path
     assert fields_of(str(library.SOURCE), tmp_path) == theirs
 
 
-def test_pynvml_loads_the_library_and_reads_the_node_and_its_events(loaded: pathlib.Path) -> None:
+def test_pynvml_loads_the_library_and_reads_the_node_and_its_events(
+    library_file: pathlib.Path,
+) -> None:
     program = """
 import pynvml
 pynvml.nvmlInit()
@@ -122,7 +124,7 @@ print(pynvml.nvmlDeviceGetIndex(data.device), data.eventType == pynvml.nvmlEvent
 pynvml.nvmlShutdown()
 """
 
-    folder = str(loaded.parent)
+    folder = str(library_file.parent)
     printed = library.run(sys.executable, "-c", program, LD_LIBRARY_PATH=folder)
 
     assert printed.splitlines() == [
@@ -135,27 +137,27 @@ pynvml.nvmlShutdown()
 
 @pytest.mark.slow
 def test_a_layout_is_applied_through_the_library_and_every_command_sees_it(
-    shell: commandline.Shell, state: pathlib.Path, loaded: pathlib.Path
+    shell: commandline.Shell, state: pathlib.Path, library_file: pathlib.Path
 ) -> None:
-    at = ("--library-path", str(loaded))
+    at = ("--library-path", str(library_file))
     layout = ("--config-file", "-", "--selected-config", "mixed")
 
     applied = shell("apply", *at, *layout, stdin=_FILL)
     asserted = shell("assert", *at, *layout, stdin=_FILL)
-    seen = shell("status", *at, "-o", "json")
+    answer = shell("status", *at, "-o", "json")
     simulated = shell("status", "--simulate-state", str(state), "-o", "json")
 
     assert applied.status == 0, applied.err
     assert asserted.status == 0
     assert instances(state) == ["1g.5gb", "1g.5gb", "2g.10gb"]
-    assert seen.data == simulated.data
+    assert answer.data == simulated.data
 
 
 @pytest.mark.slow
 def test_apply_asks_the_kubelet_of_this_machine_without_an_option(
-    shell: commandline.Shell, state: pathlib.Path, loaded: pathlib.Path
+    shell: commandline.Shell, state: pathlib.Path, library_file: pathlib.Path
 ) -> None:
-    line = ("apply", "--library-path", str(loaded), "all-1g.5gb")
+    line = ("apply", "--library-path", str(library_file), "all-1g.5gb")
     (first, _) = shell("status", *line[1:3], "-o", "json").data["gpus"]
     pod = kubelet_rig.pod("train", kubelet_rig.devices("nvidia.com/gpu", first["uuid"]))
     with tempfile.TemporaryDirectory(prefix="mm") as root:
@@ -195,14 +197,17 @@ def test_a_write_past_the_memory_of_a_client_is_found() -> None:
 
 @pytest.mark.slow
 def test_nvidias_go_binding_sees_the_instances_that_we_made(
-    shell: commandline.Shell, tmp_path: pathlib.Path, state: pathlib.Path, loaded: pathlib.Path
+    shell: commandline.Shell,
+    tmp_path: pathlib.Path,
+    state: pathlib.Path,
+    library_file: pathlib.Path,
 ) -> None:
     client = tmp_path / "client"
     go("build", "-o", str(client), ".")
-    at = ("--library-path", str(loaded))
+    at = ("--library-path", str(library_file))
     shell("apply", *at, "--config-file", "-", "--selected-config", "mixed", stdin=_FILL)
 
-    printed = library.run(client, loaded).splitlines()
+    printed = library.run(client, library_file).splitlines()
 
     gpus = shell("status", "--simulate-state", str(state), "-o", "json").data["gpus"]
     uuids = {
@@ -229,4 +234,6 @@ def instances(state: pathlib.Path) -> list[str]:
 
 
 def go(*arguments: str) -> str:
-    return library.run(programs.path_or_skip("go"), *arguments, folder=_HERE / "go_client").strip()
+    return library.run(
+        programs.path_or_skip("go"), *arguments, folder=_FOLDER / "go_client"
+    ).strip()

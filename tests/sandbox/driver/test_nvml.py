@@ -64,12 +64,12 @@ def test_a_gpu_reports_its_identity_and_is_found_by_it(start: nvml_rig.Start) ->
     assert wrong == "ARGUMENT_VERSION_MISMATCH"
     uuid = pynvml.nvmlDeviceGetUUID(device)
     assert uuid.startswith("GPU-")
-    for found in (
+    for handle in (
         pynvml.nvmlDeviceGetHandleByUUID(uuid),
         pynvml.nvmlDeviceGetHandleByPciBusId("00000000:0F:00.0"),
         pynvml.nvmlDeviceGetHandleByPciBusId("0000:0f:00.0"),
     ):
-        assert pynvml.nvmlDeviceGetIndex(found) == 1
+        assert pynvml.nvmlDeviceGetIndex(handle) == 1
     assert nvml_rig.refusal(nvml_rig.gpu, 2) == "INVALID_ARGUMENT"
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetHandleByUUID, "GPU-0") == "NOT_FOUND"
 
@@ -129,8 +129,8 @@ def test_mig_uuids_follow_from_the_slot_and_survive_their_neighbours(device: Any
 
     def uuid() -> str:
         mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
-        found = pynvml.nvmlDeviceGetHandleByUUID(pynvml.nvmlDeviceGetUUID(mig))
-        return str(pynvml.nvmlDeviceGetUUID(found))
+        handle = pynvml.nvmlDeviceGetHandleByUUID(pynvml.nvmlDeviceGetUUID(mig))
+        return str(pynvml.nvmlDeviceGetUUID(handle))
 
     first = uuid()
     assert re.fullmatch(r"MIG-[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-.{12}", first)
@@ -148,7 +148,7 @@ def test_mig_devices_of_a_full_gpu_have_different_uuids(
     start: nvml_rig.Start, product: hardware.Product
 ) -> None:
     start(f"2x{product.key}")
-    seen = set()
+    uuids = set()
     for index in range(2):
         device = nvml_rig.gpu_with_mig(index)
         smallest = product.profiles[0]
@@ -156,8 +156,8 @@ def test_mig_devices_of_a_full_gpu_have_different_uuids(
             nvml_rig.create_instances(device, smallest.profile_id)
         for number in range(smallest.max_instances):
             mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, number)
-            seen.add(pynvml.nvmlDeviceGetUUID(mig))
-    assert len(seen) == 2 * product.max_instances
+            uuids.add(pynvml.nvmlDeviceGetUUID(mig))
+    assert len(uuids) == 2 * product.max_instances
 
 
 def test_processes_are_listed_for_the_gpu_and_for_their_own_mig_device(

@@ -43,8 +43,8 @@ def test_an_instance_is_created_where_it_is_asked_for_listed_and_found(device: A
     handles = (pynvml.c_nvmlGpuInstance_t * 7)()
     listing = pynvml.nvmlDeviceGetGpuInstances
     listing(device, 19, handles, ctypes.byref(count))
-    found = [pynvml.nvmlGpuInstanceGetInfo(handles[i]).id for i in range(count.value)]
-    assert found == [11, 13]
+    listed_ids = [pynvml.nvmlGpuInstanceGetInfo(handles[i]).id for i in range(count.value)]
+    assert listed_ids == [11, 13]
     by_id = pynvml.nvmlDeviceGetGpuInstanceById
     assert pynvml.nvmlGpuInstanceGetInfo(by_id(device, 1)).profileId == 9
     assert nvml_rig.refusal(by_id, device, 5) == "NOT_FOUND"

@@ -50,9 +50,9 @@ def test_a_reset_is_refused_for_all_named_gpus_as_on_a_real_machine(
         library.state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     before = library.state.read()
 
-    ended, output = smi(library, "-r", "-i", f"{FIRST},{SECOND}")
+    exit_status, output = smi(library, "-r", "-i", f"{FIRST},{SECOND}")
 
-    assert (ended, text in output) == (status, True)
+    assert (exit_status, text in output) == (status, True)
     assert library.state.read() == before
 
 
@@ -80,7 +80,7 @@ def ignore(uuids: Collection[str], *, is_on: bool) -> None:
     raise AssertionError(f"persistence mode of {uuids}: {is_on}")
 
 
-def observed(library: nvml_faults.CountingLibrary) -> tuple[resets.SimulatedReset, model.Gpu]:
+def reset_and_gpu(library: nvml_faults.CountingLibrary) -> tuple[resets.SimulatedReset, model.Gpu]:
     """Return the port, and the first GPU as the programs see it."""
     (gpu, *_) = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
     return resets.SimulatedReset(library.state), gpu
@@ -90,7 +90,7 @@ def test_a_repair_by_the_port_ends_the_fault_and_the_instances(start: nvml_rig.S
     library = start("2xA100")
     nvml_rig.create_instances(nvml_rig.gpu_with_mig())
     library.state.fail_gpu(0, action=1)
-    reset, gpu = observed(library)
+    reset, gpu = reset_and_gpu(library)
 
     with pytest.raises(errors.HostError, match="no change of its MIG mode is pending"):
         reset.reset([gpu], ignore)
@@ -115,7 +115,7 @@ def test_a_refusal_of_the_port_has_its_reason_and_changes_nothing(
     words: str,
 ) -> None:
     library = start("2xA100", **options)
-    reset, gpu = observed(library)
+    reset, gpu = reset_and_gpu(library)
     library.state.fail_gpu(0, action=1)
     if reason is errors.Reason.IN_USE:
         library.state.add_client(gpu.uuid, name="train", pid=4711)

@@ -43,12 +43,12 @@ def situation(
     return transitions.Situation(board=board, gpu=gpu, clients=(), options=options, serial=1)
 
 
-def enabled() -> states.GpuState:
+def enabled_gpu() -> states.GpuState:
     return states.GpuState(is_enabled=True, is_pending=True)
 
 
-def created(product: str, profile_id: int) -> states.GpuState:
-    return transitions.create_gpu_instance(situation(enabled(), product), profile_id, None)[0]
+def gpu_with_instance(product: str, profile_id: int) -> states.GpuState:
+    return transitions.create_gpu_instance(situation(enabled_gpu(), product), profile_id, None)[0]
 
 
 def with_compute(
@@ -82,22 +82,22 @@ def profile_id(product: str, name: str) -> int:
 def test_driver_positions_and_numbers_instances_as_captured(
     *, product: str, is_swapped: bool, order: str, starts: list[int | None], ids: list[int | None]
 ) -> None:
-    gpu = enabled()
-    seen: list[tuple[int | None, int | None]] = []
+    gpu = enabled_gpu()
+    positions: list[tuple[int | None, int | None]] = []
     for name in order.split():
         now = situation(gpu, product, is_swapped=is_swapped)
         try:
             gpu, made = transitions.create_gpu_instance(now, profile_id(product, name), None)
-            seen.append((made.placement.start, made.instance_id))
+            positions.append((made.placement.start, made.instance_id))
         except states.Refused as refused:
             assert refused.code is states.Code.INSUFFICIENT_RESOURCES  # noqa: PT017
-            seen.append((None, None))
-    assert seen == list(zip(starts, ids, strict=True))
+            positions.append((None, None))
+    assert positions == list(zip(starts, ids, strict=True))
 
 
 def test_each_profile_can_be_created_to_its_maximum_and_no_further() -> None:
     for product in nvml_rig.MIG_CAPABLE:
-        room_of_each = [room(enabled(), product.key, row) for row in product.profiles]
+        room_of_each = [room(enabled_gpu(), product.key, row) for row in product.profiles]
         assert room_of_each == [row.max_instances for row in product.profiles], product.key
 
 
@@ -115,14 +115,14 @@ def test_ids_of_disjoint_placements_differ(*, is_swapped: bool) -> None:
 
 @pytest.mark.parametrize(("name", "spans"), [("3g", ["0:2", "2:1"]), ("4g", ["0:1", "2:2"])])
 def test_small_compute_instance_leaves_room_for_a_double_one(name: str, spans: list[str]) -> None:
-    gpu = created("A100", profile_id("A100", name))
+    gpu = gpu_with_instance("A100", profile_id("A100", name))
     for desired in (0, 1):
         gpu, _ = with_compute(gpu, desired)
     assert sorted(str(c.placement) for c in gpu.instances[0].compute_instances) == spans
 
 
 def test_compute_instances_take_the_lowest_free_id() -> None:
-    gpu = created("A100", 0)
+    gpu = gpu_with_instance("A100", 0)
     for _ in range(3):
         gpu, _ = with_compute(gpu, 0)
     (parent,) = gpu.instances
@@ -143,9 +143,9 @@ def test_compute_instances_take_the_lowest_free_id() -> None:
 def test_instance_with_all_media_engines_leaves_room_without_any(
     product: str, first: int, expected: dict[str, int]
 ) -> None:
-    gpu = created(product, first)
-    left = {row.name: room(gpu, product, row) for row in hardware.find(product).profiles}
-    assert {name: count for name, count in left.items() if count} == expected
+    gpu = gpu_with_instance(product, first)
+    rooms = {row.name: room(gpu, product, row) for row in hardware.find(product).profiles}
+    assert {name: count for name, count in rooms.items() if count} == expected
 
 
 def test_compute_instances_of_a_gpu_never_share_a_graphics_engine() -> None:

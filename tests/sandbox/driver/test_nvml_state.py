@@ -200,10 +200,10 @@ def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
     stop = threading.Event()
 
     def read() -> int:
-        seen = 0
+        most = 0
         while not stop.is_set():
-            seen = max(seen, len(nvml_faults.SharedState(path).read().gpus[0].instances))
-        return seen
+            most = max(most, len(nvml_faults.SharedState(path).read().gpus[0].instances))
+        return most
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)

@@ -39,32 +39,34 @@ class Walk:
         acts[choice % len(acts)](choice // len(acts))
 
     def create(self, choice: int) -> None:
-        self.tried(pynvml.nvmlDeviceCreateGpuInstance, self.device, self.row(choice).profile_id)
+        self.attempt(pynvml.nvmlDeviceCreateGpuInstance, self.device, self.row(choice).profile_id)
 
     def create_placed(self, choice: int) -> None:
         profile_id = self.row(choice).profile_id
         placements = nvml_rig.placements(self.device, profile_id)
         place = nvml_rig.at(*placements[choice % len(placements)])
         create = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
-        self.tried(create, self.device, profile_id, place)
+        self.attempt(create, self.device, profile_id, place)
 
     def create_compute(self, choice: int) -> None:
         instance = self.gpu.instances[choice % len(self.gpu.instances)]
         rows = self.board.row(instance.profile_id).compute
         handle = pynvml.nvmlDeviceGetGpuInstanceById(self.device, instance.instance_id)
         create = pynvml.nvmlGpuInstanceCreateComputeInstance
-        self.tried(create, handle, rows[choice % len(rows)].profile_id)
+        self.attempt(create, handle, rows[choice % len(rows)].profile_id)
 
     def destroy(self, choice: int) -> None:
         instance = self.gpu.instances[choice % len(self.gpu.instances)]
         handle = pynvml.nvmlDeviceGetGpuInstanceById(self.device, instance.instance_id)
         for compute in instance.compute_instances:
-            assert not self.tried(pynvml.nvmlGpuInstanceDestroy, handle)
-            found = pynvml.nvmlGpuInstanceGetComputeInstanceById(handle, compute.instance_id)
-            pynvml.nvmlComputeInstanceDestroy(found)
+            assert not self.attempt(pynvml.nvmlGpuInstanceDestroy, handle)
+            compute_handle = pynvml.nvmlGpuInstanceGetComputeInstanceById(
+                handle, compute.instance_id
+            )
+            pynvml.nvmlComputeInstanceDestroy(compute_handle)
         pynvml.nvmlGpuInstanceDestroy(handle)
 
-    def tried(self, call: Any, *arguments: Any) -> bool:
+    def attempt(self, call: Any, *arguments: Any) -> bool:
         """Return whether a call succeeded; only the refusals of a full GPU are forgiven."""
         before = self.gpu
         try:
@@ -100,8 +102,8 @@ class Walk:
 
 
 def disjoint(placements: list[model.Placement]) -> bool:
-    taken = [number for place in placements for number in range(place.start, place.end)]
-    return len(taken) == len(set(taken))
+    slices = [number for place in placements for number in range(place.start, place.end)]
+    return len(slices) == len(set(slices))
 
 
 @pytest.mark.slow

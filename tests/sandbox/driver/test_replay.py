@@ -40,7 +40,7 @@ def capture(folder: pathlib.Path, spec: str, *, name: str = "captured.json") -> 
     return file
 
 
-def planted(file: pathlib.Path, **profiles: dict[str, Any]) -> pathlib.Path:
+def plant(file: pathlib.Path, **profiles: dict[str, Any]) -> pathlib.Path:
     """Change profiles of a capture, by the letters and digits of their names."""
     data = json.loads(file.read_text("utf-8"))
     for row in data["gpus"][0]["profiles"]:
@@ -137,7 +137,7 @@ def test_a_changed_capture_needs_a_fresh_start(tmp_path: pathlib.Path) -> None:
     file = capture(tmp_path, A100)
     state = ("--simulate-state", str(tmp_path / "replay"))
     assert shell("status", "--simulate", str(file), *state).status == 0
-    changed = planted(file, p1g_5gb={"placements": ["0:1"]})
+    changed = plant(file, p1g_5gb={"placements": ["0:1"]})
 
     answer = shell("status", "--simulate", str(changed), *state)
     fresh = shell("status", "--simulate", str(changed), *state, "--fresh", "-o", "json")
@@ -188,7 +188,7 @@ RULES = {
 @pytest.mark.slow
 def test_all_differences_planted_in_a_loaded_library_are_named(tmp_path: pathlib.Path) -> None:
     file = capture(tmp_path, A100)
-    changed = planted(file, **PLANTED)
+    changed = plant(file, **PLANTED)
     data = json.loads(changed.read_text("utf-8"))
     data["gpus"][0] |= {"modeChangeNeedsReset": False}
     changed.write_text(json.dumps(data), "utf-8")
@@ -208,8 +208,8 @@ def test_all_differences_planted_in_a_loaded_library_are_named(tmp_path: pathlib
         )
 
     assert answer.status == 1, answer.err
-    found = answer.data["differences"]
-    assert {each["subject"] for each in found} == {*NAMED, "rule"}
-    assert {each["what"] for each in found if each["subject"] == "rule"} == RULES
+    differences = answer.data["differences"]
+    assert {each["subject"] for each in differences} == {*NAMED, "rule"}
+    assert {each["what"] for each in differences if each["subject"] == "rule"} == RULES
     assert answer.data["verdict"] == "review"
-    assert all(each["consequence"] for each in found)
+    assert all(each["consequence"] for each in differences)

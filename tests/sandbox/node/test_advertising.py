@@ -42,8 +42,8 @@ class AdvertisingRig:
         return advertising.AdvertisingGpus(fake_host.FakeGpus(self.node), self.kube, name="n1")
 
     def status(self) -> dict[str, dict[str, str]]:
-        found: dict[str, dict[str, str]] = self.server.get(resources.NODES, "n1")["status"]
-        return found
+        node_status: dict[str, dict[str, str]] = self.server.get(resources.NODES, "n1")["status"]
+        return node_status
 
 
 @pytest.fixture

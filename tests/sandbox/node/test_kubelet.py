@@ -67,9 +67,9 @@ class Bench:
         return self.cluster.list(_POD)[0]
 
     def node(self) -> objects.JsonObject:
-        found = self.cluster.node("n1")
-        assert found is not None
-        return found
+        node_object = self.cluster.node("n1")
+        assert node_object is not None
+        return node_object
 
     def container(self) -> objects.JsonObject:
         statuses: list[objects.JsonObject] = self.pod()["status"]["containerStatuses"]

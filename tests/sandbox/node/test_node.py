@@ -100,8 +100,8 @@ def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(
     stage.restart_plugin()
 
     stage.offers(2)
-    asked = pod_resources.PodResources(str(stage.machine.socket))
-    assert asked.allocatable()[_SMALL] == stage.uuids()
+    kubelet = pod_resources.PodResources(str(stage.machine.socket))
+    assert kubelet.allocatable()[_SMALL] == stage.uuids()
 
 
 def test_pods_get_own_devices_and_one_more_waits_for_a_release(stage: SandboxStage) -> None:

@@ -26,16 +26,16 @@ def path(start: nvml_rig.Start) -> pathlib.Path:
 def test_programs_see_what_nvml_reports(path: pathlib.Path) -> None:
     reported = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
 
-    seen = device_plugin.observe(state_file.SharedState(path))
+    gpus = device_plugin.observe(state_file.SharedState(path))
 
-    assert [(g.index, g.uuid) for g in seen] == [(g.index, g.uuid) for g in reported]
-    assert [g.is_mig_enabled for g in seen] == [
+    assert [(g.index, g.uuid) for g in gpus] == [(g.index, g.uuid) for g in reported]
+    assert [g.is_mig_enabled for g in gpus] == [
         g.current_mode is model.MigMode.ENABLED for g in reported
     ]
-    assert [g.mig_devices for g in seen] == [
+    assert [g.mig_devices for g in gpus] == [
         {c.uuid: c.profile for i in g.gpu_instances for c in i.compute_instances} for g in reported
     ]
-    assert len(seen[1].mig_devices) == 4
+    assert len(gpus[1].mig_devices) == 4
 
 
 def a_user(
