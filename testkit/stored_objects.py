@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 
-from mig_manager.sandbox.apiserver import resources, store
+from mig_manager.sandbox.apiserver import content, resources, store
 
 Object = resources.Object
 
@@ -42,6 +42,15 @@ class StoredObjects:
             obj = self.get(resource, name, namespace)
             change(obj)
             return self.store.write((resource.plural, namespace, name), obj)
+
+    def merge(
+        self, resource: resources.Resource, name: str, patch: Object, *, namespace: str = ""
+    ) -> Object:
+        """Merge a patch into an object, in which None stands for a member to remove."""
+        with self.store.lock:
+            obj = self.get(resource, name, namespace)
+            merged = content.patched("application/merge-patch+json", obj, patch)
+            return self.store.write((resource.plural, namespace, name), merged)
 
     def delete(self, resource: resources.Resource, name: str, namespace: str = "") -> None:
         """Remove an object at once, without its grace period and finalizers."""

@@ -15,7 +15,7 @@ from mig_manager.agent import agent_settings, main
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, timing
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources, store
+from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import api_objects
 from tests.node import agents, fake_cluster, fake_host, fakes
@@ -38,12 +38,9 @@ def populate(server: apiserver.ApiServer, count: int, **labels: str) -> list[str
 
 def label_all(server: apiserver.ApiServer, names: Sequence[str], layout: str) -> None:
     """Do what ``kubectl label nodes`` does for many."""
-
-    def change(thing: store.Object) -> None:
-        thing["metadata"]["labels"][well_known.CONFIG_LABEL] = layout
-
+    metadata = {"labels": {well_known.CONFIG_LABEL: layout}}
     for name in names:
-        server.modify(resources.NODES, name, change)
+        server.merge(resources.NODES, name, {"metadata": metadata})
 
 
 def is_applied(server: apiserver.ApiServer, name: str, layout: str) -> bool:

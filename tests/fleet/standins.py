@@ -76,7 +76,7 @@ class StandIns:
 
     def start(self) -> None:
         for name in self._names:
-            self._server.modify(resources.NODES, name, _introduce)
+            self._server.merge(resources.NODES, name, {"metadata": {"annotations": _GPUS}})
             self._news.put(name)
         self._thread.start()
 
@@ -155,18 +155,13 @@ class StandIns:
         if name in self.unreachable:
             # Not all of them are as an agent writes them.
             text = json.dumps(json.loads(text) | {"unreachableGpus": self.unreachable[name]})
-
-        def change(thing: store.Object) -> None:
-            metadata = thing["metadata"]
-            labels = metadata.setdefault("labels", {})
-            annotations = metadata.setdefault("annotations", {})
-            labels[well_known.STATE_LABEL] = state.value
-            annotations[well_known.STATUS_ANNOTATION] = text
-            if state is model.State.SUCCESS:
-                labels[well_known.APPLIED_LABEL] = wanted
-            thing.setdefault("spec", {})["unschedulable"] = is_cordoned
-
-        self._server.modify(resources.NODES, name, change)
+        applied = {well_known.APPLIED_LABEL: wanted} if state is model.State.SUCCESS else {}
+        metadata = {
+            "labels": {well_known.STATE_LABEL: state.value} | applied,
+            "annotations": {well_known.STATUS_ANNOTATION: text},
+        }
+        change = {"metadata": metadata, "spec": {"unschedulable": is_cordoned}}
+        self._server.merge(resources.NODES, name, change)
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         self._serial += 1
@@ -175,11 +170,6 @@ class StandIns:
 
     def _node(self, name: str) -> store.Object:
         return self._server.get(resources.NODES, name)
-
-
-def _introduce(thing: store.Object) -> None:
-    """Publish a node's GPUs, as its agent does at the start."""
-    thing["metadata"].setdefault("annotations", {}).update(_GPUS)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core import timing
-from mig_manager.sandbox.apiserver import resources, store
+from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
 from tests.fleet import agents, census
@@ -73,10 +73,7 @@ class Contender:
         self._kube.close()
 
     def _mark(self, *, is_cordoned: bool) -> None:
-        def change(thing: store.Object) -> None:
-            thing.setdefault("spec", {})["unschedulable"] = is_cordoned
-
-        self._server.modify(resources.NODES, self._name, change)
+        self._server.merge(resources.NODES, self._name, {"spec": {"unschedulable": is_cordoned}})
 
 
 def contend(server: apiserver.ApiServer, count: int, *, limit: int) -> census.Census:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -56,9 +56,6 @@ class RolloutRig:
     def labels(self) -> dict[str, str | None]:
         return {name: self.label(name) for name in self.names}
 
-    def change(self, name: str, change: Callable[[store.Object], None]) -> None:
-        self.server.modify(resources.NODES, name, change)
-
     def apply(self, layout: str, names: Sequence[str]) -> None:
         """Have nodes in a layout, as a person had it before."""
         agents.label_all(self.server, names, layout)
@@ -68,16 +65,11 @@ class RolloutRig:
 
     def publish_gpus(self, name: str, product: str, count: int = 1) -> None:
         gpus = [hardware.template(hardware.find(product), index) for index in range(count)]
-        text = gpu_codec.to_json(gpus)
-        change = {well_known.GPUS_ANNOTATION: text}
-        self.change(name, lambda thing: thing["metadata"]["annotations"].update(change))
+        self.write(name, annotations={well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus)})
 
-    def write(self, name: str, **metadata: Mapping[str, str]) -> None:
-        def update(thing: dict[str, Any]) -> None:
-            for field, values in metadata.items():
-                thing["metadata"][field].update(values)
-
-        self.change(name, update)
+    def write(self, name: str, **metadata: Mapping[str, str] | None) -> None:
+        """Merge labels or annotations into those of a node; None removes them all."""
+        self.server.merge(resources.NODES, name, {"metadata": metadata})
 
     def list_layouts(self, name: str) -> None:
         """Let a node list the layouts that its agent generates for the published GPUs."""
@@ -178,7 +170,7 @@ def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
 
 
 def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: RolloutRig) -> None:
-    rig.change("node-001", lambda thing: thing["metadata"]["annotations"].clear())
+    rig.write("node-001", annotations=None)
 
     answer = rig.roll(LAYOUT)
 
@@ -220,11 +212,9 @@ def test_undo_without_an_agents_response_requests_the_layout_again(rig: RolloutR
 
 
 def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: RolloutRig) -> None:
-    def break_down(thing: store.Object) -> None:
-        thing["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
-
+    unknown = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
     for name in rig.names[:2]:
-        rig.change(name, break_down)
+        rig.server.merge(resources.NODES, name, unknown)
 
     answer = rig.roll(LAYOUT, "--silence-timeout-s", "3")
 
@@ -455,7 +445,7 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: RolloutR
     rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
     rig.publish_gpus("node-001", "A30")
     for name in rig.names[2:]:
-        rig.change(name, lambda thing: thing["metadata"]["annotations"].clear())
+        rig.write(name, annotations=None)
     gpu = {"nvidia.com/gpu": 1}
     rig.server.store.create(api_objects.a_pod("train", node="node-000", limits=gpu))
 

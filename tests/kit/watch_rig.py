@@ -38,10 +38,9 @@ def a_node(layout: str = "one", name: str = "n1") -> dict[str, Any]:
 
 
 def label(server: apiserver.ApiServer, layout: str, name: str = "n1") -> None:
-    def change(node: dict[str, Any]) -> None:
-        node["metadata"]["labels"][well_known.CONFIG_LABEL] = layout
-
-    server.modify(resources.NODES, name, change)
+    server.merge(
+        resources.NODES, name, {"metadata": {"labels": {well_known.CONFIG_LABEL: layout}}}
+    )
 
 
 @contextlib.contextmanager

@@ -134,24 +134,16 @@ class PartitionerRig:
             self.server.create(device_classes.manifest(profile, made))
 
     def bind(self, pod: str, node: str) -> None:
-        def change(obj: api_objects.Object) -> None:
-            obj["spec"]["nodeName"] = node
-            obj["status"] = {"phase": "Running"}
-
-        self.server.modify(kinds.PODS, pod, change, namespace="default")
+        change = {"spec": {"nodeName": node}, "status": {"phase": "Running", "conditions": None}}
+        self.server.merge(kinds.PODS, pod, change, namespace="default")
 
     def end(self, pod: str, phase: str) -> None:
-        def change(obj: api_objects.Object) -> None:
-            obj["status"] = {"phase": phase}
-
-        self.server.modify(kinds.PODS, pod, change, namespace="default")
+        self.server.merge(kinds.PODS, pod, {"status": {"phase": phase}}, namespace="default")
 
     def publish(self, name: str) -> None:
         """Play the agent: publish the use of its GPUs again."""
         published = self._published(name, "all-7g.40gb", ago_s=3600)
-        self.server.modify(
-            kinds.NODES, name, lambda node: node["metadata"]["annotations"].update(published)
-        )
+        self.server.merge(kinds.NODES, name, {"metadata": {"annotations": published}})
 
     def answer(
         self, name: str, *, reason: errors.Reason = errors.Reason.APPLIED, took_s: float = 0
@@ -184,20 +176,16 @@ class PartitionerRig:
         """Play the agent: begin a run."""
         state, key = model.State.PENDING, well_known.STATUS_ANNOTATION
         published = self._published(name, well_known.CUSTOM_LAYOUT, state, finishedAt=None)
-
-        def change(obj: api_objects.Object) -> None:
-            obj["metadata"]["annotations"][key] = published[key]
-            obj["metadata"]["labels"][well_known.STATE_LABEL] = state.value
-
-        self.server.modify(kinds.NODES, name, change)
+        metadata = {
+            "annotations": {key: published[key]},
+            "labels": {well_known.STATE_LABEL: state.value},
+        }
+        self.server.merge(kinds.NODES, name, {"metadata": metadata})
 
     def touch(self, name: str) -> None:
         """Write something to a node that does not matter, as kubelet does."""
-
-        def change(obj: api_objects.Object) -> None:
-            obj["metadata"]["annotations"]["example.com/beat"] = str(self.clock.now_s)
-
-        self.server.modify(kinds.NODES, name, change)
+        beat = {"example.com/beat": str(self.clock.now_s)}
+        self.server.merge(kinds.NODES, name, {"metadata": {"annotations": beat}})
 
     # -- the partitioner ----------------------------------------------------------------------
 

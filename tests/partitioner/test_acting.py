@@ -5,7 +5,6 @@ import pytest
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources as kinds
-from tests import api_objects
 from tests.partitioner import rig as rigs
 from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
 
@@ -175,12 +174,9 @@ def test_no_gpu_is_on_hold_for_a_pod_that_has_just_begun_to_wait(
     rig.publish("n1")
     own = rig.replica()
     rig.pass_time(SOON_S, own)
-
-    def age(pod: api_objects.Object) -> None:
-        pod["metadata"]["creationTimestamp"] = created
-
     rig.add_pods("large", profile="7g.40gb")
-    rig.server.modify(kinds.PODS, "large", age, namespace="default")
+    age = {"metadata": {"creationTimestamp": created}}
+    rig.server.merge(kinds.PODS, "large", age, namespace="default")
     rig.add_pods("small", profile="2g.10gb")
     rig.pass_time(SOON_S, own)
 

@@ -10,7 +10,7 @@ from mig_manager.core.node import well_known
 from mig_manager.partitioner import main
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
-from tests import api_objects, waiting
+from tests import waiting
 from tests.node import strikes
 from tests.partitioner import rig as rigs
 from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
@@ -69,12 +69,9 @@ def test_new_leader_awaits_only_what_a_former_one_may_have_requested(
 ) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
-
-    def change(node: api_objects.Object) -> None:
-        node["metadata"]["labels"][well_known.CONFIG_LABEL] = layout
-        node["status"]["conditions"] = [{"type": "Ready", "status": ready}]
-
-    rig.server.modify(kinds.NODES, "n1", change)
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    metadata = {"labels": {well_known.CONFIG_LABEL: layout}}
+    rig.server.merge(kinds.NODES, "n1", {"metadata": metadata, "status": status})
     rig.add_pods("p1")
     own = rig.replica(max_unavailable="2")
     rig.pass_time(TERM_S, own)

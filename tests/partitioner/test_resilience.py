@@ -28,14 +28,11 @@ def test_malformed_pod_or_node_is_left_out(rig: PartitionerRig) -> None:
         (container,) = pod["spec"]["containers"]
         container["resources"]["limits"]["cpu"] = "many"
 
-    def break_node(node: api_objects.Object) -> None:
-        node["status"]["allocatable"]["cpu"] = "many"
-
     rig.server.modify(kinds.PODS, "strange", break_pod, namespace="default")
     with structlog.testing.capture_logs() as logs:
         own = rig.replica()
         waiting.until(lambda: own.service.cluster.is_current, "the watches")
-        rig.server.modify(kinds.NODES, "n2", break_node)
+        rig.server.merge(kinds.NODES, "n2", {"status": {"allocatable": {"cpu": "many"}}})
         waiting.until(lambda: len(own.service.cluster.nodes()) == 1, "n2 to be left out")
         for _ in range(round(SOON_S)):
             rig.clock.now_s += 1
@@ -87,12 +84,9 @@ def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: PartitionerRig)
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_node("n3", labels={well_known.PARTITIONING_LABEL: "no"})
-
-    def forget(node: api_objects.Object) -> None:
-        del node["metadata"]["annotations"][well_known.CAPACITY_ANNOTATION]
-
+    unpublished = {"annotations": {well_known.CAPACITY_ANNOTATION: None}}
     for name in ("n1", "n3"):
-        rig.server.modify(kinds.NODES, name, forget)
+        rig.server.merge(kinds.NODES, name, {"metadata": unpublished})
     rig.add_pods("p1", "p2")
     own = rig.replica()
 
@@ -258,11 +252,8 @@ def test_failed_request_of_a_person_is_no_reason_to_decide_again(rig: Partitione
     rig.add_node(labels={well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT})
     rules = "[{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}]"
     layout = f"{{version: v1, mig-configs: {{mine: {rules}}}}}"
-
-    def request(node: api_objects.Object) -> None:
-        node["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] = layout
-
-    rig.server.modify(kinds.NODES, "n1", request)
+    requested = {"annotations": {well_known.LAYOUT_ANNOTATION: layout}}
+    rig.server.merge(kinds.NODES, "n1", {"metadata": requested})
     rig.answer("n1", reason=errors.Reason.INTERNAL)
     own = rig.replica()
     rig.pass_time(SOON_S, own)
@@ -278,13 +269,9 @@ def test_layout_that_an_agent_fails_unread_is_not_repeated(rig: PartitionerRig) 
     own = rig.replica()
     rig.pass_time(SOON_S, own)
     rig.answer("n1", reason=errors.Reason.INVALID_CONFIG)
-
-    def forget(node: api_objects.Object) -> None:
-        status = json.loads(node["metadata"]["annotations"][well_known.STATUS_ANNOTATION])
-        status["configHash"] = ""
-        node["metadata"]["annotations"][well_known.STATUS_ANNOTATION] = json.dumps(status)
-
-    rig.server.modify(kinds.NODES, "n1", forget)
+    status = json.loads(rig.node()["metadata"]["annotations"][well_known.STATUS_ANNOTATION])
+    unread = {well_known.STATUS_ANNOTATION: json.dumps(status | {"configHash": ""})}
+    rig.server.merge(kinds.NODES, "n1", {"metadata": {"annotations": unread}})
     rig.pass_time(5 * TERM_S, own)
 
     assert len(own.kube.patches) == 1
@@ -412,12 +399,8 @@ def test_an_answer_to_another_request_is_not_counted(
     own = rig.replica()
     before = rig.node()["metadata"]["annotations"][well_known.STATUS_ANNOTATION]
     rig.pass_time(SOON_S, own)
-
-    def change(node: api_objects.Object) -> None:
-        node["metadata"]["labels"] |= labels
-        node["metadata"]["annotations"][well_known.STATUS_ANNOTATION] = before
-
-    rig.server.modify(kinds.NODES, "n1", change)
+    metadata = {"labels": labels, "annotations": {well_known.STATUS_ANNOTATION: before}}
+    rig.server.merge(kinds.NODES, "n1", {"metadata": metadata})
     rig.pass_time(SOON_S, own)
 
     assert rig.metric(own, "answers_total", result="applied") == 0
@@ -427,11 +410,7 @@ def stamp_request(rig: PartitionerRig, name: str, *, at: str) -> None:
     """Record who wrote a node's request and when, as the API server does."""
     labels: api_objects.Object = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
     entry = {"manager": "x", "operation": "Update", "time": at, "fieldsV1": labels}
-
-    def stamp(node: api_objects.Object) -> None:
-        node["metadata"]["managedFields"] = [entry]
-
-    rig.server.modify(kinds.NODES, name, stamp)
+    rig.server.merge(kinds.NODES, name, {"metadata": {"managedFields": [entry]}})
 
 
 def is_unanswered(rig: PartitionerRig, name: str) -> bool:

@@ -43,10 +43,8 @@ class PlainNode:
         return status
 
     def label(self, layout: str) -> None:
-        def change(node: dict[str, Any]) -> None:
-            node["metadata"]["labels"][well_known.CONFIG_LABEL] = layout
-
-        self._server.modify(resources.NODES, self.name, change)
+        labels = {well_known.CONFIG_LABEL: layout}
+        self._server.merge(resources.NODES, self.name, {"metadata": {"labels": labels}})
 
     def wait_for_end(self, layout: str) -> str:
         """Return the state in which the run for a layout ended."""

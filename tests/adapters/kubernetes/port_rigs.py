@@ -148,9 +148,7 @@ class OnServers:
         )
 
     def label(self, key: str, value: str) -> None:
-        self._server.modify(
-            resources.NODES, NODE, lambda node: node["metadata"]["labels"].update({key: value})
-        )
+        self._server.merge(resources.NODES, NODE, {"metadata": {"labels": {key: value}}})
 
     def conditions(self) -> dict[str, str]:
         stored = self._server.get(resources.NODES, NODE)["status"].get("conditions", ())
@@ -176,12 +174,8 @@ class OnServers:
         return pod_object.parse_pod(pod)
 
     def unlabel(self, pod: pod_object.Pod) -> None:
-        self._server.modify(
-            resources.PODS,
-            pod.name,
-            lambda stored: stored["metadata"].update(labels={}),
-            namespace=pod.namespace,
-        )
+        change = {"metadata": {"labels": None}}
+        self._server.merge(resources.PODS, pod.name, change, namespace=pod.namespace)
 
     def end(self, pod: pod_object.Pod) -> None:
         self._server.delete(resources.PODS, pod.name, pod.namespace)

@@ -166,12 +166,7 @@ def test_a_pod_has_the_device_of_the_newest_slice_until_it_has_started(
     server.delete(resources.SLICES, f"n1-{DRIVER}-x", "")
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
     server.create(a_resource_slice(a_device("d0", uuid="MIG-new")))
-    server.modify(
-        resources.PODS,
-        "p1",
-        lambda pod: pod["status"].update(phase=later_phase),
-        namespace="default",
-    )
+    server.merge(resources.PODS, "p1", {"status": {"phase": later_phase}}, namespace="default")
     for _ in range(2):
         assert [pod.claimed_ids for pod in workloads.list()] == [frozenset({now})]
 

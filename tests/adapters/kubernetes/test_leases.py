@@ -164,9 +164,7 @@ def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
     rig: LeasesRig, silent: lease_slots.LeaseSlots
 ) -> None:
     annotations = {well_known.JOURNAL_ANNOTATION: "{}"}
-    rig.server.modify(
-        resources.NODES, "a", lambda node: node["metadata"].update(annotations=annotations)
-    )
+    rig.server.merge(resources.NODES, "a", {"metadata": {"annotations": annotations}})
 
     assert "their agents are silent: a (" in str(silent.take())
     assert rig.holders() == {LEASE: "a"}

@@ -70,7 +70,7 @@ def watch(server: apiserver.ApiServer) -> Iterator[Begin]:
 
 
 def label(server: apiserver.ApiServer, name: str, **labels: str) -> None:
-    server.modify(resources.NODES, name, lambda node: node["metadata"]["labels"].update(labels))
+    server.merge(resources.NODES, name, {"metadata": {"labels": labels}})
 
 
 def test_a_watch_from_nowhere_begins_with_what_is_there(

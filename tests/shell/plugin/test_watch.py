@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager.core.layout import config, served
 from mig_manager.sandbox.apiserver import resources
-from tests import api_objects, programs, waiting
+from tests import programs, waiting
 from tests.kit import commandline
 from tests.kit import plugin_rig as rig
 from tests.shell import terminal
@@ -193,21 +193,15 @@ def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> Non
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node", "another_node")
 def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) -> None:
-    def select(thing: api_objects.Object) -> None:
-        thing["metadata"]["labels"]["pool"] = "top"
-
-    def deselect(thing: api_objects.Object) -> None:
-        del thing["metadata"]["labels"]["pool"]
-
     for name in ("gpu-8", "gpu-9"):
-        viewer.server.modify(resources.NODES, name, select)
+        viewer.server.merge(resources.NODES, name, {"metadata": {"labels": {"pool": "top"}}})
     with top(viewer, "-l", "pool=top") as session:
         session.read_until("> gpu-8")
         session.type("l")
         session.read_until("> all-disabled")
         session.type("\r")
         session.read_until("y request it")
-        viewer.server.modify(resources.NODES, "gpu-8", deselect)
+        viewer.server.merge(resources.NODES, "gpu-8", {"metadata": {"labels": {"pool": None}}})
         session.type("y")
         session.read_until(r"> gpu-9[\s\S]*gpu-8 has changed since it was planned")
         session.type("q")
@@ -218,12 +212,8 @@ def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) 
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node", "another_node")
 def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
-    def disable(thing: api_objects.Object) -> None:
-        gpus = rig.gpus("2xA100-SXM4-40GB", "all-disabled")
-        changed = rig.node("gpu-8", gpus=gpus, requested="all-disabled")["metadata"]
-        thing["metadata"]["labels"].update(changed["labels"])
-        thing["metadata"]["annotations"].update(changed["annotations"])
-
+    gpus = rig.gpus("2xA100-SXM4-40GB", "all-disabled")
+    disabled = rig.node("gpu-8", gpus=gpus, requested="all-disabled")
     with top(viewer, "gpu-9", "gpu-8") as session:
         session.read_until("> gpu-8")
         session.type("l")
@@ -232,7 +222,7 @@ def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
         session.read_until("> all-1g.5gb")
         session.type("\r")
         session.read_until(r"then[\s\S]*y request it")
-        viewer.server.modify(resources.NODES, "gpu-8", disable)
+        viewer.server.merge(resources.NODES, "gpu-8", {"metadata": disabled["metadata"]})
         viewer.server.store.remove(("nodes", "", "gpu-9"))
         session.read_until(r'"gpu-9" not found')  # the screen is refreshed
         session.type("y")
