@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 
-from mig_manager.core.partitioning import demand, node_index, node_sets
+from mig_manager.core.partitioning import demand, node_index
 
 _MEMORY_S = 600.0  # after this time an arrival counts for a third
 _MIN_PROBABILITY = 0.2
@@ -53,7 +53,7 @@ class Arrivals:
         rates = dict[object, float]()
         alike: dict[object, demand.Needs] = {}
         for needs, (rate, _) in present.items():
-            key: object = needs.amounts, node_sets.union(index.exclusions.of(needs).values())
+            key: object = needs.amounts, index.excluded_nodes(needs)
             alike.setdefault(key, needs)
             rates[key] = rates.get(key, 0.0) + rate
         likely: list[tuple[float, demand.Amounts, demand.Needs]] = []

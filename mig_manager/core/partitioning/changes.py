@@ -9,9 +9,10 @@ from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import rollout
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.partitioning import (
-    batches,
     decisions,
     demand,
+    node_index,
+    node_sets,
     partitioned,
     past_decisions,
     waiting,
@@ -29,23 +30,24 @@ class Changes:
 
     def __init__(
         self,
-        batch: batches.Batch,
+        index: node_index.NodeIndex,
         limits: decisions.PartitionerLimits,
         now: dt.datetime,
         history: past_decisions.History,
-        nominated: frozenset[str],
+        nominated: node_sets.NodeSet,
     ) -> None:
         """Build it; on ``nominated`` nodes the scheduler preempts pods."""
         self._limits = limits
         self._now = now
         self._history = history
         self._nominated = nominated
-        self.own = [node for node in batch.nodes if node.is_opted_in]
-        most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).most(len(self.own))
-        under_change = sum(is_under_change(node, now=now) for node in self.own)
+        self._nodes = index.nodes
+        opted_in = len(index.opted_in)
+        most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).most(opted_in)
+        under_change = sum(is_under_change(self._nodes[i], now=now) for i in index.opted_in)
         self._budget = min(_MAX_CHANGES, most - under_change)
-        self._too_early: set[str] = set()
-        self._requested: dict[str, decisions.NodeChange] = {}
+        self._too_early: set[int] = set()
+        self._requested: dict[int, decisions.NodeChange] = {}
 
     @property
     def requested(self) -> tuple[decisions.NodeChange, ...]:
@@ -62,37 +64,39 @@ class Changes:
         """How many nodes may change so that another one still may."""
         return max(0, self._budget - 1)
 
-    def can_change(self, node: partitioned.PartitionedNode) -> bool:
+    def can_change(self, position: int) -> bool:
         """Return whether a node can be changed now for no pod.
 
         A layout that its agent retries is not replaced: it gives a lost GPU that is back its
         instances.
         """
-        return not (self.is_full or node.is_retried or self.why_not_now(node)[1])
+        is_retried = self._nodes[position].is_retried
+        return not (self.is_full or is_retried or self.why_not_now(position)[1])
 
-    def why_not_now(self, node: partitioned.PartitionedNode) -> waiting.Cause:
+    def why_not_now(self, position: int) -> waiting.Cause:
         """Return why a node cannot be changed now, beside the budget; empty if it can."""
+        node = self._nodes[position]
         wait = waiting.WaitReason
-        if node.name in self._requested:
+        if position in self._requested:
             return wait.CHANGING, "it is being changed for other pods"
         if node.unusable:
             return wait.CHANGING if node.is_changing else wait.UNUSABLE, node.unusable
         left_s = past_decisions.cooldown_left_s(node, self._limits, self._history, now=self._now)
         if left_s:
             return wait.CHANGING, f"it rests after a change for {math.ceil(left_s)} s more"
-        if node.name in self._nominated:
+        if position in self._nominated:
             return wait.CHANGING, "the scheduler preempts pods on it"
-        if self.is_too_early(node):
+        if self.is_too_early(position):
             return wait.UNUSABLE, "its agent failed the layout for it"
         return None, ""
 
-    def is_too_early(self, node: partitioned.PartitionedNode) -> bool:
+    def is_too_early(self, position: int) -> bool:
         """Return whether this decision would repeat too early what a node's agent failed."""
-        return node.name in self._too_early
+        return position in self._too_early
 
     def request(
         self,
-        node: partitioned.PartitionedNode,
+        position: int,
         desired: Mapping[str, model.DesiredGpu],
         pods: tuple[demand.Pending, ...],
         why: str,
@@ -104,6 +108,7 @@ class Changes:
         A layout that may succeed later is requested again after ``ROOM_TIMEOUT_S``. Its text
         differs, because the agent ignores an equal annotation.
         """
+        node = self._nodes[position]
         try:
             plan = planner.plan(node.gpus, desired)
         except errors.LayoutError:
@@ -117,7 +122,7 @@ class Changes:
         if document.content_hash == node.failed_hash:
             finished_at = node.times.finished_at if node.is_repeatable else None
             if finished_at is None or decisions.is_recent(finished_at, now=self._now):
-                self._too_early.add(node.name)
+                self._too_early.add(position)
                 return False
             document = custom_layouts.written(desired, addition=f"after {finished_at}")
         if (plan.is_empty and not is_withdrawal) or not is_safe:
@@ -125,7 +130,7 @@ class Changes:
         self._budget -= 1
         gpus = messages.ranges(gpu.gpu_index for gpu in plan.gpus)
         where = f" on GPU {', '.join(gpus)}" if gpus else ""
-        self._requested[node.name] = decisions.NodeChange(
+        self._requested[position] = decisions.NodeChange(
             node=node.name,
             version=node.version,
             layout=document.text,

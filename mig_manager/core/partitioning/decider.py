@@ -20,6 +20,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.partitioning import (
     batches,
     changes,
+    cluster_room,
     decisions,
     demand,
     desired_states,
@@ -28,7 +29,6 @@ from mig_manager.core.partitioning import (
     node_index,
     node_sets,
     offers,
-    partitioned,
     past_decisions,
     waiting,
 )
@@ -57,8 +57,8 @@ def decide(  # noqa: PLR0913 - what a decision depends on
             are ready. Another node may then still change, unless no pod waits that a node could
             serve.
     """
-    batch = batches.Batch(index, pending, limits.reserved)
-    decider = _Decider(batch, limits, now, history)
+    batch = batches.Batch(index, pending)
+    decider = _Decider(index, batch, limits, now, history)
     decider.make_room()
     decider.withdraw()
     decider.merge_back(base or {})
@@ -67,8 +67,8 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     is_calm = not (decision.waiting or decision.changes)
     most = decider.changes.spare or int(is_calm)
     if likely and most:
-        soon = batches.Batch(index, batch.pods, limits.reserved, expected=likely)
-        preparing = _Decider(soon, limits, now, history, decider.changes)
+        soon = batches.Batch(index, batch.pods, expected=likely)
+        preparing = _Decider(index, soon, limits, now, history, decider.changes)
         preparing.prepare(first=len(batch.pods), most=most)
         ready = (
             dataclasses.replace(
@@ -88,32 +88,37 @@ class _Decider:
 
     def __init__(
         self,
+        index: node_index.NodeIndex,
         batch: batches.Batch,
         limits: decisions.PartitionerLimits,
         now: dt.datetime,
         history: past_decisions.History,
         earlier: changes.Changes | None = None,
     ) -> None:
+        self._index = index
         self._batch = batch
         self._limits = limits
         self._now = now
         self._history = history
-        self._states = desired_states.DesiredStates(batch.index, limits.reserved)
-        self._kept = kept_room.KeptRoom(batch, now, history)
+        self._states = desired_states.DesiredStates(index, limits.reserved)
+        self._kept = kept_room.KeptRoom(index, batch, now, history)
         self._remaining = self._kept.keep()
-        nominated = frozenset(self._kept.nominated)
-        self.changes = earlier or changes.Changes(batch, limits, now, history, nominated)
+        self._room = cluster_room.ClusterRoom(index, batch, limits.reserved, self._kept.claims)
+        nominated = self._kept.nominated
+        self.changes = earlier or changes.Changes(index, limits, now, history, nominated)
         self._gpu_holds: Mapping[str, holds.HoldRecord] = {}
+        self._on_hold = node_sets.EMPTY
 
     def decision(self) -> decisions.PartitioningDecision:
         """Return the decision, with the reasons why the remaining pods are not served."""
         unmet: list[decisions.Unmet] = []
         waits = list(self._kept.waiting)
         causes = waiting.Causes(
-            self._batch,
+            self._index,
+            self._room,
             self.changes.why_not_now,
             is_full=self.changes.is_full,
-            on_hold=node_sets.of(map(self._batch.index.position.__getitem__, self._on_hold)),
+            on_hold=self._on_hold,
         )
         for rank in self._remaining:
             pod = self._batch.pods[rank]
@@ -131,30 +136,24 @@ class _Decider:
             ignored=self._kept.ignored,
         )
 
-    @property
-    def _on_hold(self) -> set[str]:
-        """The nodes with a hold."""
-        return {name for record in self._gpu_holds.values() for name, _ in record.gpus}
-
     def _why(self, rank: int, causes: waiting.Causes) -> waiting.Cause:
         if self._kept.is_backed_off(rank):
             message = "it did not use room on several nodes, and gets none for a while"
             return waiting.WaitReason.NOT_SCHEDULED, message
-        return causes.why(rank, self._kept.unplaced.get(rank, node_sets.EMPTY))
+        unplaced = self._kept.unplaced.get(rank, node_sets.EMPTY)
+        return causes.why(self._batch.group[rank], unplaced)
 
     def make_room(self) -> None:
         """Choose nodes one by one as long as a change serves a pod, then empty GPUs on hold."""
-        ranks, index = self._eligible(), self._batch.index
+        ranks = self._eligible()
         holding = self._holds(ranks)
         candidates = self._serve(ranks, holding)
-        for name in dict.fromkeys(hold.node for hold in holding):
-            position = index.position[name]
-            node, room = index.nodes[position], self._batch.room(index.nodes[position])
+        for position in dict.fromkeys(hold.position for hold in holding):
+            room = self._room.of(position)
             is_free = not self.changes.is_full and position in candidates
-            if is_free and room.drain(_early(holding, node)):
-                self.changes.request(
-                    node, self._states.with_room(node, room), (), "on hold for a waiting pod"
-                )
+            if is_free and room.drain(_early(holding, position)):
+                desired = self._states.with_room(position, room)
+                self.changes.request(position, desired, (), "on hold for a waiting pod")
 
     def prepare(self, *, first: int, most: int) -> None:
         """Choose nodes for the pods of this rank and behind."""
@@ -172,29 +171,28 @@ class _Decider:
         self, ranks: list[int], holding: Sequence[holds.Hold], *, most: int | None = None
     ) -> node_sets.NodeSet:
         """Request changes that serve pods, at most so many; return the other candidates."""
-        index, search = self._batch.index, offers.Offers(self._batch)
+        search = offers.Offers(self._index, self._batch, self._room)
         skipped = dict(self._kept.unplaced)
-        candidates = node_sets.of(
-            index.position[node.name]
-            for node in self.changes.own
-            if not self.changes.why_not_now(node)[1]
-        )
-        most = len(self.changes.own) if most is None else most
+        opted_in = self._index.opted_in
+        candidates = node_sets.of(i for i in opted_in if not self.changes.why_not_now(i)[1])
+        most = len(opted_in) if most is None else most
         while ranks and candidates and most and not self.changes.is_full:
             best = search.best(candidates, ranks, skipped=skipped, holding=holding)
             if best is None:
                 break
-            node, selected = best.node, node_sets.of([index.position[best.node.name]])
+            position = best.position
+            selected = node_sets.of([position])
             search.forget(best.pods)
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
-            best.room.drain(_early(holding, node))
+            best.room.drain(_early(holding, position))
+            desired = self._states.with_room(position, best.room)
             why = f"room for {messages.count(len(pods), 'pod')}"
-            if self.changes.request(node, self._states.with_room(node, best.room), pods, why):
+            if self.changes.request(position, desired, pods, why):
                 served = {*best.pods}
                 self._remaining = [rank for rank in self._remaining if rank not in served]
                 ranks = [rank for rank in ranks if rank not in served]
                 most -= 1
-            elif self.changes.is_too_early(node):
+            elif self.changes.is_too_early(position):
                 # The node may still serve the pods behind the first.
                 skipped[best.pods[0]] = skipped.get(best.pods[0], node_sets.EMPTY) | selected
                 continue
@@ -203,12 +201,14 @@ class _Decider:
 
     def _holds(self, ranks: Iterable[int]) -> tuple[holds.Hold, ...]:
         """Return the GPUs to hold for pods that have waited without room."""
-        position, own_nodes = self._batch.index.position, self.changes.own
-        ready = node_sets.of(position[node.name] for node in own_nodes if not node.unusable)
-        changing = node_sets.of(position[node.name] for node in own_nodes if node.is_changing)
-        selection = holds.Holds(self._batch, ready | changing, self._history.gpu_holds, self._now)
-        result = selection.choose(ranks, ready)
+        index = self._index
+        ready = node_sets.of(i for i in index.opted_in if not index.nodes[i].unusable)
+        changing = node_sets.of(i for i in index.opted_in if index.nodes[i].is_changing)
+        before = self._history.gpu_holds
+        selection = holds.Holds(index, self._batch, ready | changing, before, self._now)
+        result = selection.choose(ranks, self._room, ready)
         self._gpu_holds = selection.records
+        self._on_hold = node_sets.of(hold.position for hold in result)
         return result
 
     def withdraw(self) -> None:
@@ -216,29 +216,31 @@ class _Decider:
 
         Otherwise the node counts as failed, until a later agent serves an obsolete request.
         """
-        for node in self.changes.own:
-            if node.is_own_failure and self.changes.can_change(node):
+        for position in self._index.opted_in:
+            is_failed = self._index.nodes[position].is_own_failure
+            if is_failed and self.changes.can_change(position):
                 why = "no pod needs the request that its agent failed"
-                present = self._states.present(node)
-                self.changes.request(node, present, (), why, is_withdrawal=True)
+                present = self._states.present(position)
+                self.changes.request(position, present, (), why, is_withdrawal=True)
 
     def merge_back(self, base: Mapping[str, Mapping[str, model.DesiredGpu]]) -> None:
         """Return idle instances to the base layout on nodes without demand for long."""
         after_s, on_hold = self._limits.merge_back_after_s, self._on_hold
-        for node in self.changes.own if after_s else ():
-            since = self._history.demand_at.get(node.name)
+        for position in self._index.opted_in if after_s else ():
+            name = self._index.nodes[position].name
+            since = self._history.demand_at.get(name)
             is_due = since and (self._now - since).total_seconds() >= after_s
             # A hold has just destroyed the idle instances of its GPUs.
-            is_needed = node.name in on_hold or self._batch.is_claimed(node)
-            if not is_due or is_needed or not self.changes.can_change(node):
+            is_needed = position in on_hold or self._room.is_claimed(position)
+            if not is_due or is_needed or not self.changes.can_change(position):
                 continue
-            desired = self._states.with_base(node, base.get(node.name, {}))
-            if self._states.keeps_reserved(node, desired):
+            desired = self._states.with_base(position, base.get(name, {}))
+            if self._states.keeps_reserved(position, desired):
                 why = "no pod has requested its idle instances"
-                self.changes.request(node, desired, (), why)
+                self.changes.request(position, desired, (), why)
 
 
-def _early(holding: Iterable[holds.Hold], node: partitioned.PartitionedNode) -> set[int]:
+def _early(holding: Iterable[holds.Hold], position: int) -> set[int]:
     """Return the GPUs of a node whose idle instances a change destroys."""
-    early = (hold.indices for hold in holding if hold.is_early and hold.node == node.name)
+    early = (hold.indices for hold in holding if hold.is_early and hold.position == position)
     return {index for indices in early for index in indices}

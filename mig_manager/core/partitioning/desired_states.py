@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager.core import model
-from mig_manager.core.partitioning import fit_search, node_index, node_room, partitioned
+from mig_manager.core.partitioning import fit_search, node_index, node_room
 from mig_manager.core.planner import placement
 
 
@@ -15,7 +15,7 @@ class DesiredStates:
         self._index = index
         self._reserved = reserved
 
-    def present(self, node: partitioned.PartitionedNode) -> dict[str, model.DesiredGpu]:
+    def present(self, position: int) -> dict[str, model.DesiredGpu]:
         """Return the current state of the GPUs, by UUID; fixed instances have placements.
 
         GPUs that need recovery from a fault stay as they are: a reboot may be what they need.
@@ -24,32 +24,30 @@ class DesiredStates:
             gpu.uuid: _desired_gpu(
                 gpu, [(gi.profile, gi.placement) for gi in gpu.gpu_instances], ()
             )
-            for gpu in node.gpus
+            for gpu in self._index.nodes[position].gpus
             if gpu.needs_recovery and all(gi.compute_instances for gi in gpu.gpu_instances)
         }
         return faulty | {
             gpu.uuid: _desired_gpu(
                 gpu, state.fixed, model.in_order(collections.Counter(p for p, _ in state.idle))
             )
-            for gpu, state in self._states(node)
+            for gpu, state in self._states(position)
         }
 
-    def with_room(
-        self, node: partitioned.PartitionedNode, room: node_room.NodeRoom
-    ) -> dict[str, model.DesiredGpu]:
+    def with_room(self, position: int, room: node_room.NodeRoom) -> dict[str, model.DesiredGpu]:
         """Return all GPUs as a change leaves them: a reboot destroys what a layout omits."""
-        return self.present(node) | {
+        return self.present(position) | {
             gpu.uuid: _desired_gpu(gpu, state.fixed, room.fits[gpu.index].content)
-            for gpu, state in self._states(node)
+            for gpu, state in self._states(position)
             if gpu.index in room.fits
         }
 
     def with_base(
-        self, node: partitioned.PartitionedNode, base: Mapping[str, model.DesiredGpu]
+        self, position: int, base: Mapping[str, model.DesiredGpu]
     ) -> dict[str, model.DesiredGpu]:
         """Return all GPUs with as much of their base layout as fits beside fixed instances."""
-        desired = self.present(node)
-        for gpu, state in self._states(node):
+        desired = self.present(position)
+        for gpu, state in self._states(position):
             goal = base.get(gpu.uuid)
             if goal is None or goal.mode is not model.MigMode.ENABLED:
                 continue
@@ -67,14 +65,12 @@ class DesiredStates:
             desired[gpu.uuid] = _desired_gpu(gpu, state.fixed, model.in_order(content))
         return desired
 
-    def keeps_reserved(
-        self, node: partitioned.PartitionedNode, desired: Mapping[str, model.DesiredGpu]
-    ) -> bool:
+    def keeps_reserved(self, position: int, desired: Mapping[str, model.DesiredGpu]) -> bool:
         """Return whether a node with these states of GPUs, by UUID, keeps reserved devices."""
-        before = self._index.facts[self._index.position[node.name]].devices
+        before = self._index.facts[position].devices
         after = collections.Counter(
             device.profile
-            for gpu in node.gpus
+            for gpu in self._index.nodes[position].gpus
             if gpu.uuid not in desired
             for device in gpu.devices
         )
@@ -85,12 +81,10 @@ class DesiredStates:
             for profile, count in self._reserved.items()
         )
 
-    def _states(
-        self, node: partitioned.PartitionedNode
-    ) -> Iterator[tuple[model.Gpu, fit_search.GpuFacts]]:
+    def _states(self, position: int) -> Iterator[tuple[model.Gpu, fit_search.GpuFacts]]:
         """Yield the GPUs that a change can include."""
-        states = self._index.facts[self._index.position[node.name]].gpus.states
-        for gpu in node.gpus:
+        states = self._index.states(position)
+        for gpu in self._index.nodes[position].gpus:
             if gpu.index in states:
                 yield gpu, states[gpu.index]
 

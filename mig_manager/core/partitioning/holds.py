@@ -15,7 +15,7 @@ import functools
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
-from mig_manager.core.partitioning import batches, fit_search, node_sets
+from mig_manager.core.partitioning import batches, cluster_room, fit_search, node_index, node_sets
 
 _EARLY_S = 20.0
 """How long a pod waits without room before GPUs are on hold for it while much is free."""
@@ -31,7 +31,7 @@ class Hold:
     """GPUs on which only pods up to a rank get new room, so that a large pod is served."""
 
     rank: int
-    node: str
+    position: int  # of the node
     indices: frozenset[int]
     is_early: bool  # whether idle instances on them are destroyed
 
@@ -49,12 +49,14 @@ class Holds:
 
     def __init__(
         self,
+        index: node_index.NodeIndex,
         batch: batches.Batch,
         nodes: node_sets.NodeSet,
         before: Mapping[str, HoldRecord],
         now: dt.datetime,
     ) -> None:
         """Build it; ``nodes`` can be changed now or soon, ``before`` is of the last decision."""
+        self._index = index
         self._batch = batch
         self._nodes = nodes
         self._before = before
@@ -62,7 +64,7 @@ class Holds:
         self._taken: set[tuple[int, int]] = set()
         self._cost = 0
         """Free memory slices of the GPUs on hold."""
-        self._without_choice: set[int] = set()
+        self._without_choice: set[batches.Group] = set()
         """Groups for which no early hold is possible any more."""
         self.records: dict[str, HoldRecord] = {}
         """By UID of a pending pod; for the next decision."""
@@ -80,24 +82,26 @@ class Holds:
 
     def _states(self) -> Iterator[tuple[int, int, fit_search.GpuFacts]]:
         for position in self._nodes:
-            for index, state in self._batch.index.facts[position].gpus.states.items():
+            for index, state in self._index.states(position).items():
                 yield position, index, state
 
-    def choose(self, ranks: Iterable[int], ready: node_sets.NodeSet) -> tuple[Hold, ...]:
+    def choose(
+        self, ranks: Iterable[int], room: cluster_room.ClusterRoom, ready: node_sets.NodeSet
+    ) -> tuple[Hold, ...]:
         """Return the holds for pods, by priority and age.
 
         Nodes outside ``ready`` are under change, and cannot serve a pod now.
         """
         holds: list[Hold] = []
-        is_served: dict[int, bool] = {}
+        is_served: dict[batches.Group, bool] = {}
         for rank in ranks:
-            pod, group = self._batch.pods[rank], self._batch.group[rank]
+            pod = self._batch.pods[rank]
+            group = self._batch.group[rank]
             age_s = self._age_s(pod.pending_since or pod.created_at)
             if len(holds) >= _MAX_HOLDS or age_s < _EARLY_S:
                 continue
             if group not in is_served:
-                able = ready - self._batch.never(group)
-                is_served[group] = bool(self._batch.serving(group, able))
+                is_served[group] = bool(room.serving(group, ready - group.never))
             if not is_served[group] and not self._has_ended(pod.uid):
                 is_first = not any(not hold.is_early for hold in holds)
                 is_due = is_first and age_s >= _LATE_S
@@ -119,46 +123,47 @@ class Holds:
         return False
 
     def _for_pod(self, rank: int, *, is_due: bool) -> Iterator[Hold]:
-        pod, mine = self._batch.pods[rank], set[tuple[str, str]]()
+        pod = self._batch.pods[rank]
+        group = self._batch.group[rank]
+        mine: set[tuple[str, str]] = set()
         before = self._before.get(pod.uid)
         is_kept = before is not None and self._age_s(before.since) <= _TIMEOUT_S
         earlier_gpus = before.gpus if before and is_kept else frozenset()
         for _, _, position, indices in heapq.nsmallest(
-            _MAX_CHOICES, self._choices(rank, earlier_gpus)
+            _MAX_CHOICES, self._choices(group, earlier_gpus)
         ):
             cost = sum(self._free[position, index] for index in indices)
             is_early = self._cost + cost <= self._most_cost
             if not is_early and (mine or not is_due):
                 break
             self._cost += cost
-            node = self._batch.nodes[position]
+            node = self._index.nodes[position]
             self._taken |= {(position, index) for index in indices}
             mine |= {(node.name, gpu.uuid) for gpu in node.gpus if gpu.index in indices}
-            yield Hold(rank=rank, node=node.name, indices=frozenset(indices), is_early=is_early)
+            yield Hold(rank=rank, position=position, indices=frozenset(indices), is_early=is_early)
         if not mine:
-            self._without_choice.add(self._batch.group[rank])
+            self._without_choice.add(group)
         else:
             since = before.since if before and is_kept else self._now
             self.records[pod.uid] = HoldRecord(since=since, gpus=frozenset(mine))
 
     def _choices(
-        self, rank: int, earlier_gpus: frozenset[tuple[str, str]]
+        self, group: batches.Group, earlier_gpus: frozenset[tuple[str, str]]
     ) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
         """Yield sets of GPUs of a node that can serve a pod when they are idle.
 
         The least used come first, of these the ones that the pod holds already.
         """
-        group = self._batch.group[rank]
-        profiles = self._batch.needs[group].profiles
+        profiles = group.needs.profiles
         if not profiles:
             return
         largest = min(profiles)
-        for position in self._nodes - self._batch.never(group):
-            facts = self._batch.index.facts[position]
-            uuids = {gpu.index: (facts.node.name, gpu.uuid) for gpu in facts.node.gpus}
+        for position in self._nodes - group.never:
+            node = self._index.nodes[position]
+            uuids = {gpu.index: (node.name, gpu.uuid) for gpu in node.gpus}
             ordered = sorted(
                 (state.fill, uuids[index] not in earlier_gpus, index, most)
-                for index, state in facts.gpus.states.items()
+                for index, state in self._index.states(position).items()
                 if (position, index) not in self._taken and (most := state.capacity.most(largest))
             )
             fill = new = 0

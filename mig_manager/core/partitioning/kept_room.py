@@ -5,13 +5,16 @@ long, nor waits for the idle devices of others. Pod affinity, volumes and so on 
 """
 
 import datetime as dt
+from collections.abc import Mapping
 
 from mig_manager.core.partitioning import (
     batches,
     decisions,
+    demand,
+    node_index,
     node_sets,
-    partitioned,
     past_decisions,
+    room_claims,
     waiting,
 )
 
@@ -24,21 +27,26 @@ class KeptRoom:
     """The pods of a batch that need no change."""
 
     def __init__(
-        self, batch: batches.Batch, now: dt.datetime, history: past_decisions.History
+        self,
+        index: node_index.NodeIndex,
+        batch: batches.Batch,
+        now: dt.datetime,
+        history: past_decisions.History,
     ) -> None:
+        self._index = index
         self._batch = batch
         self._now = now
         self._history = history
-        self._nodes = {node.name: node for node in batch.nodes}
+        self.claims = room_claims.RoomClaims(index)
         self.waiting: list[decisions.WaitingPod] = []
         self.room_since: dict[str, dict[str, dt.datetime]] = {}
         """By UID of a pending pod, by node."""
-        self.nominated = {
-            node.name
-            for node in batch.nodes
+        self.nominated = node_sets.of(
+            position
+            for position, node in enumerate(index.nodes)
             if node.pods.is_nominated
             and decisions.is_recent(history.nominated_at.get(node.name, now), now=now)
-        }
+        )
         """Nodes on which the scheduler preempts pods."""
         self.ignored = dict(history.ignored)
         self.unplaced = self._find_unplaced()
@@ -46,9 +54,7 @@ class KeptRoom:
 
     def keep(self) -> list[int]:
         """Claim room for the pods that have it; return the ranks of the others."""
-        rest = [rank for rank in range(len(self._batch.pods)) if not self._keep(rank)]
-        self._batch.end_claims()
-        return rest
+        return [rank for rank in range(len(self._batch.pods)) if not self._keep(rank)]
 
     def is_backed_off(self, rank: int) -> bool:
         """Return whether a pod gets no new room for now, because it did not use several rooms."""
@@ -59,50 +65,56 @@ class KeptRoom:
         return self._now - rooms.since < dt.timedelta(seconds=pause_s)
 
     def _keep(self, rank: int) -> bool:
-        pod, group = self._batch.pods[rank], self._batch.group[rank]
-        since = self._history.room_since.get(pod.uid, {})
-        nominated = self._nodes.get(pod.nominated)
-        if nominated and not self._is_unplaced(rank, nominated):
-            self.nominated.add(nominated.name)
-            self._wait(
-                rank, nominated, f"the scheduler preempts pods on node {pod.nominated} for it"
-            )
+        pod = self._batch.pods[rank]
+        group = self._batch.group[rank]
+        unplaced = self.unplaced.get(rank, node_sets.EMPTY)
+        nominated = self._index.position.get(pod.nominated)
+        if nominated is not None and nominated not in unplaced:
+            self.nominated |= node_sets.of([nominated])
+            message = f"the scheduler preempts pods on node {pod.nominated} for it"
+            self._wait(pod, nominated, message)
             return True
-        for name, when in since.items():
-            node = self._nodes.get(name)
-            if node and node.is_program_change and decisions.is_recent(when, now=self._now):
-                self._wait(rank, node, f"node {name} is being changed for it")
+        since = self._since(pod)
+        for position, when in since.items():
+            node = self._index.nodes[position]
+            if node.is_program_change and decisions.is_recent(when, now=self._now):
+                self._wait(pod, position, f"node {node.name} is being changed for it")
                 return True
-        for node in self._batch.hosts(group, since):
-            if self._is_unplaced(rank, node):
+        for position in self.claims.hosts(group, node_sets.of(since)):
+            if position in unplaced:
                 continue
-            if rank in self.unplaced and node.name not in since:
+            if unplaced and position not in since:
                 # What keeps the pod off one node may keep it off other idle devices too, each for
                 # as long as the first one is avoided.
                 break
-            self._batch.claim(group, node)
-            self._wait(rank, node, f"node {node.name} has room: the scheduler will place the pod")
+            self.claims.claim(group, position)
+            name = self._index.nodes[position].name
+            self._wait(pod, position, f"node {name} has room: the scheduler will place the pod")
             return True
         return False
 
-    def _wait(self, rank: int, node: partitioned.PartitionedNode, message: str) -> None:
+    def _since(self, pod: demand.Pending) -> Mapping[int, dt.datetime]:
+        """Return since when nodes have room for a pod."""
+        positions = self._index.position
+        since = self._history.room_since.get(pod.uid, {})
+        return {positions[name]: when for name, when in since.items() if name in positions}
+
+    def _wait(self, pod: demand.Pending, position: int, message: str) -> None:
         """Let a pod wait for the scheduler, on a node with room since now or a known time."""
-        pod, reason = self._batch.pods[rank], waiting.WaitReason.SCHEDULER
-        since = self._history.room_since.get(pod.uid, {}).get(node.name, self._now)
+        since = self._since(pod).get(position, self._now)
         if not decisions.is_recent(since, now=self._now):
             since = self._now
-        self.room_since.setdefault(pod.uid, {})[node.name] = since
+        self.room_since.setdefault(pod.uid, {})[self._index.nodes[position].name] = since
+        reason = waiting.WaitReason.SCHEDULER
         self.waiting.append(decisions.WaitingPod(pod=pod, reason=reason, message=message))
-
-    def _is_unplaced(self, rank: int, node: partitioned.PartitionedNode) -> bool:
-        return self._batch.index.position[node.name] in self.unplaced.get(rank, node_sets.EMPTY)
 
     def _find_unplaced(self) -> dict[int, node_sets.NodeSet]:
         """Return the nodes where the scheduler did not place pods; remember these."""
         unplaced: dict[int, node_sets.NodeSet] = {}
         for rank, pod in enumerate(self._batch.pods):
-            for name, since in self._history.room_since.get(pod.uid, {}).items():
-                if name not in self._nodes or self._nodes[name].is_changing:
+            for position, since in self._since(pod).items():
+                node = self._index.nodes[position]
+                if node.is_changing:
                     continue  # it has had no room that a pod could use
                 age_s = (self._now - since).total_seconds()
                 if decisions.ROOM_TIMEOUT_S < age_s <= 2 * decisions.ROOM_TIMEOUT_S:
@@ -110,7 +122,7 @@ class KeptRoom:
                     if before is None or since > before.since:
                         count = before.count + 1 if before else 1
                         self.ignored[pod.uid] = decisions.IgnoredRooms(count=count, since=since)
-                    self.room_since.setdefault(pod.uid, {})[name] = since
-                    nodes = node_sets.of([self._batch.index.position[name]])
-                    unplaced[rank] = unplaced.get(rank, node_sets.EMPTY) | nodes
+                    self.room_since.setdefault(pod.uid, {})[node.name] = since
+                    others = unplaced.get(rank, node_sets.EMPTY)
+                    unplaced[rank] = others | node_sets.of([position])
         return unplaced

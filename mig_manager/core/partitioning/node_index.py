@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager.core import model
 from mig_manager.core.node import resources
-from mig_manager.core.partitioning import exclusions, fit_search, node_room, node_sets, partitioned
+from mig_manager.core.partitioning import (
+    demand,
+    exclusions,
+    fit_search,
+    node_room,
+    node_sets,
+    partitioned,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -94,8 +101,7 @@ class NodeIndex:
         self.nodes = sorted(nodes, key=lambda node: node.name)
         self.facts = cache.facts(self.nodes)
         self.search = cache.search
-        self.names = [node.name for node in self.nodes]
-        self.position = {name: position for position, name in enumerate(self.names)}
+        self.position = {node.name: position for position, node in enumerate(self.nodes)}
         self.every = node_sets.of(range(len(self.nodes)))
         self.opted_in = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_opted_in)
         # A request that no agent has noticed keeps no pod off.
@@ -103,7 +109,13 @@ class NodeIndex:
             i for i, node in enumerate(self.nodes) if node.is_ready and not node.is_closed
         )
         self.published = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_published)
-        self.exclusions = exclusions.Exclusions(self.nodes)
+        self._exclusions = exclusions.Exclusions(self.nodes)
+        self._with_idle_room: dict[model.Devices, node_sets.NodeSet] = {}
+
+    @functools.cached_property
+    def available(self) -> node_sets.Amounts:
+        """The resources of the nodes beside their pods."""
+        return node_sets.Amounts([each.available for each in self.facts])
 
     @functools.cached_property
     def allocatable(self) -> node_sets.Amounts:
@@ -115,6 +127,33 @@ class NodeIndex:
         """The sets of nodes whose GPUs are alike when they are idle."""
         return node_sets.by_key(each.empty for each in self.facts)
 
+    def states(self, position: int) -> Mapping[int, fit_search.GpuFacts]:
+        """Return the state of a node's GPUs that a change can include, by index."""
+        return self.facts[position].gpus.states
+
     def names_of(self, nodes: node_sets.NodeSet) -> Iterator[str]:
         """Yield the names of the nodes of a set."""
-        return (self.names[position] for position in nodes)
+        return (self.nodes[position].name for position in nodes)
+
+    def excluding(self, needs: demand.Needs) -> Mapping[str, node_sets.NodeSet]:
+        """Return the sets of nodes on which a pod cannot run, by the first reason; disjoint."""
+        return self._exclusions.of(needs)
+
+    def excluded_nodes(self, needs: demand.Needs) -> node_sets.NodeSet:
+        """Return the nodes on which a pod cannot run."""
+        return node_sets.union(self.excluding(needs).values())
+
+    def with_idle_room(self, devices: model.Devices) -> node_sets.NodeSet:
+        """Return the nodes whose idle GPUs could have devices."""
+        if devices not in self._with_idle_room:
+            self._with_idle_room[devices] = node_sets.union(
+                nodes
+                for empty, nodes in self.hardware.items()
+                if node_room.NodeRoom(
+                    node_room.ChangeableGpus(self.search, dict(enumerate(empty))),
+                    schedulable={},
+                    claimed={},
+                    floor={},
+                ).add(devices)
+            )
+        return self._with_idle_room[devices]

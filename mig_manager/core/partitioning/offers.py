@@ -5,11 +5,18 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.partitioning import batches, holds, node_room, node_sets, partitioned
+from mig_manager.core.partitioning import (
+    batches,
+    cluster_room,
+    holds,
+    node_index,
+    node_room,
+    node_sets,
+)
 
 _MAX_SEARCHED = 100  # nodes in different states that are compared for one change
 
-Queue = Mapping[int, Sequence[int]]  # ranks of pods by group, ascending
+Queue = Mapping[batches.Group, Sequence[int]]  # ranks of pods, ascending
 Skipped = Mapping[int, node_sets.NodeSet]  # by rank of a pod: the nodes to skip
 
 
@@ -17,7 +24,7 @@ Skipped = Mapping[int, node_sets.NodeSet]  # by rank of a pod: the nodes to skip
 class Offer:
     """The pods for which a change of a node would make room."""
 
-    node: partitioned.PartitionedNode
+    position: int  # of the node
     pods: tuple[int, ...]  # ranks, ascending
     room: node_room.NodeRoom
 
@@ -25,7 +32,7 @@ class Offer:
     def rank(self) -> tuple[object, ...]:
         """Lower is better: the first pod, most pods, fewest idle GPUs begun, least destruction."""
         begun, destroyed = self.room.begun, self.room.destroyed
-        return self.pods[0], -len(self.pods), begun, destroyed, self.node.name
+        return self.pods[0], -len(self.pods), begun, destroyed, self.position
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +41,7 @@ class PodLimit:
 
     slices: int  # memory slices that new devices can use, and those of idle devices for pods
     idle: int  # devices that the scheduler can give to pods
-    sizes: Sequence[int]  # slices that a pod uses at least, by group
+    sizes: Mapping[batches.Group, int]  # slices that a pod uses at least
     smallest: int  # smallest of the devices of all pods
 
     def most(self, served: int, used: int) -> int:
@@ -48,16 +55,19 @@ class PodLimit:
 class Offers:
     """The offers of nodes to the pods of a batch."""
 
-    def __init__(self, batch: batches.Batch) -> None:
-        """Build it after the batch's claims."""
+    def __init__(
+        self, index: node_index.NodeIndex, batch: batches.Batch, room: cluster_room.ClusterRoom
+    ) -> None:
+        self._index = index
+        self._search = index.search
         self._batch = batch
+        self._room = room
+        self._available = room.available
         self._known: dict[object, Offer] = {}
         """By what decides an offer: the valid offers of nodes."""
-        self._closed = [
-            batch.excluded_nodes(group) | batch.lacking(group) for group in range(len(batch.needs))
-        ]
+        self._closed = {group: group.excluded | room.lacking(group) for group in batch.groups}
         """By group: the nodes that serve none of its pods, by quick comparisons."""
-        self._sizes: dict[object, tuple[dict[model.Profile, int], list[int]]] = {}
+        self._sizes: dict[object, tuple[dict[model.Profile, int], dict[batches.Group, int]]] = {}
         """By the GPUs of a node: slices of the requested profiles, and of pods by group."""
 
     def best(
@@ -74,16 +84,16 @@ class Offers:
         free slices allow as many pods as the best offer. In a large cluster, the nodes with most
         free slices are compared.
         """
-        queue, best = self._batch.queue(ranks), None
-        on_hold = node_sets.of(self._batch.index.position[hold.node] for hold in holding)
+        queue = self._batch.queue(ranks)
+        best = None
+        on_hold = node_sets.of(hold.position for hold in holding)
         for position in nodes & on_hold:
             offer = self.offer(position, queue, skipped=skipped, holding=holding)
             if offer and (best is None or offer.rank < best.rank):
                 best = offer
         for rank, group in _firsts(queue, skipped):
-            serving = self._batch.serving(
-                group, nodes - on_hold - skipped.get(rank, node_sets.EMPTY)
-            )
+            others = nodes - on_hold - skipped.get(rank, node_sets.EMPTY)
+            serving = self._room.serving(group, others)
             if serving:
                 return self._best_of(serving, rank, queue, skipped=skipped, best=best)
         return best
@@ -108,7 +118,7 @@ class Offers:
             least = len(best.pods) if best and best.pods[0] == rank else 0
             if bound.most(1, bound.sizes[group]) < least or searched >= _MAX_SEARCHED:
                 break
-            key = self._batch.likeness(position)
+            key = self._room.likeness(position)
             if any(position in nodes for nodes in skipped.values()):
                 key = position
             offer = self._known.get(key)
@@ -117,7 +127,7 @@ class Offers:
                 offer = self.offer(position, queue, skipped=skipped, bound=bound, least=least)
             if offer:
                 self._known[key] = offer
-                offer = dataclasses.replace(offer, node=self._batch.nodes[position])
+                offer = dataclasses.replace(offer, position=position)
                 best = offer if best is None else min(best, offer, key=lambda each: each.rank)
         return best
 
@@ -142,33 +152,34 @@ class Offers:
 
         None if it serves none, or fewer than ``least`` by its ``bound``.
         """
-        batch, used = self._batch, 0
         bound = bound or self.bound(position)
-        node, available = batch.nodes[position], dict(batch.available(position))
-        room, served = batch.room(node), list[int]()
-        node_holds = [hold for hold in holding if hold.node == node.name]
+        available = dict(self._available.of(position))
+        room = self._room.of(position)
+        node_holds = [hold for hold in holding if hold.position == position]
+        served: list[int] = []
+        used = 0
         full: set[int] = set()  # kinds
+        # The first ranks of groups ascend, as in a heap.
         heads = [
             (ranks[0], group, 0)
             for group, ranks in queue.items()
             if position not in self._closed[group]
         ]
-        heapq.heapify(heads)
         while heads:
             rank, group, at = heads[0]
-            others = batch.needs[group].others
+            others = group.needs.others
             if rank not in skipped or position not in skipped[rank]:
                 size = bound.sizes[group]
                 if (
-                    batch.kind[group] in full
+                    group.kind in full
                     or used + size > bound.slices
                     or any(available.get(name, 0) < count for name, count in others)
                 ):
                     heapq.heappop(heads)
                     continue
                 without = {i for hold in node_holds if rank > hold.rank for i in hold.indices}
-                if not room.add(batch.needs[group].devices, without=without):
-                    full.add(batch.kind[group])
+                if not room.add(group.needs.devices, without=without):
+                    full.add(group.kind)
                     heapq.heappop(heads)
                     continue
                 served.append(rank)
@@ -182,32 +193,33 @@ class Offers:
                 heapq.heapreplace(heads, (ranks[at + 1], group, at + 1))
             else:
                 heapq.heappop(heads)
-        return Offer(node=node, pods=tuple(served), room=room) if served else None
+        return Offer(position=position, pods=tuple(served), room=room) if served else None
 
     def bound(self, position: int) -> PodLimit:
         """Return what limits the pods that a node can serve."""
-        batch, facts = self._batch, self._batch.index.facts[position]
+        facts = self._index.facts[position]
         if facts.empty not in self._sizes:
-            sizes = batch.search.sizes(facts.empty, batch.profiles)
+            sizes = self._search.sizes(facts.empty, self._batch.profiles)
             self._sizes[facts.empty] = (
                 sizes,
-                [
-                    sum(sizes.get(profile, 0) * count for profile, count in needs.devices)
-                    for needs in batch.needs
-                ],
+                {
+                    group: sum(sizes.get(profile, 0) * n for profile, n in group.needs.devices)
+                    for group in self._batch.groups
+                },
             )
         sizes, by_group = self._sizes[facts.empty]
-        idle = {profile: n for profile, n in batch.free(position).items() if profile in sizes}
-        free = sum(state.free_slices for state in facts.gpus.states.values())
+        free = self._room.free[position]
+        idle = {profile: count for profile, count in free.items() if profile in sizes}
+        free_slices = sum(state.free_slices for state in self._index.states(position).values())
         return PodLimit(
-            slices=free + sum(sizes[profile] * count for profile, count in idle.items()),
+            slices=free_slices + sum(sizes[profile] * count for profile, count in idle.items()),
             idle=sum(idle.values()),
             sizes=by_group,
             smallest=min(sizes.values(), default=1),
         )
 
 
-def _firsts(queue: Queue, skipped: Skipped) -> Iterator[tuple[int, int]]:
+def _firsts(queue: Queue, skipped: Skipped) -> Iterator[tuple[int, batches.Group]]:
     """Yield the pods, with their groups, that can be the first served of any node; ascending."""
     firsts = []
     for group, ranks in queue.items():

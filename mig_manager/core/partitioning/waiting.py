@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 from mig_manager.core import messages, profile_name
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import batches, demand, fit_search, node_sets, partitioned
+from mig_manager.core.partitioning import (
+    batches,
+    cluster_room,
+    demand,
+    fit_search,
+    node_index,
+    node_sets,
+)
 
 
 class WaitReason(enum.Enum):
@@ -30,8 +37,9 @@ class Causes:
 
     def __init__(
         self,
-        batch: batches.Batch,
-        why_not_now: Callable[[partitioned.PartitionedNode], Cause],
+        index: node_index.NodeIndex,
+        room: cluster_room.ClusterRoom,
+        why_not_now: Callable[[int], Cause],
         *,
         is_full: bool,
         on_hold: node_sets.NodeSet,
@@ -39,21 +47,22 @@ class Causes:
         """Build it.
 
         Args:
-            batch: The pods.
+            index: The nodes.
+            room: The room of the nodes for the batch.
             why_not_now: Returns why a node cannot be changed now, empty if it can.
             is_full: Whether as many nodes as allowed are under change.
             on_hold: The nodes with GPUs on hold.
         """
-        self._batch = batch
-        self._index = batch.index
+        self._index = index
+        self._room = room
         self._why_not_now = why_not_now
         self._is_full = is_full
         self._on_hold = on_hold
-        self._known: dict[tuple[int, node_sets.NodeSet], Cause] = {}
+        self._known: dict[tuple[batches.Group, node_sets.NodeSet], Cause] = {}
 
-    def why(self, rank: int, unplaced: node_sets.NodeSet) -> Cause:
+    def why(self, group: batches.Group, unplaced: node_sets.NodeSet) -> Cause:
         """Return why a pod is not served; the scheduler did not place it on ``unplaced`` nodes."""
-        key = self._batch.group[rank], unplaced
+        key = group, unplaced
         if key not in self._known:
             self._known[key] = self._why(*key)
         return self._known[key]
@@ -61,7 +70,7 @@ class Causes:
     @functools.cached_property
     def _not_now(self) -> dict[tuple[WaitReason | None, str], node_sets.NodeSet]:
         """The sets of nodes that cannot be changed now, by cause."""
-        sets = node_sets.by_key(map(self._why_not_now, self._index.nodes))
+        sets = node_sets.by_key(map(self._why_not_now, self._index.every))
         return {cause: nodes for cause, nodes in sets.items() if cause[1]}
 
     @functools.cached_property
@@ -69,15 +78,15 @@ class Causes:
         """The sets of nodes without published GPUs, by the reason."""
         return node_sets.by_key(node.unusable for node in self._index.nodes)
 
-    def _why(self, group: int, unplaced: node_sets.NodeSet) -> Cause:
+    def _why(self, group: batches.Group, unplaced: node_sets.NodeSet) -> Cause:
         possible = [each for each in self._possible(group, unplaced) if each[1]]
         if possible:
             possible.sort(key=lambda each: (_ORDER.index(each[0]), each[1].first))
             causes = self._list_causes((text, nodes) for _, nodes, text in possible)
             return possible[0][0], f"it waits for {causes}"
-        if unknown := self._batch.needs[group].unknown:
+        if unknown := group.needs.unknown:
             return None, f"no MIG profile is called {messages.list_names(unknown)}"
-        devices = profile_name.with_counts(self._batch.needs[group].profiles)
+        devices = profile_name.with_counts(group.needs.profiles)
         needed = f"it needs a node with room for {devices}"
         impossible = [each for each in self._impossible(group) if each[1]]
         if not impossible:
@@ -98,36 +107,36 @@ class Causes:
         )
 
     def _possible(
-        self, group: int, unplaced: node_sets.NodeSet
+        self, group: batches.Group, unplaced: node_sets.NodeSet
     ) -> Iterator[tuple[WaitReason, node_sets.NodeSet, str]]:
         """Yield the nodes that could serve a group, by what they must wait for."""
-        batch, never = self._batch, self._batch.never(group)
-        avoided = (unplaced & self._index.published) - never
+        index, needs = self._index, group.needs
+        available = self._room.available
+        avoided = (unplaced & index.published) - group.never
         if unplaced:
             # The pod does not wait for the idle devices of other nodes either; see ``KeptRoom``.
-            full = batch.amounts.short(batch.needs[group].amounts)
-            avoided |= self._index.ready - full - batch.excluded_nodes(group)
+            avoided |= index.ready - available.short(needs.amounts) - group.excluded
         text = "it had room, and the scheduler did not place the pod"
         yield WaitReason.NOT_SCHEDULED, avoided, text
         # These can serve a pod without a change when other pods end, or once they are ready.
-        short = self._index.allocatable.short(batch.needs[group].amounts)
-        hosts = never - short - batch.excluded_nodes(group) - avoided
+        short = index.allocatable.short(needs.amounts)
+        hosts = group.never - short - group.excluded - avoided
         for (reason, text), nodes in self._not_now.items():
             if reason:
-                yield reason, (hosts & nodes) - self._index.ready, text
-        yield WaitReason.IN_USE, hosts & self._index.ready, "its devices are in use"
-        rest = self._index.every - never - avoided
+                yield reason, (hosts & nodes) - index.ready, text
+        yield WaitReason.IN_USE, hosts & index.ready, "its devices are in use"
+        rest = index.every - group.never - avoided
         for text, nodes in self._unpublished.items():
-            yield WaitReason.UNUSABLE, (rest & nodes) - self._index.published, text
-        rest &= self._index.published
+            yield WaitReason.UNUSABLE, (rest & nodes) - index.published, text
+        rest &= index.published
         for (reason, text), nodes in self._not_now.items():
             if reason:
                 yield reason, rest & nodes, text
                 rest -= nodes
-        for text, nodes in self._short(batch.needs[group].others, batch.amounts, rest):
+        for text, nodes in self._short(needs.others, available, rest):
             yield WaitReason.IN_USE, nodes, f"{text} is available"
             rest -= nodes
-        able = batch.with_devices(group, rest)
+        able = self._room.with_devices(group, rest)
         if self._is_full:
             yield WaitReason.LIMITED, able, "as many nodes as allowed are under change"
             rest -= able
@@ -137,11 +146,11 @@ class Causes:
             rest -= on_hold
         yield WaitReason.IN_USE, rest, "too much of its GPUs is in use"
 
-    def _impossible(self, group: int) -> Iterator[tuple[str, node_sets.NodeSet]]:
+    def _impossible(self, group: batches.Group) -> Iterator[tuple[str, node_sets.NodeSet]]:
         """Yield the opted-in nodes, by the reason why they can never serve a group."""
-        index, needs = self._index, self._batch.needs[group]
+        index, needs = self._index, group.needs
         rest = index.opted_in
-        for text, nodes in index.exclusions.of(needs).items():
+        for text, nodes in index.excluding(needs).items():
             yield text, rest & nodes
             rest -= nodes
         for text, nodes in self._short(needs.others, index.allocatable, rest):
@@ -149,7 +158,7 @@ class Causes:
             rest -= nodes
         for empty, nodes in index.hardware.items():
             if empty:
-                yield self._missing(group, empty), rest & nodes
+                yield self._missing(needs, empty), rest & nodes
                 continue
             for text, unpublished in self._unpublished.items():
                 yield text, rest & nodes & unpublished
@@ -167,9 +176,9 @@ class Causes:
             if text := demand.why_short(needs, has.of(position)):
                 yield text, each
 
-    def _missing(self, group: int, empty: Iterable[fit_search.GpuFacts]) -> str:
-        """Return why GPUs cannot have the devices of a group."""
-        for profile, count in self._batch.needs[group].profiles.items():
+    def _missing(self, needs: demand.Needs, empty: Iterable[fit_search.GpuFacts]) -> str:
+        """Return why GPUs cannot have the devices of a pod."""
+        for profile, count in needs.profiles.items():
             most = sum(state.capacity.most(profile) for state in empty)
             if not most:
                 return f"its GPUs have no profile {profile}"

@@ -13,10 +13,12 @@ from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import (
     batches,
+    cluster_room,
     demand,
     node_index,
     offers,
     past_decisions,
+    room_claims,
     waiting,
 )
 from tests import api_objects
@@ -646,11 +648,13 @@ def test_a_storm_of_pods_is_decided_with_few_questions(are_alike: bool) -> None:
         for n in range(500)
     ]
     known, pending = partitions.seen(nodes, pods)
-    storm = batches.Batch(node_index.NodeIndex(known), pending, {})
-    assert len(storm.needs) == (5 if are_alike else 500)
-    found = offers.Offers(storm)
+    index = node_index.NodeIndex(known)
+    storm = batches.Batch(index, pending)
+    assert len(storm.groups) == (5 if are_alike else 500)
+    room = cluster_room.ClusterRoom(index, storm, {}, room_claims.RoomClaims(index))
+    found = offers.Offers(index, storm, room)
     for position in range(100):
         offer = found.offer(position, storm.queue(range(500)), skipped={})
         assert offer is not None
         assert len(offer.pods) == 19
-    assert storm.search.count < 60
+    assert index.search.count < 60

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mig_manager.core.node import selectors
 from mig_manager.core.partitioning import (
     batches,
+    cluster_room,
     decider,
     decisions,
     demand,
@@ -18,6 +19,7 @@ from mig_manager.core.partitioning import (
     node_sets,
     offers,
     past_decisions,
+    room_claims,
 )
 from tests.kit import partitions
 from tests.unit.partitioning import drawn_clusters
@@ -44,36 +46,43 @@ _TAINTS = tuple(
 )
 
 
-def claimed(found: Cluster) -> tuple[batches.Batch, list[int]]:
-    """Claim room for the pods that have it; return the other pods."""
-    nodes, pending = partitions.seen(found.nodes, found.pods)
-    batch = batches.Batch(node_index.NodeIndex(nodes), pending, found.limits["reserved"])
-    rest = []
-    for rank, group in enumerate(batch.group):
-        node = next(batch.hosts(group, ()), None)
-        if node is None:
-            rest.append(rank)
-        else:
-            assert batch.has_room(group, node)
-            batch.claim(group, node)
-    batch.end_claims()
-    return batch, rest
+class Claimed:
+    """A cluster after the pods that have room claimed it."""
 
+    def __init__(self, found: Cluster) -> None:
+        nodes, pending = partitions.seen(found.nodes, found.pods)
+        self.index = node_index.NodeIndex(nodes)
+        self.batch = batches.Batch(self.index, pending)
+        self.claims = room_claims.RoomClaims(self.index)
+        self.rest: list[int] = []
+        for rank, group in enumerate(self.batch.group):
+            position = next(self.claims.hosts(group, node_sets.EMPTY), None)
+            if position is None:
+                self.rest.append(rank)
+            else:
+                assert self.claims.has_room(group, position)
+                self.claims.claim(group, position)
+        reserved = found.limits["reserved"]
+        self.room = cluster_room.ClusterRoom(self.index, self.batch, reserved, self.claims)
 
-def single(batch: batches.Batch, ranks: list[int]) -> Iterator[offers.Offer]:
-    """Search every node."""
-    found = offers.Offers(batch)
-    for position in range(len(batch.nodes)):
-        offer = found.offer(position, batch.queue(ranks), skipped={})
-        if offer:
-            yield offer
+    @property
+    def search(self) -> offers.Offers:
+        return offers.Offers(self.index, self.batch, self.room)
+
+    def single(self, ranks: list[int]) -> Iterator[offers.Offer]:
+        """Search every node."""
+        found = self.search
+        for position in self.index.every:
+            offer = found.offer(position, self.batch.queue(ranks), skipped={})
+            if offer:
+                yield offer
 
 
 @hypothesis.given(drawn_clusters.clusters())
 def test_best_offer_is_the_least_of_the_offers_of_all_nodes(found: Cluster) -> None:
-    batch, ranks = claimed(found)
-    expected = min(single(batch, ranks), key=lambda offer: offer.rank, default=None)
-    best = offers.Offers(batch).best(batch.index.every, ranks, skipped={})
+    seen = Claimed(found)
+    expected = min(seen.single(seen.rest), key=lambda offer: offer.rank, default=None)
+    best = seen.search.best(seen.index.every, seen.rest, skipped={})
     assert (best and best.rank) == (expected and expected.rank)
 
 
@@ -81,12 +90,12 @@ def test_best_offer_is_the_least_of_the_offers_of_all_nodes(found: Cluster) -> N
 def test_nodes_that_serve_a_pod_are_those_with_an_offer_to_it(
     found: Cluster,
 ) -> None:
-    batch, ranks = claimed(found)
-    for rank in ranks:
-        assert not next(batch.hosts(batch.group[rank], ()), None)
-        serving = batch.serving(batch.group[rank], batch.index.every)
-        expected = {offer.node.name for offer in single(batch, [rank])}
-        assert {*batch.index.names_of(serving)} == expected
+    seen = Claimed(found)
+    for rank in seen.rest:
+        group = seen.batch.group[rank]
+        assert not [*seen.claims.hosts(group, node_sets.EMPTY)]
+        serving = seen.room.serving(group, seen.index.every)
+        assert [*serving] == [offer.position for offer in seen.single([rank])]
 
 
 @hypothesis.given(

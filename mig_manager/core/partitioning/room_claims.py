@@ -1,0 +1,58 @@
+"""The room that nodes have for pods as they are, and the claims of pods to it."""
+
+import collections
+import itertools
+from collections.abc import Iterator, Mapping
+
+from mig_manager.core import model
+from mig_manager.core.partitioning import batches, node_index, node_sets
+
+
+class RoomClaims:
+    """What pods claim of nodes, and what the claims leave."""
+
+    def __init__(self, index: node_index.NodeIndex) -> None:
+        self._index = index
+        self.available: list[Mapping[str, int]] = [each.available for each in index.facts]
+        """By node: the resources beside its pods and claims."""
+        self.devices: dict[int, collections.Counter[model.Profile]] = {}
+        """The claimed devices of the nodes that have a claim."""
+        self._positive: dict[str, node_sets.NodeSet] = {}
+        """By resource that a pod claims: the nodes that have any left."""
+        self._hosts: dict[batches.Group, node_sets.NodeSet] = {}
+        """The nodes with room for pods of a group, and some without that had room before."""
+
+    def has_room(self, group: batches.Group, position: int) -> bool:
+        """Return whether the scheduler can place a pod of a group on a node as it is."""
+        if position not in self._index.ready or position in group.excluded:
+            return False
+        available = self.available[position]
+        return all(available.get(name, 0) >= count for name, count in group.needs.amounts)
+
+    def hosts(self, group: batches.Group, preferred: node_sets.NodeSet) -> Iterator[int]:
+        """Yield the nodes with room for a pod: preferred ones, then those not opted in."""
+        index = self._index
+        amounts = group.needs.amounts
+        hosts = self._hosts.get(group)
+        if hosts is None:
+            hosts = index.ready - group.excluded - index.available.short(amounts)
+        for name, _ in amounts:
+            # Claims only take away room.
+            hosts &= self._positive.get(name, index.every)
+        self._hosts[group] = hosts
+        for part in (hosts & preferred, hosts - preferred):
+            for position in itertools.chain(part - index.opted_in, part & index.opted_in):
+                if self.has_room(group, position):
+                    yield position
+                else:
+                    self._hosts[group] -= node_sets.of([position])
+
+    def claim(self, group: batches.Group, position: int) -> None:
+        """Reserve a node's room for a pod."""
+        available = self.available[position] = dict(self.available[position])
+        for name, count in group.needs.amounts:
+            available[name] -= count
+            if not available[name]:
+                others = self._positive.get(name, self._index.every)
+                self._positive[name] = others - node_sets.of([position])
+        self.devices.setdefault(position, collections.Counter()).update(group.needs.profiles)
