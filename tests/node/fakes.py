@@ -265,7 +265,16 @@ class NodeRig:
             waiting=self.plugin.waiting,
         )
         if not self.plugin.is_broken:
-            self.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(self.gpus)[0]}
+            self.register_devices()
+
+    @property
+    def plugin_devices(self) -> dict[str, frozenset[str]]:
+        """The devices that a plugin finds on the GPUs, by resource."""
+        return {"nvidia.com/gpu": device_ids.expected_ids(self.gpus)[0]}
+
+    def register_devices(self) -> None:
+        """Have the plugin register the devices that it finds now."""
+        self.schedulable = self.plugin_devices
 
     @property
     def drivers(self) -> list[pod_object.Pod]:
@@ -381,6 +390,10 @@ class NodeRig:
             dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
             for gpu in self.gpus
         )
+        self.lose_pods()
+
+    def lose_pods(self) -> None:
+        """Lose all pods, as in a reboot; kubelet starts the daemons again."""
         self.schedulable = {}
         self.pods.clear()
         self.kubelet.devices_by_pod.clear()

@@ -127,9 +127,9 @@ class SimulatedRig(fakes.NodeRig):
         for uid in self.client_of.keys() - self.pods.keys():
             self.state.remove_client(self.client_of.pop(uid))
 
-    def start_plugin(self) -> None:
-        super().start_plugin()
-        schedulable: dict[str, set[str]] = collections.defaultdict(set)
+    @property
+    def plugin_devices(self) -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = collections.defaultdict(set)
         for uuid, resource in devices(self.state).items():
-            schedulable[resource].add(uuid)
-        self.schedulable = {resource: frozenset(ids) for resource, ids in schedulable.items()}
+            found[resource].add(uuid)
+        return {resource: frozenset(ids) for resource, ids in found.items()}

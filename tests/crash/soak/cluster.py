@@ -62,12 +62,9 @@ class SoakCluster(simulated_rig.SimulatedRig):
     def reboot(self) -> None:
         """Lose all pods and all instances; kubelet starts the daemons again."""
         self.state.reboot()
-        self.pods.clear()
-        self.kubelet.devices_by_pod.clear()
         self.client_of.clear()
         self.other_clients.clear()
-        self.schedulable = {}
-        self.live()
+        self.lose_pods()
 
     # -- what happens to GPUs -----------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import (
     clients,
-    device_ids,
     pod_object,
     strategies,
     well_known,
@@ -150,13 +149,9 @@ def node_between_plugins() -> fakes.NodeRig:
     return rig
 
 
-def restart_plugin_service(rig: fakes.NodeRig) -> None:
-    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
-
-
 def test_a_plugin_that_is_no_pod_may_restart_during_the_wait() -> None:
     rig = node_with_plugin_service()
-    rig.clock.on_wait.append(lambda: restart_plugin_service(rig))
+    rig.clock.on_wait.append(rig.register_devices)
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
@@ -164,7 +159,7 @@ def test_a_plugin_that_is_no_pod_may_restart_during_the_wait() -> None:
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
-        pytest.param(restart_plugin_service, Reason.ALREADY_APPLIED, id="restarts"),
+        pytest.param(fakes.NodeRig.register_devices, Reason.ALREADY_APPLIED, id="restarts"),
         pytest.param(lambda _rig: None, Reason.NOT_ALLOCATABLE, id="stays"),
     ],
 )
@@ -231,7 +226,7 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(
         rig.clock.on_wait = [start]
 
     ends.assert_ends(rig, Reason.APPLIED)
-    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    assert rig.schedulable == rig.plugin_devices
 
 
 def test_a_plugin_that_its_daemonset_starts_no_more_ends_the_wait() -> None:

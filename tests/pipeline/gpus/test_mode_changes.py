@@ -122,10 +122,7 @@ class ModeNode:
     def restart(self) -> None:
         """Reboot: kubelet starts the daemons again, and no other pod."""
         self.state.reboot()
-        self.cluster.pods.clear()
-        self.cluster.kubelet.devices_by_pod.clear()
-        self.cluster.schedulable = {}
-        self.cluster.live()
+        self.cluster.lose_pods()
 
     def gpus(self) -> tuple[model.Gpu, ...]:
         return self._gpus.observe()

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent.pods import advertising
 from mig_manager.core import model, steps
-from mig_manager.core.node import device_ids, well_known
+from mig_manager.core.node import well_known
 from tests.node import agents, ends, fakes, nodes, strikes
 from tests.node.nodes import DCGM, EXPORTER, GFD, monitored_node
 from tests.pipeline.swept_changes import CHANGES, SWEPT
@@ -59,7 +59,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
         assert f"label {well_known.PLUGIN_DEPLOY_LABEL}=paused" in outcome.message
 
     assert outcome.state is model.State.SUCCESS
-    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    assert rig.schedulable == rig.plugin_devices
     rig.clock.wait(1000)
     agent.check_drift("one-slice-changed", outcome)
     assert {rig.labels[key] for key in upgraded} == {"true"}

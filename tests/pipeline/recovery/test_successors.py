@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
-from mig_manager.core.node import device_ids, well_known
+from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
@@ -76,7 +76,7 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
 
 def run_again(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
     assert agents.run(rig, by=agent, attempt=2).state is model.State.SUCCESS
-    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    assert rig.schedulable == rig.plugin_devices
 
 
 Act = Callable[[fakes.NodeRig, agents.AgentInMemory], object]
@@ -269,7 +269,7 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated
         outcome = agents.resume(rig, requested)
 
         assert outcome.state is model.State.SUCCESS, number
-        assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+        assert rig.schedulable == rig.plugin_devices
         ends.assert_restored(rig)
     assert unfinished > 0
 

@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import model, steps
-from mig_manager.core.node import device_ids, well_known
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from tests import layout_table
 from tests.node import agents, fakes, gpu_values, nodes
@@ -297,7 +297,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
             agent.check_without_request()
 
     rig.gpus = gpu_values.without_instances(rig.gpus, 1)
-    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    rig.register_devices()
     rig.remove_pod(rig.uid_of("spared"))
     check()
     before = patches(rig)

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
-from mig_manager.core.node import device_ids, well_known
+from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, gpu_values, nodes
 from tests.pipeline.drifts import LAYOUT, NO_DRIVER, TWO_GPUS, tamper
@@ -129,18 +129,16 @@ def add_pod(rig: fakes.NodeRig) -> None:
     rig.add_pod("training", devices=frozenset({rig.gpus[0].uuid}))
 
 
-def restart_plugin(rig: fakes.NodeRig) -> None:
-    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
-
-
 @pytest.mark.parametrize(
     ("mode", "use"),
     [
         pytest.param(model.MigMode.ENABLED, lambda _rig: None, id="idle"),
-        pytest.param(model.MigMode.ENABLED, restart_plugin, id="plugin"),
+        pytest.param(model.MigMode.ENABLED, fakes.NodeRig.register_devices, id="plugin"),
         pytest.param(model.MigMode.ENABLED, add_pod, id="pod"),
         pytest.param(model.MigMode.DISABLED, lambda _rig: None, id="mode off, idle"),
-        pytest.param(model.MigMode.DISABLED, restart_plugin, id="mode off, plugin"),
+        pytest.param(
+            model.MigMode.DISABLED, fakes.NodeRig.register_devices, id="mode off, plugin"
+        ),
     ],
 )
 def test_a_layout_that_a_reload_of_the_driver_took_is_restored(

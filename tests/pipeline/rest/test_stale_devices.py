@@ -45,7 +45,7 @@ class UnservedNode:
 
     def assert_offers_what_exists(self) -> None:
         self.rig.clock.wait(1)
-        present = {"nvidia.com/gpu": device_ids.expected_ids(self.rig.gpus)[0]}
+        present = self.rig.plugin_devices
         assert self.rig.schedulable == present
 
 
@@ -180,7 +180,7 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     rig.clock.wait(1)
 
-    present = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    present = rig.plugin_devices
     assert (rig.schedulable == present) is not is_foreign
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     plugins, lists = set(rig.pods), rig.log.count("workloads.list")
@@ -200,7 +200,7 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
         rig.refusing.clear()
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
         rig.clock.wait(1)
-        assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+        assert rig.schedulable == rig.plugin_devices
     assert rig.events == [Reason.DRIFTED.value]
 
 
@@ -208,7 +208,7 @@ def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     served = rig.schedulable
     before = tamper(rig)
-    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    rig.register_devices()
     agent.check_drift(LAYOUT, outcome)
 
     rig.gpus = before
@@ -234,7 +234,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
         rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False
     )
 
-    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    assert rig.schedulable == rig.plugin_devices
     assert agent.check_drift("first", rested) is drift.Action.REST
 
     agent.rest()
@@ -259,7 +259,7 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
         )
 
         assert rig.schedulable != served
-        assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+        assert rig.schedulable == rig.plugin_devices
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
 
