@@ -20,6 +20,7 @@ from hypothesis.internal.conjecture import providers
 from tests import programs
 
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
+_Entry = Mapping[str, object]  # a row of a matrix, as tests have counted it
 
 # Tests start hundreds of Python processes; without this each compiles all that it imports.
 sys.dont_write_bytecode = False
@@ -187,17 +188,20 @@ def pytest_terminal_summary(
     folder: pathlib.Path | None = config.getoption("results")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, entries in counted.items():
-            _write(folder / f"{name.replace(' ', '-')}.json", entries)
-        _stamp(folder / "runs.json", counted)
+        whole = [
+            name
+            for name, entries in counted.items()
+            if _write(folder / f"{name.replace(' ', '-')}.json", entries)
+        ]
+        _stamp(folder / "runs.json", whole)
 
 
 def _properties_by_name(
     terminalreporter: pytest.TerminalReporter,
-) -> Mapping[str, Sequence[object]]:
+) -> Mapping[str, Sequence[_Entry]]:
     """Return the properties of all tests by name."""
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
-    counted: dict[str, list[object]] = collections.defaultdict(list)
+    counted: dict[str, list[_Entry]] = collections.defaultdict(list)
     for report in reports:
         if report.when == "call":
             for name, value in report.user_properties:
@@ -205,14 +209,29 @@ def _properties_by_name(
     return counted
 
 
-def _write(path: pathlib.Path, entries: Sequence[object]) -> None:
-    """Write the results of one matrix, an entry a line, so that two runs are easy to compare."""
-    lines = sorted(json.dumps(entry) for entry in entries)
+def _write(path: pathlib.Path, entries: Sequence[_Entry]) -> bool:
+    """Write the results of one matrix, an entry a line, so that two runs are easy to compare.
+
+    Rows that did not run stay: a part of a matrix may be chosen, or the run interrupted.
+
+    Returns:
+        Whether all rows have run.
+    """
+    before: list[_Entry] = json.loads(path.read_text("utf-8")) if path.exists() else []
+    keys = [_key(entry) for entry in entries]
+    kept = [entry for entry in before if _key(entry) not in keys]
+    lines = sorted(json.dumps(entry) for entry in (*kept, *entries))
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    return not kept
+
+
+def _key(entry: _Entry) -> _Entry:
+    """Return the values that identify a row: the others are counts."""
+    return {name: value for name, value in entry.items() if isinstance(value, str)}
 
 
 def _stamp(path: pathlib.Path, names: Iterable[str]) -> None:
-    """Note the commit and the day of the run for each of its matrices."""
+    """Note the commit and the day of the run for each matrix with a run of all rows."""
     commit = programs.output(
         "git", "describe", "--always", "--dirty", "--exclude=*", cwd=pathlib.Path(__file__).parent
     )

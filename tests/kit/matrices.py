@@ -89,7 +89,12 @@ def least(matrix: str, *, of: str = "tried", **key: str) -> float:
     """Return how many cases, or others of its numbers, a row must still have.
 
     Raises:
-        KeyError: They were never counted.
+        AssertionError: They were never counted.
     """
     numbers = {tuple(each[name] for name in key): int(each[of]) for each in published_rows(matrix)}
-    return _KEPT * numbers[tuple(key.values())]
+    number = numbers.get(tuple(key.values()))
+    assert number is not None, (
+        f"{matrix} has no row {', '.join('='.join(each) for each in key.items())} yet: run its "
+        "whole test with --results=docs/results, which writes the row, and then once more"
+    )
+    return _KEPT * number
