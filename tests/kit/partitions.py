@@ -209,7 +209,7 @@ def why(decision: decisions.PartitioningDecision) -> tuple[waiting.WaitReason, s
     return pod.reason, pod.message
 
 
-def wanted(
+def requested(
     change: decisions.NodeChange, every: Sequence[model.Gpu]
 ) -> dict[str, model.DesiredGpu]:
     """Return what the text of a change asks of each GPU."""
@@ -222,7 +222,7 @@ def after(
     change: decisions.NodeChange, every: Sequence[model.Gpu]
 ) -> tuple[tuple[model.Gpu, ...], frozenset[tuple[str, model.Placement]]]:
     """Return the GPUs after a change, and the instances that it destroys, by UUID."""
-    plan = planner.plan(every, wanted(change, every))
+    plan = planner.plan(every, requested(change, every))
     own = {each.gpu_uuid: each.steps for each in plan.gpus}
     now = tuple(driver_rules.run(gpu, own.get(gpu.uuid, ())) for gpu in every)
     kept = {(gpu.uuid, gi.placement) for gpu in now for gi in gpu.gpu_instances}

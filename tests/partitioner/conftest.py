@@ -11,8 +11,8 @@ from tests.partitioner import rig as rigs
 
 @pytest.fixture
 def rig() -> Iterator[rigs.PartitionerRig]:
-    with rigs.serving() as rig:
-        yield rig
+    with rigs.serving() as serving_rig:
+        yield serving_rig
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ def test_pending_pod_gets_room_by_one_patch(rig: PartitionerRig) -> None:
         }
     }
     (layout,) = config.parse(text, source="annotation").layouts.values()
-    (wanted,) = layouts.select(layout, rig.gpus["n1"]).values()
-    assert sum(wanted.counts.values()) >= 2
+    (desired,) = layouts.select(layout, rig.gpus["n1"]).values()
+    assert sum(desired.counts.values()) >= 2
     (event,) = rig.events()
     assert event["reason"] == "RepartitioningRequested"
     assert event["involvedObject"]["name"] == "n1"

@@ -35,7 +35,7 @@ def test_instances_in_use_are_pinned_and_idle_ones_kept_if_possible() -> None:
     use = partitions.used(every, ["2g.10gb@0*", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
     change = only(decided([partitions.item("a", every, use)], [pod("p", "2g.10gb")]))
     assert text(change.destroyed) == "1x 3g.20gb"
-    assert partitions.wanted(change, every) == {
+    assert partitions.requested(change, every) == {
         every[0].uuid: samples.want({"2g.10gb@0": 1, "2g.10gb": 1, "1g.5gb": 2})
     }
 
@@ -58,10 +58,10 @@ def agent_not_ready(where: str) -> dict[str, Any]:
     return item
 
 
-def taints_of(*whys: str) -> list[dict[str, str]]:
+def taints_of(*reasons: str) -> list[dict[str, str]]:
     return [
-        {"key": f"node.kubernetes.io/{why}", "effect": effect}
-        for why in whys
+        {"key": f"node.kubernetes.io/{reason}", "effect": effect}
+        for reason in reasons
         for effect in ("NoSchedule", "NoExecute")
     ]
 
@@ -81,9 +81,9 @@ OTHERS = "it is being changed for other pods"
 ROOM = "has room: the scheduler will place the pod"
 
 
-def unmet(pod: str, needs: str, why: str) -> str:
-    nowhere = f"no opted-in node has that even if idle: {why}"
-    return f"{pod} unmet: it needs a node with room for {needs}, and {nowhere}"
+def unmet(name: str, needs: str, reason: str) -> str:
+    nowhere = f"no opted-in node has that even if idle: {reason}"
+    return f"{name} unmet: it needs a node with room for {needs}, and {nowhere}"
 
 
 CORDONED = "b (the node is cordoned)"
@@ -106,8 +106,8 @@ ON_A = f"large CHANGING: it waits for a ({OTHERS}); b ({IN_USE})"
 def took(seconds: float) -> list[dict[str, Any]]:
     """Return a node whose last change took some time."""
     began = NOW - dt.timedelta(seconds=seconds)
-    text = api_objects.a_status(startedAt=began.isoformat(), finishedAt=NOW.isoformat())
-    return [node("a", EMPTY, annotations=api_objects.annotations_of_agent(status_text=text))]
+    status = api_objects.a_status(startedAt=began.isoformat(), finishedAt=NOW.isoformat())
+    return [node("a", EMPTY, annotations=api_objects.annotations_of_agent(status_text=status))]
 
 
 DECISIONS: dict[
@@ -578,7 +578,7 @@ def test_a_gpu_of_unknown_use_or_without_mig_is_not_named() -> None:
     every = partitions.gpus("a", EMPTY, EMPTY)
     use: dict[str, list[model.Placement]] = {every[1].uuid: []}
     change = only(decided([partitions.item("a", every, use)], [pod("p", "1g.5gb")]))
-    assert list(partitions.wanted(change, every)) == [every[1].uuid]
+    assert list(partitions.requested(change, every)) == [every[1].uuid]
     # Spans that the GPU lacks are of another moment.
     stale = {every[0].uuid: [model.Placement(0, 4)], every[1].uuid: [model.Placement(0, 1)]}
     decision = decided([partitions.item("a", every, stale)], [pod("p", "1g.5gb")])
@@ -596,8 +596,8 @@ def test_gpu_with_a_fault_gets_no_new_instance_and_stays_as_it_is(
     change = only(decided([one], [pod("p", "1g.5gb")]))
 
     assert change.why == "room for 1 pod on GPU 1"
-    assert partitions.wanted(change, every)[fault.uuid] == samples.want(
-        {text.rstrip("*"): 1 for text in instances}
+    assert partitions.requested(change, every)[fault.uuid] == samples.want(
+        {instance.rstrip("*"): 1 for instance in instances}
     )
     alone = partitions.item("a", model.ObservedGpus([fault]), use)
     assert why(decided([alone], [pod("p", "1g.5gb")])) == (
@@ -620,7 +620,7 @@ def test_change_names_the_unchanged_gpus_too() -> None:
     every = partitions.gpus("a", *instances)
     change = only(decided([node("a", *instances)], [pod("p", "7g.40gb")]))
 
-    assert partitions.wanted(change, every) == {
+    assert partitions.requested(change, every) == {
         every[0].uuid: samples.want({"3g.20gb@4": 1, "1g.5gb": 1}),
         every[1].uuid: samples.want({"7g.40gb": 1}),
         every[2].uuid: samples.want({"2g.10gb": 1}),
@@ -636,7 +636,7 @@ def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:
     assert not document.warnings
     assert layouts.render(document.layouts.values()) == json.loads(change.layout)
     assert len(document.layouts["on-demand"].rules) == 1
-    assert set(partitions.wanted(change, every)) == {gpu.uuid for gpu in every}
+    assert set(partitions.requested(change, every)) == {gpu.uuid for gpu in every}
 
 
 @pytest.mark.parametrize("are_alike", [True, False])

@@ -41,8 +41,8 @@ def requested_of_a_silent_agent() -> api_objects.Object:
     return {**item, "metadata": {**item["metadata"], "managedFields": [request]}}
 
 
-def limited(agent: str) -> str:
-    return f"p0 LIMITED: it waits for b ({FULL}); a (its agent {agent})"
+def limited(cause: str) -> str:
+    return f"p0 LIMITED: it waits for b ({FULL}); a (its agent {cause})"
 
 
 EVERY = [node(name, EMPTY) for name in "abc"]

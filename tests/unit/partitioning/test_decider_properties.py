@@ -45,7 +45,7 @@ def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(
 ) -> None:
     for change in decided(found, is_expected=is_expected).changes:
         every = found.gpus[change.node]
-        assert partitions.wanted(change, every).keys() <= found.in_use[change.node].keys()
+        assert partitions.requested(change, every).keys() <= found.in_use[change.node].keys()
         _, gone = partitions.after(change, every)
         assert not gone & found.spans(change.node)
 

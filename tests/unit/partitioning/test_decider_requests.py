@@ -195,7 +195,7 @@ def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
     assert only(decided([failed], [], now=LATER)) == withdrawal
 
     every = partitions.gpus("a", EMPTY)
-    assert partitions.wanted(withdrawal, every) == {every[0].uuid: samples.want({})}
+    assert partitions.requested(withdrawal, every) == {every[0].uuid: samples.want({})}
     assert (withdrawal.created, withdrawal.destroyed, withdrawal.pods) == ({}, {}, ())
     assert withdrawal.why == "no pod needs the request that its agent failed"
 
@@ -226,7 +226,9 @@ def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
 @pytest.mark.slow
 def test_pod_that_never_uses_its_room_costs_fewer_and_fewer_changes() -> None:
     nodes = {f"n{n}": node(f"n{n}", EMPTY) for n in range(20)}
-    pods, history, changed_at = [pod("phantom", "7g.40gb")], past_decisions.History(), []
+    pods = [pod("phantom", "7g.40gb")]
+    history = past_decisions.History()
+    changed_at: list[int] = []
     for minute in range(121):
         now = NOW + dt.timedelta(minutes=minute)
         decision = decided(nodes.values(), pods, history=history, now=now)
@@ -251,7 +253,7 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     assert not decided(nodes, [], **later).changes
     assert not decided(nodes, [], **later, merge_back_after_s=500).changes
     change = only(decided(nodes, [], **later, merge_back_after_s=300))
-    assert partitions.wanted(change, every) == {
+    assert partitions.requested(change, every) == {
         every[0].uuid: samples.want({"1g.5gb@0": 1, "3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}),
         every[1].uuid: samples.want({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}),
     }
