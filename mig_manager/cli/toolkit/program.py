@@ -30,8 +30,11 @@ _TOPIC = options.Option(
     is_operand=True,
     has_variable=False,
 )
-_FIRST_GROUPS = (options.OPTIONS, "evictions", "layouts", "the change", "GPUs")
-"""The first headings in help; the output's heading comes last."""
+_FIRST_GROUPS = (
+    *(options.OPTIONS, "evictions", "layouts", "the change"),
+    *("drift and faults", "many nodes", "metrics and log", "host", "GPUs"),
+)
+"""The first headings in help, with what people set first; the output's heading comes last."""
 
 _OTHER_VARIABLES = frozenset({"MIG_MANAGER_CALLED"})
 _OF_A_SERVICE = re.compile(
