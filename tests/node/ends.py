@@ -47,19 +47,27 @@ def assert_ends(
     return outcome
 
 
-def assert_superseded(
+def supersede(
     rig: fakes.NodeRig,
     layout: str = agents.LAYOUT,
     *,
+    by: agents.AgentInMemory | None = None,
     when: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> None:
-    """Apply a layout until its request ends; check that the node is restored."""
+    """Apply a layout until its request ends, at a check or when a condition holds."""
     request = fakes.FakeRequest(rig.clock, **options)
     request.ends_when = when
     with pytest.raises(errors.Superseded):
-        agents.run(rig, layout, request=request)
-    assert_restored(rig, is_stopped=not options.get("is_replaced"))
+        agents.run(rig, layout, by=by, request=request)
+
+
+def assert_superseded(
+    rig: fakes.NodeRig, layout: str = agents.LAYOUT, *, is_replaced: bool = False, **options: Any
+) -> None:
+    """Apply a layout until its request ends; check that the node is restored."""
+    supersede(rig, layout, is_replaced=is_replaced, **options)
+    assert_restored(rig, is_stopped=not is_replaced)
 
 
 def assert_restored(

@@ -111,9 +111,11 @@ def add_hooks(rig: fakes.NodeRig) -> fakes.NodeRig:
     return rig
 
 
-def add_pod_on_foreign_instances(rig: fakes.NodeRig) -> None:
-    """Create instances outside the layout, and a pod that uses one."""
-    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
+def add_pod_on_foreign_instances(
+    rig: fakes.NodeRig, profile: str = "1g.5gb", count: int = 7
+) -> None:
+    """Create instances outside the layout, and a pod that uses them."""
+    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse(profile): count})
     rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
     rig.add_pod("foreign", devices=frozenset(rig.gpus[0].mig_uuids))
 

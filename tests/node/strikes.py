@@ -126,6 +126,22 @@ def kills(
         yield (index, *kill_at_call(make, index, act))
 
 
+NodeAndAgent = tuple[fakes.NodeRig, agents.AgentInMemory]
+
+
+def supersede_at_checks(
+    make: Callable[[], NodeAndAgent], layout: str = agents.LAYOUT, *, is_replaced: bool = False
+) -> Iterator[NodeAndAgent]:
+    """Yield node and agent of a run whose request ends at a check, for each of its checks."""
+    for number in itertools.count(1):
+        rig, agent = make()
+        request = fakes.FakeRequest(rig.clock, ends_at=number, is_replaced=is_replaced)
+        with contextlib.suppress(errors.Superseded):
+            agents.run(rig, layout, by=agent, request=request)
+            return
+        yield rig, agent
+
+
 def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception | None]:
     """Return a driver that refuses the first steps of a kind."""
     remaining = [times]

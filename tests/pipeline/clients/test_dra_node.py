@@ -1,11 +1,9 @@
 """A node whose devices NVIDIA's DRA driver advertises, in ResourceSlices."""
 
 import dataclasses
-import itertools
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import claims, device_ids, policies, well_known
 from mig_manager.errors import Reason
@@ -209,27 +207,23 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: 
 def test_next_run_waits_for_the_driver_that_the_last_one_ended(
     requested: str, *, gated: bool, is_stopped: bool
 ) -> None:
-    for number in itertools.count(1):
+    def begin() -> strikes.NodeAndAgent:
         rig = nodes.dra_node(gated=gated)
-        agent = agents.reconciler(rig)
-        request = fakes.FakeRequest(rig.clock, ends_at=number, is_replaced=not is_stopped)
-        try:
-            agents.run(rig, "all-balanced", by=agent, request=request)
-        except errors.Superseded:
-            pass
-        else:
-            break
+        return rig, agents.reconciler(rig)
+
+    ended = [*strikes.supersede_at_checks(begin, "all-balanced", is_replaced=not is_stopped)]
+    for rig, agent in ended:
         rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
 
         outcome = (
             agents.resume(rig, requested) if is_stopped else agents.run(rig, requested, by=agent)
         )
 
-        assert outcome.state is model.State.SUCCESS, number
-        assert rig.driver_runs, number
+        assert outcome.state is model.State.SUCCESS
+        assert rig.driver_runs
         assert published_uuids(rig) == device_ids.expected_ids(rig.gpus)[0]
         ends.assert_restored(rig)
-    assert number > 5
+    assert len(ended) > 4
 
 
 def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> None:

@@ -2,11 +2,9 @@
 
 import dataclasses
 import functools
-import itertools
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import claims, pod_object, well_known
 from mig_manager.core.records import journals
@@ -223,19 +221,16 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, gated: bool) 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stopped: bool) -> None:
-    for number in itertools.count(1):
+    def begin() -> strikes.NodeAndAgent:
         rig = nodes.dra_node()
         strikes.kill_at(rig, 1, "all-disabled")
         rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
         agent = agents.reconciler(rig)
         agent.recover("all-disabled")
-        request = fakes.FakeRequest(rig.clock, ends_at=number, is_replaced=not is_stopped)
-        try:
-            agents.run(rig, "all-disabled", by=agent, request=request)
-        except errors.Superseded:
-            pass
-        else:
-            break
+        return rig, agent
+
+    ended = [*strikes.supersede_at_checks(begin, "all-disabled", is_replaced=not is_stopped)]
+    for rig, agent in ended:
         ends.assert_restored(rig, is_stopped=is_stopped)
 
         outcome = (
@@ -244,6 +239,6 @@ def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stop
             else agents.run(rig, "all-disabled", by=agent)
         )
 
-        assert outcome.state is model.State.SUCCESS, number
+        assert outcome.state is model.State.SUCCESS
         ends.assert_restored(rig)
-    assert number > 5
+    assert len(ended) > 4

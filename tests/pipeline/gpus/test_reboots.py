@@ -39,10 +39,7 @@ def go_down(
 ) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
     agent, before = by or agents.reconciler(rig), rig.host.reboots
-    patient = fakes.FakeRequest(rig.clock)
-    patient.ends_when = lambda: rig.host.reboots > before
-    with pytest.raises(errors.Superseded):
-        agents.run(rig, layout, by=agent, request=patient)
+    ends.supersede(rig, layout, by=agent, when=lambda: rig.host.reboots > before)
     agent.stop()
 
 

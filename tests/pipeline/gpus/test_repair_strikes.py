@@ -7,10 +7,10 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import agent_settings, drift
-from mig_manager.core import model, profile_name
+from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
-from tests.node import agents, ends, fake_cluster, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
 from tests.pipeline import custom_requests, repairs
 
 USED_BY_B = slots.Denial(limit=1, changing=("node-b",))
@@ -19,10 +19,9 @@ USED_BY_B = slots.Denial(limit=1, changing=("node-b",))
 def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     rig = repairs.faulty_node()
     agent = repairs.begun(rig)
-    request = fakes.FakeRequest(rig.clock, is_replaced=True)
-    request.ends_when = lambda: rig.has_hold_taint
-    with pytest.raises(errors.Superseded):
-        agents.run(rig, repairs.LAYOUT, by=agent, request=request)
+    ends.supersede(
+        rig, repairs.LAYOUT, by=agent, when=lambda: rig.has_hold_taint, is_replaced=True
+    )
     assert repairs.resets(rig) == 0
 
     repairs.request_other(rig, agent)
@@ -47,9 +46,7 @@ def rewrite(_rig: fakes.NodeRig, configs: fakes.FakeConfig) -> None:
 
 
 def drift_with_pod(rig: fakes.NodeRig, _configs: fakes.FakeConfig) -> None:
-    desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("2g.10gb"): 3})
-    rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], desired), *rig.gpus[1:])
-    rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
+    nodes.add_pod_on_foreign_instances(rig, "2g.10gb", 3)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +67,9 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
     repairs.break_gpus(rig, 1)
     assert agent.check_drift("half", outcome) is drift.Action.RUN
     rig.disruptions.refusals["affected"] = "budget"
-    request = fakes.FakeRequest(rig.clock, is_replaced=not restarts)
-    request.ends_when = lambda: rig.clock.now_s > 8
-    with pytest.raises(errors.Superseded):
-        agents.run(rig, "half", by=agent, request=request)
+    ends.supersede(
+        rig, "half", by=agent, when=lambda: rig.clock.now_s > 8, is_replaced=not restarts
+    )
     rig.disruptions.refusals.clear()
     change(rig, configs)
     if restarts:
@@ -128,9 +124,7 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
     agent = repairs.begun(rig, lock=lock)
-    request = fakes.FakeRequest(rig.clock, ends_at=ends_at, is_replaced=True)
-    with pytest.raises(errors.Superseded):
-        agents.run(rig, repairs.LAYOUT, by=agent, request=request)
+    ends.supersede(rig, repairs.LAYOUT, by=agent, ends_at=ends_at, is_replaced=True)
     assert rig.labels[well_known.STATE_LABEL] == "pending"
     lock.refusals = 1000
 

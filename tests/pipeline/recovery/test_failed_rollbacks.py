@@ -118,16 +118,12 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     agent = agents.reconciler(rig)
     agent.recover(agents.LAYOUT)
     error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
-    stopped = fakes.FakeRequest(rig.clock)
 
     def stop() -> bool:
         rig.refusing = {"workloads.list": error}
         return True
 
-    stopped.ends_when = stop
-
-    with pytest.raises(errors.Superseded):
-        agents.run(rig, by=agent, request=stopped)
+    ends.supersede(rig, by=agent, when=stop)
 
     assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
 

@@ -1,7 +1,6 @@
 """What a killed run leaves, and how its successor takes over."""
 
 import contextlib
-import itertools
 from collections.abc import Callable
 
 import pytest
@@ -28,9 +27,7 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
         if end == "locked":
             assert agents.run(rig, by=successor).reason is Reason.LOCKED
         else:
-            request = fakes.FakeRequest(rig.clock, ends_at=2, is_replaced=end == "replaced")
-            with pytest.raises(errors.Superseded):
-                agents.run(rig, by=successor, request=request)
+            ends.supersede(rig, by=successor, ends_at=2, is_replaced=end == "replaced")
             successor.stop()
         labels |= {well_known.STATE_LABEL: rig.labels[well_known.STATE_LABEL]}
         assert rig.annotations[well_known.JOURNAL_ANNOTATION] == journal
@@ -256,19 +253,18 @@ def test_node_that_registers_again_between_attempts_gets_its_services_back() -> 
 def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated: bool) -> None:
     """Although the new pod of the plugin is not there yet, and no label says that one is due."""
     unfinished = 0
-    for number in itertools.count(1):
+
+    def begin() -> strikes.NodeAndAgent:
         rig = nodes.node(layout="all-balanced", gated=gated)
-        try:
-            agents.run(rig, request=fakes.FakeRequest(rig.clock, ends_at=number))
-        except errors.Superseded:
-            unfinished += ends.has_layout(rig, agents.LAYOUT)
-        else:
-            break
+        return rig, agents.reconciler(rig)
+
+    for rig, _ in strikes.supersede_at_checks(begin):
+        unfinished += ends.has_layout(rig, agents.LAYOUT)
         rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
 
         outcome = agents.resume(rig, requested)
 
-        assert outcome.state is model.State.SUCCESS, number
+        assert outcome.state is model.State.SUCCESS
         assert rig.schedulable == rig.plugin_devices
         ends.assert_restored(rig)
     assert unfinished > 0

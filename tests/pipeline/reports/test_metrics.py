@@ -17,7 +17,7 @@ from mig_manager.agent.reports import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
 from mig_manager.errors import Reason
-from tests.node import agents, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, gpu_values, nodes, strikes
 
 NOW = 1_700_000_000.0
 
@@ -237,11 +237,9 @@ def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
 
 def test_the_last_phase_of_a_superseded_run_is_measured(heard: metrics.AgentMetrics) -> None:
     rig = nodes.busy_node()
-    request = fakes.FakeRequest(rig.clock, is_replaced=True)
-    request.ends_when = lambda: rig.has_hold_taint
+    agent = agents.reconciler(rig, telemetry=heard)
 
-    with pytest.raises(errors.Superseded):
-        agents.run(rig, by=agents.reconciler(rig, telemetry=heard), request=request)
+    ends.supersede(rig, by=agent, when=lambda: rig.has_hold_taint, is_replaced=True)
 
     assert series(heard, "phase_duration_seconds_count")["Drain"] == 1
 

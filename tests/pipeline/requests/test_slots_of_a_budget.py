@@ -251,12 +251,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
 ) -> None:
     fake.denials = [USED_BY_B] * 5
     agent = agents.reconciler(fake.rig)
-    with pytest.raises(errors.Superseded):
-        agents.run(
-            fake.rig,
-            by=agent,
-            request=fakes.FakeRequest(fake.rig.clock, ends_at=2, is_replaced=True),
-        )
+    ends.supersede(fake.rig, by=agent, ends_at=2, is_replaced=True)
     assert fake.rig.labels[well_known.STATE_LABEL] == "pending"
 
     agent.rest()
@@ -267,10 +262,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
 def test_a_machine_that_reboots_for_us_keeps_its_slot(fake: fake_cluster.FakeSlots) -> None:
     rig = fake.rig
     rig.driver.mode_waits = rig.host.may_reboot = True
-    request = fakes.FakeRequest(rig.clock)
-    request.ends_when = lambda: rig.host.reboots > 0
 
-    with pytest.raises(errors.Superseded):
-        agents.run(rig, "all-disabled", request=request)
+    ends.supersede(rig, "all-disabled", when=lambda: rig.host.reboots > 0)
 
     assert fake.is_taken

@@ -1,8 +1,5 @@
 """Another program that holds the node's lock: the agent waits for it, and touches nothing."""
 
-import pytest
-
-from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
@@ -39,8 +36,7 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
     rig = nodes.node()
     agent = agents.reconciler(rig, lock=fakes.FakeLock(refusals=10**9))
 
-    with pytest.raises(errors.Superseded):
-        agents.run(rig, by=agent, request=fakes.FakeRequest(rig.clock, ends_at=2))
+    ends.supersede(rig, by=agent, ends_at=2)
 
     assert rig.clock.now_s < 1
 
