@@ -48,10 +48,10 @@ def main() -> None:
         default=[clusters.DEPLOY / "policy" / "policy.yaml"],
         help="files with the policies (default: deploy/policy/policy.yaml)",
     )
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     objects = [
         each
-        for path in chosen.policy
+        for path in options.policy
         for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
     ]
     with tempfile.TemporaryDirectory(prefix="mig-") as name:
@@ -61,7 +61,7 @@ def main() -> None:
             real.grant(clusters.SHIPPED)
             for each in clusters.manifest_objects("evictions/evictions.yaml"):
                 real.kube.delete(_path(each))
-            sys.exit(_run(server, real, folder, chosen.pods, objects))
+            sys.exit(_run(server, real, folder, options.pods, objects))
 
 
 def _run(

@@ -104,29 +104,29 @@ def main() -> None:
 
 
 def _disk() -> None:
-    sizes = {name: _installed(name) for name in sorted(_required("mig-manager"))}
+    sizes = {name: _size(name) for name in sorted(_requirements("mig-manager"))}
     print(f"installed, with dependencies  {sum(sizes.values()) / _MIB:8.1f} MiB")
     for name in sorted(sizes, key=lambda each: -sizes[each])[:_SHOWN]:
         print(f"    {name:25} {sizes[name] / _MIB:8.1f}")
 
 
-def _required(name: str, known: frozenset[str] = frozenset()) -> frozenset[str]:
+def _requirements(name: str, names: frozenset[str] = frozenset()) -> frozenset[str]:
     """Return a distribution and its requirements here, without extras."""
-    known |= {name}
+    names |= {name}
     for requirement in importlib.metadata.requires(name) or ():
         needed = re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
-        if "extra ==" not in requirement and needed not in known:
+        if "extra ==" not in requirement and needed not in names:
             # Missing if it is for another system or another Python.
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                known |= _required(needed, known)
-    return known
+                names |= _requirements(needed, names)
+    return names
 
 
-def _installed(name: str) -> int:
+def _size(name: str) -> int:
     """Return the bytes of a distribution's files; our own may be a checkout."""
     if name == "mig-manager":
-        own = pathlib.Path(__file__).parent.parent / "mig_manager"
-        return sum(path.stat().st_size for path in own.rglob("*.py"))
+        folder = pathlib.Path(__file__).parent.parent / "mig_manager"
+        return sum(path.stat().st_size for path in folder.rglob("*.py"))
     paths = [pathlib.Path(str(f.locate())) for f in importlib.metadata.files(name) or ()]
     return sum(path.stat().st_size for path in paths if path.is_file())
 
@@ -160,14 +160,14 @@ def _agent(runs: int, reconfigurations: int, idle_s: float) -> None:
         agent_options=("--health-port", "18734", "--health-address", "127.0.0.1"),
     )
     with stage:
-        starts = [_started(stage) for _ in range(runs)]
+        starts = [_restart(stage) for _ in range(runs)]
         print(f"agent, from start to ready    {_each([cpu for cpu, _ in starts])} ms CPU")
         _print_weights("agent after its start", [weight for _, weight in starts])
         for number in range(reconfigurations):
             stage.label(_LAYOUTS[number % len(_LAYOUTS)])
             if stage.wait_for_end(_LAYOUTS[number % len(_LAYOUTS)]) is not model.State.SUCCESS:
                 raise RuntimeError(f"a run ended with {stage.status()}")
-        before = _rested(stage)
+        before = _weight_at_rest(stage)
         _print_weights(f"after {reconfigurations} reconfigurations", [before])
         threading.Event().wait(idle_s)
         after = weigh(_pid(stage))
@@ -178,7 +178,7 @@ def _agent(runs: int, reconfigurations: int, idle_s: float) -> None:
         print(f" {wakes:.2f} wakes a second")
 
 
-def _started(stage: stages.Stage) -> tuple[float, Weight]:
+def _restart(stage: stages.Stage) -> tuple[float, Weight]:
     """Restart the agent; return milliseconds of CPU until it was ready, and its resources."""
     stage.stop_agent()
     starts_before = stage.machine.log.read_text().count("health_served")
@@ -187,10 +187,10 @@ def _started(stage: stages.Stage) -> tuple[float, Weight]:
         lambda: stage.machine.log.read_text().count("health_served") > starts_before, "the agent"
     )
     cpu_s = weigh(_pid(stage)).cpu_s
-    return cpu_s * 1e3, _rested(stage)
+    return cpu_s * 1e3, _weight_at_rest(stage)
 
 
-def _rested(stage: stages.Stage) -> Weight:
+def _weight_at_rest(stage: stages.Stage) -> Weight:
     threading.Event().wait(_WATCHES_READY_S)
     return weigh(_pid(stage))
 
@@ -217,9 +217,9 @@ def _print_weights(what: str, weights: Sequence[Weight]) -> None:
 def _imports(commands: Mapping[str, Sequence[str]], runs: int) -> None:
     for name, command in commands.items():
         print(f"{name}: imports of {_SLOW_US / 1e3:.0f} ms with nested ones, [by itself]")
-        for module, (whole, own) in _import_times(command, runs).items():
-            if whole >= _SLOW_US:
-                print(f"    {whole / 1e3:8.1f} [{own / 1e3:6.1f}] ms  {module}")
+        for module, (total_us, self_us) in _import_times(command, runs).items():
+            if total_us >= _SLOW_US:
+                print(f"    {total_us / 1e3:8.1f} [{self_us / 1e3:6.1f}] ms  {module}")
 
 
 def _import_times(command: Sequence[str], runs: int) -> dict[str, tuple[int, int]]:
@@ -232,11 +232,11 @@ def _import_times(command: Sequence[str], runs: int) -> dict[str, tuple[int, int
             capture_output=True,
             text=True,
         )
-        for own, whole, module in re.findall(
+        for self_us, total_us, module in re.findall(
             r"import time:\s+(\d+) \|\s+(\d+) \|\s+(\S+)", done.stderr
         ):
-            known = least.get(module, (int(whole), int(own)))
-            least[module] = (min(known[0], int(whole)), min(known[1], int(own)))
+            former = least.get(module, (int(total_us), int(self_us)))
+            least[module] = (min(former[0], int(total_us)), min(former[1], int(self_us)))
     return least
 
 

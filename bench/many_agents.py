@@ -63,10 +63,10 @@ def _run(server: envtest.EnvtestServer, kubeconfig: str, count: int, folder: pat
         change = {"metadata": {"labels": {well_known.CONFIG_LABEL: _LAYOUT}}}
         admin.patch(f"/api/v1/nodes/{name}", change)
     labelled = time.monotonic()
-    waiting.until(lambda: _applied(admin) == count, "success on every node")
-    ended = time.monotonic()
+    waiting.until(lambda: _applied_count(admin) == count, "success on every node")
+    end = time.monotonic()
     requests = _requests(server) - before
-    print(f"labelled in {labelled - began:.1f} s, all active {ended - began:.1f} s after begin")
+    print(f"labelled in {labelled - began:.1f} s, all active {end - began:.1f} s after begin")
     print(f"kube-apiserver used {_cpu_s(server) - cpu:.1f} s of CPU")
     for (verb, resource), number in requests.most_common(8):
         print(f"  {number:6}  {verb} {resource}  ({number / count:.1f} a node)")
@@ -85,7 +85,7 @@ def _ports(kubeconfig: str, name: str, folder: pathlib.Path) -> dict[str, Any]:
     return {"kube": api.KubeApi.connect(kubeconfig=kubeconfig), **how}
 
 
-def _applied(admin: api.KubeApi) -> int:
+def _applied_count(admin: api.KubeApi) -> int:
     success = model.State.SUCCESS.value
     selector = f"{well_known.APPLIED_LABEL}={_LAYOUT},{well_known.STATE_LABEL}={success}"
     return len(admin.get("/api/v1/nodes", {"labelSelector": selector})["items"])

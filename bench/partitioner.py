@@ -76,36 +76,36 @@ def main() -> None:
     parser.add_argument("--fill", action="store_true", help="pods of the trace never end")
     parser.add_argument("--begin", choices=_LAYOUTS, default="all-balanced")
     parser.add_argument("--results", type=pathlib.Path, help="folder for partitioner.json")
-    chosen = parser.parse_args()
-    if chosen.results:
-        chosen.results.mkdir(parents=True, exist_ok=True)
-    if chosen.trace:
-        text = chosen.trace.read_text(encoding="utf-8")
+    options = parser.parse_args()
+    if options.results:
+        options.results.mkdir(parents=True, exist_ok=True)
+    if options.trace:
+        text = options.trace.read_text(encoding="utf-8")
     else:
         text = traces.synthetic_trace(0, _SYNTHETIC_PODS)
     rows = {name: traces.parse_trace(text, mapped) for name, mapped in _TRACES.items()}
     entries = []
     for product, nodes, mix, load in itertools.product(
-        chosen.products, chosen.nodes, chosen.mixes, chosen.loads
+        options.products, options.nodes, options.mixes, options.loads
     ):
-        is_fill = chosen.fill and mix in rows
+        is_fill = options.fill and mix in rows
         cell = Cell(
             product=_PRODUCTS[product],
             nodes=nodes,
             mix=mix,
             load=load,
             is_fill=is_fill,
-            begin=chosen.begin,
+            begin=options.begin,
         )
         began_s = time.process_time()
-        drawn = [_jobs(cell, seed, rows) for seed in range(1, chosen.seeds + 1)]
+        drawn = [_jobs(cell, seed, rows) for seed in range(1, options.seeds + 1)]
         every = [dict(_rows(cell, jobs, seed)) for seed, jobs in enumerate(drawn, 1)]
         took_s = round(time.process_time() - began_s, 1)
-        entries.append({**dataclasses.asdict(cell), "took_s": took_s, "rows": _joined(every)})
+        entries.append({**dataclasses.asdict(cell), "took_s": took_s, "rows": _means(every)})
         print(json.dumps(entries[-1]), flush=True)
-    if chosen.results:
-        about = {"seeds": chosen.seeds, "is_synthetic": chosen.trace is None, "day_s": _DAY_S}
-        (chosen.results / "partitioner.json").write_text(
+    if options.results:
+        about = {"seeds": options.seeds, "is_synthetic": options.trace is None, "day_s": _DAY_S}
+        (options.results / "partitioner.json").write_text(
             json.dumps([about, *entries], indent=1) + "\n", encoding="utf-8"
         )
 
@@ -192,7 +192,7 @@ def _waits(jobs: Sequence[day.Job], waits: day.Waits, cell: Cell) -> Figures:
     return figures | ({"placed_7g": placed / len(largest)} if largest else {})
 
 
-def _joined(every: Sequence[Mapping[str, Figures]]) -> dict[str, dict[str, float]]:
+def _means(every: Sequence[Mapping[str, Figures]]) -> dict[str, dict[str, float]]:
     """Return the means over the seeds, and the standard error of the mean wait."""
     joined = {}
     for name in every[0]:

@@ -61,28 +61,28 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", choices=_VARIANTS, default=list(_VARIANTS))
     parser.add_argument("--results", type=pathlib.Path, help="folder for partitioner-day.json")
     parser.add_argument("--logs", type=pathlib.Path, help="folder for the logs of all programs")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     log.configure(level="error", is_json=False, stream=sys.stderr)
-    names = [f"node-{number}" for number in range(1, chosen.nodes + 1)]
+    names = [f"node-{number}" for number in range(1, options.nodes + 1)]
     jobs = day.jobs(
-        seed=chosen.seed,
-        pods=chosen.pods,
-        day_s=chosen.day_s,
+        seed=options.seed,
+        pods=options.pods,
+        day_s=options.day_s,
         gpus=len(names) * _GPUS_EACH,
-        load=chosen.load,
+        load=options.load,
     )
-    plan = Plan(nodes=names, jobs=jobs, day_s=chosen.day_s)
-    entries = [*_computed(plan)]
+    plan = Plan(nodes=names, jobs=jobs, day_s=options.day_s)
+    entries = [*_compute(plan)]
     for entry in entries:
         _print(entry)
-    for name in chosen.variants:
-        with _logs(chosen.logs, name) as folder:
-            entries.append(_played(name, plan, folder))
+    for name in options.variants:
+        with _logs(options.logs, name) as folder:
+            entries.append(_play(name, plan, folder))
         _print(entries[-1])
-    if chosen.results:
-        about = {"seed": chosen.seed, "load": chosen.load, "nodes": len(names)}
-        about |= {"pods": len(jobs), "day_s": chosen.day_s}
-        (chosen.results / "partitioner-day.json").write_text(
+    if options.results:
+        about = {"seed": options.seed, "load": options.load, "nodes": len(names)}
+        about |= {"pods": len(jobs), "day_s": options.day_s}
+        (options.results / "partitioner-day.json").write_text(
             json.dumps([about, *entries], indent=1) + "\n", encoding="utf-8"
         )
 
@@ -102,7 +102,7 @@ def _logs(kept: pathlib.Path | None, name: str) -> Iterator[pathlib.Path]:
             yield pathlib.Path(temporary)
 
 
-def _computed(plan: Plan) -> Iterator[Entry]:
+def _compute(plan: Plan) -> Iterator[Entry]:
     """Compute the bounds, and the best fixed layout with programs that take no time."""
     end_s, gpus = plan.day_s, plan.gpus
     print(f"one hour takes {plan.day_s / 24:.1f} s")
@@ -111,17 +111,17 @@ def _computed(plan: Plan) -> Iterator[Entry]:
     }
     most = _utilisation(plan, {job.name: end_s - job.at_s for job in plan.jobs})
     yield _entry("bound", placed=len(plan.jobs), waits=bound, utilisation=most)
-    yield _simulated("instant", plan, bounds.instant(plan.jobs, gpus=gpus, end_s=end_s))
+    yield _instant_entry("instant", plan, bounds.instant(plan.jobs, gpus=gpus, end_s=end_s))
     devices = day_layouts.devices(day_layouts.best_fixed(plan.jobs, gpus=gpus, end_s=end_s))
-    yield _simulated(
-        "best fixed, computed", plan, day_layouts.fixed(plan.jobs, devices, end_s=end_s)
+    yield _instant_entry(
+        "best fixed, computed", plan, day_layouts.fixed_waits(plan.jobs, devices, end_s=end_s)
     )
 
 
 _SHARES = (0.5, 0.9, 0.95, 1.0)
 
 
-def _simulated(name: str, plan: Plan, waits: day.Waits) -> Entry:
+def _instant_entry(name: str, plan: Plan, waits: day.Waits) -> Entry:
     placed = sum(wait is not None for wait in waits.values())
     left_s = {
         job.name: plan.day_s - job.at_s - wait
@@ -156,7 +156,7 @@ def _entry(name: str, placed: int, waits: Mapping[float, float], **more: object)
 # -- played -----------------------------------------------------------------------------------
 
 
-def _played(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
+def _play(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
     """Play the day in one variant; return its row."""
     layouts, requested = _VARIANTS[name](plan)
     shape = sandbox_nodes.Shape(
@@ -184,10 +184,10 @@ def _played(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
                     ends = nodes.runs() - runs
         finally:
             real.close()
-    return _judged(name, plan, played, watch, requests, ends)
+    return _row(name, plan, played, watch, requests, ends)
 
 
-def _judged(
+def _row(
     name: str,
     plan: Plan,
     played: pods_of_a_day.Day,
@@ -235,7 +235,7 @@ def _longest(played: pods_of_a_day.Day) -> dict[str, float]:
 _ON_DEMAND = "on-demand"
 
 
-def _balanced(plan: Plan) -> tuple[str, dict[str, str]]:
+def _balanced_layouts(plan: Plan) -> tuple[str, dict[str, str]]:
     return "", dict.fromkeys(plan.nodes, _BALANCED)
 
 
@@ -253,9 +253,9 @@ def _best_fixed(plan: Plan) -> tuple[str, dict[str, str]]:
 
 
 _VARIANTS: Mapping[str, Callable[[Plan], tuple[str, dict[str, str]]]] = {
-    _ON_DEMAND: _balanced,
+    _ON_DEMAND: _balanced_layouts,
     "best fixed": _best_fixed,
-    _BALANCED: _balanced,
+    _BALANCED: _balanced_layouts,
 }
 
 

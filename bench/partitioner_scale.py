@@ -185,10 +185,10 @@ class Objects:
         layout = self._draw.choice(layouts)
         uuid = f"GPU-{number:08x}-0000-0000-0000-{index:012x}"
         gpu = dataclasses.replace(self._gpu, index=index, uuid=uuid)
-        return planning.filled(gpu, layout)
+        return planning.gpu_with(gpu, layout)
 
 
-class Watched:
+class WatchedObjects:
     """What the watches have parsed; counts the time of that."""
 
     def __init__(self, objects: Objects, nodes: int, pods: int) -> None:
@@ -237,8 +237,8 @@ class Watched:
 class Decider:
     """Decides as the loop does."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
+    def __init__(self, watched: WatchedObjects) -> None:
+        self._objects = watched
         self._history = past_decisions.History()
         self._own_clock = own_clock.OwnClock()
         self._cache = node_index.NodeCache()
@@ -247,12 +247,12 @@ class Decider:
     def decide(self, now: dt.datetime) -> float:
         """Decide once; return the time that it took."""
         began_s = time.process_time()
-        pending = self._watched.pending
+        pending = self._objects.pending
         nodes = self._own_clock.with_own_times(
-            self._watched.nodes.values(), self._watched.requests, now=now
+            self._objects.nodes.values(), self._objects.requests, now=now
         )
         index = node_index.NodeIndex(nodes, self._cache)
-        likely = self._watched.arrivals.expected_pods(0.0, _LIMITS.prepare_for_s, index)
+        likely = self._objects.arrivals.expected_pods(0.0, _LIMITS.prepare_for_s, index)
         decision = decider.decide(
             index,
             pending,
@@ -268,7 +268,7 @@ class Decider:
 
 def measure(nodes: int, pods: int, *, is_unequal: bool) -> Row:
     """Measure one size in this process."""
-    watched = Watched(Objects(1, is_unequal=is_unequal), nodes, pods)
+    watched = WatchedObjects(Objects(1, is_unequal=is_unequal), nodes, pods)
     read_s, size = watched.read_s, watched.bytes / nodes
     decider = Decider(watched)
     first_s = decider.decide(_NOW)
@@ -300,22 +300,22 @@ def main() -> None:
     parser.add_argument("--unequal", action="store_true", help="no two pods request equal CPU")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     parser.add_argument("--here", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.here or chosen.profile:
+    options = parser.parse_args()
+    if options.here or options.profile:
         profiler = cProfile.Profile()
-        for size in [chosen.here] if chosen.here else chosen.sizes:
+        for size in [options.here] if options.here else options.sizes:
             nodes, pods = map(int, size.split("x"))
-            if chosen.profile:
+            if options.profile:
                 profiler.enable()
-            print(json.dumps(dataclasses.asdict(measure(nodes, pods, is_unequal=chosen.unequal))))
-        if chosen.profile:
+            print(json.dumps(dataclasses.asdict(measure(nodes, pods, is_unequal=options.unequal))))
+        if options.profile:
             profiler.disable()
             pstats.Stats(profiler).sort_stats("cumulative").print_stats(_PROFILED_LINES)
         return
     rows = []
-    for size in chosen.sizes:
+    for size in options.sizes:
         command = [sys.executable, "-m", "bench.partitioner_scale", "--here", size]
-        command += ["--unequal"] if chosen.unequal else []
+        command += ["--unequal"] if options.unequal else []
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - ourselves
         rows.append(Row(**json.loads(text)))
         print(text.strip(), flush=True)

@@ -25,7 +25,7 @@ Layout = tuple[tuple[model.GpuInstanceProfile, model.Placement], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlanningTime:
     """The times of planning on one product, in seconds."""
 
     product: str
@@ -38,7 +38,7 @@ class Planned:
     """A node whose GPUs have random layouts and half of their instances in use; median."""
 
 
-def measure() -> Iterator[Planned]:
+def measure() -> Iterator[PlanningTime]:
     """Measure every product; products with the same profiles and placements count as one."""
     chance = random.Random(0)  # noqa: S311 - no secret
     alike: dict[object, list[tuple[str, model.Gpu]]] = {}
@@ -64,30 +64,30 @@ def maximal(gpu: model.Gpu) -> tuple[Layout, ...]:
     layouts: dict[tuple[str, ...], Layout] = {}
     spots = [(spec, place) for spec in capacity.specs for place in spec.placements]
 
-    def grow(chosen: tuple[int, ...], occupied: int) -> None:
-        drawn = capacity.engines(spots[i][0].profile for i in chosen)
+    def grow(spot_numbers: tuple[int, ...], occupied: int) -> None:
+        drawn = capacity.engines(spots[i][0].profile for i in spot_numbers)
         room = capacity.room(occupied, drawn)
         if not any(room):
-            filled = tuple(spots[i] for i in chosen)
+            filled = tuple(spots[i] for i in spot_numbers)
             layouts.setdefault(tuple(sorted(str(spec.profile) for spec, _ in filled)), filled)
             return
-        for i in range(chosen[-1] + 1 if chosen else 0, len(spots)):
+        for i in range(spot_numbers[-1] + 1 if spot_numbers else 0, len(spots)):
             spec, place = spots[i]
             if occupied & packing.mask(place):
                 continue
             if not (drawn + spec.engines).within(capacity.pool):
                 continue
-            grow((*chosen, i), occupied | packing.mask(place))
+            grow((*spot_numbers, i), occupied | packing.mask(place))
 
     grow((), 0)
     return tuple(layouts[key] for key in sorted(layouts))
 
 
-def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
+def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> PlanningTime:
     layouts = maximal(gpu)
 
     def pair_s(before: Layout, after: Layout) -> float:
-        return _timed([filled(gpu, before)], {gpu.uuid: _desired(after)}, frozenset())
+        return _planning_s([gpu_with(gpu, before)], {gpu.uuid: _desired_gpu(after)}, frozenset())
 
     pairs = list(itertools.permutations(layouts, 2))
     once = sorted((pair_s(a, b), number) for number, (a, b) in enumerate(pairs))
@@ -98,13 +98,13 @@ def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
     ]
     worst_s, worst = max(slow)
     before, after = pairs[worst]
-    return Planned(
+    return PlanningTime(
         product=name,
         layouts=len(layouts),
         pairs=len(pairs),
         median_s=once[len(once) // 2][0],
         worst_s=worst_s,
-        worst=f"{_described(before)} -> {_described(after)}",
+        worst=f"{_text_of(before)} -> {_text_of(after)}",
         node_s=statistics.median(_node(gpu, layouts, chance) for _ in range(_NODES)),
     )
 
@@ -114,14 +114,14 @@ def _node(gpu: model.Gpu, layouts: Sequence[Layout], chance: random.Random) -> f
     gpus, desired = [], {}
     for index in range(_NODE_GPUS):
         one = dataclasses.replace(gpu, index=index, uuid=f"GPU-{index}")
-        gpus.append(filled(one, chance.choice(layouts)))
-        desired[one.uuid] = _desired(chance.choice(layouts))
+        gpus.append(gpu_with(one, chance.choice(layouts)))
+        desired[one.uuid] = _desired_gpu(chance.choice(layouts))
     uuids = [uuid for one in gpus for uuid in one.mig_uuids]
     busy = frozenset(chance.sample(uuids, len(uuids) // 2))
-    return _timed(gpus, desired, busy)
+    return _planning_s(gpus, desired, busy)
 
 
-def _timed(
+def _planning_s(
     gpus: Sequence[model.Gpu], desired: Mapping[str, model.DesiredGpu], busy: frozenset[str]
 ) -> float:
     since = time.perf_counter()
@@ -129,7 +129,7 @@ def _timed(
     return time.perf_counter() - since
 
 
-def filled(gpu: model.Gpu, layout: Layout) -> model.Gpu:
+def gpu_with(gpu: model.Gpu, layout: Layout) -> model.Gpu:
     """Return a GPU with the instances of a layout."""
     instances = tuple(
         model.GpuInstance(
@@ -151,10 +151,10 @@ def filled(gpu: model.Gpu, layout: Layout) -> model.Gpu:
     return dataclasses.replace(gpu, gpu_instances=instances)
 
 
-def _desired(layout: Layout) -> model.DesiredGpu:
+def _desired_gpu(layout: Layout) -> model.DesiredGpu:
     devices = collections.Counter(spec.profile for spec, _ in layout)
     return model.DesiredGpu.of(model.MigMode.ENABLED, devices)
 
 
-def _described(layout: Layout) -> str:
+def _text_of(layout: Layout) -> str:
     return " ".join(str(spec.profile) for spec, _ in layout)

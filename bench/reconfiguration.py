@@ -136,17 +136,17 @@ class _Waits:
         self._resource = resource
         self._old = self._pods()
         self._stopping: dict[str, float] = {}
-        self._stopped: dict[str, float] = {}
-        self._started: float | None = None
+        self._stopped_at: dict[str, float] = {}
+        self._started_at: float | None = None
         self._schedulable_at: float | None = None
 
     @property
     def seconds(self) -> float:
         """The sum of these waits, which follow one another."""
-        if self._started is None or self._schedulable_at is None:
+        if self._started_at is None or self._schedulable_at is None:
             raise RuntimeError("the plugin did not start")
-        stops = (self._stopped[uid] - since for uid, since in self._stopping.items())
-        return sum(stops) + self._schedulable_at - self._started
+        stops = (self._stopped_at[uid] - since for uid, since in self._stopping.items())
+        return sum(stops) + self._schedulable_at - self._started_at
 
     def note(self, kind: cluster_view.WatchedKind, obj: objects.JsonObject) -> None:
         """Receive a new, changed or deleted object."""
@@ -154,14 +154,14 @@ class _Waits:
         if kind is cluster_view.WatchedKind.POD:
             uid = objects.uid(obj)
             if uid not in self._pods():
-                self._stopped.setdefault(uid, now)
+                self._stopped_at.setdefault(uid, now)
             elif objects.is_terminating(obj):
                 self._stopping.setdefault(uid, now)
-            elif uid not in self._old and self._started is None:
-                self._started = now
+            elif uid not in self._old and self._started_at is None:
+                self._started_at = now
         elif (
             kind is cluster_view.WatchedKind.NODE
-            and self._started is not None
+            and self._started_at is not None
             and self._schedulable_at is None
         ):
             allocatable = (obj.get("status") or {}).get("allocatable") or {}

@@ -89,7 +89,7 @@ def _transitions(driver: states.Latency, scale: float, serial_scale: float, repe
         _summary(measured, query_s)
 
 
-def _row(each: transitions.Measured, query_s: float) -> str:
+def _row(each: transitions.Measurement, query_s: float) -> str:
     calls = each.calls
     return (
         f"{each.transition.product:15} {each.transition.name:72} {calls.changes:7} "
@@ -100,7 +100,7 @@ def _row(each: transitions.Measured, query_s: float) -> str:
     )
 
 
-def _summary(measured: Sequence[transitions.Measured], query_s: float) -> None:
+def _summary(measured: Sequence[transitions.Measurement], query_s: float) -> None:
     def summary(ratios: Sequence[float]) -> str:
         within = sum(ratio <= 1.10 for ratio in ratios)  # noqa: PLR2004 - the goal
         return (

@@ -63,7 +63,7 @@ class Calls:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measurement:
     """One transition, measured several times."""
 
     transition: matrix.Transition
@@ -126,7 +126,7 @@ def _price_s(step: steps.Step, latency: states.Latency) -> float:
             return latency.mode_with_reset_s if step.needs_reset else latency.mode_without_reset_s
 
 
-def scaled(latency: states.Latency, factor: float) -> states.Latency:
+def scale_latency(latency: states.Latency, factor: float) -> states.Latency:
     """Return the latency of a driver that takes ``factor`` times as long."""
     seconds = dataclasses.asdict(latency)
     return states.Latency(**{name: value * factor for name, value in seconds.items()})
@@ -139,7 +139,7 @@ def measure(
     scale: float,
     repeats: int,
     driver: states.Latency = states.REALISTIC,
-) -> Iterable[Measured]:
+) -> Iterable[Measurement]:
     """Measure transitions, and yield each as soon as it is measured.
 
     Args:
@@ -154,13 +154,13 @@ def measure(
         with _folder() as path:
             start = matrix.prepare(transition, path)
             is_short = _driver_s(transition, path, driver, is_serial=is_serial) <= 1
-            latency = scaled(driver, 1.0 if is_short else scale)
+            latency = scale_latency(driver, 1.0 if is_short else scale)
             options = states.Options(latency=latency, serialise_all_gpus=is_serial)
             start = dataclasses.replace(start, options=options)
             runs = [_run(transition, path, start) for _ in range(repeats)]
         plan = runs[0].plan
         played_s = limit_s(plan, latency, is_serial=is_serial)
-        yield Measured(
+        yield Measurement(
             transition=transition,
             calls=runs[0].calls,
             limit_s=limit_s(plan, driver, is_serial=is_serial),
@@ -235,9 +235,9 @@ def start_up_s(repeats: int) -> float:
         command = worker_client.worker_command(program=simulated_worker.program(path))
         for _ in range(repeats):
             gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0)
-            cold_s = _timed(gpus.observe)
+            cold_s = _duration_s(gpus.observe)
             ready(gpus)
-            times_s.append(cold_s - _timed(gpus.observe))
+            times_s.append(cold_s - _duration_s(gpus.observe))
     return statistics.median(times_s)
 
 
@@ -299,7 +299,7 @@ def ready(gpus: worker_client.WorkerGpus) -> None:
         time.sleep(0.002)  # noqa: TID251 - no test, and no wait to interrupt
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _duration_s(work: Callable[[], object]) -> float:
     since = time.monotonic()
     work()
     return time.monotonic() - since

@@ -53,16 +53,16 @@ def _meaning(option: options.Option) -> str:
     return f"{option.help}{default}"
 
 
-def _listed(command: str, of: program.CommandLine = registry.PROGRAM) -> list[options.Option]:
+def _options_of(command: str, of: program.CommandLine = registry.PROGRAM) -> list[options.Option]:
     """Return the options with a flag that a page about a command lists."""
     return [each for each in of.flag_options_of(command) if not (command and each is program.HELP)]
 
 
 def _by_group(listed: Iterable[options.Option]) -> Mapping[str, list[options.Option]]:
-    found: dict[str, list[options.Option]] = {}
+    groups: dict[str, list[options.Option]] = {}
     for option in listed:
-        found.setdefault(option.group, []).append(option)
-    return found
+        groups.setdefault(option.group, []).append(option)
+    return groups
 
 
 def _sentence(text: str) -> str:
@@ -90,7 +90,7 @@ def _reference() -> str:
         "## Options and variables",
         _sentences(f"{registry.PROGRAM.environment} {registry.PROGRAM.values}"),
         "These options stand before a command:",
-        _option_table(_listed("")),
+        _option_table(_options_of("")),
         "## Exit status",
         _status_table(registry.PROGRAM.statuses),
         _sentences(registry.PROGRAM.other_statuses),
@@ -107,10 +107,10 @@ def _common() -> list[options.Option]:
         option
         for command in registry.PROGRAM.commands
         if command not in SERVICES
-        for option in _listed(command)
+        for option in _options_of(command)
     )
-    found = {o.name: o for o, n in reversed(count.most_common()) if n >= LEAST_COMMON}
-    common = [option for option in count if found.get(option.name) is option]
+    by_name = {o.name: o for o, n in reversed(count.most_common()) if n >= LEAST_COMMON}
+    common = [option for option in count if by_name.get(option.name) is option]
     return sorted(common, key=lambda option: option.group != options.OPTIONS)
 
 
@@ -129,9 +129,11 @@ def _section(command: str, common: Sequence[options.Option]) -> Iterator[str]:
         yield f"Options: [{SERVICES[command]}](settings.md#{SERVICES[command].replace(' ', '-')})."
     else:
         yield from _group_tables(
-            _by_group(each for each in _listed(command) if each not in common)
+            _by_group(each for each in _options_of(command) if each not in common)
         )
-        shared = ", ".join(f"`{each.flags[-1]}`" for each in _listed(command) if each in common)
+        shared = ", ".join(
+            f"`{each.flags[-1]}`" for each in _options_of(command) if each in common
+        )
         if shared:
             yield f"Also [these common options](#{COMMON.lower().replace(' ', '-')}): {shared}."
     if text.own_statuses:
@@ -151,10 +153,10 @@ def _examples(text: program.Text) -> str:
     return "```sh\n" + "\n\n".join(lines) + "\n```"
 
 
-def _option_table(found: Iterable[options.Option]) -> str:
+def _option_table(members: Iterable[options.Option]) -> str:
     rows = (
         (f"`{_flags(each)}`", _meaning(each), ", ".join(f"`{name}`" for name in each.variables))
-        for each in found
+        for each in members
     )
     return _table(("option", "meaning", "variables"), rows)
 
@@ -207,7 +209,7 @@ def _man(of: program.CommandLine, command: str) -> str:
 
 
 def _man_options(of: program.CommandLine, command: str) -> Iterator[str]:
-    operands, groups = of.operands_of(command), _by_group(_listed(command, of))
+    operands, groups = of.operands_of(command), _by_group(_options_of(command, of))
     if operands:
         yield ".SH ARGUMENTS"
     yield from (f".TP\n.I {_roff(each.metavar)}\n{_roff(each.help)}" for each in operands)

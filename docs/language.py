@@ -260,11 +260,11 @@ def main(arguments: list[str]) -> int:
     """Print the findings below some paths; the exit status is 1 if there are any."""
     scanned = [ROOT / name for name in SCANNED if (ROOT / name).exists()]
     paths = files([pathlib.Path(each) for each in arguments] or scanned)
-    found = [each for path in paths for each in findings(path)]
-    for finding in found:
+    every = [each for path in paths for each in findings(path)]
+    for finding in every:
         sys.stdout.write(f"{finding}\n")
-    sys.stdout.write(f"{len(found)} in all\n")
-    return 1 if found else 0
+    sys.stdout.write(f"{len(every)} in all\n")
+    return 1 if every else 0
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ class ApiServer(stored_objects.StoredObjects, server.ApiServer):
             bookmark_period_s=bookmark_period_s,
             history_limit=history_limit,
             middleware=lambda app: _Middleware(
-                authorization.Authorized(app, authorizer), self, self._watches
+                authorization.AuthorizedApp(app, authorizer), self, self._watches
             ),
         )
 
@@ -183,15 +183,15 @@ class ApiServer(stored_objects.StoredObjects, server.ApiServer):
     def faults_waiting(self) -> int:
         """Return the number of faults that can still strike."""
         with self._faults_lock:
-            return sum(injected.matched < injected.last for injected in self._faults)
+            return sum(injected.matches < injected.last for injected in self._faults)
 
     def take_fault(self, logged: LoggedRequest, target: str) -> Fault | None:
         """Return the fault that strikes a request, and count it."""
         with self._faults_lock:
             for injected in self._faults:
                 if injected.fault.matches(logged, target):
-                    injected.matched += 1
-                    if injected.fault.skip < injected.matched <= injected.last:
+                    injected.matches += 1
+                    if injected.fault.skip < injected.matches <= injected.last:
                         return injected.fault
         return None
 
@@ -201,7 +201,7 @@ class ApiServer(stored_objects.StoredObjects, server.ApiServer):
         def stop_all() -> None:
             for watch in self._watches:
                 watch.how = watch.how or how
-                watch.stopped.set()
+                watch.stop.set()
 
         self.call_in_loop(stop_all)
 
@@ -216,7 +216,7 @@ def serve(api_server: ApiServer | None = None) -> Iterator[ApiServer]:
 @dataclasses.dataclass
 class _InjectedFault:
     fault: Fault
-    matched: int = 0  # number of requests so far that it struck or skipped
+    matches: int = 0  # number of requests so far that it struck or skipped
 
     @property
     def last(self) -> float:
@@ -227,7 +227,7 @@ class _InjectedFault:
 @dataclasses.dataclass(eq=False)
 class _OpenWatch:
     how: Break | None = None
-    stopped: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    stop: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
 class _Middleware:
@@ -247,9 +247,9 @@ class _Middleware:
         except requests.ClientDisconnect:
             return
         call = _Call(self._app, http, body, receive, send)
-        self._server.log.add(call.logged)
+        self._server.log.add(call.log_entry)
         target = f"{http.url.path}?{http.url.query}".removesuffix("?")
-        fault = self._server.take_fault(call.logged, target)
+        fault = self._server.take_fault(call.log_entry, target)
         if fault is not None and await self._strike(call, fault):
             return
         if call.is_watch:
@@ -296,7 +296,7 @@ class _Middleware:
         watch = _OpenWatch()
         self._watches.add(watch)
         running = asyncio.ensure_future(call.forward(call.send))
-        stopped = asyncio.ensure_future(watch.stopped.wait())
+        stopped = asyncio.ensure_future(watch.stop.wait())
         try:
             await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
             if watch.how is None or running.done():
@@ -364,11 +364,11 @@ class _Call:
     send: types.Send
 
     def __post_init__(self) -> None:
-        self.logged = _logged(self.http)
+        self.log_entry = _log_entry(self.http)
 
     @property
     def is_watch(self) -> bool:
-        return self.logged.verb == "watch"
+        return self.log_entry.verb == "watch"
 
     async def forward(self, send: Callable[[types.Message], Any]) -> None:
         is_read = False
@@ -403,7 +403,7 @@ class _Call:
         await self.send({"type": "http.response.body", "body": chunk, "more_body": not is_last})
 
 
-def _logged(http: requests.Request) -> LoggedRequest:
+def _log_entry(http: requests.Request) -> LoggedRequest:
     try:
         info = request.parse(http.method, http.url.path, http.query_params)
     except resources.StatusError:

@@ -32,7 +32,7 @@ class Access:
 Authorizer = Callable[[Access], bool]
 
 
-class Authorized:
+class AuthorizedApp:
     """Answers forbidden requests and reviews of access; forwards all others."""
 
     def __init__(self, app: types.ASGIApp, authorizer: Authorizer) -> None:

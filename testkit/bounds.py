@@ -33,7 +33,7 @@ class _Free:
         self.masks = [0] * gpus
         self._choice = choice
         self._capacity = day.capacity(product)
-        self._known: dict[tuple[int, str], tuple[tuple[float, ...], model.Placement] | None] = {}
+        self._fits: dict[tuple[int, str], tuple[tuple[float, ...], model.Placement] | None] = {}
         self._scores: dict[int, float] = {}
 
     def take(self, job: day.Job) -> list[tuple[int, model.Placement]]:
@@ -66,15 +66,15 @@ class _Free:
     def _way(self, mask: int, profile: str) -> tuple[tuple[float, ...], model.Placement] | None:
         """Return the best placement on a GPU with its cost."""
         key = mask, profile
-        if key not in self._known:
+        if key not in self._fits:
             spec = self._capacity.by_profile[profile_name.parse(profile)]
             ways = [
                 (self._cost(mask, packing.mask(place), place.start), place)
                 for place in spec.placements
                 if not mask & packing.mask(place)
             ]
-            self._known[key] = min(ways, default=None)
-        return self._known[key]
+            self._fits[key] = min(ways, default=None)
+        return self._fits[key]
 
     def _cost(self, mask: int, added: int, start: int) -> tuple[float, ...]:
         match self._choice:

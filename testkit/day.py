@@ -124,10 +124,10 @@ def jobs(  # noqa: PLR0913 - a cluster, its pods and a time
         shares = _mix(hour, mix or SHIFT)
         (request,) = draw.choices(list(shares), list(shares.values()))
         rows.append(Row(at=hour, life=draw.lognormvariate(0.0, _SPREAD), request=request))
-    return scaled(rows, end=HOURS, day_s=day_s, gpus=gpus, load=load, product=product)
+    return scale(rows, end=HOURS, day_s=day_s, gpus=gpus, load=load, product=product)
 
 
-def scaled(
+def scale(
     rows: Sequence[Row], *, end: float, day_s: float, gpus: int, load: float, product: str
 ) -> list[Job]:
     """Return jobs whose lives are scaled so that they keep a share of the GPUs."""
@@ -135,17 +135,17 @@ def scaled(
     most = {name: size.most for name, size in sizes(product).items()}
     shares = {key: count / most[name] for key, (name, count) in requests.items()}
 
-    def used(factor: float) -> float:
+    def share_of(factor: float) -> float:
         spans = ((min(row.life * factor, end - row.at), row.request) for row in rows)
         return sum(span * shares[request] for span, request in spans) / (gpus * end)
 
     # Lives are cut at the end of the day, so the factor must be searched.
     low, high = 0.0, end
-    while used(high) < load and high < _MAX_FACTOR:
+    while share_of(high) < load and high < _MAX_FACTOR:
         high *= 2
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if used(middle) < load else (low, middle)
+        low, high = (middle, high) if share_of(middle) < load else (low, middle)
     scale = day_s / end
     return [
         Job(

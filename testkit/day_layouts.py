@@ -19,7 +19,7 @@ from testkit import day
 _EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 
-def fixed(
+def fixed_waits(
     jobs: Iterable[day.Job], devices: Mapping[str, int], *, end_s: float
 ) -> dict[str, float | None]:
     """Return how long pods wait for the devices of a fixed layout, first come, first served."""
@@ -73,23 +73,23 @@ def best_fixed(
     def price(name: str, count: int) -> tuple[int, float]:
         return _price(by_profile[name], {name: count}, end_s=end_s)
 
-    def judged(chosen: Mapping[Counts, int]) -> tuple[int, float]:
-        total = devices(chosen)
+    def prices_of(numbers: Mapping[Counts, int]) -> tuple[int, float]:
+        total = devices(numbers)
         prices = [price(name, total.get(name, 0)) for name in by_profile]
         return sum(p[0] for p in prices), sum(p[1] for p in prices)
 
-    known = layouts(product, by_profile)
+    every_layout = layouts(product, by_profile)
     steps = [2**power for power in reversed(range(gpus.bit_length()))]
     ends = []
-    for start in known:
-        chosen = {start: gpus}
+    for start in every_layout:
+        numbers = {start: gpus}
         for step in steps:
             now = (len(devices_of) + 1, 0.0)
-            while judged(chosen) < now:
-                now = judged(chosen)
-                chosen = min((chosen, *_neighbours(chosen, known, step)), key=judged)
-        ends.append(chosen)
-    return min(ends, key=judged)
+            while prices_of(numbers) < now:
+                now = prices_of(numbers)
+                numbers = min((numbers, *_neighbours(numbers, every_layout, step)), key=prices_of)
+        ends.append(numbers)
+    return min(ends, key=prices_of)
 
 
 def _price(
@@ -102,21 +102,21 @@ def _price(
 
 
 def _neighbours(
-    chosen: Mapping[Counts, int], known: Iterable[Counts], step: int
+    numbers: Mapping[Counts, int], every_layout: Iterable[Counts], step: int
 ) -> Iterable[dict[Counts, int]]:
-    for new in known:
-        for old, there in chosen.items():
+    for new in every_layout:
+        for old, there in numbers.items():
             if there >= step and new != old:
-                moved = collections.Counter(chosen)
+                moved = collections.Counter(numbers)
                 moved[old] -= step
                 moved[new] += step
                 yield {counts: number for counts, number in moved.items() if number}
 
 
-def devices(chosen: Mapping[Counts, int]) -> dict[str, int]:
+def devices(numbers: Mapping[Counts, int]) -> dict[str, int]:
     """Return the devices of all GPUs by profile."""
     total: collections.Counter[str] = collections.Counter()
-    for counts, number in chosen.items():
+    for counts, number in numbers.items():
         for name, count in counts:
             total[name] += count * number
     return dict(total)

@@ -29,14 +29,14 @@ class Transition:
     def name(self) -> str:
         """Text for people."""
         changes = [(a, b) for a, b in zip(self.before, self.after, strict=True) if a != b]
-        before, after = map(_described, changes[0])
+        before, after = map(_text_of, changes[0])
         count, every = len(changes), len(self.after)
         where = "every GPU" if count == every else f"{count} of {every}"
         return f"{before} -> {after}, {where}"
 
     def desired(self, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
         """Return the desired state of the GPUs, by UUID."""
-        return _desired(gpus, self.after)
+        return _desired_of(gpus, self.after)
 
 
 def prepare(transition: Transition, path: pathlib.Path) -> states.MachineState:
@@ -46,14 +46,16 @@ def prepare(transition: Transition, path: pathlib.Path) -> states.MachineState:
     try:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
         observed = gpus.observe()
-        plan = planner.plan(observed, _desired(observed, transition.before))
+        plan = planner.plan(observed, _desired_of(observed, transition.before))
         gpus.execute(plan, observed)
     finally:
         simulated.load(None)
     return nvml_faults.SharedState(path).read()
 
 
-def _desired(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, model.DesiredGpu]:
+def _desired_of(
+    gpus: Sequence[model.Gpu], layout: Sequence[Devices]
+) -> dict[str, model.DesiredGpu]:
     return {
         gpu.uuid: model.DesiredGpu.of(
             model.MigMode.DISABLED if devices is None else model.MigMode.ENABLED,
@@ -63,7 +65,7 @@ def _desired(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, 
     }
 
 
-def _described(devices: Devices) -> str:
+def _text_of(devices: Devices) -> str:
     if devices is None:
         return "MIG off"
     return " + ".join(f"{count}x {name}" for name, count in devices.items()) or "empty"

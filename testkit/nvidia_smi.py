@@ -60,11 +60,11 @@ def answer(arguments: Sequence[str] | None = None) -> tuple[int, str]:
     options = parser.parse_args(arguments)
     state = nvml_faults.SharedState(options.state)
     try:
-        chosen = _chosen(state, options.id)
+        boards = _boards_of(state, options.id)
         if options.persistence_mode:
-            output = _set_persistence(state, chosen, is_on=options.persistence_mode == "1")
+            output = _set_persistence(state, boards, is_on=options.persistence_mode == "1")
         else:
-            output = _reset(state, chosen) if options.gpu_reset else _query(state, chosen)
+            output = _reset(state, boards) if options.gpu_reset else _query(state, boards)
     except _Refusal as refusal:
         return refusal.status, str(refusal)
     return 0, output
@@ -80,7 +80,7 @@ def install(folder: pathlib.Path, state: pathlib.Path) -> pathlib.Path:
     return program
 
 
-def _chosen(state: state_file.SharedState, ids: str) -> tuple[states.Board, ...]:
+def _boards_of(state: state_file.SharedState, ids: str) -> tuple[states.Board, ...]:
     try:
         boards = state.boards
     except FileNotFoundError as error:
@@ -102,8 +102,8 @@ def _chosen(state: state_file.SharedState, ids: str) -> tuple[states.Board, ...]
         raise _Refusal("No devices were found", states.Code.NOT_FOUND) from None
 
 
-def _reset(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str:
-    answer = state.reset_gpus([board.index for board in chosen])
+def _reset(state: state_file.SharedState, boards: Sequence[states.Board]) -> str:
+    answer = state.reset_gpus([board.index for board in boards])
     names = {board.index: board.pci_address for board in state.boards}
     refused = [names[index] for index in answer.refused]
     if answer.missing:
@@ -112,7 +112,7 @@ def _reset(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str
         raise _Refusal(text + others, answer.code)
     match answer.code:
         case states.Code.SUCCESS:
-            done = [f"GPU {board.pci_address} was successfully reset." for board in chosen]
+            done = [f"GPU {board.pci_address} was successfully reset." for board in boards]
             return "\n".join([*done, "All done."])
         case states.Code.NO_PERMISSION:
             text = "Unable to reset GPUs: Insufficient Permissions"
@@ -127,24 +127,24 @@ def _reset(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str
 
 
 def _set_persistence(
-    state: state_file.SharedState, chosen: Sequence[states.Board], *, is_on: bool
+    state: state_file.SharedState, boards: Sequence[states.Board], *, is_on: bool
 ) -> str:
     kind = states.ClientKind.PERSISTENCE_MODE
-    for board in chosen:
+    for board in boards:
         present = [c for c in state.read().clients_of(board.uuid) if c.kind is kind]
         for client in () if is_on else present:
             state.remove_client(client)
         if is_on and not present:
             state.add_client(board.uuid, name="", kind=kind, pid=0)
-    done = [f"{_MODES[is_on]} persistence mode for GPU {b.pci_address}." for b in chosen]
+    done = [f"{_MODES[is_on]} persistence mode for GPU {b.pci_address}." for b in boards]
     return "\n".join([*done, "All done."])
 
 
-def _query(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str:
+def _query(state: state_file.SharedState, boards: Sequence[states.Board]) -> str:
     node = state.read()
     root = ET.Element("nvidia_smi_log")
-    _add(root, driver_version=node.options.driver_version, attached_gpus=str(len(chosen)))
-    for board in chosen:
+    _add(root, driver_version=node.options.driver_version, attached_gpus=str(len(boards)))
+    for board in boards:
         now, clients = node.gpus[board.index], node.clients_of(board.uuid)
         gpu = ET.SubElement(root, "gpu", id=board.pci_address)
         is_persistent = any(client.kind in _PERSISTENT for client in clients)

@@ -48,19 +48,21 @@ class ArmedFault:
     """A fault with its counters."""
 
     fault: Fault
-    seen: int = 0  # matching calls so far
-    fired: int = 0  # calls struck so far
+    calls: int = 0  # matching calls so far
+    strikes: int = 0  # calls struck so far
 
     def matches(self, function: str, gpu: int | None) -> bool:
         """Return whether this fault counts a call."""
         is_gpu = self.fault.gpu is None or self.fault.gpu == gpu
         return is_gpu and fnmatch.fnmatchcase(function, self.fault.function)
 
-    def counted(self) -> "ArmedFault":
+    def after_match(self) -> "ArmedFault":
         """Return the fault after a matching call."""
-        seen, fault = self.seen + 1, self.fault
-        strikes = seen >= fault.first and (fault.count is None or seen < fault.first + fault.count)
-        return dataclasses.replace(self, seen=seen, fired=self.fired + strikes)
+        number, fault = self.calls + 1, self.fault
+        strikes = number >= fault.first and (
+            fault.count is None or number < fault.first + fault.count
+        )
+        return dataclasses.replace(self, calls=number, strikes=self.strikes + strikes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +99,12 @@ class SharedState(state_file.SharedState):
         """Reset GPUs; also ends the faults for which they require a reset."""
         code = states.Code.RESET_REQUIRED
 
-        def recovered(it: Instruments) -> Instruments:
+        def end_faults(it: Instruments) -> Instruments:
             kept = (a for a in it.faults if a.fault.code != code or a.fault.gpu not in indices)
             return dataclasses.replace(it, faults=tuple(kept))
 
         result = super().reset_gpus(indices)
-        self._edit_instruments(recovered)
+        self._edit_instruments(end_faults)
         return result
 
     def clear_faults(self) -> None:
@@ -150,8 +152,8 @@ class SharedState(state_file.SharedState):
         def count(it: Instruments) -> Instruments:
             faults: list[ArmedFault] = []
             for armed in it.faults:
-                counted = armed.counted() if armed.matches(function, gpu) else armed
-                if counted.fired > armed.fired:
+                counted = armed.after_match() if armed.matches(function, gpu) else armed
+                if counted.strikes > armed.strikes:
                     struck.append(armed.fault)
                 faults.append(counted)
             return dataclasses.replace(it, faults=tuple(faults))
@@ -242,11 +244,11 @@ class CountingLibrary(InstrumentedLibrary):
     def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
         with self._counts_lock:
             self.counts[name] += 1
-        own = super()._call
+        call = super()._call
         alter = self._alterations.get(name)
         if alter is None:
-            return own(name, function, arguments)
-        return alter(lambda *changed: own(name, function, changed), *arguments)
+            return call(name, function, arguments)
+        return alter(lambda *changed: call(name, function, changed), *arguments)
 
 
 def install(

@@ -81,11 +81,11 @@ def trace_jobs(  # noqa: PLR0913 - as ``jobs``
     load: float,
     product: str,
 ) -> list[day.Job]:
-    """Return consecutive pods of a trace, at its gaps, with lives day.scaled to a load."""
+    """Return consecutive pods of a trace, at its gaps, with lives scaled to a load."""
     first = random.Random(seed).randrange(max(1, len(rows) - pods))  # noqa: S311 - no secret
-    chosen = rows[first : first + pods]
-    begin, last = chosen[0].at, chosen[-1].at
+    window = rows[first : first + pods]
+    begin, last = window[0].at, window[-1].at
     # The last pod comes as late as in ``jobs``.
     end = (last - begin + 1) * day.HOURS / (day.HOURS - 1)
-    moved = [dataclasses.replace(row, at=row.at - begin) for row in chosen]
-    return day.scaled(moved, end=end, day_s=day_s, gpus=gpus, load=load, product=product)
+    moved = [dataclasses.replace(row, at=row.at - begin) for row in window]
+    return day.scale(moved, end=end, day_s=day_s, gpus=gpus, load=load, product=product)

@@ -68,7 +68,7 @@ _STORIES = (
 
 
 @contextlib.contextmanager
-def _ours(cluster: rig.RealCluster) -> Iterator[None]:
+def _install_ours(cluster: rig.RealCluster) -> Iterator[None]:
     layouts = manifests.layouts("") | {"data": {"config.yaml": nvidia_manager.LAYOUTS}}
     cluster.install("unprivileged", layouts)
     yield
@@ -85,14 +85,14 @@ def _nvidias(cluster: rig.RealCluster) -> Iterator[None]:
 _MANAGERS: Mapping[str, node.Manager] = {
     "ours": node.Manager(
         title="mig-manager",
-        installed=_ours,
+        install=_install_ours,
         namespace="mig-manager",
         name="mig-manager",
         labels={"app.kubernetes.io/name": "mig-manager"},
     ),
     "nvidia": node.Manager(
         title="NVIDIA's",
-        installed=_nvidias,
+        install=_nvidias,
         namespace=nvidia_manager.NAMESPACE,
         name=nvidia_manager.NAME,
         labels={"app": nvidia_manager.NAME},
@@ -112,7 +112,9 @@ class Results:
         self._outcomes[story, manager].append(outcome)
         print(f"load {os.getloadavg()[0]:.1f}; {story}, {manager}: {outcome}", flush=True)
 
-    def rested(self, manager: str, requests: collections.Counter[str], seconds: float) -> None:
+    def add_at_rest(
+        self, manager: str, requests: collections.Counter[str], seconds: float
+    ) -> None:
         """Add the requests of a manager at rest."""
         self._at_rest[manager] = (requests, seconds)
 
@@ -142,8 +144,8 @@ def _cells(outcomes: Sequence[node.Outcome]) -> list[str]:
         _distinct(f"`{each.state}`" for each in outcomes),
         _seconds([each.state_s for each in outcomes]),
         _seconds([each.schedulable_s for each in outcomes]),
-        _distinct(each.evicted for each in outcomes),
-        _distinct(each.ended for each in outcomes),
+        _distinct(each.evictions for each in outcomes),
+        _distinct(each.other_ends for each in outcomes),
         _distinct(each.on_missing_devices for each in outcomes),
         f"{statistics.median(each.requests.total() for each in outcomes):.0f}",
         _distinct(each.afterwards for each in outcomes),
@@ -151,10 +153,10 @@ def _cells(outcomes: Sequence[node.Outcome]) -> list[str]:
 
 
 def _seconds(times: Sequence[float | None]) -> str:
-    known = [each for each in times if each is not None]
-    if not known:
+    values = [each for each in times if each is not None]
+    if not values:
         return "-"
-    return f"{statistics.median(known):.1f} s ({min(known):.1f} to {max(known):.1f})"
+    return f"{statistics.median(values):.1f} s ({min(values):.1f} to {max(values):.1f})"
 
 
 def _distinct(values: Iterable[object]) -> str:
@@ -174,37 +176,37 @@ def main() -> None:
     parser.add_argument("--manager", nargs="+", choices=_MANAGERS, default=[*_MANAGERS])
     parser.add_argument("--idle-s", type=float, default=120.0, help="seconds at rest; 0: none")
     parser.add_argument("--logs", type=pathlib.Path, help="folder for the logs")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     if missing := namespaces.missing():
         sys.exit(missing)
     results = Results()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
         ending.callback(results.report)
-        _measure(results, chosen, pathlib.Path(folder))
+        _measure(results, options, pathlib.Path(folder))
 
 
-def _measure(results: Results, chosen: argparse.Namespace, folder: pathlib.Path) -> None:
-    stories = [each for each in _STORIES if any(part in each.name for part in chosen.only)]
+def _measure(results: Results, options: argparse.Namespace, folder: pathlib.Path) -> None:
+    stories = [each for each in _STORIES if any(part in each.name for part in options.only)]
     starts = [_start(each, folder / f"{number}.json") for number, each in enumerate(stories)]
     shape = rig.Shape(gpus=f"2x{_PRODUCT}", overlay=None, latency=states.REALISTIC)
-    if "nvidia" in chosen.manager:
+    if "nvidia" in options.manager:
         nvidia_manager.prepare()
     cluster = rig.RealCluster(folder / "cluster", rig.CACHE, shape)
     with cluster.up(), contextlib.ExitStack() as ending:
-        if chosen.logs:
-            ending.callback(cluster.save, chosen.logs)
+        if options.logs:
+            ending.callback(cluster.save, options.logs)
         versions = node.watch(cluster)
         nvidia_manager.install_plugin(cluster)
-        for manager in (_MANAGERS[each] for each in chosen.manager):
-            with manager.installed(cluster):
+        for manager in (_MANAGERS[each] for each in options.manager):
+            with manager.install(cluster):
                 served = node.Node(cluster, manager, versions)
                 for story, start in zip(stories, starts, strict=True):
-                    for _ in range(chosen.runs):
+                    for _ in range(options.runs):
                         results.add(story.name, manager.title, served.play(story, start))
-                if chosen.idle_s:
+                if options.idle_s:
                     log = cluster.listen()
-                    threading.Event().wait(chosen.idle_s)
-                    results.rested(manager.title, log.requests(manager.user), chosen.idle_s)
+                    threading.Event().wait(options.idle_s)
+                    results.add_at_rest(manager.title, log.requests(manager.user), options.idle_s)
 
 
 def _start(story: node.Story, path: pathlib.Path) -> nvml_faults.SharedState:

@@ -31,7 +31,7 @@ class Manager:
     """A DaemonSet that serves the label."""
 
     title: str
-    installed: Callable[[rig.RealCluster], contextlib.AbstractContextManager[None]]
+    install: Callable[[rig.RealCluster], contextlib.AbstractContextManager[None]]
     """Installs it for the body."""
     namespace: str
     name: str
@@ -68,8 +68,8 @@ class Outcome:
     schedulable_s: float | None
     """Seconds from the label until the node is schedulable and advertises the devices of its GPUs;
     None: the GPUs are as before, or the node does not advertise them."""
-    evicted: int
-    ended: int  # pods that ended or restarted without an eviction
+    evictions: int
+    other_ends: int  # pods that ended or restarted without an eviction
     on_missing_devices: int  # running pods with a device that kubelet reports and the driver lacks
     requests: collections.Counter[str]
     """From the label to two seconds after the state, by verb and resource."""
@@ -137,25 +137,27 @@ class Node:
             manager = self._manager
             for container in judging.containers(cluster.pods(manager.namespace, **manager.labels)):
                 cluster.node.kill_container(container)
-        ended = self._await(lambda: self._ended(first, "success", "failed"), _OUTCOME_WITHIN_S)
+        final = self._await(
+            lambda: self._versions_in(first, "success", "failed"), _OUTCOME_WITHIN_S
+        )
         result = cluster.driver.profiles()
         threading.Event().wait(_FOLLOWS_WITHIN_S)
         requests = log.requests(self._manager.user)
         self._await(self._is_back, _RESUMES_WITHIN_S)
         evicted, after = log.evicted_pods(), self._pods()
         same = result == profiles
-        afterwards = "GPUs as before" if same else f"GPUs with {_described(result)}"
+        afterwards = "GPUs as before" if same else f"GPUs with {_text_of(result)}"
         afterwards += self._afterwards()
-        if story.fails_creation and ended and ended[0].state == "failed":
-            mended = self._await(lambda: self._ended(first, "success"), _RETRIES_WITHIN_S)
-            later_s = mended[0].at_s - ended[0].at_s if mended else _RETRIES_WITHIN_S
+        if story.fails_creation and final and final[0].state == "failed":
+            mended = self._await(lambda: self._versions_in(first, "success"), _RETRIES_WITHIN_S)
+            later_s = mended[0].at_s - final[0].at_s if mended else _RETRIES_WITHIN_S
             afterwards += f"; {later_s:.0f} s later {'`success`' if mended else 'the same'}"
         return Outcome(
-            state=(ended or self._versions[-1:])[0].state,
-            state_s=self._seconds(first, ended),
+            state=(final or self._versions[-1:])[0].state,
+            state_s=self._seconds(first, final),
             schedulable_s=self._seconds(first, self._schedulable(first, profiles)),
-            evicted=len(evicted),
-            ended=len(pods - after) - len(evicted),
+            evictions=len(evicted),
+            other_ends=len(pods - after) - len(evicted),
             on_missing_devices=self._on_missing_devices(),
             requests=requests,
             afterwards=afterwards,
@@ -208,15 +210,15 @@ class Node:
 
     def _seconds(self, first: int, versions: Sequence[_Version]) -> float | None:
         """Return the time from the label to the first of some versions."""
-        return versions[0].at_s - self._requested(first)[0].at_s if versions else None
+        return versions[0].at_s - self._versions_since_request(first)[0].at_s if versions else None
 
-    def _requested(self, first: int) -> Sequence[_Version]:
+    def _versions_since_request(self, first: int) -> Sequence[_Version]:
         """Return the versions with the requested label."""
         later = self._versions[first:]
         return list(itertools.dropwhile(lambda each: _CONFIG not in each.labels, later))
 
-    def _ended(self, first: int, *states: str) -> list[_Version]:
-        return [each for each in self._requested(first) if each.state in states]
+    def _versions_in(self, first: int, *states: str) -> list[_Version]:
+        return [each for each in self._versions_since_request(first) if each.state in states]
 
     def _is_back(self) -> bool:
         cluster = self._cluster
@@ -226,7 +228,11 @@ class Node:
         if self._cluster.driver.profiles() == profiles or not self._is_back():
             return ()
         devices = self._devices()
-        return [v for v in self._requested(first) if v.is_open and v.allocatable == devices]
+        return [
+            v
+            for v in self._versions_since_request(first)
+            if v.is_open and v.allocatable == devices
+        ]
 
     def _afterwards(self) -> str:
         """Describe the node besides its GPUs."""
@@ -250,7 +256,7 @@ class Node:
         }
 
     def _on_missing_devices(self) -> int:
-        assigned, devices = self._cluster.node.assigned(), self._cluster.driver.devices()
+        assigned, devices = self._cluster.node.devices_by_uid(), self._cluster.driver.devices()
         return sum(bool(assigned.get(uid, set()) - devices) for uid, _ in self._pods())
 
     def _devices(self) -> dict[str, int]:
@@ -259,7 +265,7 @@ class Node:
         return dict(collections.Counter(name.removeprefix("nvidia.com/") for name in names))
 
 
-def _described(profiles: list[list[str]]) -> str:
+def _text_of(profiles: list[list[str]]) -> str:
     every = [
         " + ".join(f"{n}x {name}" for name, n in collections.Counter(gpu).items()) or "nothing"
         for gpu in profiles

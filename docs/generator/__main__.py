@@ -37,21 +37,21 @@ def files(*, with_demo: bool) -> Iterator[tuple[pathlib.Path, str]]:
             yield page, blocks.rewritten(text, reference.RENDERERS)
     yield (
         PICTURES / "phases.svg",
-        diagram.draw(phases.played(), title="The phases of a reconfiguration"),
+        diagram.draw(phases.story_without_kills(), title="The phases of a reconfiguration"),
     )
     yield (
         PICTURES / "phases-after-a-crash.svg",
-        diagram.draw(phases.recovered(), title="The phases after a crash"),
+        diagram.draw(phases.story_after_kills(), title="The phases after a crash"),
     )
     yield PICTURES / "status.svg", pictures.status()
     yield PICTURES / "plan.svg", pictures.plan()
     yield PICTURES / "top.svg", pictures.top()
     if with_demo:
-        yield _played("demo.svg", pictures.demo_lines(), pictures.demo)
-        yield _played("demo-nodes.svg", pictures.cluster_demo_lines(), pictures.cluster_demo)
+        yield _demo_file("demo.svg", pictures.demo_lines(), pictures.demo)
+        yield _demo_file("demo-nodes.svg", pictures.cluster_demo_lines(), pictures.cluster_demo)
 
 
-def _played(
+def _demo_file(
     name: str, lines: Sequence[str], draw: Callable[[Sequence[str]], str]
 ) -> tuple[pathlib.Path, str]:
     path = PICTURES / name
@@ -65,22 +65,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.generator", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if need be")
     parser.add_argument("--demo", action="store_true", help="the demonstrations, too")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     # The runs that are played log as runs do.
     quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
     structlog.configure(wrapper_class=quiet)
     try:
-        stale = [(path, new) for path, new in files(with_demo=chosen.demo) if _old(path) != new]
+        stale = [(path, new) for path, new in files(with_demo=options.demo) if _old(path) != new]
     except blocks.MissingWordsError as error:
         sys.exit(f"docs: {error}")
     for path, new in stale:
         print(f"{path.relative_to(ROOT)} is not up to date")
-        if chosen.check:
+        if options.check:
             _show(_old(path), new)
         else:
             path.parent.mkdir(exist_ok=True)
             path.write_text(new, encoding="utf-8")
-    return 1 if chosen.check and stale else 0
+    return 1 if options.check and stale else 0
 
 
 def _old(path: pathlib.Path) -> str:

@@ -27,8 +27,8 @@ def rewritten(page: str, renderers: Mapping[str, Renderer]) -> str:
         MissingWordsError: A person has to write something.
     """
 
-    def block(found: re.Match[str]) -> str:
-        name, body = found["name"], found["body"]
+    def block(match: re.Match[str]) -> str:
+        name, body = match["name"], match["body"]
         new = renderers[name](body.strip("\n")).strip("\n")
         return f"<!-- generated: {name} -->\n\n{new}\n\n<!-- end of generated -->"
 
@@ -37,7 +37,7 @@ def rewritten(page: str, renderers: Mapping[str, Renderer]) -> str:
 
 def names(page: str) -> list[str]:
     """Return the names of a page's blocks."""
-    return [found["name"] for found in _BLOCK.finditer(page)]
+    return [match["name"] for match in _BLOCK.finditer(page)]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -61,12 +61,12 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
-def words(known: Mapping[str, str], key: str) -> str:
+def words(texts: Mapping[str, str], key: str) -> str:
     """Return what a person has written about something.
 
     Raises:
         MissingWordsError: No person has.
     """
-    if not known.get(key):
+    if not texts.get(key):
         raise MissingWordsError(f"write what {key} means where it stands")
-    return known[key]
+    return texts[key]

@@ -90,13 +90,13 @@ def draw(story: phases.Story, *, title: str) -> str:
         f'<rect width="{_WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
         *_failures(story),
         *(_move(move) for move in _in_order(story.moves)),
-        *(_node(phase, story) for phase in model.Phase if phase in _entered(story)),
+        *(_node(phase, story) for phase in model.Phase if phase in _phases_of(story)),
         *_legend(story),
     ]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _entered(story: phases.Story) -> set[model.Phase]:
+def _phases_of(story: phases.Story) -> set[model.Phase]:
     return {phase for move in story.moves for phase in move}
 
 
@@ -165,8 +165,8 @@ def _way(before: model.Phase, after: model.Phase) -> str:
 
 def _failures(story: phases.Story) -> Iterator[str]:
     """Draw the failure as one tall box, with an arrow from each phase that can fail."""
-    ended = [phase for phase in model.Phase if story.failures.get(phase)]
-    if not ended:
+    phases_with_failures = [phase for phase in model.Phase if story.failures.get(phase)]
+    if not phases_with_failures:
         return
     top, height = _TOP, (len(_MAIN_LINE) - 1) * _ROW - (_ROW - _BOX_H)
     yield (f'<rect x="{_END_X}" y="{top}" width="{_END_W}" height="{height}" rx="7" class="b r"/>')
@@ -174,7 +174,7 @@ def _failures(story: phases.Story) -> Iterator[str]:
     yield _text(middle, centre - 12, "failed", "n", anchor="middle")
     for line, text in enumerate(("with a reason;", "the clients", "run and the", "node is open")):
         yield _text(middle, centre + 8 + 15 * line, text, "c", anchor="middle")
-    for phase in ended:
+    for phase in phases_with_failures:
         box = _box(phase)
         if phase in _BESIDE:
             x, above = box.middle + 60, box.y - 18

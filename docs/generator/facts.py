@@ -68,7 +68,7 @@ def _calls(*without: str) -> Iterator[tuple[str, ast.Call]]:
 
 def events() -> dict[str, str]:
     """Return the agent's Events that are no end of a run: their reasons and types."""
-    found: dict[str, str] = {}
+    types: dict[str, str] = {}
     for name, call in _calls("partitioner"):
         if name not in ("emit", "_announce"):
             continue
@@ -76,8 +76,8 @@ def events() -> dict[str, str]:
         reason = named.get("reason") or next(iter(call.args), None)
         is_warning = named.get("is_warning")
         if isinstance(reason, ast.Constant) and isinstance(is_warning, ast.Constant):
-            found[str(reason.value)] = "Warning" if is_warning.value else "Normal"
-    return found
+            types[str(reason.value)] = "Warning" if is_warning.value else "Normal"
+    return types
 
 
 _LOGGING = frozenset({"debug", "info", "warning", "error", "exception", "log", "write"})
@@ -85,7 +85,7 @@ _LOGGING = frozenset({"debug", "info", "warning", "error", "exception", "log", "
 
 def log_lines() -> dict[str, list[str]]:
     """Return the names of all log lines with their fields, as they occur."""
-    found: dict[str, list[str]] = {}
+    fields_by_name: dict[str, list[str]] = {}
     for name, call in _calls():
         texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
         names = [text for text in texts if isinstance(text, str) and "_" in text]
@@ -93,9 +93,9 @@ def log_lines() -> dict[str, list[str]]:
             fields = [keyword.arg or "" for keyword in call.keywords]
             if name == "exception" or "exc_info" in fields:
                 fields = ["exception"]
-            known = found.setdefault(names[-1], [])
-            known += [field for field in fields if field not in known]
-    return dict(sorted(found.items()))
+            listed = fields_by_name.setdefault(names[-1], [])
+            listed += [field for field in fields if field not in listed]
+    return dict(sorted(fields_by_name.items()))
 
 
 def node_keys() -> dict[str, str]:
@@ -107,11 +107,11 @@ def node_keys() -> dict[str, str]:
         "CONDITION": "Node condition",
         "PREFIX": "labels",
     }
-    found: dict[str, str] = {}
+    by_key: dict[str, str] = {}
     for name, value in vars(well_known).items():
         kind = kinds.get(name.rpartition("_")[2])
         if kind is None or name[0] == "_" or name in {"RESOURCE_PREFIX", "PLUGIN_DEPLOY_LABEL"}:
             continue
-        found[f"{value}*" if kind == "labels" else value] = kind
-    found[well_known.KEEP_ANNOTATION] = "annotation on pods"
-    return found
+        by_key[f"{value}*" if kind == "labels" else value] = kind
+    by_key[well_known.KEEP_ANNOTATION] = "annotation on pods"
+    return by_key

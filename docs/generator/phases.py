@@ -53,16 +53,16 @@ class _Recorder:
     def __init__(self, node: fakes.NodeRig, story: Story) -> None:
         self._node = node
         self._story = story
-        self._seen = node.annotations.get(well_known.STATUS_ANNOTATION)
+        self._last_text = node.annotations.get(well_known.STATUS_ANNOTATION)
         self._phase = model.Phase.RESOLVE
         node.on_call = self.record
 
     def record(self) -> None:
         """Record what was published since the last call."""
         text = self._node.annotations.get(well_known.STATUS_ANNOTATION)
-        if text is None or text == self._seen:
+        if text is None or text == self._last_text:
             return
-        self._seen = text
+        self._last_text = text
         status = json.loads(text)
         phase = model.Phase(status["phase"])
         if phase is not self._phase:
@@ -83,13 +83,13 @@ class _Recorder:
             names_layout=well_known.APPLIED_LABEL in node.labels,
         )
 
-    def superseded(self) -> None:
+    def note_superseded(self) -> None:
         """Write down that a newer request has ended the run."""
         self._story.superseded_in.add(self._phase)
 
 
 @contextlib.contextmanager
-def _recorded(node: fakes.NodeRig, story: Story) -> Iterator[_Recorder]:
+def _record(node: fakes.NodeRig, story: Story) -> Iterator[_Recorder]:
     recorder = _Recorder(node, story)
     try:
         yield recorder
@@ -103,14 +103,14 @@ def _play(
 ) -> int:
     """Play one run; return how often it checked for a newer request."""
     request = fakes.FakeRequest(node.clock, ends_at=superseded_at, is_replaced=True)
-    with _recorded(node, story) as recorder:
+    with _record(node, story) as recorder:
         try:
             # An end that could not be published is for the next run.
             with contextlib.suppress(errors.ClusterError):
                 agents.reconciler(node).run(layout, request)
         except errors.Superseded:
             recorder.record()
-            recorder.superseded()
+            recorder.note_superseded()
     return request.checks
 
 
@@ -119,7 +119,8 @@ def _with_every_call_failing(change: swept_changes.Change, story: Story) -> None
         node = change.make()
         node.failing = {index: strikes.broken(call)}
         _play(node, change.layout, story)
-        # The next run undoes what this one could not. ``recovered`` has those without an outcome.
+        # The next run undoes what this one could not.
+        # ``story_after_kills`` has those without an outcome.
         node.failing = {}
         if node.labels[well_known.STATE_LABEL] != model.State.PENDING.value:
             _play(node, change.layout, story)
@@ -140,10 +141,10 @@ def _killed_everywhere(change: swept_changes.Change, story: Story) -> None:
             with contextlib.suppress(strikes.Killed):
                 change.run(node)
             node.failing = {}
-            with _recorded(node, story):
+            with _record(node, story):
                 successor = agents.reconciler(node)
                 successor.recover(requested)
-            with _recorded(node, story):
+            with _record(node, story):
                 successor.run(requested, fakes.FakeRequest(node.clock, is_replaced=False))
 
 
@@ -155,21 +156,21 @@ def _rebooting_node(*, comes_down: bool) -> fakes.NodeRig:
     return node
 
 
-def _rebooted(story: Story) -> None:
+def _reboot(story: Story) -> None:
     """Reboot in the middle of a run, as the signal to end does, and go on afterwards."""
     node = _rebooting_node(comes_down=True)
     request = fakes.FakeRequest(node.clock, is_replaced=False)
     request.ends_when = lambda: node.host.reboots > 0
-    with _recorded(node, story), contextlib.suppress(errors.Superseded):
+    with _record(node, story), contextlib.suppress(errors.Superseded):
         agents.reconciler(node).run("all-1g.5gb", request)
     node.restart_machine()
-    with _recorded(node, story):
+    with _record(node, story):
         successor = agents.reconciler(node)
         successor.recover("all-1g.5gb")
         successor.run("all-1g.5gb", fakes.FakeRequest(node.clock, is_replaced=False))
 
 
-def _refused(story: Story) -> None:
+def _refuse(story: Story) -> None:
     """Play what no scene has: layouts that cannot be had, and what is right already."""
     for layout in ("no-such-layout", "too-much", "no-such-profile", "other-gpu"):
         _play(nodes.busy_node(), layout, story)
@@ -204,7 +205,7 @@ class _Queue:
         """Release the slot."""
 
 
-def _queued(story: Story) -> None:
+def _queue(story: Story) -> None:
     """Play a node that waits for a slot: it gets one, is forbidden it, or is superseded."""
     for is_forbidden, superseded_at in ((False, None), (True, None), (False, 1)):
         node = nodes.busy_node()
@@ -213,15 +214,15 @@ def _queued(story: Story) -> None:
 
 
 @functools.cache
-def played() -> Story:
+def story_without_kills() -> Story:
     """Return what runs do that are not killed."""
     story = Story()
     for change in swept_changes.CHANGES.values():
         if change.custom is None:
             _play(change.make(), change.layout, story)
-    _refused(story)
-    _queued(story)
-    _rebooted(story)
+    _refuse(story)
+    _queue(story)
+    _reboot(story)
     for name in ("first layout", "one slice", "services", "first layout, reset"):
         _with_every_call_failing(swept_changes.CHANGES[name], story)
     _superseded_at_every_check(swept_changes.CHANGES["one slice"], story)
@@ -229,7 +230,7 @@ def played() -> Story:
 
 
 @functools.cache
-def recovered() -> Story:
+def story_after_kills() -> Story:
     """Return what the runs do that come after one that was killed."""
     story = Story()
     _killed_everywhere(swept_changes.CHANGES["one slice"], story)

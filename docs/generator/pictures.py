@@ -124,7 +124,7 @@ def top() -> str:
 
     drain = {"phase": "Drain", "message": "1 pod to evict: ml/train-0"}
     refused = {"reason": "DrainTimeout", "message": "PodDisruptionBudget keep-all allows none"}
-    seen = overview.Overview(
+    shown = overview.Overview(
         reports=[
             node("gpu-1", "all-balanced", state="success"),
             node("gpu-2", "all-balanced", "all-1g.5gb", state="pending", **drain),
@@ -141,7 +141,7 @@ def top() -> str:
         ],
     )
     style = bar.Style(colour=True, columns=100)
-    lines = overview.draw(seen, style=style, selected="gpu-2")
+    lines = overview.draw(shown, style=style, selected="gpu-2")
     return terminal.draw(
         [_prompt("kubectl mig top"), *lines],
         title="kubectl mig top: the nodes of a cluster, their GPUs to scale, and what is in use",
@@ -188,7 +188,7 @@ def differences(picture: str, lines: Sequence[str]) -> list[str]:
     Times do not count, nor do the order and the steps that a node shows on its way: they depend on
     how fast the machine is.
     """
-    drawn, printed = _masked(_description(picture)), _masked("\n".join(map(terminal.plain, lines)))
+    drawn, printed = _mask(_description(picture)), _mask("\n".join(map(terminal.plain, lines)))
     return sorted([*(drawn - printed).elements(), *(printed - drawn).elements()])
 
 
@@ -197,6 +197,6 @@ def _description(picture: str) -> str:
     return html.unescape(text)
 
 
-def _masked(text: str) -> collections.Counter[str]:
+def _mask(text: str) -> collections.Counter[str]:
     masked = _PENDING.sub(r"\1", _POD_SUFFIX.sub(r"\1-N", _TIME.sub("T", text)))
     return collections.Counter(" ".join(line.split()) for line in masked.splitlines())

@@ -33,12 +33,12 @@ def settings_tables(_body: str, *, command: str = "agent") -> str:
             group = option.group if option.flags else "variables without an option"
             groups.setdefault(group, []).append(option)
     sections = []
-    for title, found in sorted(groups.items(), key=lambda each: not each[1][0].flags):
-        if found[0].flags:
+    for title, members in sorted(groups.items(), key=lambda each: not each[1][0].flags):
+        if members[0].flags:
             head = ("Option", "Others' variable", "Default", "Meaning")
-            table = blocks.table(head, map(_setting, found))
+            table = blocks.table(head, map(_setting, members))
         else:
-            rows = ((_code(each.variables), each.help) for each in found)
+            rows = ((_code(each.variables), each.help) for each in members)
             table = blocks.table(("Variable", "Meaning"), rows)
         sections.append(f"### {title[:1].upper()}{title[1:]}\n\n{table}")
     return "\n\n".join(sections)
@@ -53,9 +53,9 @@ def _setting(option: options.Option) -> tuple[str, ...]:
 
 def metrics_table(body: str, *, of: Callable[[], list[facts.Metric]]) -> str:
     """Return all metrics of a program."""
-    known = blocks.kept(body)
+    texts = blocks.kept(body)
     rows = (
-        (f"`{each.name}`", each.kind, _code(each.labels), blocks.words(known, f"`{each.name}`"))
+        (f"`{each.name}`", each.kind, _code(each.labels), blocks.words(texts, f"`{each.name}`"))
         for each in of()
     )
     return blocks.table(("Name", "Type", "Labels", "Meaning"), rows)
@@ -63,14 +63,14 @@ def metrics_table(body: str, *, of: Callable[[], list[facts.Metric]]) -> str:
 
 def reasons_in_full(body: str) -> str:
     """Return a section for each reason; what follows its first paragraph is kept."""
-    known = {
+    texts = {
         name: prose.partition("\n\n")[2].strip()
         for name, prose in re.findall(
             r"^### (\w+)\n\n(.*?)(?=^### |\Z)", body + "\n", re.DOTALL | re.MULTILINE
         )
     }
     return "\n\n".join(
-        f"### {each.value}\n\n{_first_paragraph(each)}\n\n{blocks.words(known, each.value)}"
+        f"### {each.value}\n\n{_first_paragraph(each)}\n\n{blocks.words(texts, each.value)}"
         for each in errors.Reason
     )
 
@@ -82,25 +82,25 @@ def _first_paragraph(reason: errors.Reason) -> str:
 
 def events_table(body: str) -> str:
     """Return the Events that are no end of a run."""
-    known = blocks.kept(body)
-    found = facts.events()
-    order = [name.strip("`") for name in known if name.strip("`") in found]
+    texts = blocks.kept(body)
+    types = facts.events()
+    order = [name.strip("`") for name in texts if name.strip("`") in types]
     return blocks.table(
         ("Reason", "Type", "When"),
         (
-            (f"`{name}`", found[name], blocks.words(known, f"`{name}`"))
-            for name in dict.fromkeys([*order, *found])
+            (f"`{name}`", types[name], blocks.words(texts, f"`{name}`"))
+            for name in dict.fromkeys([*order, *types])
         ),
     )
 
 
 def log_table(body: str) -> str:
     """Return the names of log lines with their fields."""
-    known = blocks.kept(body)
+    texts = blocks.kept(body)
     return blocks.table(
         ("Event", "Fields", "Meaning"),
         (
-            (f"`{name}`", _code(fields), blocks.words(known, f"`{name}`"))
+            (f"`{name}`", _code(fields), blocks.words(texts, f"`{name}`"))
             for name, fields in facts.log_lines().items()
         ),
     )
@@ -108,21 +108,21 @@ def log_table(body: str) -> str:
 
 def keys_table(body: str) -> str:
     """Return the keys on nodes and pods."""
-    known = blocks.kept(body)
-    found = facts.node_keys()
+    texts = blocks.kept(body)
+    kinds = facts.node_keys()
     return blocks.table(
         ("Key", "Kind", "Who writes it, and what it means"),
-        ((f"`{key}`", kind, blocks.words(known, f"`{key}`")) for key, kind in found.items()),
+        ((f"`{key}`", kind, blocks.words(texts, f"`{key}`")) for key, kind in kinds.items()),
     )
 
 
 def phases_table(body: str) -> str:
     """Return what a node shows in each phase, as it was seen."""
-    known = blocks.kept(body)
-    story, after = phases.played(), phases.recovered()
+    texts = blocks.kept(body)
+    story, after = phases.story_without_kills(), phases.story_after_kills()
     rows = []
     for phase in model.Phase:
-        seen = {
+        shown = {
             marks
             for story in (story, after)
             for marks in story.marks.get(phase, ())
@@ -131,12 +131,12 @@ def phases_table(body: str) -> str:
         rows.append(
             (
                 f"`{phase.value}`",
-                _code(sorted({marks.state for marks in seen})) or "as before",
-                _some(seen, lambda marks: marks.is_tainted),
-                _some(seen, lambda marks: marks.is_paused),
-                _some(seen, lambda marks: marks.has_snapshot),
-                _some(seen, lambda marks: marks.names_layout),
-                blocks.words(known, f"`{phase.value}`"),
+                _code(sorted({marks.state for marks in shown})) or "as before",
+                _some(shown, lambda marks: marks.is_tainted),
+                _some(shown, lambda marks: marks.is_paused),
+                _some(shown, lambda marks: marks.has_snapshot),
+                _some(shown, lambda marks: marks.names_layout),
+                blocks.words(texts, f"`{phase.value}`"),
             )
         )
     head = (
@@ -187,8 +187,8 @@ def schemas_table(_body: str) -> str:
     )
 
 
-def _some(seen: Iterable[phases.Marks], asked: Callable[[phases.Marks], bool]) -> str:
-    answers = {asked(marks) for marks in seen}
+def _some(shown: Iterable[phases.Marks], question: Callable[[phases.Marks], bool]) -> str:
+    answers = {question(marks) for marks in shown}
     if not answers:
         return "as before"
     return "may be" if len(answers) > 1 else _yes(answers.pop())

@@ -19,8 +19,8 @@ _NOTHING = "No run is kept in `docs/results`."
 def entries(matrix: str) -> Sequence[Entry]:
     """Return the entries of a matrix; none where no run of it is kept."""
     path = FOLDER / f"{matrix.replace(' ', '-')}.json"
-    found: Sequence[Entry] = json.loads(path.read_text("utf-8")) if path.exists() else ()
-    return found
+    records: Sequence[Entry] = json.loads(path.read_text("utf-8")) if path.exists() else ()
+    return records
 
 
 def _stamp(matrix: str) -> str:
@@ -31,24 +31,26 @@ def _stamp(matrix: str) -> str:
 
 def kill_table(_body: str) -> str:
     """Return the strikes of the kill matrix: a row for each kind, and the phases in which."""
-    found = entries("kill matrix")
-    if not found:
+    records = entries("kill matrix")
+    if not records:
         return _NOTHING
-    kinds = dict.fromkeys(entry["what"] for entry in found)
-    rows = ((kind, *_sums([entry for entry in found if entry["what"] == kind])) for kind in kinds)
+    kinds = dict.fromkeys(entry["what"] for entry in records)
+    rows = (
+        (kind, *_sums([entry for entry in records if entry["what"] == kind])) for kind in kinds
+    )
     table = blocks.table(("Kill", "Scenarios", "Tried", "Struck", "Converged"), rows)
-    return f"{table}\n\n{_kill_phases(found)}\n\n{_stamp('kill matrix')}"
+    return f"{table}\n\n{_kill_phases(records)}\n\n{_stamp('kill matrix')}"
 
 
-def _sums(found: Sequence[Entry]) -> Iterable[str]:
-    yield str(len(found))
+def _sums(records: Sequence[Entry]) -> Iterable[str]:
+    yield str(len(records))
     for key in ("tried", "struck", "converged"):
-        yield str(sum(entry[key] for entry in found))
+        yield str(sum(entry[key] for entry in records))
 
 
-def _kill_phases(found: Iterable[Entry]) -> str:
+def _kill_phases(records: Iterable[Entry]) -> str:
     struck: collections.Counter[str] = collections.Counter()
-    for entry in found:
+    for entry in records:
         struck.update({name: counts["struck"] for name, counts in entry["phases"].items()})
     listed = ", ".join(f"`{name}` {struck[name]}" for name in sorted(struck))
     return textwrap.fill(f"Struck by the phase that the node was in: {listed}.", _WIDTH)
@@ -56,11 +58,11 @@ def _kill_phases(found: Iterable[Entry]) -> str:
 
 def double_table(_body: str) -> str:
     """Return what struck a change and then its recovery, a row for each change."""
-    found = entries("double strikes")
-    if not found:
+    records = entries("double strikes")
+    if not records:
         return _NOTHING
     keys = ("kills", "writes", "struck", "judged", "converged")
-    rows = ((entry["change"], *(str(entry[key]) for key in keys)) for entry in found)
+    rows = ((entry["change"], *(str(entry[key]) for key in keys)) for entry in records)
     head = ("Change", "Kills", "Writes", "Struck", "Judged", "Converged")
     return f"{blocks.table(head, rows)}\n\n{_stamp('double strikes')}"
 
@@ -76,12 +78,12 @@ def fault_table(_body: str) -> str:
     """Return the strikes of the fault matrices, a row for each."""
     rows: list[Sequence[str]] = []
     for matrix, what in _FAULTS.items():
-        found = entries(matrix)
-        if not found:
+        records = entries(matrix)
+        if not records:
             rows.append((what, "", "", ""))
             continue
-        sums = [str(sum(entry[key] for entry in found)) for key in ("tried", "struck")]
-        rows.append((what, str(len(found)), *sums))
+        sums = [str(sum(entry[key] for entry in records)) for key in ("tried", "struck")]
+        rows.append((what, str(len(records)), *sums))
     return blocks.table(("Fault", "Variants", "Tried", "Struck"), rows)
 
 
@@ -93,10 +95,10 @@ _SOAK_ROWS = (
 
 def soak_table(_body: str) -> str:
     """Return the main counts of one pass of the soak, and the seed that plays it again."""
-    found = entries("soak")
-    if not found:
+    records = entries("soak")
+    if not records:
         return _NOTHING
-    rows = ((key, str(entry[key])) for entry in found for key in _SOAK_ROWS if key in entry)
+    rows = ((key, str(entry[key])) for entry in records for key in _SOAK_ROWS if key in entry)
     return blocks.table(("Count", "Number"), rows)
 
 
@@ -111,15 +113,15 @@ _VARIANTS = {
 
 def day_table(_body: str) -> str:
     """Return how the pods of a day fared, a row for each way to partition the GPUs."""
-    found = entries("partitioner-day")
-    if not found:
+    records = entries("partitioner-day")
+    if not records:
         return _NOTHING
-    about, *rows = found
+    about, *rows = records
     by_name = {row["variant"]: row for row in rows}
     waits = "Mean wait", "90 % at most", "95 % at most", "Longest"
     head = ("GPUs", "Pods placed", *waits, "Slices used", "Changes", "Requests for each pod")
     cells = (
-        (what, *_fared(by_name[name], about))
+        (what, *_figures(by_name[name], about))
         for name, what in _VARIANTS.items()
         if name in by_name
     )
@@ -131,7 +133,7 @@ def day_table(_body: str) -> str:
     )
 
 
-def _fared(row: Entry, about: Entry) -> Iterable[str]:
+def _figures(row: Entry, about: Entry) -> Iterable[str]:
     yield f"{row['placed']} of {about['pods']}"
     yield f"{row['mean_s']:.1f} s" if "mean_s" in row else ""
     for key in ("p90_s", "p95_s", "p100_s"):
@@ -159,10 +161,10 @@ _MIXES = {
 
 def load_table(_body: str) -> str:
     """Return the mean waits of simulated pods by load, a row for each mix and load."""
-    found = entries("partitioner")
-    if not found:
+    records = entries("partitioner")
+    if not records:
         return _NOTHING
-    about, *cells = found
+    about, *cells = records
     head = (
         *("Pods", "Load", "Best fixed", "**Partitioner**", "Not prepared"),
         *("Default scheduler", "First-fit", "7g placed: fixed, partitioner, first-fit"),
@@ -176,17 +178,17 @@ def load_table(_body: str) -> str:
 
 def _by_load(entry: Entry) -> Iterable[str]:
     rows = entry["rows"]
-    fixed, ours, first = (
+    fixed, partitioner, first = (
         rows[name] for name in ("best fixed, packed", "ours, packed", "first-fit")
     )
     yield _MIXES[entry["mix"]]
     yield f"{entry['load']:.0%}"
-    for row in (fixed, ours):
+    for row in (fixed, partitioner):
         yield f"{row['mean_s']:.1f} ± {row['error_s']:.1f}"
     for name in ("ours, not prepared, packed", "ours, spread"):
         yield f"{rows[name]['mean_s']:.1f}"
     yield f"{first['mean_s']:.1f}"
-    yield ", ".join(f"{row['placed_7g']:.0%}" for row in (fixed, ours, first))
+    yield ", ".join(f"{row['placed_7g']:.0%}" for row in (fixed, partitioner, first))
 
 
 RENDERERS: Mapping[str, blocks.Renderer] = {

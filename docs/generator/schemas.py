@@ -41,18 +41,18 @@ _WIDTH = 100
 
 def files() -> Mapping[str, str]:
     """Return every schema as text, by the name of its file."""
-    return {f"{name}.json": _rendered(schema, 0) + "\n" for name, schema in schemas().items()}
+    return {f"{name}.json": _render(schema, 0) + "\n" for name, schema in schemas().items()}
 
 
 def schemas() -> dict[str, Schema]:
     """Return every schema by its name: the ``kind`` of an answer, or the annotation."""
-    found = {}
+    by_name = {}
     for module in (answers, annotations):
         for name, each in inspect.getmembers(module, typing.is_typeddict):
             is_whole = "kind" in each.__annotations__ or name.endswith("Annotation")
             if is_whole and each.__module__ == module.__name__:
-                found[name] = _whole(name, each)
-    return dict(sorted((found | {"LayoutFile": layout_schema.schema()}).items()))
+                by_name[name] = _whole(name, each)
+    return dict(sorted((by_name | {"LayoutFile": layout_schema.schema()}).items()))
 
 
 def _whole(name: str, of: Any) -> Schema:
@@ -87,9 +87,9 @@ def _remarks(of: Any) -> dict[str, str]:
     """Return what the source says behind keys, those of the base included."""
     head, *lines = inspect.getsource(of).splitlines()
     base = getattr(sys.modules[of.__module__], head.partition("(")[2].rstrip("):"))
-    found = _remarks(base) if typing.is_typeddict(base) else {}
+    remarks = _remarks(base) if typing.is_typeddict(base) else {}
     matches = (re.match(r"    (\w+): .*?  # (.+)", line) for line in lines)
-    return found | {match[1]: match[2] for match in matches if match}
+    return remarks | {match[1]: match[2] for match in matches if match}
 
 
 def _schema(of: Any, definitions: dict[str, Schema]) -> Schema:
@@ -107,7 +107,7 @@ def _schema(of: Any, definitions: dict[str, Schema]) -> Schema:
 
 def _generic(origin: Any, inner: tuple[Any, ...], definitions: dict[str, Schema]) -> Schema:
     if origin is typing.Annotated:
-        return _annotated(*inner, definitions=definitions)
+        return _schema_of_metadata(*inner, definitions=definitions)
     if origin is typing.Literal:
         return {"const": inner[0]} if len(inner) == 1 else {"enum": list(inner)}
     parts = [_schema(each, definitions) for each in inner]
@@ -128,12 +128,12 @@ def _union(members: list[Schema]) -> Schema:
     return {"anyOf": members}
 
 
-def _annotated(_: Any, *more: Any, definitions: dict[str, Schema]) -> Schema:
+def _schema_of_metadata(_: Any, *more: Any, definitions: dict[str, Schema]) -> Schema:
     """Return the schema of what the metadata names; see ``answers``."""
     if not isinstance(more[0], str):
         rows = [_schema(each, definitions) for each in more]
         return rows[0] if len(rows) == 1 else _union(rows)
-    named, *others = (_named(each) if "." in each else each for each in more)
+    named, *others = (_load(each) if "." in each else each for each in more)
     if isinstance(named, enum.EnumMeta):
         return {"enum": [*_values(named), *others]}
     if dataclasses.is_dataclass(named):
@@ -152,7 +152,7 @@ def _values(of: Any) -> list[str]:
     return [each.value for each in of]
 
 
-def _named(path: str) -> Any:
+def _load(path: str) -> Any:
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(f"mig_manager.{module}"), name)
 
@@ -169,7 +169,7 @@ def _fields(
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _rendered(value: Any, depth: int) -> str:
+def _render(value: Any, depth: int) -> str:
     """Return JSON with a line for what fits into one, and for a list of plain values."""
     flat = json.dumps(value)
     is_list = isinstance(value, list)
@@ -178,7 +178,7 @@ def _rendered(value: Any, depth: int) -> str:
         return flat
     inner, outer = "\n" + "  " * (depth + 1), "\n" + "  " * depth
     if isinstance(value, list):
-        items = [_rendered(each, depth + 1) for each in value]
+        items = [_render(each, depth + 1) for each in value]
         return f"[{inner}{f',{inner}'.join(items)}{outer}]"
-    rows = [f"{json.dumps(key)}: {_rendered(each, depth + 1)}" for key, each in value.items()]
+    rows = [f"{json.dumps(key)}: {_render(each, depth + 1)}" for key, each in value.items()]
     return f"{{{inner}{f',{inner}'.join(rows)}{outer}}}"

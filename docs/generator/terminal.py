@@ -120,13 +120,13 @@ def _rules(piece: str, *, x: float, y: float) -> str:
             runs.append(f"M{begin:.1f} {middle:g}H{end:.1f}")
         if up or down:
             runs.append(f"M{at:.1f} {middle - up * _LINE / 2:g}V{middle + down * _LINE / 2:g}")
-    return _joined(runs)
+    return _join(runs)
 
 
-def _joined(runs: Sequence[str]) -> str:
+def _join(runs: Sequence[str]) -> str:
     """Write rules that go on where another ends as one."""
     return re.sub(r"H([\d.]+)(?:M\1 [\d.]+H([\d.]+))+", _last, "".join(runs))
 
 
-def _last(found: re.Match[str]) -> str:
-    return f"H{found[2]}"
+def _last(match: re.Match[str]) -> str:
+    return f"H{match[2]}"

@@ -63,7 +63,7 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
     with stage.CrashStage(scenario, recording.start) as rig:
         rig.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
 
-        kill_at_work(rig, lambda: any(armed.fired for armed in rig.state.faults()))
+        kill_at_work(rig, lambda: any(armed.strikes for armed in rig.state.faults()))
 
         rig.state.clear_faults()
         assert matrix.recovery_problems(rig) == ()

@@ -132,7 +132,7 @@ class StruckNode:
         )
         end = self.run(listen=listen)
         (armed,) = self.state.faults()
-        assert armed.fired == 1, f"{moment} was not called"
+        assert armed.strikes == 1, f"{moment} was not called"
         self.state.clear_faults()
         return end
 

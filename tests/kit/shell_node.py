@@ -96,7 +96,7 @@ class ShellNode:
 
     @property
     def is_hung(self) -> bool:
-        return any(armed.fired for armed in self.state.faults())
+        return any(armed.strikes for armed in self.state.faults())
 
     @property
     def shape(self) -> list[object]:

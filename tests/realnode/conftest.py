@@ -134,7 +134,7 @@ def cluster(
 
 
 @pytest.fixture
-def spoiled(clusters: Clusters, cluster: rig.RealCluster) -> rig.RealCluster:
+def expendable_cluster(clusters: Clusters, cluster: rig.RealCluster) -> rig.RealCluster:
     """A cluster that no other story gets after this one."""
     clusters.is_spoiled = True
     return cluster

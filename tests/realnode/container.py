@@ -50,7 +50,7 @@ class Container:
 
 @contextlib.contextmanager
 def running(
-    image: images.Mounted,
+    image: images.MountedImage,
     overlay: overlays.Overlay,
     folder: pathlib.Path,
     environ: Mapping[str, str],
@@ -88,7 +88,7 @@ def running(
 
 
 def _document(
-    image: images.Mounted, container: api_objects.Object, folder: pathlib.Path, name: str
+    image: images.MountedImage, container: api_objects.Object, folder: pathlib.Path, name: str
 ) -> dict[str, Any]:
     """Return runc's config.json, without the environment."""
     rights = container["securityContext"]

@@ -85,8 +85,8 @@ class ControlPlane(envtest.Programs):
         answer = self._get(path, timeout=30)
         if answer.status != 200:
             raise RuntimeError(f"{path}: {answer.status} {answer.data.decode()[:500]}")
-        found: dict[str, Any] = answer.json() if answer.data[:1] == b"{" else {}
-        return found
+        body: dict[str, Any] = answer.json() if answer.data[:1] == b"{" else {}
+        return body
 
     def watch(self, path: str) -> Iterator[dict[str, Any]]:
         """Return each event of a watch until the API server ends it.

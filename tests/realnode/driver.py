@@ -54,7 +54,7 @@ class Driver:
         self._write_bus()
 
     @contextlib.contextmanager
-    def loaded(self) -> Iterator[None]:
+    def serving(self) -> Iterator[None]:
         """Answer the library's calls and the runtime's questions."""
         program = self._folder / "nvidia-smi"
         program.write_text(_NVIDIA_SMI, encoding="utf-8")
@@ -163,21 +163,21 @@ class Driver:
             for name, content in files.items():
                 (device / name).write_text(f"{content}\n")
 
-    def _answer(self, asked: dict[str, Any]) -> str:
+    def _answer(self, request: dict[str, Any]) -> str:
         """Hold what a container was given, or let go of it; return what is wrong, or nothing."""
-        if asked["status"] == "stopped":
+        if request["status"] == "stopped":
             # The kernel ends no process before the driver has returned from its call.
             with self._without_calls():
                 pass
-            for client in self._clients.pop(asked["id"], ()):
+            for client in self._clients.pop(request["id"], ()):
                 self.gpus.remove_client(client)
             return ""
-        clients = self._clients.setdefault(asked["id"], [])
+        clients = self._clients.setdefault(request["id"], [])
         try:
-            for device in asked["devices"]:
-                clients.append(self.gpus.add_client(device, name="workload", pid=asked["pid"]))
+            for device in request["devices"]:
+                clients.append(self.gpus.add_client(device, name="workload", pid=request["pid"]))
         except LookupError as error:
-            for client in self._clients.pop(asked["id"]):
+            for client in self._clients.pop(request["id"]):
                 self.gpus.remove_client(client)
             return str(error)
         return ""

@@ -81,7 +81,7 @@ class Operator:
         self._cluster.install("gpu-operator")
         shipped = yaml.safe_load(_SHIPPED.read_text())
         self.upgrade(shipped | {"migManager": shipped["migManager"] | _image(images.AGENT)})
-        self.awaited(MANAGER, images.AGENT)
+        self.wait_for_operand(MANAGER, images.AGENT)
 
     def use_theirs(self) -> None:
         """Undo our values and our overlay, as the owner does to return to NVIDIA's image."""
@@ -99,10 +99,10 @@ class Operator:
 
     def image(self, name: str) -> str:
         """Return the image that the operator has rendered for an operand."""
-        found: str = self._daemon_set(name)["spec"]["template"]["spec"]["containers"][0]["image"]
-        return found
+        image: str = self._daemon_set(name)["spec"]["template"]["spec"]["containers"][0]["image"]
+        return image
 
-    def awaited(self, name: str, image: str, **environ: str) -> Object:
+    def wait_for_operand(self, name: str, image: str, **environ: str) -> Object:
         """Wait for an operand's one pod, of the newest template and ready; return its metadata.
 
         Args:
@@ -121,13 +121,13 @@ class Operator:
 
     def _is_rolled_out(self, name: str, image: str, environ: Mapping[str, str]) -> bool:
         try:
-            found = self._daemon_set(name)
+            daemon_set = self._daemon_set(name)
         except RuntimeError:
             return False
-        status = found["status"]
-        if status.get("observedGeneration") != found["metadata"]["generation"]:
+        status = daemon_set["status"]
+        if status.get("observedGeneration") != daemon_set["metadata"]["generation"]:
             return False
-        container = found["spec"]["template"]["spec"]["containers"][0]
+        container = daemon_set["spec"]["template"]["spec"]["containers"][0]
         rendered = {each["name"]: each.get("value", "") for each in container["env"]}
         return (
             container["image"] == image

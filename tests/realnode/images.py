@@ -59,7 +59,7 @@ class Size:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Mounted:
+class MountedImage:
     """A container that does not run yet."""
 
     root: pathlib.Path
@@ -87,7 +87,7 @@ class Images:
             built: The folder with the programs that go into images.
         """
         every = (PAUSE, PLUGIN, AGENT)
-        with self._locked():
+        with self._lock():
             self._build(built)
             identities = "".join(map(self._identity, every))
             disk = self.cache / "disks" / hashlib.sha256(identities.encode()).hexdigest()
@@ -103,7 +103,7 @@ class Images:
 
     def agent(self) -> None:
         """Build the image of the agent alone."""
-        with self._locked():
+        with self._lock():
             self._build_agent()
 
     def size(self) -> Size:
@@ -111,13 +111,13 @@ class Images:
         return Size(total_mb=self._size_mb(AGENT), base_mb=self._size_mb(_BASE))
 
     @contextlib.contextmanager
-    def mounted(self) -> Iterator[Mounted]:
+    def mount(self) -> Iterator[MountedImage]:
         """Mount a new container of the agent's image for the body."""
         about = json.loads(self._buildah("inspect", "--type=image", AGENT))["OCIv1"]["config"]
         container = self._buildah("from", "--pull-never", AGENT).strip()
         try:
             root = pathlib.Path(self._buildah("mount", container).strip())
-            yield Mounted(root, [*about["Entrypoint"], *about["Cmd"]], about["Env"])
+            yield MountedImage(root, [*about["Entrypoint"], *about["Cmd"]], about["Env"])
         finally:
             self._buildah("rm", container)
 
@@ -162,7 +162,7 @@ class Images:
         target = "/opt/gpu-operator"
         copied = {"assets": target, "manifests": f"{target}/manifests"}
         recipe = [f"COPY --from=module {source} {to}" for source, to in copied.items()]
-        with self._locked():
+        with self._lock():
             self._with_files(
                 OPERATOR,
                 "scratch",
@@ -181,12 +181,12 @@ class Images:
         """
         files = [built / "nvidia-mig-manager", built / "nvidia-mig-parted"]
         recipe = ["ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_MIG_CONFIG_DEVICES=all"]
-        with self._locked():
+        with self._lock():
             self._with_files(NVIDIA_MANAGER, _BASE, files, folder="/usr/bin", recipe=recipe)
             return self._archive(NVIDIA_MANAGER)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Keep other processes from building the same."""
         self.cache.mkdir(parents=True, exist_ok=True)
         with (self.cache / "lock").open("w") as lock:
@@ -270,8 +270,8 @@ class Images:
         return archive
 
     def _identity(self, image: str) -> str:
-        found = self._buildah("images", "--quiet", "--no-trunc", image)
-        return found.strip().rpartition(":")[2]
+        output = self._buildah("images", "--quiet", "--no-trunc", image)
+        return output.strip().rpartition(":")[2]
 
     def _size_mb(self, image: str) -> float:
         number, unit = self._buildah("images", "--format={{.Size}}", image).split()

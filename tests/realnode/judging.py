@@ -24,7 +24,7 @@ class Use:
 def use(cluster: rig.RealCluster, *workloads: str, name: str = rig.NODE) -> dict[str, Use]:
     """Return what the running pods of some workloads have, by name of the pod."""
     machine = cluster.machines[name]
-    assigned, serials = machine.node.assigned(), machine.driver.serials()
+    assigned, serials = machine.node.devices_by_uid(), machine.driver.serials()
     return {
         pod["metadata"]["name"]: Use(
             uid=pod["metadata"]["uid"],
@@ -51,8 +51,8 @@ def assert_at_rest(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
 
 def assert_released(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
     """Check that nothing of a change keeps pods or operands from a node."""
-    found = cluster.get("node", name)
-    spec, metadata = found["spec"], found["metadata"]
+    node = cluster.get("node", name)
+    spec, metadata = node["spec"], node["metadata"]
     assert HOLD_TAINT not in [taint["key"] for taint in spec.get("taints", [])]
     assert not spec.get("unschedulable", False)
     assert _JOURNAL not in metadata.get("annotations", {})

@@ -113,9 +113,9 @@ def machine(name: str, number: int, folder: pathlib.Path) -> Namespaces:
     folder.mkdir(parents=True, exist_ok=True)
     ready = folder / "ready"
     ready.unlink(missing_ok=True)
-    own = ("--mount", "--net", "--pid", "--uts", "--ipc")
+    namespaces = ("--mount", "--net", "--pid", "--uts", "--ipc")
     init = (str(_SELF / "node-init"), name, str(folder))
-    unshare = ("unshare", *own, "--fork", "--kill-child", "--", *init)
+    unshare = ("unshare", *namespaces, "--fork", "--kill-child", "--", *init)
     spaces = Namespaces(name, unshare, folder / "init.log")
     try:
         waiting.until(lambda: spaces.has_ended or ready.exists(), f"namespaces of {name}")

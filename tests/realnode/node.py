@@ -76,15 +76,15 @@ class RealNode:
 
     def install(self, disk: pathlib.Path) -> None:
         """Give the new node containerd's folder from another, with its images."""
-        own = self.folder / "var/lib/containerd"
-        own.parent.mkdir(parents=True)
+        state = self.folder / "var/lib/containerd"
+        state.parent.mkdir(parents=True)
         # It replaces files and never writes to one, except for its databases.
-        copy = ["cp", "--archive", str(disk), str(own)]
+        copy = ["cp", "--archive", str(disk), str(state)]
         if subprocess.run([*copy, "--link"], capture_output=True, check=False).returncode:
-            shutil.rmtree(own, ignore_errors=True)
+            shutil.rmtree(state, ignore_errors=True)
             subprocess.run(copy, check=True)
         for database in disk.rglob("*.db"):
-            (copied := own / database.relative_to(disk)).unlink()
+            (copied := state / database.relative_to(disk)).unlink()
             shutil.copy(database, copied)
 
     def boot(self, plane: control.ControlPlane) -> None:
@@ -119,10 +119,10 @@ class RealNode:
         It answers earlier, and a container that ends between runs for ever in kubelet's eyes.
         """
         log = self.folder / "containerd.log"
-        known = log.stat().st_size if log.exists() else 0
+        size = log.stat().st_size if log.exists() else 0
         self._start("containerd", "containerd", "--config", self.folder / "containerd.toml")
         waiting.until(
-            lambda: b"Start event monitor" in log.read_bytes()[known:], "containerd", within_s=60
+            lambda: b"Start event monitor" in log.read_bytes()[size:], "containerd", within_s=60
         )
 
     def start_kubelet(self) -> None:
@@ -163,7 +163,7 @@ class RealNode:
         lines = self.spaces.run("ctr", "--namespace=k8s.io", "tasks", "list").splitlines()[1:]
         return {line.split()[0] for line in lines if line.endswith("RUNNING")}
 
-    def assigned(self) -> dict[str, set[str]]:
+    def devices_by_uid(self) -> dict[str, set[str]]:
         """Return kubelet's own note of each pod's devices, by its UID."""
         note = self.folder / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
         devices: dict[str, set[str]] = {}

@@ -90,7 +90,7 @@ class RealCluster:
                 home = self.folder / name
                 (home / "driver").mkdir(parents=True)
                 gpus = driver.Driver(home / "driver", self.shape.gpus, latency=self.shape.latency)
-                running.enter_context(gpus.loaded())
+                running.enter_context(gpus.serving())
                 each = node.RealNode(name, number, self.programs, home, group)
                 running.callback(each.halt)
                 each.install(self._disk)
@@ -127,7 +127,7 @@ class RealCluster:
         return done.stdout
 
     @contextlib.contextmanager
-    def started(self, *arguments: str, output: IO[str]) -> Iterator[None]:
+    def running_kubectl(self, *arguments: str, output: IO[str]) -> Iterator[None]:
         """Run kubectl during the body."""
         with subprocess.Popen(self._line(*arguments), stdout=output) as process:
             try:
@@ -148,8 +148,8 @@ class RealCluster:
                 query = selector.removeprefix("--selector=")
                 path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={query}"
                 return self.plane.read(path)
-        found: Object = json.loads(self.kubectl("get", "--output=json", *arguments))
-        return found
+        item: Object = json.loads(self.kubectl("get", "--output=json", *arguments))
+        return item
 
     def apply(self, *documents: Object) -> None:
         """Apply objects."""
@@ -169,7 +169,7 @@ class RealCluster:
             overlay: One of ``deploy/overlays``.
             patches: Strategic merge patches, as an owner would write them.
         """
-        self.kubectl("apply", "--filename=-", document=self._rendered(overlay, *patches))
+        self.kubectl("apply", "--filename=-", document=self._render(overlay, *patches))
         # The operator starts the agent itself.
         if overlay != "gpu-operator":
             self.wait_for_daemons("mig-manager", "mig-manager")
@@ -188,9 +188,9 @@ class RealCluster:
 
     def uninstall(self, overlay: str) -> None:
         """Delete every object of an overlay; return when they are gone."""
-        self.kubectl("delete", "--filename=-", document=self._rendered(overlay))
+        self.kubectl("delete", "--filename=-", document=self._render(overlay))
 
-    def _rendered(self, overlay: str, *patches: Object) -> str:
+    def _render(self, overlay: str, *patches: Object) -> str:
         """Return an overlay with our image, as YAML."""
         kustomization = self.folder / "kustomization"
         kustomization.mkdir(exist_ok=True)
@@ -276,13 +276,13 @@ class RealCluster:
     def status(self, name: str = NODE) -> Object:
         """Return the status that the agent has published; empty before the first."""
         annotations = self.get("node", name)["metadata"].get("annotations", {})
-        found: Object = json.loads(annotations.get(_STATUS, "{}"))
-        return found
+        content: Object = json.loads(annotations.get(_STATUS, "{}"))
+        return content
 
     def labels(self, name: str = NODE) -> Mapping[str, str]:
         """Return the node's labels."""
-        found: Mapping[str, str] = self.get("node", name)["metadata"]["labels"]
-        return found
+        node_labels: Mapping[str, str] = self.get("node", name)["metadata"]["labels"]
+        return node_labels
 
     def taints(self, name: str = NODE) -> list[str]:
         """Return the keys of the node's taints."""
@@ -314,7 +314,7 @@ class RealCluster:
             if is_running(pod)
         }
 
-    def refused(self) -> list[str]:
+    def refused_pods(self) -> list[str]:
         """Return the pods that the scheduler placed and kubelet had no device for."""
         return [
             pod["metadata"]["name"]
@@ -326,7 +326,7 @@ class RealCluster:
         """Begin to note what clients ask of the API server."""
         return audit.Log(self.plane.folder / "audit.log")
 
-    def reached(self, phase: str, name: str = NODE) -> Callable[[], bool]:
+    def check_of_phase(self, phase: str, name: str = NODE) -> Callable[[], bool]:
         """Return a check of whether the run under way is in a phase."""
 
         def is_there() -> bool:
@@ -348,8 +348,8 @@ class RealCluster:
                 shutil.copy(path, target / name[-200:])
         for what in ("nodes", "pods", "events", "daemonsets", "configmaps"):
             with contextlib.suppress(OSError, RuntimeError, subprocess.TimeoutExpired):
-                found = self.kubectl("get", what, "--all-namespaces", "--output=yaml")
-                (target / f"{what}.yaml").write_text(found)
+                text = self.kubectl("get", what, "--all-namespaces", "--output=yaml")
+                (target / f"{what}.yaml").write_text(text)
 
 
 def is_running(pod: Object) -> bool:
@@ -398,6 +398,6 @@ def built(*programs: str) -> pathlib.Path:
 
 
 def _tool(name: str) -> str:
-    found = shutil.which(name)
-    assert found, name
-    return found
+    path = shutil.which(name)
+    assert path, name
+    return path

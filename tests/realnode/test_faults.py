@@ -35,7 +35,7 @@ class Layout:
     name: str
     profiles: tuple[str, ...]  # of the first GPU, in the order of their placements
     app: str  # the workload that runs on this layout only
-    own: str  # the profile that it uses, which the other layout lacks
+    own_profile: str  # the profile that it uses, which the other layout lacks
 
     @property
     def allocatable(self) -> dict[str, int]:
@@ -46,7 +46,7 @@ class Layout:
     @property
     def count(self) -> int:
         """How many pods its own workload has."""
-        return self.profiles.count(self.own)
+        return self.profiles.count(self.own_profile)
 
 
 _QUARTERS = Layout("test-quarters", ("2g.10gb", "2g.10gb", "3g.20gb"), "quarters", "2g.10gb")
@@ -176,7 +176,7 @@ class StruckChange:
         self._cluster = cluster
         self._source, self._target = _source_and_target(cluster)
         self._kept = judging.use(cluster, *_KEPT)
-        self._affected = cluster.running(self._source.app)
+        self._affected_pods = cluster.running(self._source.app)
         self._log = cluster.listen()
 
     def play(self, deaths: Mapping[str, Callable[[rig.RealCluster], None]]) -> None:
@@ -202,10 +202,10 @@ class StruckChange:
                 # The plugin may be what has died.
                 self._signal(plugin, "SIGCONT")
         if "Execute" in deaths:
-            waiting.until(lambda: gpus.faults()[0].fired > 0, "the driver to hang")
+            waiting.until(lambda: gpus.faults()[0].strikes > 0, "the driver to hang")
             deaths["Execute"](cluster)
         if "Verify" in deaths:
-            waiting.until(cluster.reached("Verify"), "Verify")
+            waiting.until(cluster.check_of_phase("Verify"), "Verify")
             deaths["Verify"](cluster)
 
     def judge(self, *, may_refuse: bool = False) -> None:
@@ -214,9 +214,9 @@ class StruckChange:
         waiting.until(self._has_succeeded, "success", within_s=240)
         assert cluster.allocatable() == target.allocatable
         assert cluster.driver.profiles() == [[*target.profiles], ["7g.40gb"]]
-        assert sorted(self._log.evicted_pods()) == sorted(self._affected)
+        assert sorted(self._log.evicted_pods()) == sorted(self._affected_pods)
         judging.assert_at_rest(cluster)
-        assert may_refuse or cluster.refused() == []
+        assert may_refuse or cluster.refused_pods() == []
         waiting.until(self._is_target_used, "the pods that waited")
         assert judging.use(cluster, *_KEPT) == self._kept
 
@@ -233,7 +233,7 @@ class StruckChange:
         return all(
             judging.is_terminating(pod)
             for pod in pods
-            if pod["metadata"]["name"] in self._affected
+            if pod["metadata"]["name"] in self._affected_pods
         )
 
     def _has_succeeded(self) -> bool:
@@ -268,7 +268,7 @@ def busy(cluster: rig.RealCluster) -> rig.RealCluster:
         cluster.ensure_layout(_QUARTERS.name)
     source, target = _source_and_target(cluster)
     counts = dict.fromkeys(_KEPT, 1) | {source.app: source.count}
-    profiles = _KEPT | {source.app: source.own, target.app: target.own}
+    profiles = _KEPT | {source.app: source.own_profile, target.app: target.own_profile}
     for app, profile in profiles.items():
         replicas = counts.get(app, target.count)
         workload = manifests.workload(

@@ -46,7 +46,7 @@ def have_published(cluster: rig.RealCluster) -> bool:
 
 
 def is_changing(node: watching.Version) -> bool:
-    return bool(node.requested) and node.state not in {"success", "failed"}
+    return bool(node.layout) and node.state not in {"success", "failed"}
 
 
 def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(

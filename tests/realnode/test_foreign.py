@@ -11,8 +11,10 @@ _TOUCHES = {"create pods/eviction", "delete pods"}
 _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"
 
 
-def test_agent_yields_to_nvidias_manager_and_then_takes_over(spoiled: rig.RealCluster) -> None:
-    cluster, log = spoiled, spoiled.listen()
+def test_agent_yields_to_nvidias_manager_and_then_takes_over(
+    expendable_cluster: rig.RealCluster,
+) -> None:
+    cluster, log = expendable_cluster, expendable_cluster.listen()
     nvidia_manager.install_plugin(cluster)
     nvidia_manager.install(cluster)
     cluster.request("all-1g.5gb")
@@ -24,7 +26,7 @@ def test_agent_yields_to_nvidias_manager_and_then_takes_over(spoiled: rig.RealCl
     cluster.request("all-2g.10gb")
     _until_logged(cluster, "Error: failed to apply MIG configuration")
     waiting.until(lambda: _is_refused(cluster, "all-2g.10gb"), "our agent's refusal")
-    left = cluster.driver.instances()
+    instances = cluster.driver.instances()
 
     # NVIDIA's manager pauses the plugin for good; ours has neither mended nor changed anything.
     assert cluster.labels()[_PLUGIN_LABEL] == "paused-for-mig-change"
@@ -33,7 +35,7 @@ def test_agent_yields_to_nvidias_manager_and_then_takes_over(spoiled: rig.RealCl
     assert not _TOUCHES & log.requests().keys()
 
     nvidia_manager.remove(cluster)
-    assert cluster.driver.instances() == left
+    assert cluster.driver.instances() == instances
     assert cluster.outcome("all-2g.10gb")["state"] == "success"
     assert cluster.driver.profiles() == [["2g.10gb"] * 3] * 2
     assert cluster.labels()[_PLUGIN_LABEL] == "true"

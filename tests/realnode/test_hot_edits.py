@@ -42,7 +42,7 @@ def edit(cluster: rig.RealCluster, text: str) -> None:
 
 
 @pytest.fixture
-def shipped(cluster: rig.RealCluster) -> Iterator[None]:
+def shipped_layouts(cluster: rig.RealCluster) -> Iterator[None]:
     """Put the shipped layouts back when the story has ended."""
     namespace = "--namespace=mig-manager"
     text = cluster.get("configmap", "mig-manager-config", namespace)["data"]["config.yaml"]
@@ -51,7 +51,7 @@ def shipped(cluster: rig.RealCluster) -> Iterator[None]:
     edit(cluster, text)
 
 
-@pytest.mark.usefixtures("shipped")
+@pytest.mark.usefixtures("shipped_layouts")
 def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
     cluster: rig.RealCluster,
 ) -> None:

@@ -33,12 +33,12 @@ def built() -> images.Images:
 def node(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
     """A cluster of one node in a network of its own, where the agent's port is free."""
     with namespaces.another_network(), apiserver.serve() as server:
-        found = plain_node.PlainNode(server)
+        plain = plain_node.PlainNode(server)
         config = tmp_path / "config"
         config.mkdir()
         shutil.copy(clusters.ROOT / "profiles/mig-parted.yaml", config / "config.yaml")
         server.kubeconfig(config / "kubeconfig")
-        yield found
+        yield plain
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def agent(
     """A container with the image's own command, as the simulated overlay confines it."""
     environ = {"NODE_NAME": node.name, "KUBECONFIG": "/etc/mig-manager/kubeconfig"}
     overlay = overlays.overlay("simulated")
-    with built.mounted() as image, container.running(image, overlay, tmp_path, environ) as running:
+    with built.mount() as image, container.running(image, overlay, tmp_path, environ) as running:
         yield running
 
 
@@ -80,11 +80,11 @@ def test_images_command_serves_a_layout_is_healthy_and_ends_cleanly(
 
 @pytest.mark.usefixtures("built")
 def test_network_of_one_test_leaves_a_running_clusters_alone() -> None:
-    own = pathlib.Path("/proc/thread-self/ns/net")
-    before = own.readlink()
+    namespace = pathlib.Path("/proc/thread-self/ns/net")
+    before = namespace.readlink()
 
     with namespaces.another_network():
-        inside = own.readlink()
+        inside = namespace.readlink()
 
     assert inside != before
-    assert own.readlink() == before
+    assert namespace.readlink() == before

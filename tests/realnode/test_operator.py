@@ -26,21 +26,21 @@ def shape() -> rig.Shape:
 @pytest.fixture
 def operator(cluster: rig.RealCluster) -> Iterator[gpu_operator.Operator]:
     """The operator with our image; afterwards the node is as it wants it."""
-    found = gpu_operator.Operator(cluster)
+    installed = gpu_operator.Operator(cluster)
     if not cluster.kubectl("get", "namespace", "--ignore-not-found", gpu_operator.NAMESPACE):
-        found.install()
-        found.use_ours()
+        installed.install()
+        installed.use_ours()
         # The operator requests this layout for a node without the label.
         cluster.outcome("all-disabled")
-    yield found
+    yield installed
     judging.assert_released(cluster)
-    waiting.until(found.is_ready, "a ClusterPolicy that is ready", within_s=90)
+    waiting.until(installed.is_ready, "a ClusterPolicy that is ready", within_s=90)
 
 
 def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
     cluster: rig.RealCluster, operator: gpu_operator.Operator
 ) -> None:
-    agent = operator.awaited(MANAGER, images.AGENT)
+    agent = operator.wait_for_operand(MANAGER, images.AGENT)
     monitor, labels = operator.run_dcgm(), operands(cluster)
     requests = cluster.listen()
 
@@ -50,7 +50,7 @@ def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
     assert cluster.driver.profiles() == [["1g.5gb"] * 7] * 2
     assert cluster.allocatable() == {"mig-1g.5gb": 14}
     assert requests.evicted_pods() == []
-    assert operator.awaited(MANAGER, images.AGENT)["uid"] == agent["uid"]
+    assert operator.wait_for_operand(MANAGER, images.AGENT)["uid"] == agent["uid"]
     assert operator.uid(gpu_operator.DCGM) != monitor
     assert operands(cluster) == labels
 
@@ -63,13 +63,13 @@ def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
         assert cluster.outcome("all-1g.5gb")["state"] == "success"
     cluster.deploy("serve", "mig-1g.5gb", 2)
     before, requests = judging.use(cluster, "serve"), cluster.listen()
-    agent = operator.awaited(MANAGER, images.AGENT)
+    agent = operator.wait_for_operand(MANAGER, images.AGENT)
     cluster.apply(manifests.layouts(HALVES, "halves", gpu_operator.NAMESPACE))
 
     operator.upgrade({"mig": {"strategy": "single"}, "migManager": {"config": {"name": "halves"}}})
 
-    operator.awaited(PLUGIN, images.PLUGIN, MIG_STRATEGY="single")
-    assert operator.awaited(MANAGER, images.AGENT)["uid"] != agent["uid"]
+    operator.wait_for_operand(PLUGIN, images.PLUGIN, MIG_STRATEGY="single")
+    assert operator.wait_for_operand(MANAGER, images.AGENT)["uid"] != agent["uid"]
     waiting.until(lambda: cluster.allocatable() == {"gpu": 14}, "strategy single")
     assert (judging.use(cluster, "serve"), requests.evicted_pods()) == (before, [])
     cluster.request("halves")
@@ -87,16 +87,16 @@ def test_nvidias_image_may_return_during_a_change(
         nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance*", hang_s=5)
     )
     cluster.request("all-2g.10gb")
-    waiting.until(cluster.reached("Execute"), "Execute")
-    ours = cluster.pods(gpu_operator.NAMESPACE, app=MANAGER)[0]["metadata"]["uid"]
+    waiting.until(cluster.check_of_phase("Execute"), "Execute")
+    uid = cluster.pods(gpu_operator.NAMESPACE, app=MANAGER)[0]["metadata"]["uid"]
 
     operator.use_theirs()
 
     waiting.until(lambda: operator.image(MANAGER).startswith("nvcr.io/"), "NVIDIA's image")
-    waiting.until(lambda: ours not in uids(cluster), "the end of our agent")
+    waiting.until(lambda: uid not in uids(cluster), "the end of our agent")
     judging.assert_released(cluster)
     assert operands(cluster) == labels
-    operator.awaited(PLUGIN, images.PLUGIN, MIG_STRATEGY="mixed")
+    operator.wait_for_operand(PLUGIN, images.PLUGIN, MIG_STRATEGY="mixed")
     devices = len(cluster.driver.devices())
     waiting.until(lambda: sum(cluster.allocatable().values()) == devices, "allocatable devices")
     operator.use_ours()

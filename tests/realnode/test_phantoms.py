@@ -92,9 +92,9 @@ def test_a_change_beside_devices_that_no_gpu_has_succeeds(cluster: rig.RealClust
 
 
 def test_devices_that_may_not_be_removed_are_published_with_the_command(
-    spoiled: rig.RealCluster,
+    expendable_cluster: rig.RealCluster,
 ) -> None:
-    cluster = spoiled
+    cluster = expendable_cluster
     be_at_rest(cluster)
     role = cluster.get("clusterrole", "mig-manager")
     rules = [rule for rule in role["rules"] if rule["resources"] != ["nodes/status"]]
@@ -113,13 +113,13 @@ def test_devices_that_may_not_be_removed_are_published_with_the_command(
 
 @pytest.mark.parametrize("minute", _MINUTES)
 def test_an_outage_after_a_change_leaves_no_device_that_no_gpu_has(
-    spoiled: rig.RealCluster, minute: int
+    expendable_cluster: rig.RealCluster, minute: int
 ) -> None:
-    cluster = spoiled
+    cluster = expendable_cluster
     cluster.ensure_layout(_OLD)
-    began, seen = time.monotonic(), len(list(removals(cluster)))
+    began, count = time.monotonic(), len(list(removals(cluster)))
     cluster.request(_NEW)
-    waiting.until(cluster.reached("Pause"), "the pause of the plugin")
+    waiting.until(cluster.check_of_phase("Pause"), "the pause of the plugin")
     stopped = time.monotonic()
     assert cluster.outcome(_NEW)["state"] == "success"
 
@@ -132,7 +132,7 @@ def test_an_outage_after_a_change_leaves_no_device_that_no_gpu_has(
     assert_clean(cluster)
     if minute == 5:
         # Without it the outage has missed kubelet's one update.
-        assert len(list(removals(cluster))) > seen
+        assert len(list(removals(cluster))) > count
 
 
 def _wait_until(at_s: float) -> None:

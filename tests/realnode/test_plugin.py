@@ -116,7 +116,7 @@ def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealC
 
 
 def test_feature_discovery_labels_what_pods_can_be_given(cluster: rig.RealCluster) -> None:
-    def counted() -> dict[str, int]:
+    def labelled_counts() -> dict[str, int]:
         return {
             key.removesuffix(".count"): int(value)
             for key, value in nvidia.features(cluster.node).items()
@@ -131,10 +131,12 @@ def test_feature_discovery_labels_what_pods_can_be_given(cluster: rig.RealCluste
 
     assert cluster.outcome("all-balanced")["state"] == "success"
     # Its pod is ready before it has written.
-    waiting.until(lambda: counted() == cluster.allocatable(), "the labels of the new devices")
-    found = nvidia.features(cluster.node)
-    assert {found[f"{name}.product"] for name in counted()} == {
-        f"NVIDIA-A100-SXM4-40GB-MIG-{name.removeprefix('mig-')}" for name in counted()
+    waiting.until(
+        lambda: labelled_counts() == cluster.allocatable(), "the labels of the new devices"
+    )
+    features = nvidia.features(cluster.node)
+    assert {features[f"{name}.product"] for name in labelled_counts()} == {
+        f"NVIDIA-A100-SXM4-40GB-MIG-{name.removeprefix('mig-')}" for name in labelled_counts()
     }
     judging.assert_at_rest(cluster)
     assert cluster.labels()[nvidia.DISCOVERY_LABEL] == "true"

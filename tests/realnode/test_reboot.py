@@ -71,9 +71,9 @@ def test_node_rebooted_during_creation_ends_with_the_requested_layout(
     hangs = nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance*", first=3, hang_s=8.0)
     cluster.driver.gpus.add_fault(hangs)
     cluster.request("all-1g.10gb")
-    waiting.until(lambda: cluster.driver.gpus.faults()[0].fired > 0, "the change")
+    waiting.until(lambda: cluster.driver.gpus.faults()[0].strikes > 0, "the change")
     # The agent publishes a phase beside its work.
-    waiting.until(cluster.reached("Execute"), "Execute")
+    waiting.until(cluster.check_of_phase("Execute"), "Execute")
 
     cluster.reboot()
 
@@ -90,8 +90,10 @@ def logind(folder: pathlib.Path) -> Iterator[systemd_rig.StandIn]:
         yield answering
 
 
-def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(spoiled: rig.RealCluster) -> None:
-    cluster = spoiled
+def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(
+    expendable_cluster: rig.RealCluster,
+) -> None:
+    cluster = expendable_cluster
     cluster.ensure_layout("all-balanced")
     environ = {"WITH_REBOOT": "true", "DBUS_SYSTEM_BUS_ADDRESS": f"unix:path=/host{BUS}"}
     with logind(cluster.node.folder / "driver") as host:

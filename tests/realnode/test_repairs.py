@@ -61,7 +61,7 @@ def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.RealCl
     assert judging.use(cluster, "kept") == kept
     assert cluster.status()["state"] == "success"
     assert {"GpuRepairBegun", "GpuRepaired", "GpuRecovered"} <= _events(cluster)
-    assert cluster.refused() == []
+    assert cluster.refused_pods() == []
     judging.assert_at_rest(cluster)
 
 

@@ -50,8 +50,8 @@ def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(cluster: rig.Real
 
     def needs_recovery() -> str:
         conditions = cluster.get("node", rig.NODE)["status"]["conditions"]
-        found = {str(each["type"]): str(each["status"]) for each in conditions}
-        return found.get("GpuRecoveryNeeded", "")
+        statuses = {str(each["type"]): str(each["status"]) for each in conditions}
+        return statuses.get("GpuRecoveryNeeded", "")
 
     # The agent observes the GPUs when a request begins and when it is withdrawn.
     cluster.withdraw()
@@ -80,7 +80,7 @@ def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
     before, instances = judging.use(cluster, "guarded", "free"), cluster.driver.instances()
     log = cluster.listen()
     cluster.request("all-3g.20gb")
-    waiting.until(cluster.reached("Drain"), "the drain")
+    waiting.until(cluster.check_of_phase("Drain"), "the drain")
     assert judging.HOLD_TAINT in cluster.taints()
 
     if newer:
@@ -100,7 +100,7 @@ def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
 ) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.deploy("busy", "mig-1g.5gb", 14)
-    assert set().union(*cluster.node.assigned().values()) == cluster.driver.devices()
+    assert set().union(*cluster.node.devices_by_uid().values()) == cluster.driver.devices()
     before, instances = judging.use(cluster, "busy"), cluster.driver.instances()
     log = cluster.listen()
     cluster.request("one-slice")
@@ -130,7 +130,7 @@ def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
     log = cluster.listen()
     cluster.request("all-3g.20gb")
     waiting.until(lambda: log.requests()["list poddisruptionbudgets"] > 0, "a look at budgets")
-    waiting.until(cluster.reached("Drain"), "the drain")
+    waiting.until(cluster.check_of_phase("Drain"), "the drain")
     assert judging.use(cluster, "guarded", "free") == pods
 
     assert cluster.driver.instances() == instances
@@ -139,7 +139,7 @@ def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
     assert cluster.outcome("all-3g.20gb")["state"] == "success"
     assert sorted(log.evicted_pods()) == sorted(pods)
     # Those that replace them are still pending: kubelet had none of the former devices for them.
-    assert cluster.refused() == []
+    assert cluster.refused_pods() == []
     assert cluster.driver.profiles() == [["3g.20gb"] * 2] * 2
     judging.assert_at_rest(cluster)
 
@@ -152,7 +152,7 @@ def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
         nvml_faults.Fault(function="nvmlGpuInstanceDestroy", gpu=0, hang_s=3)
     )
     cluster.request("all-7g.40gb")
-    waiting.until(cluster.reached("Execute"), "the change")
+    waiting.until(cluster.check_of_phase("Execute"), "the change")
     cluster.request("all-2g.10gb")
 
     first, last = [["7g.40gb"]] * 2, [["2g.10gb"] * 3] * 2

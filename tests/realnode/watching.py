@@ -20,7 +20,7 @@ _COLUMNS = (
 class Version:
     """What stories about many nodes look at."""
 
-    requested: str
+    layout: str
     state: str
     taints: frozenset[str]
 
@@ -54,7 +54,7 @@ def nodes(cluster: rig.RealCluster) -> Iterator[Watch]:
     columns = "|".join(_COLUMNS)
     with (
         tempfile.TemporaryFile("w+") as lines,
-        cluster.started(
+        cluster.running_kubectl(
             *("get", "nodes", "--watch", f"--output=jsonpath={columns}{{'\\n'}}"), output=lines
         ),
     ):

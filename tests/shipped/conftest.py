@@ -11,16 +11,16 @@ from tests.shipped import building
 
 
 @pytest.fixture(scope="session")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     sdist = building.build(building.ROOT, "sdist", tmp_path_factory.mktemp("sdist"))
     (root,) = programs.unpack(sdist, tmp_path_factory.mktemp("unpacked")).iterdir()
     return root
 
 
 @pytest.fixture(scope="session")
-def wheel(unpacked: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def wheel(sources: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The wheel as pip makes it from the source archive."""
-    return building.build(unpacked, "wheel", tmp_path_factory.mktemp("wheel"))
+    return building.build(sources, "wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")

@@ -124,7 +124,7 @@ class Guest:
 
 
 @contextlib.contextmanager
-def booted(suite: str) -> Iterator[Guest]:
+def boot(suite: str) -> Iterator[Guest]:
     """Boot a release of Debian, and end it."""
     # Not below pytest's folder: it keeps those of earlier runs, and this one is large.
     with tempfile.TemporaryDirectory(prefix="mig-manager-guest-") as folder:

@@ -39,14 +39,14 @@ def read(name: str) -> dict[packaging.utils.NormalizedName, Pin]:
     for line in text.splitlines():
         if line.lstrip().startswith("#"):
             continue
-        found = _PIN.fullmatch(re.sub(" +", " ", line))
-        if found is None:
+        match = _PIN.fullmatch(re.sub(" +", " ", line))
+        if match is None:
             raise ValueError(f"{name}.txt: {line[:80]!r} is no pin")
         pin = Pin(
-            name=packaging.utils.canonicalize_name(found["name"]),
-            version=found["version"],
-            marker=found["marker"],
-            hashes=tuple(found["hashes"].replace(" --hash=", " ").split()),
+            name=packaging.utils.canonicalize_name(match["name"]),
+            version=match["version"],
+            marker=match["marker"],
+            hashes=tuple(match["hashes"].replace(" --hash=", " ").split()),
         )
         if pin.name in pins:
             raise ValueError(f"{name}.txt has {pin.name} twice")

@@ -47,20 +47,20 @@ def render(chart: pathlib.Path, **values: Any) -> list[Object]:
 
 
 def by_name(objects: list[Object]) -> Objects:
-    found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
-    assert len(found) == len(objects)
-    return found
+    named = {(each["kind"], each["metadata"]["name"]): each for each in objects}
+    assert len(named) == len(objects)
+    return named
 
 
 def environ(pod: Object) -> dict[str, Object]:
     """Return the variables of a pod's one container; each is there once."""
     (container,) = pod["containers"]
-    found = {each["name"]: each for each in container["env"]}
-    assert len(found) == len(container["env"])
-    return found
+    variables = {each["name"]: each for each in container["env"]}
+    assert len(variables) == len(container["env"])
+    return variables
 
 
-def kustomized(mode: str) -> list[Object]:
+def overlay_objects(mode: str) -> list[Object]:
     """Return the overlay's objects as they would be in namespace ``gpus``."""
     moved = kustomize(f"deploy/overlays/{mode}").replace(
         "namespace: mig-manager\n", "namespace: gpus\n"
@@ -75,7 +75,7 @@ def test_without_other_values_the_chart_is_the_overlay_object_by_object(
 ) -> None:
     # The default is the first.
     values = {} if mode == MODES[0] else {"mode": mode}
-    assert by_name(render(chart, **values)) == by_name(kustomized(mode))
+    assert by_name(render(chart, **values)) == by_name(overlay_objects(mode))
 
 
 def test_helm_lint_accepts_the_chart_of_this_version(chart: pathlib.Path) -> None:
@@ -88,7 +88,7 @@ def test_helm_lint_accepts_the_chart_of_this_version(chart: pathlib.Path) -> Non
 
 # -- values -----------------------------------------------------------------------------------
 
-OWN: Object = {
+VALUES: Object = {
     "mode": "simulated",
     "image": {"repository": "example.com:5000/gpu/mig", "tag": "next"},
     "config": "version: v1\nmig-configs:\n  none:\n  - {devices: all, mig-enabled: false}\n",
@@ -115,72 +115,77 @@ OWN: Object = {
 
 
 @pytest.fixture(scope="module")
-def changed(chart: pathlib.Path) -> Objects:
+def changed_objects(chart: pathlib.Path) -> Objects:
     """The objects with a value of a person's own for almost everything."""
-    return by_name(render(chart, **OWN))
+    return by_name(render(chart, **VALUES))
 
 
-def test_what_people_add_comes_to_what_the_mode_has(changed: Objects) -> None:
-    template = changed[AGENTS]["spec"]["template"]
+def test_what_people_add_comes_to_what_the_mode_has(changed_objects: Objects) -> None:
+    template = changed_objects[AGENTS]["spec"]["template"]
     was, now = (
-        by_name(kustomized("simulated"))[AGENTS]["spec"]["template"]["spec"],
+        by_name(overlay_objects("simulated"))[AGENTS]["spec"]["template"]["spec"],
         template["spec"],
     )
     (container,) = now["containers"]
-    taints = [{"key": key, "operator": "Exists"} for key in OWN["startupTaints"]]
+    taints = [{"key": key, "operator": "Exists"} for key in VALUES["startupTaints"]]
     added = {
-        **OWN["env"],
+        **VALUES["env"],
         "MIG_MANAGER_STARTUP_TAINT": "a.b/c,d",
         "MIG_MANAGER_CUSTOM_LAYOUTS": "true",
     }
 
-    assert now["nodeSelector"] == was["nodeSelector"] | OWN["nodeSelector"]
-    assert now["tolerations"] == [*was["tolerations"], *OWN["tolerations"], *taints]
-    assert template["metadata"]["annotations"] == OWN["podAnnotations"]
-    assert now["volumes"] == [*was["volumes"], *OWN["volumes"]]
+    assert now["nodeSelector"] == was["nodeSelector"] | VALUES["nodeSelector"]
+    assert now["tolerations"] == [*was["tolerations"], *VALUES["tolerations"], *taints]
+    assert template["metadata"]["annotations"] == VALUES["podAnnotations"]
+    assert now["volumes"] == [*was["volumes"], *VALUES["volumes"]]
     mounts = was["containers"][0]["volumeMounts"]
-    assert container["volumeMounts"] == [*mounts, *OWN["volumeMounts"]]
+    assert container["volumeMounts"] == [*mounts, *VALUES["volumeMounts"]]
     for name in ("runtimeClassName", "imagePullSecrets"):
-        assert now[name] == OWN[name]
-    assert container["resources"] == OWN["resources"]
+        assert now[name] == VALUES[name]
+    assert container["resources"] == VALUES["resources"]
     assert environ(now) == environ(was) | {
         name: {"name": name, "value": value} for name, value in added.items()
     }
 
 
-def test_values_replace_image_and_layouts_and_confine_evictions(changed: Objects) -> None:
+def test_values_replace_image_and_layouts_and_confine_evictions(changed_objects: Objects) -> None:
     for key in (AGENTS, PARTITIONER):
-        (container,) = changed[key]["spec"]["template"]["spec"]["containers"]
+        (container,) = changed_objects[key]["spec"]["template"]["spec"]["containers"]
         assert container["image"] == "example.com:5000/gpu/mig:next"
-    assert changed["ConfigMap", "mig-manager-config"]["data"] == {"config.yaml": OWN["config"]}
-    policy = changed["ValidatingAdmissionPolicy", "mig-manager-labelled-evictions"]
+    assert changed_objects["ConfigMap", "mig-manager-config"]["data"] == {
+        "config.yaml": VALUES["config"]
+    }
+    policy = changed_objects["ValidatingAdmissionPolicy", "mig-manager-labelled-evictions"]
     assert ":gpus:mig-manager:" in policy["spec"]["matchConditions"][0]["expression"]
-    assert ("ValidatingAdmissionPolicyBinding", "mig-manager-evictions") in changed
+    assert ("ValidatingAdmissionPolicyBinding", "mig-manager-evictions") in changed_objects
 
 
-def test_the_partitioner_has_settings_and_a_place_of_its_own(changed: Objects) -> None:
-    pod, own = changed[PARTITIONER]["spec"]["template"]["spec"], OWN["partitioner"]
+def test_the_partitioner_has_settings_and_a_place_of_its_own(changed_objects: Objects) -> None:
+    pod, values = changed_objects[PARTITIONER]["spec"]["template"]["spec"], VALUES["partitioner"]
 
     assert environ(pod)["MIG_MANAGER_MODE"]["value"] == "of the variable"
     assert environ(pod)["MIG_MANAGER_RESERVE"]["value"] == "1g.5gb=2"
-    assert (pod["nodeSelector"], pod["tolerations"]) == (own["nodeSelector"], own["tolerations"])
-    assert pod["containers"][0]["resources"] == own["resources"]
+    assert (pod["nodeSelector"], pod["tolerations"]) == (
+        values["nodeSelector"],
+        values["tolerations"],
+    )
+    assert pod["containers"][0]["resources"] == values["resources"]
 
 
 def test_with_a_budget_the_agents_have_its_settings_and_its_rights(chart: pathlib.Path) -> None:
     made = by_name(render(chart, maxConcurrentNodes=10, customLayouts=True))
-    shipped = by_name(kustomized("budget"))
-    agents, own = (each.pop(AGENTS)["spec"]["template"]["spec"] for each in (made, shipped))
+    shipped = by_name(overlay_objects("budget"))
+    agents, template = (each.pop(AGENTS)["spec"]["template"]["spec"] for each in (made, shipped))
 
     custom = environ(agents).pop("MIG_MANAGER_CUSTOM_LAYOUTS")
     assert custom["value"] == "true"
-    assert environ(agents) == environ(own) | {custom["name"]: custom}
+    assert environ(agents) == environ(template) | {custom["name"]: custom}
     assert made == shipped
 
 
 def test_chart_with_the_partitioner_is_its_overlay(chart: pathlib.Path) -> None:
     made = by_name(render(chart, partitioner={"enabled": True}))
-    shipped = by_name(kustomized("partitioner"))
+    shipped = by_name(overlay_objects("partitioner"))
 
     for key in (AGENTS, PARTITIONER):
         pods = [each[key]["spec"]["template"]["spec"] for each in (made, shipped)]
@@ -213,8 +218,8 @@ def test_values_that_mean_nothing_are_refused(chart: pathlib.Path) -> None:
 
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
-    assert is_valid(OWN)
-    assert [each for each in REFUSED if is_valid(OWN | each)] == []
+    assert is_valid(VALUES)
+    assert [each for each in REFUSED if is_valid(VALUES | each)] == []
 
 
 def test_every_value_is_in_the_schema_and_every_property_has_a_default() -> None:

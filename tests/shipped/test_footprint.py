@@ -173,7 +173,7 @@ def modules_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pat
 
 
 @pytest.fixture
-def rested() -> Iterator[agent_stage.AgentStage]:
+def stage_at_rest() -> Iterator[agent_stage.AgentStage]:
     """Have an agent that has changed the layout twice."""
     with agent_stage.AgentStage("2xA100-SXM4-40GB") as stage:
         for layout in ("all-1g.5gb", "all-balanced"):
@@ -188,24 +188,24 @@ def agent(stage: agent_stage.AgentStage) -> int:
 
 @pytest.mark.slow
 def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
-    modules_file: pathlib.Path, rested: agent_stage.AgentStage
+    modules_file: pathlib.Path, stage_at_rest: agent_stage.AgentStage
 ) -> None:
-    assert rested.machine.agent is not None
-    rested.machine.agent.send_signal(signal.SIGRTMIN)
-    rested.wait(modules_file.exists, "the agent's modules", timeout_s=120)
+    assert stage_at_rest.machine.agent is not None
+    stage_at_rest.machine.agent.send_signal(signal.SIGRTMIN)
+    stage_at_rest.wait(modules_file.exists, "the agent's modules", timeout_s=120)
     loaded = set(modules_file.read_text().split())
     assert {"kubernetes.client.rest", "structlog"} <= loaded
     assert loaded & _UNWANTED == set()
 
 
 @pytest.mark.slow
-def test_nothing_but_the_agent_is_left_of_a_run(rested: agent_stage.AgentStage) -> None:
-    children = pathlib.Path(f"/proc/{agent(rested)}/task/{agent(rested)}/children")
-    rested.wait(lambda: not children.read_text().split(), "the end of the agent's workers")
+def test_nothing_but_the_agent_is_left_of_a_run(stage_at_rest: agent_stage.AgentStage) -> None:
+    children = pathlib.Path(f"/proc/{agent(stage_at_rest)}/task/{agent(stage_at_rest)}/children")
+    stage_at_rest.wait(lambda: not children.read_text().split(), "the end of the agent's workers")
 
 
 @pytest.mark.slow
-def test_an_agent_at_rest_fits_into_its_memory(rested: agent_stage.AgentStage) -> None:
-    rollup = pathlib.Path(f"/proc/{agent(rested)}/smaps_rollup").read_text()
+def test_an_agent_at_rest_fits_into_its_memory(stage_at_rest: agent_stage.AgentStage) -> None:
+    rollup = pathlib.Path(f"/proc/{agent(stage_at_rest)}/smaps_rollup").read_text()
     (resident_kib,) = re.findall(r"^Rss: +(\d+) kB$", rollup, re.MULTILINE)
     assert int(resident_kib) <= _LIMIT_KIB

@@ -34,7 +34,7 @@ def machine(packages: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[
     """A machine that has the package's file, and a checkout's installer: a Debian 12, or other."""
     if missing := guest.missing():
         pytest.skip(missing)
-    with guest.booted(getattr(request, "param", "bookworm")) as booted:
+    with guest.boot(getattr(request, "param", "bookworm")) as booted:
         (package,) = packages.glob("*_amd64.deb")
         shutil.copy(package, f"{booted.root}{PACKAGE}")
         shutil.copytree(SYSTEMD, booted.root / "root" / "systemd")
@@ -134,9 +134,9 @@ def test_package_restores_the_layout_at_boot_and_purges_itself(machine: guest.Gu
 
     machine.run("dpkg", "--remove", "mig-manager")
     assert machine.state_of(AGENT) == machine.state_of(BOOT) == "inactive"
-    ours = {path for path in machine.files() - before if "mig" in path}
-    assert not [path for path in ours if path.startswith(("/usr", "/etc/systemd/system/multi"))]
-    assert SETTINGS in ours
+    files = {path for path in machine.files() - before if "mig" in path}
+    assert not [path for path in files if path.startswith(("/usr", "/etc/systemd/system/multi"))]
+    assert SETTINGS in files
 
     machine.run("dpkg", "--purge", "mig-manager")
     assert machine.files() == before
@@ -193,6 +193,6 @@ def test_package_refuses_the_installer_and_keeps_a_lock_in_use(machine: guest.Gu
     # As a container with the folder of the lock does.
     machine.run("mkdir", "/run/container")
     machine.run("mount", "--bind", "/run/mig-manager", "/run/container")
-    left = machine.run("dpkg", "--purge", "mig-manager")
-    assert "left, because a container uses them: /run/mig-manager, /var/lib/mig-manager" in left
+    output = machine.run("dpkg", "--purge", "mig-manager")
+    assert "left, because a container uses them: /run/mig-manager, /var/lib/mig-manager" in output
     machine.run("test", "-d", "/run/mig-manager", "-a", "-d", "/var/lib/mig-manager")

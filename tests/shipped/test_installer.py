@@ -160,9 +160,9 @@ def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
     systemctl.chmod(0o755)
     bin_folder = machine.path("usr/local/bin")
     bin_folder.mkdir(parents=True)
-    ours, other = bin_folder / "nvidia-mig-parted", machine.path("usr/bin/nvidia-mig-parted")
+    link, other = bin_folder / "nvidia-mig-parted", machine.path("usr/bin/nvidia-mig-parted")
     other.parent.mkdir(parents=True)
-    ours.symlink_to("/usr/local/bin/mig-manager")
+    link.symlink_to("/usr/local/bin/mig-manager")
     other.symlink_to("/opt/nvidia/nvidia-mig-parted")
     # As on a machine with systemd, but below the root of the test.
     paths = machine.systemd / "paths.sh"
@@ -184,7 +184,7 @@ def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
 
     assert "nothing was removed" in refused.stderr
     assert [call.split()[0] for call in refused_calls] == ["is-active", "stop", "start"]
-    assert not ours.is_symlink()
+    assert not link.is_symlink()
     assert other.is_symlink()
     for unit in UNITS:
         assert calls.index(f"disable --now --quiet {unit}") < calls.index(f"reset-failed {unit}")

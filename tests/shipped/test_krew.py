@@ -38,24 +38,26 @@ def pack(folder: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def package_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return pack(tmp_path_factory.mktemp("packed"))
 
 
 @pytest.fixture(scope="module")
-def archive(packed: pathlib.Path) -> pathlib.Path:
-    (found,) = packed.glob("*.tar.gz")
-    return found
+def archive(package_folder: pathlib.Path) -> pathlib.Path:
+    (path,) = package_folder.glob("*.tar.gz")
+    return path
 
 
 @pytest.fixture(scope="module")
-def manifest(packed: pathlib.Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((packed / "mig.yaml").read_text(encoding="utf-8"))
-    return found
+def manifest(package_folder: pathlib.Path) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(
+        (package_folder / "mig.yaml").read_text(encoding="utf-8")
+    )
+    return content
 
 
 @pytest.fixture(scope="module")
-def installed(
+def plugin_folder(
     archive: pathlib.Path, manifest: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> pathlib.Path:
     """A folder on the PATH as krew leaves it, and a Python without any package."""
@@ -129,14 +131,16 @@ def test_a_python_that_is_too_old_can_read_why() -> None:
 
 
 @pytest.mark.slow
-def test_kubectl_runs_what_krew_installs(installed: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_kubectl_runs_what_krew_installs(
+    plugin_folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     with apiserver.serve() as server:
         gpus = rig.gpus("1xA100-SXM4-40GB", "all-balanced")
         server.store.create(rig.node("n1", gpus=gpus))
         product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
         server.store.create(rig.node("n2", labels=product))
         server.store.create(api_objects.a_config_map(rig.CONFIG))
-        viewer = rig.viewer(server, tmp_path, plugins=installed)
+        viewer = rig.viewer(server, tmp_path, plugins=plugin_folder)
 
         assert viewer.mig("version").out == f"kubectl-mig {mig_manager.__version__}\n"
         status = viewer.mig("status", "n1")

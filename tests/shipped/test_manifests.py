@@ -21,7 +21,7 @@ every_agent = pytest.mark.parametrize("name", AGENTS)
 
 
 @pytest.fixture
-def shipped() -> Overlay:
+def default() -> Overlay:
     """What ``kubectl apply -k deploy`` would apply."""
     return overlay("unprivileged")
 
@@ -39,20 +39,20 @@ def test_objects_have_only_fields_that_the_api_defines(name: str) -> None:
             assert client.sanitize_for_serialization(typed) == thing
 
 
-def test_default_is_the_unprivileged_agent_with_shipped_profiles(shipped: Overlay) -> None:
+def test_default_is_the_unprivileged_agent_with_shipped_profiles(default: Overlay) -> None:
     text = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
-    namespace = shipped.by_kind["Namespace"]["metadata"]
+    namespace = default.by_kind["Namespace"]["metadata"]
 
-    assert Overlay("deploy").by_kind == shipped.by_kind
-    assert shipped.by_kind["ConfigMap"]["data"] == {"config.yaml": text}
+    assert Overlay("deploy").by_kind == default.by_kind
+    assert default.by_kind["ConfigMap"]["data"] == {"config.yaml": text}
     # The agent mounts folders of the host.
     assert namespace["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
-    assert shipped.pod["tolerations"] == [
+    assert default.pod["tolerations"] == [
         {"key": key, "operator": "Exists", "effect": "NoSchedule"}
         for key in ("nvidia.com/gpu", well_known.HOLD_TAINT)
     ]
-    assert shipped.pod["terminationGracePeriodSeconds"] > longest_stop_s(shipped.settings)
-    mounts = shipped.container["volumeMounts"]
+    assert default.pod["terminationGracePeriodSeconds"] > longest_stop_s(default.settings)
+    mounts = default.container["volumeMounts"]
     # kubelet never updates the file behind a subPath.
     assert all("subPath" not in each for each in mounts)
     assert [each["name"] for each in mounts if not each.get("readOnly")] == ["run", "state"]
@@ -114,8 +114,10 @@ def test_the_simulating_container_wants_no_gpu() -> None:
     assert "affinity" not in simulated.pod
     assert simulated.pod["nodeSelector"] == {"mig-manager.io/simulated": "true"}
     # The image requests GPUs; "void" makes NVIDIA's toolkit give this container none.
-    asked = {key: value for key, value in simulated.environ.items() if key.startswith("NVIDIA_")}
-    assert asked == {"NVIDIA_VISIBLE_DEVICES": "void"}
+    variables = {
+        key: value for key, value in simulated.environ.items() if key.startswith("NVIDIA_")
+    }
+    assert variables == {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 # -- settings ---------------------------------------------------------------------------------

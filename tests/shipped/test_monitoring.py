@@ -202,16 +202,16 @@ def test_an_expression_has_metrics_labels_and_values_that_exist(
     states, reasons = ({each.value for each in kind} for kind in (model.State, errors.Reason))
     values = {"state": states, "reason": reasons}
     used = re.findall(r"\b(?:mig_manager_\w+|up)\b", expression)
-    known = (TARGET_LABELS | KUBE_STATE_LABELS).union(
+    existing = (TARGET_LABELS | KUBE_STATE_LABELS).union(
         *(scrape.labels[name] for name in used if name != "up")
     )
     grouped = set(re.findall(r"\w+", " ".join(re.findall(r"\bby \(([^)]*)\)", expression))))
 
     assert used
-    assert grouped <= known
+    assert grouped <= existing
     assert set(re.findall(r"{{\s*(?:\$labels\.)?(\w+)\s*}}", text)) <= grouped
     for label, wanted in re.findall(r"(\w+)(?:=~|!=|=)\"([^\"]*)\"", expression):
-        assert label in known
+        assert label in existing
         if label in values:
             assert set(wanted.split("|")) <= values[label]
 

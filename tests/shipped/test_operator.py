@@ -93,14 +93,14 @@ def test_the_policies_follow_the_accounts_that_are_renamed(
     tmp_path: pathlib.Path, prefix: str
 ) -> None:
     deploy = pathlib.Path(os.path.relpath(ROOT / "deploy", tmp_path))
-    own = {
+    kustomization = {
         "namespace": "gpus",
         "namePrefix": prefix,
         "resources": [f"{deploy}/overlays/partitioner"],
         "components": [f"{deploy}/budget", f"{deploy}/evictions"],
         "transformers": [f"{deploy}/policy/user"],
     }
-    (tmp_path / "kustomization.yaml").write_text(json.dumps(own))
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(kustomization))
     objects = list(yaml.safe_load_all(kustomize(tmp_path)))
 
     user = f"system:serviceaccount:gpus:{prefix}mig-manager"
@@ -117,20 +117,20 @@ def test_the_operators_account_is_confined_with_each_component(tmp_path: pathlib
         shutil.copytree(ROOT / name, tmp_path / name)
     file = tmp_path / "deploy/overlays/gpu-operator/kustomization.yaml"
     text = file.read_text(encoding="utf-8")
-    asked = re.sub("^# (components:|- )", r"\1", text, flags=re.MULTILINE)
-    file.write_text(asked, encoding="utf-8")
+    uncommented = re.sub("^# (components:|- )", r"\1", text, flags=re.MULTILINE)
+    file.write_text(uncommented, encoding="utf-8")
     objects = list(yaml.safe_load_all(kustomize(file.parent)))
 
     account = {"namespace": operator_pod.NAMESPACE, "name": "nvidia-mig-manager"}
     bound = [each["subjects"] for each in objects if each["kind"].endswith("RoleBinding")]
     assert bound == [[{"kind": "ServiceAccount", **account}]] * 2
-    own = "system:serviceaccount:mig-manager:mig-manager:"
+    prefix = "system:serviceaccount:mig-manager:mig-manager:"
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}:"
     shipped = itertools.chain.from_iterable(
         yaml.safe_load_all((tmp_path / "deploy" / name).read_text(encoding="utf-8"))
         for name in ("policy/policy.yaml", "budget/slots.yaml", "evictions/evictions.yaml")
     )
-    expected = [each.replace(own, user) for each in conditions_of(list(shipped))]
+    expected = [each.replace(prefix, user) for each in conditions_of(list(shipped))]
     assert sorted(conditions_of(objects)) == sorted(expected)
 
 
@@ -260,6 +260,6 @@ def test_the_operators_account_gets_our_rights_and_its_agent_our_layouts() -> No
     assert values["config"]["name"] == shipped["ConfigMap"]["metadata"]["name"]
     added = {each["name"]: each["value"] for each in values["env"]}
     parsed = settings_of_agent(["agent"], OPERATOR_ENVIRON | added)
-    ours = settings_of_agent(["agent"], OPERATOR_ENVIRON)
-    assert parsed.lock_file == pathlib.Path("/host") / ours.lock_file.relative_to("/")
+    plain = settings_of_agent(["agent"], OPERATOR_ENVIRON)
+    assert parsed.lock_file == pathlib.Path("/host") / plain.lock_file.relative_to("/")
     assert f"{values['image']}:{values['version']}" == f"mig-manager:{mig_manager.__version__}"

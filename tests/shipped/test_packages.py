@@ -98,8 +98,8 @@ def test_both_formats_have_the_same_files_links_and_rights(
 def test_package_has_units_pages_and_extensions_for_each_python(
     packages: pathlib.Path, arch: str
 ) -> None:
-    found = members(deb(packages, arch))
-    extensions = {path for path in found if path.endswith(".so") and "abi3" not in path}
+    files = members(deb(packages, arch))
+    extensions = {path for path in files if path.endswith(".so") and "abi3" not in path}
     modules = {path.partition(".cpython-")[0] for path in extensions}
 
     assert {
@@ -110,16 +110,16 @@ def test_package_has_units_pages_and_extensions_for_each_python(
         "/usr/share/bash-completion/completions/mig-manager",
         "/usr/share/fish/vendor_completions.d/mig-manager.fish",
         *SETTINGS,
-    } <= set(found)
-    assert not [path for path in found if "/__pycache__/" in path]
-    assert f"{LIBRARIES}aiohttp/__init__.py" not in found
+    } <= set(files)
+    assert not [path for path in files if "/__pycache__/" in path]
+    assert f"{LIBRARIES}aiohttp/__init__.py" not in files
     assert f"{LIBRARIES}grpc/_cython/cygrpc" in modules
     assert extensions == {
         f"{module}.cpython-{minor.replace('.', '')}-{ARCHS[arch]}-linux-gnu.so"
         for module in modules
         for minor in minors()
     }
-    assert {member.uid for member in found.values()} == {0}
+    assert {member.uid for member in files.values()} == {0}
 
 
 def test_both_formats_ask_for_one_of_the_pythons_and_keep_changed_settings(
@@ -159,8 +159,8 @@ def test_the_libraries_run_under_each_python(
     unpacked_deb: pathlib.Path, tmp_path: pathlib.Path, minor: str
 ) -> None:
     pyenv = pathlib.Path.home() / ".pyenv" / "versions"
-    found = [*pyenv.glob(f"{minor}.*/bin/python"), shutil.which(f"python{minor}")]
-    interpreter = next((pathlib.Path(each) for each in found if each), None)
+    candidates = [*pyenv.glob(f"{minor}.*/bin/python"), shutil.which(f"python{minor}")]
+    interpreter = next((pathlib.Path(each) for each in candidates if each), None)
     if interpreter is None:
         pytest.skip(f"Python {minor} is not here")
     library = unpacked_deb / "usr" / "lib" / "mig-manager"
@@ -193,13 +193,13 @@ def test_package_waits_for_a_change_under_way(
     lock = tmp_path / "lock"
     lock.with_name("lock.holder").write_text("mig-manager apply all-1g.5gb")
     text = (ROOT / "release" / "native" / script).read_text(encoding="utf-8")
-    here = text.replace("/run/mig-manager", str(tmp_path))
-    here = here.replace("/usr/lib/mig-manager", str(tmp_path / "none"))
+    code = text.replace("/run/mig-manager", str(tmp_path))
+    code = code.replace("/usr/lib/mig-manager", str(tmp_path / "none"))
     systemctl, log = tmp_path / "systemctl", tmp_path / "log"
     systemctl.write_text(f'#!/bin/sh\necho "$1" >>{log}\necho active\n', encoding="utf-8")
     systemctl.chmod(0o755)
     settings = ("LOCK_WAIT_S=0", f"PATH={tmp_path}:{os.environ['PATH']}")
-    line = ("env", *settings, "sh", "-c", here, "sh", reason)
+    line = ("env", *settings, "sh", "-c", code, "sh", reason)
     log.touch()
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -218,12 +218,12 @@ def test_a_package_whose_library_is_gone_can_be_removed(
     tmp_path: pathlib.Path, reason: str
 ) -> None:
     script = (ROOT / "release" / "native" / "preremove").read_text(encoding="utf-8")
-    here = script.replace("/usr/lib/mig-manager", str(tmp_path / "none"))
+    code = script.replace("/usr/lib/mig-manager", str(tmp_path / "none"))
     systemctl = tmp_path / "systemctl"
     systemctl.write_text("#!/bin/sh\n")
     systemctl.chmod(0o755)
 
-    programs.output("sh", "-c", here, "sh", reason, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    programs.output("sh", "-c", code, "sh", reason, PATH=f"{tmp_path}:{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize("reason", ["configure", "triggered", "abort-upgrade"])
@@ -236,10 +236,10 @@ def test_package_has_bytecode_after_every_end_of_an_upgrade(
     module.touch()
     (tmp_path / "bin" / "python3.11").symlink_to(sys.executable)
     script = (ROOT / "release" / "native" / "postinstall").read_text(encoding="utf-8")
-    here = script.replace("/usr/lib/mig-manager", str(tmp_path))
-    here = here.replace("/run/systemd/system", str(tmp_path / "none"))
+    code = script.replace("/usr/lib/mig-manager", str(tmp_path))
+    code = code.replace("/run/systemd/system", str(tmp_path / "none"))
 
-    programs.output("sh", "-c", here, "sh", reason)
+    programs.output("sh", "-c", code, "sh", reason)
 
     assert [*module.parent.glob("__pycache__/module.*.pyc")]
 
@@ -267,12 +267,12 @@ def test_rpm_keeps_changed_settings_when_upgraded_and_erased(
 
         assert changed.read_text(encoding="utf-8") == "NODE_NAME=mine\n"
         assert [*root.glob("usr/lib/mig-manager/lib/python3/site-packages/yaml/__pycache__/*")]
-        here = ("chroot", root, "mig-manager")
-        assert mig_manager.__version__ in programs.output(*here, "version")
+        program = ("chroot", root, "mig-manager")
+        assert mig_manager.__version__ in programs.output(*program, "version")
 
         # A newer Debian, whose Python has no libraries in this package.
         (root / "usr/bin/python3.11").rename(root / "usr/bin/python3.14")
-        refused = programs.run(*here, "version")
+        refused = programs.run(*program, "version")
         assert refused.returncode == 1
         assert "none of these is installed: /usr/lib/mig-manager/bin/python3.11 " in refused.stderr
         (root / "usr/bin/python3.14").rename(root / "usr/bin/python3.11")
@@ -280,7 +280,7 @@ def test_rpm_keeps_changed_settings_when_upgraded_and_erased(
         programs.output(*manage, "--erase", "mig-manager")
         # The folders that all programs share are of Fedora's package "filesystem".
         shared = {path for path in root.glob("usr/share/**") if "mig" not in path.name}
-        left = set(root.rglob("*")) - before - shared
-        assert left == {changed.parent, changed.with_name("mig-manager.env.rpmsave")}
+        remaining = set(root.rglob("*")) - before - shared
+        assert remaining == {changed.parent, changed.with_name("mig-manager.env.rpmsave")}
     finally:
         shutil.rmtree(root)

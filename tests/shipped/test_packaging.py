@@ -27,7 +27,7 @@ DATA = f"mig_manager-{mig_manager.__version__}.data/data/share"
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def program_folder(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A folder that has the program alone; its libraries come from this environment."""
     folder = tmp_path_factory.mktemp("installed")
     options = ("--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
@@ -60,9 +60,9 @@ def test_wheel_has_modules_data_and_metadata_alone(wheel: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_a_wheel_has_the_schemas_and_pages_of_its_source_and_no_old_ones(
-    unpacked: pathlib.Path, tmp_path: pathlib.Path
+    sources: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    source = shutil.copytree(unpacked, tmp_path / "source")
+    source = shutil.copytree(sources, tmp_path / "source")
     # As the image is built: what an editable install has left lies there, and git is not asked.
     (source / ".gitignore").unlink()
     old = source / "mig_manager" / "schemas"
@@ -98,11 +98,11 @@ def test_manual_pages_are_well_formed(wheel: pathlib.Path, tmp_path: pathlib.Pat
 
 @pytest.mark.slow
 def test_a_source_that_was_not_installed_says_how_to_make_its_schemas(
-    unpacked: pathlib.Path,
+    sources: pathlib.Path,
 ) -> None:
     command = (sys.executable, "-B", "-m", "mig_manager", "schema", "Plan")
 
-    done = programs.run(*command, cwd=unpacked)
+    done = programs.run(*command, cwd=sources)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "this source has no schemas" in done.stderr
@@ -120,23 +120,23 @@ def test_no_shipped_file_names_the_test_kit() -> None:
 
 
 @pytest.mark.slow
-def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path) -> None:
+def test_the_source_archive_has_what_a_distributor_needs(sources: pathlib.Path) -> None:
     wanted = (
         ".ci/run .dockerignore CHANGELOG.md CONTRIBUTING.md Dockerfile LICENSE README.md bench "
         "charts deploy docs justfile mkdocs.yml profiles pyproject.toml release systemd testkit "
         "tests"
     )
 
-    assert [name for name in wanted.split() if not (unpacked / name).exists()] == []
-    assert not list(unpacked.rglob("__pycache__"))
+    assert [name for name in wanted.split() if not (sources / name).exists()] == []
+    assert not list(sources.rglob("__pycache__"))
 
 
 @pytest.mark.slow
 def test_installed_program_partitions_a_simulated_gpu(
-    installed: pathlib.Path, tmp_path: pathlib.Path
+    program_folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     def output(*command: str | pathlib.Path) -> str:
-        return programs.output(*command, cwd=tmp_path, PYTHONPATH=str(installed))
+        return programs.output(*command, cwd=tmp_path, PYTHONPATH=str(program_folder))
 
     # Commands need none of the demonstration's libraries.
     hidden = """
@@ -147,10 +147,10 @@ print(mig_manager.__file__)
 mig_manager.__main__.main()
 """
     applied = output(sys.executable, "-c", hidden, "apply", "all-1g.6gb", "--simulate", "1xA30")
-    assert pathlib.Path(applied.splitlines()[0]).is_relative_to(installed)
+    assert pathlib.Path(applied.splitlines()[0]).is_relative_to(program_folder)
 
     # The console script, started elsewhere than in the checkout.
-    script = installed / "bin" / "mig-manager"
+    script = program_folder / "bin" / "mig-manager"
     assert output(script, "--version") == f"mig-manager {mig_manager.__version__}\n"
     status = output(script, "status", "--simulate", "1xA30", "-o", "json")
     assert "NVIDIA A30" in status
@@ -181,7 +181,7 @@ def test_image_starts_the_agent_and_has_nvidias_names() -> None:
 # -- the locks --------------------------------------------------------------------------------
 
 
-def wanted(name: str) -> list[packaging.requirements.Requirement]:
+def requirements_of(name: str) -> list[packaging.requirements.Requirement]:
     """Return what pyproject.toml asks for that the lock file of that name must have."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = settings["dependency-groups"]
@@ -205,8 +205,8 @@ def test_lock_file_has_versions_that_the_project_accepts(name: str) -> None:
     """Run release/lock when this fails: the dependencies have changed since."""
     locked = locks.read(name)
 
-    assert wanted(name)
-    for requirement in wanted(name):
+    assert requirements_of(name)
+    for requirement in requirements_of(name):
         pin = locked[packaging.utils.canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(pin.version), f"release/lock: {requirement}"
     for pin in locked.values():

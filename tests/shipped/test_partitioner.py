@@ -18,9 +18,9 @@ NAME = "mig-manager-partitioner"
 @pytest.fixture(scope="module")
 def objects() -> dict[str, Object]:
     """The objects of ``deploy/partitioner`` by kind."""
-    found = list(yaml.safe_load_all(overlays.kustomize("deploy/partitioner")))
-    assert {each["metadata"]["name"] for each in found} == {NAME}
-    return {each["kind"]: each for each in found}
+    documents = list(yaml.safe_load_all(overlays.kustomize("deploy/partitioner")))
+    assert {each["metadata"]["name"] for each in documents} == {NAME}
+    return {each["kind"]: each for each in documents}
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,15 @@ def read(pod: Object) -> tuple[partitioner_settings.PartitionerSettings, Recorde
 
 
 def test_it_recommends_by_default_and_knows_its_pod_and_namespace(pod: Object) -> None:
-    found, environ = read(pod)
+    of_pod, environ = read(pod)
 
-    assert found.mode is partitioner_settings.Mode.RECOMMEND
-    assert (found.pod_name, found.lease_namespace) == ("pod-1", "mig-manager")
+    assert of_pod.mode is partitioner_settings.Mode.RECOMMEND
+    assert (of_pod.pod_name, of_pod.lease_namespace) == ("pod-1", "mig-manager")
     assert environ.keys() - environ.names == {"NVIDIA_VISIBLE_DEVICES"}
     (container,) = pod["containers"]
-    assert container["ports"] == [{"name": "metrics", "containerPort": found.health_port}]
+    assert container["ports"] == [{"name": "metrics", "containerPort": of_pod.health_port}]
     assert container["image"] == f"mig-manager:{mig_manager.__version__}"
-    assert found.lease_duration_s > leader.MAX_WRITE_S
+    assert of_pod.lease_duration_s > leader.MAX_WRITE_S
 
 
 def test_replicas_meet_the_pod_security_standard_restricted(
@@ -70,19 +70,19 @@ def test_replicas_meet_the_pod_security_standard_restricted(
 
 
 def test_its_rights_are_those_of_its_work(objects: dict[str, Object]) -> None:
-    def granted(kind: str) -> dict[tuple[str, ...], list[str]]:
+    def verbs_of(kind: str) -> dict[tuple[str, ...], list[str]]:
         return {
             (*rule["resources"], *rule.get("resourceNames", ())): rule["verbs"]
             for rule in objects[kind]["rules"]
         }
 
-    assert granted("ClusterRole") == {
+    assert verbs_of("ClusterRole") == {
         ("nodes",): ["list", "watch", "patch"],
         ("pods",): ["list", "watch"],
         ("deviceclasses", "resourceslices", "resourceclaims"): ["list", "watch"],
         ("events",): ["create"],
     }
-    assert granted("Role") == {("leases",): ["create"], ("leases", NAME): ["get", "update"]}
+    assert verbs_of("Role") == {("leases",): ["create"], ("leases", NAME): ["get", "update"]}
     for kind in ("ClusterRoleBinding", "RoleBinding"):
         (subject,) = objects[kind]["subjects"]
         assert (subject["name"], objects[kind]["roleRef"]["name"]) == (NAME, NAME)
@@ -90,8 +90,11 @@ def test_its_rights_are_those_of_its_work(objects: dict[str, Object]) -> None:
 
 def test_the_overlay_adds_it_to_agents_that_take_custom_layouts() -> None:
     plain, made = overlays.overlay("unprivileged"), overlays.overlay("partitioner")
-    own = list(yaml.safe_load_all(overlays.kustomize("deploy/partitioner")))
+    of_partitioner = list(yaml.safe_load_all(overlays.kustomize("deploy/partitioner")))
 
     assert {"name": "MIG_MANAGER_CUSTOM_LAYOUTS", "value": "true"} in made.container["env"]
-    for thing in (*own, *(each for each in plain.objects if each["kind"] != "DaemonSet")):
+    for thing in (
+        *of_partitioner,
+        *(each for each in plain.objects if each["kind"] != "DaemonSet"),
+    ):
         assert thing in made.objects

@@ -161,8 +161,8 @@ def test_image_is_attested_and_pushed_as_tested(tmp_path: pathlib.Path) -> None:
     file, repository = tmp_path / "image.tar", "registry.example.com/owner/mig-manager"
     image, path = tmp_path / "release" / "image", f"{tmp_path}:{os.environ['PATH']}"
 
-    for asked in (("build", file), ("test", file), ("push", file, repository)):
-        output = programs.output(image, *asked, cwd=tmp_path, PATH=path, PROJECT_URL=ADDRESS)
+    for arguments in (("build", file), ("test", file), ("push", file, repository)):
+        output = programs.output(image, *arguments, cwd=tmp_path, PATH=path, PROJECT_URL=ADDRESS)
         assert output == f"{DIGEST}\n"
 
     log = (tmp_path / "log").read_text()

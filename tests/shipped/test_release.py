@@ -63,8 +63,8 @@ class Release:
         return bill
 
     def only(self, pattern: str) -> pathlib.Path:
-        (found,) = self.dist.glob(pattern)
-        return found
+        (path,) = self.dist.glob(pattern)
+        return path
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
 
 
 @pytest.fixture(scope="module")
-def unpacked(release: Release, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def sources(release: Release, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """What the source archive holds, with times and rights that differ from the checkout's."""
     (root,) = programs.unpack(release.sdist, tmp_path_factory.mktemp("unpacked")).iterdir()
     for path in root.rglob("*"):
@@ -103,11 +103,11 @@ def python(release: Release, tmp_path_factory: pytest.TempPathFactory) -> pathli
 
 
 def test_another_build_in_another_place_gives_the_same_bytes(
-    release: Release, unpacked: pathlib.Path, tmp_path: pathlib.Path
+    release: Release, sources: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     """From the source archive itself, whose files have other times and rights."""
     build = (release.work / "tools" / "bin" / "python", "-m", "build", "--no-isolation")
-    run(*build, "--outdir", tmp_path, cwd=unpacked, SOURCE_DATE_EPOCH=EPOCH, PYTHONHASHSEED="7")
+    run(*build, "--outdir", tmp_path, cwd=sources, SOURCE_DATE_EPOCH=EPOCH, PYTHONHASHSEED="7")
 
     for built in (release.wheel, release.sdist):
         assert (tmp_path / built.name).read_bytes() == built.read_bytes()
@@ -229,11 +229,11 @@ def test_the_installed_program_does_what_the_readme_promises(
 
 
 def test_quick_tests_pass_against_the_installed_program(
-    python: pathlib.Path, unpacked: pathlib.Path, tmp_path: pathlib.Path
+    python: pathlib.Path, sources: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     """From the source archive, without the program's source, so that nothing else can be meant."""
     bench = tmp_path / "bench"
-    shutil.copytree(unpacked, bench, ignore=shutil.ignore_patterns("mig_manager"))
+    shutil.copytree(sources, bench, ignore=shutil.ignore_patterns("mig_manager"))
     tools = [
         f"{name}=={importlib.metadata.version(name)}"
         for name in (

@@ -16,7 +16,7 @@ def test_profile_packs_every_mig_resource_of_the_catalogue() -> None:
     (profile,) = config["profiles"]
     arguments = {each["name"]: each["args"] for each in profile["pluginConfig"]}
     strategy = arguments["NodeResourcesFit"]["scoringStrategy"]
-    known = {
+    resource_names = {
         name
         for gpu in hardware.known_gpus()
         for row in gpu.profiles or ()
@@ -25,7 +25,7 @@ def test_profile_packs_every_mig_resource_of_the_catalogue() -> None:
 
     assert strategy["type"] == "MostAllocated"
     listed = [each["name"] for each in strategy["resources"]]
-    assert sorted(listed) == sorted(known)
+    assert sorted(listed) == sorted(resource_names)
     assert {each["weight"] for each in strategy["resources"]} == {1}
 
 

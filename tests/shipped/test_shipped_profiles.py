@@ -123,20 +123,20 @@ def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: mode
 @pytest.mark.parametrize("gpu", MIG_GPUS)
 def test_balanced_takes_every_compute_slice_of_every_gpu(gpu: model.Gpu) -> None:
     wanted = layouts.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid]
-    taken = sum(profile.gpu_slices * count for profile, count in wanted.devices)
-    assert taken == max(profile.gpu_slices for profile in profiles_of(gpu))
+    slices = sum(profile.gpu_slices * count for profile, count in wanted.devices)
+    assert slices == max(profile.gpu_slices for profile in profiles_of(gpu))
 
 
 def test_every_layout_is_for_some_gpu_that_we_know() -> None:
     early = hardware.template(hardware.find(PRE_PRODUCTION))
-    known = [*gpus(), early]
+    known_gpus = [*gpus(), early]
     rows = (row for product in UNPLACED for row in product["profiles"])
     published = {f"all-{row['name']}".replace("+", ".") for row in rows}
     useless = {
         layout.name
         for layout in DOCUMENT.layouts.values()
         if not any(
-            is_for(rule, gpu) for rule in layout.rules for gpu in known if rule.matches(gpu)
+            is_for(rule, gpu) for rule in layout.rules for gpu in known_gpus if rule.matches(gpu)
         )
     }
     assert useless <= published
@@ -167,7 +167,9 @@ def test_layouts_of_unplaced_products_have_the_published_number(product: dict[st
 
 
 def test_no_filter_names_a_gpu_that_we_do_not_know_or_one_twice() -> None:
-    known = {each for product in hardware.products().values() for each in product.pci_device_ids}
+    device_ids = {
+        each for product in hardware.products().values() for each in product.pci_device_ids
+    }
     for layout in DOCUMENT.layouts.values():
         named = [
             each.device_id
@@ -175,15 +177,15 @@ def test_no_filter_names_a_gpu_that_we_do_not_know_or_one_twice() -> None:
             for each in rule.filters
             if isinstance(each, gpu_selectors.PciIdFilter)
         ]
-        assert set(named) <= known, layout.name
+        assert set(named) <= device_ids, layout.name
         assert len(named) == len(set(named)), layout.name
 
 
 def test_names_spell_the_profile_that_they_give() -> None:
     for layout in DOCUMENT.layouts.values():
         if re.match(r"all-\d", layout.name):
-            asked = {profile for rule in layout.rules for profile, _ in rule.desired.devices}
-            assert {f"all-{each}".replace("+", ".") for each in asked} == {layout.name}
+            profiles = {profile for rule in layout.rules for profile, _ in rule.desired.devices}
+            assert {f"all-{each}".replace("+", ".") for each in profiles} == {layout.name}
 
 
 def test_the_examples_in_the_comments_work_when_uncommented() -> None:

@@ -78,18 +78,18 @@ def test_unit_sees_every_process_that_has_a_gpu_open(unit: str, tmp_path: pathli
     (capabilities,) = directives(unit)["CapabilityBoundingSet"]
     added = [f"+{each.removeprefix('CAP_').lower()}" for each in capabilities.split()]
     with device.open() as opened, contextlib.ExitStack() as stack:
-        ours, theirs = (
+        own_process, other_process = (
             stack.enter_context(subprocess.Popen(["/bin/sleep", "60"], stdin=opened, user=user))
             for user in (None, 65534)
         )
         bounded = ("setpriv", "--bounding-set", ",".join(["-all", *added]))
         looked = run(*bounded, sys.executable, "-c", CHECK, PYTHONPATH=str(ROOT))
-        for process in (ours, theirs):
+        for process in (own_process, other_process):
             process.kill()
 
-    seen, hidden = json.loads(looked.stdout)
+    pids, hidden = json.loads(looked.stdout)
     # Other tests may have the like open.
-    assert {os.getpid(), ours.pid, theirs.pid} <= set(seen)
+    assert {os.getpid(), own_process.pid, other_process.pid} <= set(pids)
     assert hidden == ""
 
 
@@ -124,12 +124,12 @@ def test_the_agents_unit_restarts_unless_its_input_is_unusable(tmp_path: pathlib
     simulated = ("--simulate", "1xA100-SXM4-40GB", "--simulate-state", tmp_path / "gpus.json")
     variables = unit_environ() | {"KUBECONFIG": str(tmp_path / "missing")}
 
-    ended = run(
+    done = run(
         "env", *(f"{name}={value}" for name, value in variables.items()), *command, *simulated
     )
 
-    assert "no credentials for a Kubernetes API" in ended.stderr
-    assert section["RestartPreventExitStatus"] == [str(ended.returncode)]
+    assert "no credentials for a Kubernetes API" in done.stderr
+    assert section["RestartPreventExitStatus"] == [str(done.returncode)]
     assert section["Restart"] == ["always"]
 
 
@@ -187,12 +187,12 @@ def test_unit_takes_files_below_etc_and_variables_of_its_file() -> (
     other = {"NODE_NAME": "node-2", "CONFIG_FILE": "/c", "KUBECONFIG": "/k"}
     changed = settings_of_agent(unit_command_line(), unit_environ() | other)
 
-    def chosen(each: agent_settings.AgentSettings) -> tuple[str, ...]:
+    def names_of(each: agent_settings.AgentSettings) -> tuple[str, ...]:
         return each.node_name, str(each.config_file), str(each.kubeconfig)
 
     etc = "/etc/mig-manager"
-    assert chosen(parsed) == ("node-1", f"{etc}/config.yaml", f"{etc}/kubeconfig")
-    assert chosen(changed) == ("node-2", "/c", "/k")
+    assert names_of(parsed) == ("node-1", f"{etc}/config.yaml", f"{etc}/kubeconfig")
+    assert names_of(changed) == ("node-2", "/c", "/k")
     assert directives("mig-manager.service")["EnvironmentFile"] == [f"-{etc}/mig-manager.env"]
 
 

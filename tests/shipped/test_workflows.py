@@ -22,8 +22,8 @@ def workflow(name: str) -> Object:
 
 def triggers(document: Any) -> Object:
     """Return what starts a workflow; YAML 1.1 reads the key ``on`` as true."""
-    found: Object = document[True]
-    return found
+    events: Object = document[True]
+    return events
 
 
 def steps(name: str) -> list[Object]:

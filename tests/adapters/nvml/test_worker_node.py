@@ -146,7 +146,7 @@ def hang(node: WorkerNode, act: Act = observe, **fault: object) -> errors.Hardwa
         node.state.add_fault(hanging)
         with pytest.raises(errors.HardwareError) as caught:
             act(node, node.gpus(timeout_s=timeout_s))
-        is_reached = [armed.fired for armed in node.state.faults()] == [hanging.count]
+        is_reached = [armed.strikes for armed in node.state.faults()] == [hanging.count]
         node.state.clear_faults()
         # An error that was caught may keep a simulated node of ours, which has a descriptor.
         gc.collect()

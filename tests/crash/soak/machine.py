@@ -348,7 +348,7 @@ class Soak(stateful.RuleBasedStateMachine):
         """Count the strikes of the driver's faults by GPU; None: those that are about no GPU."""
         fired: collections.Counter[int | None] = collections.Counter()
         for armed in self.rig.state.faults():
-            fired[armed.fault.gpu] += armed.fired
+            fired[armed.fault.gpu] += armed.strikes
         return fired
 
     def _clear_faults(self) -> None:

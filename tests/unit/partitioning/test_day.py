@@ -51,7 +51,7 @@ def test_endless_pods_request_their_share_and_come_at_equal_gaps() -> None:
 def test_a_fixed_layout_serves_each_profile_in_the_order_of_the_pods() -> None:
     jobs = [job("a", "1g.5gb", 0, 10), job("b", "1g.5gb", 1, 5), job("c", "7g.40gb", 2, 1)]
 
-    waits = day_layouts.fixed(jobs, {"1g.5gb": 1}, end_s=100)
+    waits = day_layouts.fixed_waits(jobs, {"1g.5gb": 1}, end_s=100)
 
     assert waits == {"a": 0.0, "b": 9.0, "c": None}
     assert day.mean(jobs, waits, end_s=101) == pytest.approx((0.0 + 9.0 + 99.0) / 3)
@@ -79,7 +79,7 @@ def test_nothing_that_is_computed_beats_the_bound(jobs: list[day.Job]) -> None:
     best = day_layouts.devices(day_layouts.best_fixed(jobs, gpus=GPUS, end_s=DAY_S))
     computed = (
         bounds.instant(jobs, gpus=GPUS, end_s=DAY_S),
-        day_layouts.fixed(jobs, best, end_s=DAY_S),
+        day_layouts.fixed_waits(jobs, best, end_s=DAY_S),
     )
     for share in (0.5, 0.9, 1.0):
         bound = bounds.least_wait(jobs, share, gpus=GPUS, end_s=DAY_S)
@@ -92,7 +92,7 @@ def test_the_best_fixed_layout_is_no_worse_than_one_layout_for_all_gpus(
     jobs: list[day.Job],
 ) -> None:
     def unplaced(layout: collections.Counter[day_layouts.Counts]) -> int:
-        waits = day_layouts.fixed(jobs, day_layouts.devices(layout), end_s=DAY_S)
+        waits = day_layouts.fixed_waits(jobs, day_layouts.devices(layout), end_s=DAY_S)
         return sum(wait is None for wait in waits.values())
 
     best = unplaced(collections.Counter(day_layouts.best_fixed(jobs, gpus=GPUS, end_s=DAY_S)))
