@@ -60,6 +60,12 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
             ("a", "b"),
             id="not all that are cordoned by others at once",
         ),
+        pytest.param(
+            [busy_node("a"), node("z", is_cordoned=True)],
+            "1",
+            (),
+            id="none cordoned by others beside one in progress",
+        ),
         pytest.param([done_node("a"), node("b")], "1", ("b",), id="another after one is applied"),
         pytest.param(
             [draining_node("a"), node("b")], "2", ("b",), id="another than one in a change"
