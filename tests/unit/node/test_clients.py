@@ -55,6 +55,14 @@ def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
     assert clients.affected_ids(off, gpus) == {gpus[0].uuid, *gpus[0].mig_uuids}
 
 
+def test_reset_affects_the_devices_of_a_gpu_known_by_its_last_layout() -> None:
+    (gpu,) = samples.balanced_gpu()
+    reset = model.RecoveryAction.GPU_RESET
+    lost = dataclasses.replace(gpu, is_remembered=True, recovery_action=reset)
+    plan = planner.repair((lost,), (lost.snapshot,))
+    assert clients.affected_ids(plan, (lost,)) == {gpu.uuid, *gpu.mig_uuids}
+
+
 # -- daemons ----------------------------------------------------------------------------------
 
 
