@@ -132,7 +132,7 @@ class Capacity:
         return [self.specs[rank] for rank, count in ranked for _ in range(count)]
 
 
-def max_instances(spec: model.GpuInstanceProfile, occupied: int = 0) -> int:
+def max_instances(spec: model.GpuInstanceProfile, occupied: int) -> int:
     """Return how many instances of a profile fit the free memory slices."""
     count = 0
     # Greedy by end is optimal for intervals.

@@ -150,7 +150,7 @@ def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> No
             rig.log.append("dismiss")
 
     readiness = Readiness()
-    agent = agents.reconciler(rig, standby=readiness, pod_watch=readiness)
+    agent = agents.reconciler(rig, standby=standbys.Standbys(readiness), pod_watch=readiness)
     order = ["prepare", "gpus.observe", "prepare", "expect change", "gpus.execute", "dismiss"]
 
     agents.run(rig, "all-1g.5gb", by=agent)

@@ -111,6 +111,14 @@ def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
     assert schedulable.is_plugin_stale(gpus, gone, node_with({GPU: 4}))
 
 
+def test_without_kubelet_the_capacity_shows_unhealthy_devices() -> None:
+    gpus = samples.balanced_gpu()
+    node, unregistered = node_with({GPU: 3}, {GPU: 4}), node_with({GPU: 3})
+    assert schedulable.why_not(gpus, None, node, changed=()) == ""
+    assert schedulable.why_not(gpus, None, node) != ""
+    assert schedulable.why_not(gpus, None, unregistered, changed=()) != ""
+
+
 def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
     first, second = samples.balanced_gpu(), samples.gpu(samples.A100, "7g.40gb@0", index=1)
     gpus = model.ObservedGpus((*first, second))
