@@ -24,6 +24,7 @@ from mig_manager.core.records import gpu_codec
 
 _TIME = re.compile(r"\d+\.\d\d s")
 _PENDING = re.compile(r"(pending): .*")
+_LINE_NUMBER = re.compile(r"(\.yaml):\d+")  # any edit of the built-in layouts would change it
 _POD_SUFFIX = re.compile(r"(daemonset)-[0-9a-z]{5}\b")
 _ALIKE = "8xA100-SXM4-40GB"
 _MIXED = "4xA100-SXM4-40GB+2xA30"
@@ -73,6 +74,7 @@ def plan() -> str:
         simulated = ("--simulate", _ALIKE, "--color", "always")
         _run("apply", "all-balanced", *simulated, home=home)
         lines = _run("plan", "all-1g.5gb", *simulated, home=home)
+    lines = [_LINE_NUMBER.sub(r"\1", line) for line in lines]
     return terminal.draw(
         [_prompt("mig-manager plan all-1g.5gb"), *lines],
         title="mig-manager plan: which instances are destroyed, created and kept",
