@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from mig_manager import errors
 from mig_manager.agent import agent_settings, outcomes, publish, run_journal, successors
-from mig_manager.change import boot_layouts, change_journal, execution, hook_points, transaction
+from mig_manager.change import change_journal, execution, hook_points, layout_store, transaction
 from mig_manager.core import messages, model, ports, timing
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import pod_object
@@ -107,9 +107,9 @@ class Shared:
     memory: AttemptMemory
 
     @property
-    def saved_layout(self) -> boot_layouts.BootLayout:
+    def verified_layout(self) -> layout_store.VerifiedLayoutStore:
         """The verified layout, saved for the next boot."""
-        return boot_layouts.BootLayout(self.deps.boot_layout, self.deps.boot_id)
+        return layout_store.VerifiedLayoutStore(self.deps.verified_layout_file, self.deps.boot_id)
 
     def hold_lock(
         self, doing: str, wait: timing.Wait | None = None, *, changes_gpus: bool = True

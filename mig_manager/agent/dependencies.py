@@ -104,7 +104,7 @@ def of_node(
         ),
         boot_id=boot_id,
         own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
-        boot_layout=files.VerifiedLayoutFile(settings.verified_layout_file),
+        verified_layout_file=files.VerifiedLayoutFile(settings.verified_layout_file),
         request_file=files.RequestFile(settings.verified_layout_file),
         write_layouts=write_layouts,
         slots=slots,

@@ -92,7 +92,7 @@ def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None
     if outcome.state is model.State.SUCCESS:
         status = attempt.status
         gpus = outcome.verified_gpus
-        if why := attempt.saved_layout.save(
+        if why := attempt.verified_layout.save(
             gpus,
             config=status.config,
             config_hash=status.config_hash,

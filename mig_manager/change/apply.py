@@ -333,7 +333,7 @@ class _LockedChange:
 
     def _save(self, gpus: model.ObservedGpus) -> None:
         """Save a verified layout for the next boot; a failure is only reported."""
-        if why := self.deps.saved_layout.save(
+        if why := self.deps.verified_layout.save(
             gpus,
             config=self.name,
             config_hash=self.target.content_hash,
@@ -345,7 +345,7 @@ class _LockedChange:
         return gpus.only(self.target.gpu_uuids(gpus))
 
     def _keep_pending_modes(self, gpus: model.ObservedGpus) -> None:
-        if why := self.deps.saved_layout.drop_pending(self._selected_gpus(gpus)):
+        if why := self.deps.verified_layout.drop_pending(self._selected_gpus(gpus)):
             self.deps.notify(f"{why}; the next boot will undo the new MIG mode")
 
 

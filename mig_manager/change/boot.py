@@ -14,7 +14,7 @@ from mig_manager.change import apply, local, transaction
 from mig_manager.core import model
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_recovery, gpu_repair, journals
+from mig_manager.core.records import gpu_recovery, gpu_repair, verified_layouts
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -100,21 +100,21 @@ def boot(
 def _is_saved(deps: local.LocalDependencies) -> bool:
     """Return whether a layout is saved, even an invalid one."""
     try:
-        return deps.boot_layout.read() is not None
+        return deps.verified_layout_file.read() is not None
     except errors.ConfigError:
         return True
 
 
 def _read(
     deps: local.LocalDependencies,
-) -> tuple[journals.VerifiedLayout | None, tuple[Problem, ...]]:
+) -> tuple[verified_layouts.VerifiedLayout | None, tuple[Problem, ...]]:
     """Return the saved layout, or why it is invalid."""
     try:
-        return deps.saved_layout.parse(), ()
+        return deps.verified_layout.parse(), ()
     except errors.ConfigError as error:
         why = error.message
     try:
-        kept = deps.boot_layout.set_aside()
+        kept = deps.verified_layout_file.set_aside()
     except errors.ConfigError as error:
         raise errors.UsageError(
             f"{error.message}; run as root, or name another file with --verified-layout-file"
@@ -228,7 +228,7 @@ class _LockedBoot:
 
 
 def _restore(
-    deps: local.LocalDependencies, saved: journals.VerifiedLayout, *, repairs: bool
+    deps: local.LocalDependencies, saved: verified_layouts.VerifiedLayout, *, repairs: bool
 ) -> Restored:
     observed = local.observe(deps)
     journal = local.open_journal(deps, observed, config=saved.config)
@@ -294,7 +294,9 @@ def _differing(
     return tuple(uuids), problems
 
 
-def _earlier_states(observed: model.ObservedGpus, saved: journals.VerifiedLayout) -> Iterator[str]:
+def _earlier_states(
+    observed: model.ObservedGpus, saved: verified_layouts.VerifiedLayout
+) -> Iterator[str]:
     """Yield sentences about the GPUs that do not get the saved layout, but an earlier one."""
     for gpu in observed:
         if config := saved.earlier.get(gpu.uuid):

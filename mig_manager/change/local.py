@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Unpack
 
 from mig_manager import errors
-from mig_manager.change import boot_layouts, change_journal, execution, pod_use, transaction
+from mig_manager.change import change_journal, execution, layout_store, pod_use, transaction
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import plans
 from mig_manager.core.planner import planner
@@ -29,7 +29,7 @@ class LocalDependencies:
     gpus: ports.Gpus
     lock: ports.NodeLock
     journal: ports.KeptFile  # journal of a change under way
-    boot_layout: ports.KeptFile
+    verified_layout_file: ports.KeptFile
     clock: timing.Clock
     boot_id: str  # differs after each reboot; empty: unknown
     lock_timeout_s: float
@@ -55,9 +55,9 @@ class LocalDependencies:
     """How long to wait for a driver that is not loaded yet; 0: fail at once."""
 
     @property
-    def saved_layout(self) -> boot_layouts.BootLayout:
+    def verified_layout(self) -> layout_store.VerifiedLayoutStore:
         """The verified layout, saved for the next boot."""
-        return boot_layouts.BootLayout(self.boot_layout, self.boot_id)
+        return layout_store.VerifiedLayoutStore(self.verified_layout_file, self.boot_id)
 
 
 def hold_lock(deps: LocalDependencies, doing: str) -> contextlib.AbstractContextManager[None]:
@@ -360,7 +360,7 @@ def _why_outdated(
     if is_rebooted and any(gpu.gpu_instances for gpu in observed.only(uuids)):
         return " when the node was rebooted, and the GPUs were set up since"
     # An unfinished change leaves no verified layout: an agent has applied it after the kill.
-    kept = deps.saved_layout.read()
+    kept = deps.verified_layout.read()
     if kept is None:
         return ""
     snapshot = tuple(gpu for gpu in kept.snapshot if gpu.uuid in uuids)

@@ -111,7 +111,7 @@ class CommandAdapters:
                 is_required=True,
             ),
             journal=files.JournalFile(settings.journal_file),
-            boot_layout=files.VerifiedLayoutFile(settings.verified_layout_file),
+            verified_layout_file=files.VerifiedLayoutFile(settings.verified_layout_file),
             clock=host.SystemClock(),
             boot_id=boot_id(settings.gpus),
             lock_timeout_s=settings.lock_timeout_s,

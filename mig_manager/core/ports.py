@@ -484,7 +484,7 @@ class Dependencies:
     refresh_files: Callable[[], object] = lambda: None
     """Brings device nodes and CDI specs up to date, if no other program writes them; raises
     HostError DEVICE_FILES_FAILED."""
-    boot_layout: KeptText | None = None  # keeps the verified layout for the next boot
+    verified_layout_file: KeptText | None = None  # keeps the verified layout for the next boot
     request_file: KeptText | None = None
     """Keeps a copy of the request's record; None: only the Node has it."""
     hooks: Hooks | None = None

@@ -51,7 +51,7 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: ApplyingNo
     kept = ampere.kept
     first = dataclasses.replace(kept.snapshot[0], gpu_instances=moved)
     odd = dataclasses.replace(kept, config="odd", snapshot=(first, *kept.snapshot[1:]))
-    ampere.boot_layout.text = odd.to_json()
+    ampere.verified_layout_file.text = odd.to_json()
     ampere.reboot()
 
     ampere.boot()
@@ -113,7 +113,7 @@ def test_each_apply_keeps_what_it_has_verified_and_what_was_off_stays_off(
     ampere: ApplyingNode,
 ) -> None:
     for _applied_and_already_applied in range(2):
-        ampere.boot_layout.text = None
+        ampere.verified_layout_file.text = None
         ampere.change_to("off")
         assert ampere.kept.config == "off"
     ampere.reboot()
@@ -122,24 +122,24 @@ def test_each_apply_keeps_what_it_has_verified_and_what_was_off_stays_off(
 
 
 def test_an_apply_that_fails_keeps_what_was_kept(ampere: ApplyingNode) -> None:
-    kept = ampere.boot_layout.text
+    kept = ampere.verified_layout_file.text
     ampere.fails = lambda step: isinstance(step, steps.SetMode)
 
     with pytest.raises(errors.HardwareError):
         ampere.change_to("off")
 
-    assert ampere.boot_layout.text == kept
+    assert ampere.verified_layout_file.text == kept
 
 
 def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: ApplyingNode) -> None:
-    ampere.boot_layout.failing_operations = {"write"}
+    ampere.verified_layout_file.failing_operations = {"write"}
     ampere.change_to("off")
 
     assert ampere.notes == ["cannot write the journal; the next boot will not restore this layout"]
 
 
 def test_nothing_kept_is_no_failure_and_waits_for_no_driver(ampere: ApplyingNode) -> None:
-    ampere.boot_layout.text = None
+    ampere.verified_layout_file.text = None
     ampere.refusing["gpus.observe"] = NO_DRIVER
 
     result = ampere.boot()
@@ -151,7 +151,7 @@ def test_nothing_kept_is_no_failure_and_waits_for_no_driver(ampere: ApplyingNode
 def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: ApplyingNode) -> None:
     ampere.change_to("off")
     off = ampere.shape
-    ampere.boot_layout.text = None
+    ampere.verified_layout_file.text = None
     assert ampere.cut_off("mixed", at=3)
     ampere.reboot()
 
@@ -163,26 +163,26 @@ def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: ApplyingN
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}'])
 def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: ApplyingNode, text: str) -> None:
-    ampere.boot_layout.text = text
+    ampere.verified_layout_file.text = text
     ampere.reboot()
 
     (problem,) = ampere.boot().problems
 
     assert problem.message.startswith("the layout saved for this boot is invalid (")
     assert problem.remedy
-    assert (ampere.boot_layout.aside, ampere.steps) == (text, 0)
+    assert (ampere.verified_layout_file.aside, ampere.steps) == (text, 0)
     assert ampere.boot().problems == ()
 
 
 def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: ApplyingNode) -> None:
-    ampere.boot_layout.failing_operations = {"read"}
+    ampere.verified_layout_file.failing_operations = {"read"}
     ampere.reboot()
 
     assert len(ampere.boot("mixed").problems) == 1
 
     assert ampere.is_restored()
     assert (ampere.kept.config, ampere.kept.boot_id) == ("mixed", "boot-1+")
-    ampere.boot_layout.failing_operations = {"read", "set_aside"}
+    ampere.verified_layout_file.failing_operations = {"read", "set_aside"}
     with pytest.raises(errors.UsageError, match="--verified-layout-file"):
         ampere.boot()
 
@@ -298,7 +298,7 @@ def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
     ampere: ApplyingNode, fallback: str
 ) -> None:
     if fallback:
-        ampere.boot_layout.text = None
+        ampere.verified_layout_file.text = None
     ampere.exclusion.refusals = 1
     ampere.clock.on_wait.append(lambda: ampere.has("off") or ampere.change_to("off"))
 

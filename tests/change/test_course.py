@@ -75,7 +75,7 @@ def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> 
     assert {IN_USE, RESET} <= outcomes.keys()
     assert host.shape == before
     assert host.journal.text is None
-    assert host.boot_layout.text is None
+    assert host.verified_layout_file.text is None
 
 
 def test_a_gpu_with_mig_on_keeps_its_mode() -> None:

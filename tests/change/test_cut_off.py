@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.change import apply as applying
-from mig_manager.change import boot_layouts, local, pod_use
+from mig_manager.change import layout_store, local, pod_use
 from mig_manager.core import model, profile_name
 from mig_manager.core.records import journals
 from tests.change.forks import refuse
@@ -200,7 +200,7 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Appl
 def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: ApplyingNode) -> None:
     assert node.cut_off("wanted", at=3)
     node.set_up("other")
-    saved = boot_layouts.BootLayout(node.boot_layout, "boot-1")
+    saved = layout_store.VerifiedLayoutStore(node.verified_layout_file, "boot-1")
     saved.save(node.deps.gpus.observe(), config="other", config_hash="h")
     verified = node.shape
 

@@ -151,7 +151,7 @@ def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> 
     assert is_done is (point == "exit")
     if is_done:
         assert caught.value.message.endswith("the layout is active all the same")
-        assert node.boot_layout.text is not None
+        assert node.verified_layout_file.text is not None
     else:
         assert node.shape == node.before
 

@@ -11,7 +11,7 @@ from mig_manager.change import apply as applying
 from mig_manager.change import boot, local, pod_use
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts, plans
-from mig_manager.core.records import journals
+from mig_manager.core.records import verified_layouts
 from tests.node import fake_cluster, fake_host, fakes, gpu_values, kept_file, strikes
 
 LAYOUTS_TEXT = """
@@ -62,7 +62,7 @@ class ApplyingNode(fakes.NodeRig):
         self.layouts = layouts
         self.exclusion = fakes.FakeLock()
         self.journal = kept_file.FakeKeptFile()
-        self.boot_layout = kept_file.FakeKeptFile()
+        self.verified_layout_file = kept_file.FakeKeptFile()
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
         self.has_reset = True
@@ -78,8 +78,8 @@ class ApplyingNode(fakes.NodeRig):
             self.set_up(start)
 
     @property
-    def kept(self) -> journals.VerifiedLayout:
-        return journals.VerifiedLayout.from_json(self.boot_layout.text or "")
+    def kept(self) -> verified_layouts.VerifiedLayout:
+        return verified_layouts.VerifiedLayout.from_json(self.verified_layout_file.text or "")
 
     @property
     def shape(self) -> list[object]:
@@ -191,7 +191,7 @@ class ApplyingNode(fakes.NodeRig):
             gpus=fake_host.FakeGpus(self),
             lock=self.exclusion,
             journal=self.journal,
-            boot_layout=self.boot_layout,
+            verified_layout_file=self.verified_layout_file,
             clock=self.clock,
             boot_id=self.host.boot_id,
             lock_timeout_s=30.0,

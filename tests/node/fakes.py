@@ -143,7 +143,7 @@ class NodeRig:
     resets: knobs.Resets = dataclasses.field(default_factory=knobs.Resets)
     host: knobs.Host = dataclasses.field(default_factory=knobs.Host)
     hooks: knobs.Hooks = dataclasses.field(default_factory=knobs.Hooks)
-    boot_layout: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
+    verified_layout_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
     request_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
 
     # -- the Node, and the cluster's other objects --------------------------------------------
@@ -184,7 +184,9 @@ class NodeRig:
 
     def __post_init__(self) -> None:
         self.clock.on_wait.append(self.live)
-        self.boot_layout.on_save = functools.partial(self.record_call, "boot_layout.save")
+        self.verified_layout_file.on_save = functools.partial(
+            self.record_call, "verified_layout_file.save"
+        )
         self.request_file.on_save = functools.partial(self.record_call, "request_file.save")
 
     # -- the node's own life ------------------------------------------------------------------

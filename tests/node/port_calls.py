@@ -4,7 +4,7 @@ READS = frozenset(
     f"{port}.{method}" if method else port
     for port, methods in {
         "allocations": ("allocatable", "assigned_devices"),
-        "boot_layout": ("read",),
+        "verified_layout_file": ("read",),
         "configs": ("read",),
         "extra_clients": ("",),
         "gpus": ("observe",),

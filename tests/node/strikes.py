@@ -157,7 +157,7 @@ def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception |
 
 BROKEN = {
     "gpus": errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR),
-    "boot_layout": errors.ConfigError("broken"),
+    "verified_layout_file": errors.ConfigError("broken"),
     "request_file": errors.ConfigError("broken"),
     **dict.fromkeys(
         ("services", "reset", "reboot", "refresh_files"),

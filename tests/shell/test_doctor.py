@@ -10,7 +10,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
 from mig_manager.cli.doctor import examination, report
 from mig_manager.cli.doctor import facts as doctor_facts
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, verified_layouts
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.kit import privileges, proc_tree
@@ -96,7 +96,7 @@ def test_a_file_that_apply_could_not_write_is_a_warning(
     folder = tmp_path / "closed"
     folder.mkdir()
     (folder / "lock").touch()
-    verified = journals.VerifiedLayout(config="a", config_hash="", boot_id="", snapshot=())
+    verified = verified_layouts.VerifiedLayout(config="a", config_hash="", boot_id="", snapshot=())
     (folder / "verified-layout").write_text(verified.to_json(), "utf-8")
     folder.chmod(0o555)
 

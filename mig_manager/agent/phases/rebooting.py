@@ -87,7 +87,7 @@ def reboot(
 
 def keep_pending_modes(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> None:
     """Have the boot unit of the host keep the pending modes of GPUs; a failure is logged."""
-    if why := attempt.saved_layout.drop_pending(gpus):
+    if why := attempt.verified_layout.drop_pending(gpus):
         _log.warning("layout_not_saved", error=why)
 
 

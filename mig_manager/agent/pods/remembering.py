@@ -77,7 +77,7 @@ def _device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str]:
 
 def _verified_gpus(shared: attempts.Shared) -> Mapping[str, model.Gpu]:
     """Return the GPUs of the layout that was verified since the boot, by UUID."""
-    verified = shared.saved_layout.read()
+    verified = shared.verified_layout.read()
     if verified is None or verified.boot_id != shared.deps.boot_id:
         return {}
     return {gpu.uuid: gpu for gpu in verified.gpus}

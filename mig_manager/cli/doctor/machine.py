@@ -20,7 +20,7 @@ from mig_manager.cli.doctor.report import (
 from mig_manager.core import model
 from mig_manager.core.display import picture
 from mig_manager.core.layout import config
-from mig_manager.core.records import gpu_recovery, journals
+from mig_manager.core.records import gpu_recovery, journals, verified_layouts
 
 _OLDEST_DRIVER = 450
 """The first branch with MIG (NVIDIA MIG User Guide, "Deployment Considerations")."""
@@ -270,7 +270,9 @@ def _config_file(facts: Facts) -> Iterator[Finding]:
 def _verified_layout(facts: Facts) -> Iterator[Finding]:
     """The layout saved for the next boot is readable."""
     path = facts.settings.verified_layout_file
-    layout = _record(path, files.VerifiedLayoutFile(path).read, journals.VerifiedLayout.from_json)
+    layout = _record(
+        path, files.VerifiedLayoutFile(path).read, verified_layouts.VerifiedLayout.from_json
+    )
     if layout is None:
         yield _file(path, "no layout saved for the next boot")
     else:

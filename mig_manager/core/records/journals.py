@@ -1,11 +1,10 @@
-"""The journal of a change, for the run after a kill, and the last verified layout.
+"""The journal of a change, for the run after a kill.
 
 The journal is the agent's undo stack: each member is something to restore or to finish.
 ``patch_between`` returns what the Node gets with other entries. ``apply`` and ``boot`` keep the
-same journal in a file, next to the last verified layout.
+same journal in a file.
 """
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -17,7 +16,6 @@ from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_codec
 
 JOURNAL_VERSION = 2  # 1 had neither boot id nor snapshot
-VERIFIED_VERSION = 1
 _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
 """One version back and one ahead, for upgrade and downgrade: a new version may add members, and
 must not change the meaning of existing ones."""
@@ -314,63 +312,6 @@ def unlisted_pauses(view: node_object.NodeView) -> tuple[str, ...]:
         and value == well_known.PAUSED_VALUE
         and key not in journal.paused_labels
     )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedLayout:
-    """The layout that was verified last, for the next boot: instances do not survive a reboot."""
-
-    config: str
-    config_hash: str
-    boot_id: str  # the boot in which it was verified
-    snapshot: tuple[model.GpuSnapshot, ...]
-    """The GPUs of the node without a pending mode, even if the layout does not select them."""
-    gpus: tuple[model.Gpu, ...] = ()
-    """All GPUs, with the UUIDs of their devices in that boot, as far as known."""
-    covered: tuple[str, ...] | None = None
-    """UUIDs of the GPUs that the layout selects; None: unknown."""
-    earlier: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The layouts of GPUs that were unreachable when this one was verified, by UUID."""
-
-    def to_json(self) -> str:
-        """Return the text to keep."""
-        return json.dumps(
-            {
-                "version": VERIFIED_VERSION,
-                "config": self.config,
-                "configHash": self.config_hash,
-                "bootId": self.boot_id,
-                "snapshot": gpu_codec.to_data(self.snapshot),
-                "inventory": gpu_codec.to_inventory(self.gpus, has_devices=True),
-                "earlier": dict(self.earlier),
-                "covered": self.covered,
-            },
-            indent=1,
-        )
-
-    @staticmethod
-    def from_json(text: str) -> "VerifiedLayout":
-        """Parse the kept text; ValueError if it is invalid, or of an unknown version."""
-        data = json_text.parse_object(text)
-        if data.get("version") != VERIFIED_VERSION:
-            raise ValueError("not a layout kept by a version this program knows")
-        gpus: tuple[model.Gpu, ...] = ()
-        # Only a repair needs them, and a boot restores the layout without them.
-        with contextlib.suppress(ValueError):
-            gpus = gpu_codec.from_inventory(data.get("inventory", {}))
-        earlier, covered = data.get("earlier"), data.get("covered")
-        return VerifiedLayout(
-            config=str(data.get("config", "")),
-            config_hash=str(data.get("configHash", "")),
-            boot_id=str(data.get("bootId", "")),
-            snapshot=gpu_codec.from_data(data.get("snapshot")),
-            gpus=gpus,
-            covered=tuple(map(str, covered)) if isinstance(covered, list) else None,
-            # Only named to people.
-            earlier={str(uuid): str(name) for uuid, name in earlier.items()}
-            if isinstance(earlier, dict)
-            else {},
-        )
 
 
 def _uuids(data: object) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ class Process:
             ),
             clock=rig.clock,
             lock=fakes.FakeLock(),
-            boot_layout=None,
+            verified_layout_file=None,
             request_file=None,
             **heard,
         )

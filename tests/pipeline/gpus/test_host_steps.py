@@ -8,7 +8,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.node import well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, verified_layouts
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 
@@ -238,7 +238,9 @@ def test_verified_layouts_are_kept_for_the_next_boot() -> None:
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
-    kept = [journals.VerifiedLayout.from_json(text) for text in rig.boot_layout.saved]
+    kept = [
+        verified_layouts.VerifiedLayout.from_json(text) for text in rig.verified_layout_file.saved
+    ]
     first, second = sorted(gpu.uuid for gpu in rig.gpus)
     assert [(each.config, each.boot_id, each.covered) for each in kept] == [
         (ALL_1G, "boot-1", (first, second)),
@@ -255,13 +257,13 @@ def test_a_layout_that_fails_is_not_kept() -> None:
 
     agents.run(rig, ALL_1G)
 
-    assert rig.boot_layout.saved == []
+    assert rig.verified_layout_file.saved == []
 
 
 def test_a_layout_kept_by_an_earlier_release_is_read() -> None:
     text = '{"version": 1, "config": "a", "configHash": "h", "bootId": "b", "snapshot": []}'
 
-    assert journals.VerifiedLayout.from_json(text).config == "a"
+    assert verified_layouts.VerifiedLayout.from_json(text).config == "a"
 
 
 @pytest.mark.parametrize("is_silent", [True, False])

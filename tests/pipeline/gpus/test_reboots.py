@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.node import policies, well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import verified_layouts
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 
@@ -106,7 +106,9 @@ def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(
 
     act(rig)
 
-    (kept, now) = (journals.VerifiedLayout.from_json(text) for text in rig.boot_layout.saved)
+    (kept, now) = (
+        verified_layouts.VerifiedLayout.from_json(text) for text in rig.verified_layout_file.saved
+    )
 
     pending = {gpu.uuid for gpu in rig.gpus if gpu.has_pending_mode}
     assert [gpu.uuid for gpu in kept.snapshot] == [gpu.uuid for gpu in rig.gpus]

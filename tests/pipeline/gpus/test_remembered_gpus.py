@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.agent import drift
 from mig_manager.core import model
-from mig_manager.core.records import journals
+from mig_manager.core.records import verified_layouts
 from tests.node import agents, ends, fakes, gpu_values, strikes
 from tests.pipeline import repairs
 
@@ -17,24 +17,24 @@ def reboot(rig: fakes.NodeRig) -> None:
 
 
 def forget(rig: fakes.NodeRig) -> None:
-    rig.boot_layout.text = None
+    rig.verified_layout_file.text = None
 
 
 def downgrade(rig: fakes.NodeRig) -> None:
-    data = json.loads(rig.boot_layout.text or "")
+    data = json.loads(rig.verified_layout_file.text or "")
     del data["inventory"]
-    rig.boot_layout.text = json.dumps(data)
+    rig.verified_layout_file.text = json.dumps(data)
 
 
 def spoil_inventory(rig: fakes.NodeRig) -> None:
-    data = json.loads(rig.boot_layout.text or "")
+    data = json.loads(rig.verified_layout_file.text or "")
     data["inventory"]["gpus"][0]["devices"].pop()
-    rig.boot_layout.text = json.dumps(data)
-    assert journals.VerifiedLayout.from_json(rig.boot_layout.text or "").snapshot
+    rig.verified_layout_file.text = json.dumps(data)
+    assert verified_layouts.VerifiedLayout.from_json(rig.verified_layout_file.text or "").snapshot
 
 
 def spoil(rig: fakes.NodeRig) -> None:
-    rig.boot_layout.text = "{"
+    rig.verified_layout_file.text = "{"
 
 
 def add_unknown_device(rig: fakes.NodeRig) -> None:
@@ -125,8 +125,8 @@ def test_devices_of_an_earlier_boot_are_not_remembered() -> None:
     rig = repairs.stuck_node()
     agent = repairs.agent_of(rig)
     outcome = agents.run(rig, repairs.LAYOUT, by=agent)
-    data = json.loads(rig.boot_layout.text or "") | {"bootId": "boot-0"}
-    rig.boot_layout.text = json.dumps(data)
+    data = json.loads(rig.verified_layout_file.text or "") | {"bootId": "boot-0"}
+    rig.verified_layout_file.text = json.dumps(data)
 
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
 

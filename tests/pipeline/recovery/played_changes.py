@@ -181,7 +181,7 @@ class PlayedChange:
             tuple(sorted((name, tuple(sorted(ids))) for name, ids in rig.schedulable.items())),
             rig.kubelet.withdrawn is rig.schedulable,
             rig.kubelet.lists_from_s > rig.clock.now_s,
-            len(rig.boot_layout.saved),
+            len(rig.verified_layout_file.saved),
         )
 
     def judge(self, outcome: outcomes.Outcome | None, ends: Sequence[End]) -> list[str]:

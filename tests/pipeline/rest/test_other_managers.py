@@ -45,7 +45,7 @@ def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
     rig, other = nodes.node(), fakes.FakeLock()
     saves: list[bool] = []
     rig.on_call = lambda: (
-        saves.append(other.is_locked) if rig.log[-1] == "boot_layout.save" else None
+        saves.append(other.is_locked) if rig.log[-1] == "verified_layout_file.save" else None
     )
     agent = agents.reconciler(rig, lock=other)
 

@@ -19,6 +19,7 @@ from mig_manager.core.records import (
     journals,
     requests,
     run_status,
+    verified_layouts,
 )
 from tests.node import samples
 
@@ -87,7 +88,7 @@ def use_with(gpu: object, **changed: object) -> str:
 
 MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
     gpu_codec.from_json: (),
-    journals.VerifiedLayout.from_json: ('{"version": 1}',),
+    verified_layouts.VerifiedLayout.from_json: ('{"version": 1}',),
     journals.Journal.from_json: (
         '{"version": 2}',
         journal_with(holdTaint=1),

@@ -8,25 +8,25 @@ from collections.abc import Collection
 
 from mig_manager import errors
 from mig_manager.core import model, ports
-from mig_manager.core.records import journals
+from mig_manager.core.records import verified_layouts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class BootLayout:
+class VerifiedLayoutStore:
     """The saved layout; only the process that has the node's lock writes it."""
 
     file: ports.KeptText | None
     boot_id: str
 
-    def parse(self) -> journals.VerifiedLayout | None:
+    def parse(self) -> verified_layouts.VerifiedLayout | None:
         """Return the layout, None if there is none; ConfigError: unreadable or invalid."""
         text = self.file.read() if self.file else None
         try:
-            return None if text is None else journals.VerifiedLayout.from_json(text)
+            return None if text is None else verified_layouts.VerifiedLayout.from_json(text)
         except ValueError as error:
             raise errors.ConfigError(str(error)) from error
 
-    def read(self) -> journals.VerifiedLayout | None:
+    def read(self) -> verified_layouts.VerifiedLayout | None:
         """Return the layout; None if there is no valid one."""
         try:
             return self.parse()
@@ -66,7 +66,7 @@ class BootLayout:
                 lost = {gpu.uuid for gpu in missing}
                 inventory += tuple(gpu for gpu in saved.gpus if gpu.uuid in lost)
         return self._write(
-            journals.VerifiedLayout(
+            verified_layouts.VerifiedLayout(
                 config=config,
                 config_hash=config_hash,
                 boot_id=self.boot_id,
@@ -90,7 +90,7 @@ class BootLayout:
         kept = tuple(gpu for gpu in saved.snapshot if gpu.uuid not in uuids)
         return self._write(dataclasses.replace(saved, snapshot=kept))
 
-    def _write(self, layout: journals.VerifiedLayout) -> str:
+    def _write(self, layout: verified_layouts.VerifiedLayout) -> str:
         try:
             if self.file:
                 self.file.save(layout.to_json())

@@ -1,0 +1,69 @@
+"""The layout that was verified last: no MIG instance survives a reboot."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+
+from mig_manager.core import model
+from mig_manager.core.files import json_text
+from mig_manager.core.records import gpu_codec
+
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedLayout:
+    """The layout that was verified last, saved for the next boot."""
+
+    config: str
+    config_hash: str
+    boot_id: str  # the boot in which it was verified
+    snapshot: tuple[model.GpuSnapshot, ...]
+    """The GPUs of the node without a pending mode, even if the layout does not select them."""
+    gpus: tuple[model.Gpu, ...] = ()
+    """All GPUs, with the UUIDs of their devices in that boot, as far as known."""
+    covered: tuple[str, ...] | None = None
+    """UUIDs of the GPUs that the layout selects; None: unknown."""
+    earlier: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The layouts of GPUs that were unreachable when this one was verified, by UUID."""
+
+    def to_json(self) -> str:
+        """Return the text to keep."""
+        return json.dumps(
+            {
+                "version": _VERSION,
+                "config": self.config,
+                "configHash": self.config_hash,
+                "bootId": self.boot_id,
+                "snapshot": gpu_codec.to_data(self.snapshot),
+                "inventory": gpu_codec.to_inventory(self.gpus, has_devices=True),
+                "earlier": dict(self.earlier),
+                "covered": self.covered,
+            },
+            indent=1,
+        )
+
+    @staticmethod
+    def from_json(text: str) -> "VerifiedLayout":
+        """Parse the kept text; ValueError if it is invalid, or of an unknown version."""
+        data = json_text.parse_object(text)
+        if data.get("version") != _VERSION:
+            raise ValueError("not a layout kept by a version this program knows")
+        gpus: tuple[model.Gpu, ...] = ()
+        # Only a repair needs them, and a boot restores the layout without them.
+        with contextlib.suppress(ValueError):
+            gpus = gpu_codec.from_inventory(data.get("inventory", {}))
+        earlier, covered = data.get("earlier"), data.get("covered")
+        return VerifiedLayout(
+            config=str(data.get("config", "")),
+            config_hash=str(data.get("configHash", "")),
+            boot_id=str(data.get("bootId", "")),
+            snapshot=gpu_codec.from_data(data.get("snapshot")),
+            gpus=gpus,
+            covered=tuple(map(str, covered)) if isinstance(covered, list) else None,
+            # Only named to people.
+            earlier={str(uuid): str(name) for uuid, name in earlier.items()}
+            if isinstance(earlier, dict)
+            else {},
+        )
