@@ -228,7 +228,11 @@ class Attempt(Shared):
                 if not (problem := find(pods)) or is_late:
                     return problem, pods
 
-    def transaction(self, idle_wait: timing.Wait | None = None) -> transaction.Transaction:
+    def transaction(
+        self,
+        idle_wait: timing.Wait | None = None,
+        require_unused: execution.RequireUnused | None = None,
+    ) -> transaction.Transaction:
         """Return a transaction on the node's GPUs."""
         return transaction.Transaction(
             executor=execution.Execution(
@@ -236,6 +240,8 @@ class Attempt(Shared):
                 reset=self.deps.reset,
                 note_persistence=functools.partial(change_journal.note_persistence, self.journal),
                 clock=self.deps.clock,
+                require_unused=require_unused,
+                in_use_timeout_s=self.limits.in_use_timeout_s,
             ),
             journal=self.journal,
             refresh_files=self.deps.refresh_files,

@@ -13,7 +13,7 @@ _log = structlog.get_logger()
 
 REFUSALS = (errors.GpuInUseError, errors.StalePlanError)  # raised before the first step of a plan
 
-RequireUnused = Callable[[Collection[str], Iterable[model.Gpu]], object]
+RequireUnused = Callable[[Collection[str], model.ObservedGpus], object]
 """Raises ``GpuInUseError`` if pods have, or may have, one of the devices with these ids."""
 
 
@@ -26,8 +26,7 @@ class Execution:
     """Resets GPUs with a pending mode; None: the mode stays pending, and no GPU is repaired."""
     note_persistence: ports.NotePersistence
     clock: timing.Clock
-    require_unused: RequireUnused | None = None
-    """Asks kubelet; None: for the agent, which drains pods itself."""
+    require_unused: RequireUnused | None = None  # asks kubelet; None: for the agent's rollbacks
     in_use_timeout_s: float = 0.0
     """With ``require_unused``: how long to retry what the driver refuses as in use."""
     may_stay_pending: bool = False  # whether a mode may stay pending until a reset or a reboot

@@ -6,7 +6,7 @@ import functools
 from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import draining, host, preparing, rebooting, recovery
-from mig_manager.agent.pods import advertising, resuming
+from mig_manager.agent.pods import advertising, resuming, survey
 from mig_manager.change import transaction
 from mig_manager.core import model
 
@@ -31,7 +31,12 @@ def execute(
         Rebooting: The machine goes down.
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
-    gpu_change = attempt.transaction(preparing.idle_wait(attempt))
+    gpu_change = attempt.transaction(
+        preparing.idle_wait(attempt),
+        functools.partial(
+            survey.require_unallocated, attempt.deps, extra_clients=change.usage.extra_clients
+        ),
+    )
     is_resumed = functools.partial(is_resumed_next, attempt)
     # If this fails, the end of the run rolls back while clients and services are still paused.
     interrupted = recovery.rollback_target(attempt, change.gpus)

@@ -121,6 +121,36 @@ def name_users(
     return usage.describe_users(usage.users(affected))
 
 
+def require_unallocated(
+    deps: ports.Dependencies,
+    affected: Collection[str],
+    gpus: model.ObservedGpus,
+    *,
+    extra_clients: _ExtraClients,
+) -> None:
+    """Fail if a pod got one of the devices after the drain.
+
+    The agent pauses no plugin that it does not know, such as a service of the host. If kubelet
+    does not answer, its answer to the drain counts.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+        GpuInUseError: Names the pods.
+    """
+    try:
+        assigned = deps.allocations.assigned_devices()
+    except errors.KubeletError as error:
+        _log.warning("pod_resources_unavailable", error=error.message)
+        return
+    if all(one.device_ids.isdisjoint(affected) for one in assigned):
+        return
+    usage = _observe(deps, deps.workloads.list, gpus, lambda _usage: False, extra_clients)
+    users = [pod.key for pod in usage.users(affected) if not usage.why_uncertain(pod)]
+    if users:
+        names = messages.list_names(users)
+        raise errors.GpuInUseError(f"pods got devices to be removed after the drain: {names}")
+
+
 def read_extra_clients(deps: ports.Dependencies) -> _ExtraClients:
     """Return the owner's GPU clients; none if the list is invalid, so that a rollback can run."""
     try:

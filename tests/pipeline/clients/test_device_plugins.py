@@ -175,6 +175,27 @@ def test_a_plugin_that_is_no_pod_must_not_advertise_devices_that_are_gone(
     ends.assert_ends(rig, reason, layout="all-balanced", by=agent, attempt=2)
 
 
+def test_a_plugin_that_is_no_pod_may_allocate_a_device_during_a_hook() -> None:
+    rig = node_with_plugin_service()
+    rig.hooks.text = nodes.HOOKS
+    device = rig.gpus[0].mig_uuids[0]
+
+    def bind() -> None:
+        if rig.log[-1] == "hooks.run" and rig.has_hold_taint:
+            rig.on_call = lambda: None
+            rig.add_pod("late", devices=frozenset({device}))
+
+    rig.on_call = bind
+    agent = agents.reconciler(rig)
+    ends.assert_ends(rig, Reason.IN_USE, "default/late", layout="all-balanced", by=agent)
+    assert device in rig.gpus[0].mig_uuids
+
+    rig.clock.on_wait.append(rig.register_devices)
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent, attempt=2)
+    assert device in rig.gpus[0].mig_uuids
+    assert "workloads.evict" not in rig.log
+
+
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [
