@@ -24,9 +24,7 @@ from mig_manager.adapters.nvml import library as nvml
 from mig_manager.adapters.nvml import nvml_gpus, observe, worker_client
 from mig_manager.core import ports, steps
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.driver import worker as simulated_worker
+from mig_manager.sandbox.driver import simulated_nvml, simulated_worker, states
 from testkit import matrix, nvml_faults
 
 CHANGES = frozenset(
@@ -177,7 +175,7 @@ def _driver_s(
     try:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
     finally:
-        simulated.load(None)
+        simulated_nvml.load(None)
     plan = planner.plan(gpus, transition.desired(gpus))
     return limit_s(plan, driver, is_serial=is_serial)
 
@@ -231,7 +229,7 @@ def start_up_s(repeats: int) -> float:
     """Return how long a worker takes to start; median."""
     times_s: list[float] = []
     with _folder() as path:
-        simulated.create("a30", path)
+        simulated_nvml.create("a30", path)
         command = worker_client.worker_command(program=simulated_worker.program(path))
         for _ in range(repeats):
             gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0)
@@ -259,7 +257,7 @@ def query_s() -> float:
         full = max(matrix.TRANSITIONS, key=_instances)
         matrix.prepare(full, path)
         library = TimedLibrary(nvml_faults.SharedState(path))
-        simulated.load(library)
+        simulated_nvml.load(library)
         try:
             with nvml.session(None):
                 for _ in range(_QUERY_ROUNDS):
@@ -269,7 +267,7 @@ def query_s() -> float:
                         observe.gpu(index)
                     rounds.append(spent / library.counts.total())
         finally:
-            simulated.load(None)
+            simulated_nvml.load(None)
     return min(rounds)
 
 

@@ -8,8 +8,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model, profile_name
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 
 Devices = Mapping[str, int] | None  # a GPU's devices by profile; None: its MIG is off
@@ -41,7 +40,7 @@ class Transition:
 
 def prepare(transition: Transition, path: pathlib.Path) -> states.MachineState:
     """Simulate the node in the layout before the transition; return its state."""
-    simulated.create(f"{len(transition.before)}x{transition.product}", path)
+    simulated_nvml.create(f"{len(transition.before)}x{transition.product}", path)
     nvml_faults.install(path)
     try:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
@@ -49,7 +48,7 @@ def prepare(transition: Transition, path: pathlib.Path) -> states.MachineState:
         plan = planner.plan(observed, _desired_of(observed, transition.before))
         gpus.execute(plan, observed)
     finally:
-        simulated.load(None)
+        simulated_nvml.load(None)
     return nvml_faults.SharedState(path).read()
 
 

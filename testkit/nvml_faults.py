@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mig_manager.sandbox.driver import calls, library, state_file, states, transitions
+from mig_manager.sandbox.driver import calls, simulated_nvml, state_file, states, transitions
 
 _FAULTS = "faults"
 _LOG = "calls"
@@ -181,7 +181,7 @@ class SharedState(state_file.SharedState):
             state_file.replace(self.beside(_FAULTS), dataclasses.asdict(changed))
 
 
-class InstrumentedLibrary(library.SimulatedLibrary):
+class InstrumentedLibrary(simulated_nvml.SimulatedLibrary):
     """A simulated library that strikes calls with the armed faults, and logs calls."""
 
     state: SharedState
@@ -189,7 +189,7 @@ class InstrumentedLibrary(library.SimulatedLibrary):
     def __init__(self, state: state_file.SharedState) -> None:
         super().__init__(state if isinstance(state, SharedState) else SharedState(state.path))
 
-    def _answer(self, attempt: library.RunningCall) -> int:
+    def _answer(self, attempt: simulated_nvml.RunningCall) -> int:
         code = super()._answer(attempt)
         self.state.log(
             Call(
@@ -205,7 +205,7 @@ class InstrumentedLibrary(library.SimulatedLibrary):
         )
         return code
 
-    def _run(self, attempt: library.RunningCall) -> None:
+    def _run(self, attempt: simulated_nvml.RunningCall) -> None:
         """Strike a call with the faults that match it: hangs up to the first crash or code.
 
         As in the driver, it has the GPU's lock if the call changes the GPU.
@@ -256,7 +256,7 @@ def install(
 ) -> CountingLibrary:
     """Replace pynvml's library in this process by a simulated one that counts its calls."""
     counting = CountingLibrary(SharedState(path), alterations)
-    library.load(counting)
+    simulated_nvml.load(counting)
     return counting
 
 
@@ -275,4 +275,4 @@ def _parse(file: pathlib.Path, _version: state_file.Version) -> Instruments:
     return Instruments(faults=tuple(faults), logs_calls=raw["logs_calls"])
 
 
-library.SimulatedLibrary = InstrumentedLibrary  # type: ignore[misc]
+simulated_nvml.SimulatedLibrary = InstrumentedLibrary  # type: ignore[misc]

@@ -11,9 +11,9 @@ def worker_command(
     """Return the command of a worker for the node's GPUs."""
     program: tuple[str, ...] = ()
     if gpus.simulate_state is not None:
-        from mig_manager.sandbox.driver import worker  # noqa: PLC0415 - not for real GPUs
+        from mig_manager.sandbox.driver import simulated_worker  # noqa: PLC0415 - not for real GPUs
 
-        program = worker.program(gpus.simulate_state)
+        program = simulated_worker.program(gpus.simulate_state)
     return worker_client.worker_command(
         task,
         library_path=gpus.library_path,

@@ -44,9 +44,9 @@ class CommandAdapters:
         from mig_manager.adapters.nvml import nvml_gpus
 
         if self.settings.gpus.simulate_state is not None:
-            from mig_manager.sandbox.driver import library
+            from mig_manager.sandbox.driver import simulated_nvml
 
-            library.install(self.settings.gpus.simulate_state)
+            simulated_nvml.install(self.settings.gpus.simulate_state)
         return nvml_gpus.NvmlGpus(
             library_path=self.settings.gpus.library_path,
             driver_roots=self.settings.gpus.driver_roots,

@@ -31,7 +31,7 @@ _NOT_QUERIES = {*_FIELDS, "nvmlShutdown", "nvmlEventSetWait_v2"}
 class ReplayedNode(NamedTuple):
     """A node to simulate."""
 
-    spec: str  # for ``driver.library.create``
+    spec: str  # for ``simulated_nvml.create``
     latency: states.Latency
 
 

@@ -18,8 +18,7 @@ from mig_manager.core import model
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.sandbox import guard, machines
 from mig_manager.sandbox.apiserver import server as api_server
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from mig_manager.sandbox.node import cluster_view, manifests, objects, sandbox_node
 
 NODE_NAME = "sandbox"
@@ -107,9 +106,9 @@ class Stage:
         for index, machine in enumerate(self.machines):
             seed = machine.name if index else ""
             driver = states.Options(latency=self._latency, seed=seed)
-            simulated.create(self._spec, machine.state_file, options=driver)
-        simulated.install(self.machine.state_file)
-        exits.callback(simulated.load, None)
+            simulated_nvml.create(self._spec, machine.state_file, options=driver)
+        simulated_nvml.install(self.machine.state_file)
+        exits.callback(simulated_nvml.load, None)
         server = self.connect(exits, folder)
         exits.callback(self.api.close)
         self.cluster = exits.enter_context(cluster_view.ClusterView(server))

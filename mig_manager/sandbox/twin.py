@@ -10,7 +10,13 @@ from mig_manager.adapters.nvml import worker_client
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.acceptance import surveys
-from mig_manager.sandbox.driver import library, state_file, states, transitions, worker
+from mig_manager.sandbox.driver import (
+    simulated_nvml,
+    simulated_worker,
+    state_file,
+    states,
+    transitions,
+)
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -74,9 +80,9 @@ def _surveyed(
         options = states.Options(
             virtualization=_VIRTUALIZATIONS[model.Virtualization(virtualization)]
         )
-        library.create("+".join(product.key for product in products), path, options=options)
+        simulated_nvml.create("+".join(product.key for product in products), path, options=options)
         state_file.SharedState(path).update(lambda node: _in_modes(node, captured))
-        command = worker_client.worker_command(program=worker.program(path))
+        command = worker_client.worker_command(program=simulated_worker.program(path))
         return worker_client.WorkerGpus(command=command, timeout_s=timeout_s).survey()
 
 

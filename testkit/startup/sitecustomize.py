@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Sequence
 
-_LIBRARY = "mig_manager.sandbox.driver.library"
+_LIBRARY = "mig_manager.sandbox.driver.simulated_nvml"
 
 
 class _Finder:

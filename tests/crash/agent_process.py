@@ -19,7 +19,7 @@ from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import agent_settings, main
 from mig_manager.core import ports
-from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import simulated_nvml
 from testkit import nvml_faults
 from tests.crash import moments as moments_
 from tests.stage import in_process
@@ -61,7 +61,7 @@ def serve(arguments: Arguments) -> int:
         overrides = main.Overrides(replace_ports=watched, pulse=pulse)
         agent = main.AgentService(wanted, kube, boot_id=state.boot_id, overrides=overrides)
     else:
-        simulated.load(_Library(state, moments))
+        simulated_nvml.load(_Library(state, moments))
         agent = in_process.new_agent(
             wanted,
             kube,
@@ -94,6 +94,6 @@ class _Library(nvml_faults.CountingLibrary):
         super().__init__(state)
         self._moments = moments
 
-    def _change(self, attempt: "simulated.RunningCall") -> None:
+    def _change(self, attempt: "simulated_nvml.RunningCall") -> None:
         with self._moments.around(f"gpu{attempt.gpu}.{attempt.name}"):
             super()._change(attempt)

@@ -13,7 +13,7 @@ import structlog.testing
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
-from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import simulated_nvml
 from testkit import nvml_faults
 from tests import layout_table
 from tests.kit import lost_stderr, nvml_codes
@@ -74,7 +74,7 @@ class StruckNode:
 
     def __init__(self, scenario: Scenario, path: pathlib.Path) -> None:
         self.scenario = scenario
-        simulated.create(scenario.spec, path)
+        simulated_nvml.create(scenario.spec, path)
         self.state = nvml_faults.SharedState(path)
         self.gpus: ports.Gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=fakes.FakeClock())
         self._start = self.state.read()

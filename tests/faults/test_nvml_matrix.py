@@ -17,8 +17,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import library, worker_client
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import worker as simulated_worker
+from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 from tests.faults import nvml_answers, nvml_node
 from tests.kit import lost_stderr, matrices, nvml_codes
 
@@ -36,7 +35,7 @@ def node(scenario: str, tmp_path: pathlib.Path) -> Iterator[nvml_node.StruckNode
     try:
         yield nvml_node.StruckNode(nvml_node.SCENARIOS[scenario], tmp_path / "state")
     finally:
-        simulated.load(None)
+        simulated_nvml.load(None)
 
 
 def check_reason(moment: nvml_node.Moment, code: int, end: nvml_node.End) -> None:

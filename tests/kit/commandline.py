@@ -15,7 +15,7 @@ import structlog
 
 from mig_manager.cli import main, registry
 from mig_manager.cli.toolkit import console
-from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import simulated_nvml
 from tests import contract
 from tests.kit import gpus_in_process
 
@@ -137,7 +137,7 @@ class Shell:
 
 def forget() -> None:
     """Undo what a command line does to its process, which is not to last."""
-    simulated.load(None)
+    simulated_nvml.load(None)
     forget_log()
 
 

@@ -11,8 +11,7 @@ from mig_manager.cli.doctor import facts as doctor_facts
 from mig_manager.cli.doctor import report as doctor_report
 from mig_manager.cli.toolkit import console, parser
 from mig_manager.core import model
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.kit import gpus_in_process
 
@@ -58,7 +57,8 @@ class Patient:
         self.argv = ["--simulate-state", str(self.path)]
 
     def born(self, spec: str = SPEC, **options: object) -> "Patient":
-        simulated.create(spec, self.path, options=dataclasses.replace(states.Options(), **options))  # type: ignore[arg-type]
+        chosen = dataclasses.replace(states.Options(), **options)  # type: ignore[arg-type]
+        simulated_nvml.create(spec, self.path, options=chosen)
         return self
 
     def settings(self, *argv: str, **changes: object) -> doctor_settings.DoctorSettings:

@@ -10,15 +10,17 @@ from typing import Any
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import nvml_gpus, processes, worker_client
 from mig_manager.core import model, steps
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import worker
+from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 
 _LOCK = threading.Lock()
 
 
 def replace(adapter: Any) -> Any:
     """Return simulated GPUs without their worker; any other adapter as it is."""
-    if isinstance(adapter, worker_client.WorkerGpus) and worker.__name__ in adapter.command:
+    if (
+        isinstance(adapter, worker_client.WorkerGpus)
+        and simulated_worker.__name__ in adapter.command
+    ):
         return _Gpus(command=adapter.command, timeout_s=adapter.timeout_s)
     return adapter
 
@@ -44,5 +46,5 @@ class _Gpus(worker_client.WorkerGpus):
         state = self.command[self.command.index("serve") - 1]
         timeout_s = self.command[self.command.index("--in-use-timeout-s") + 1]
         with _LOCK:
-            simulated.install(pathlib.Path(state))
+            simulated_nvml.install(pathlib.Path(state))
             yield nvml_gpus.NvmlGpus(clock=host.SystemClock(), in_use_timeout_s=float(timeout_s))

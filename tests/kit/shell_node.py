@@ -7,8 +7,7 @@ import pathlib
 import subprocess
 import sys
 
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests import waiting
 from tests.kit import commandline
@@ -35,7 +34,7 @@ class ShellNode:
         self.layouts = folder / "layouts.yaml"
         self.layouts.write_text(layouts, encoding="utf-8")
         self.path = folder / "node.json"
-        simulated.create(spec, self.path, options=options)
+        simulated_nvml.create(spec, self.path, options=options)
         self.state = nvml_faults.SharedState(self.path)
         self.journal = self.state.beside("journal")
         if active:

@@ -16,8 +16,7 @@ from mig_manager import errors
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.node import fakes
 
@@ -90,14 +89,14 @@ def rig(
     faults: Sequence[nvml_faults.Fault] = (),
     alterations: Mapping[str, nvml_faults.Alteration] | None = None,
 ) -> Iterator[NvmlRig]:
-    simulated.create(spec, path, options=options)
+    simulated_nvml.create(spec, path, options=options)
     library = nvml_faults.install(path, alterations)
     for fault in faults:
         library.state.add_fault(fault)
     try:
         yield NvmlRig(library, in_use_timeout_s=in_use_timeout_s)
     finally:
-        simulated.load(None)
+        simulated_nvml.load(None)
 
 
 @contextlib.contextmanager

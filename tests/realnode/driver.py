@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states, transitions
+from mig_manager.sandbox.driver import simulated_nvml, states, transitions
 from testkit import nvidia_smi, nvml_faults
 from tests.kit import library
 from tests.node import simulated_rig
@@ -47,7 +46,9 @@ class Driver:
     ) -> None:
         self._folder = folder
         state = folder.parent / "gpus.json"
-        simulated.create(spec, state, options=states.Options(latency=latency or states.Latency()))
+        simulated_nvml.create(
+            spec, state, options=states.Options(latency=latency or states.Latency())
+        )
         self.gpus = nvml_faults.SharedState(state)
         self._clients: dict[str, list[states.Client]] = {}
         self._write_proc()

@@ -13,8 +13,7 @@ from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.records import journals
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from tests.kit.commandline import ONE_LAYOUT, SPEC, Answer, Shell
 from tests.node import fakes, samples
 
@@ -468,7 +467,7 @@ def test_plan_and_apply_on_a_vgpu_host_name_the_remedy(
 ) -> None:
     path = tmp_path / "gpus.json"
     host = states.Options(virtualization=states.Virtualization.HOST_VGPU)
-    simulated.create("2xA100-SXM4-40GB", path, options=host)
+    simulated_nvml.create("2xA100-SXM4-40GB", path, options=host)
     remedy = "GPU 0-1; stop the machines with vGPUs"
 
     planned = shell("plan", "all-1g.5gb", "--simulate-state", str(path))

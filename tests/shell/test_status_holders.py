@@ -5,8 +5,7 @@ import pathlib
 import pytest
 
 from mig_manager.core import gpu_answers, steps
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.kit import commandline
 
@@ -17,7 +16,7 @@ POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 def state(shell: commandline.Shell, tmp_path: pathlib.Path) -> nvml_faults.SharedState:
     """Two GPUs that the shell simulates."""
     path = tmp_path / "gpus.json"
-    simulated.create("2xA100-SXM4-40GB", path)
+    simulated_nvml.create("2xA100-SXM4-40GB", path)
     shell.environ["MIG_MANAGER_SIMULATE_STATE"] = str(path)
     return nvml_faults.SharedState(path)
 

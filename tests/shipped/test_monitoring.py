@@ -22,8 +22,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions
 from mig_manager.core.planner import planner
 from mig_manager.partitioner import metrics as partitioner_metrics
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import worker as simulated_worker
+from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 from testkit import nvml_faults
 from tests import programs
 from tests.kit.overlays import kustomize
@@ -68,7 +67,7 @@ def live(heard: metrics.AgentMetrics, state: pathlib.Path) -> None:
     pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     with pytest.raises(errors.Superseded):
         pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, is_replaced=True))
-    simulated.create("2xA100-SXM4-40GB", state)
+    simulated_nvml.create("2xA100-SXM4-40GB", state)
     command = worker_client.worker_command(program=simulated_worker.program(state))
     gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0, telemetry=heard)
     before = gpus.observe()

@@ -15,7 +15,7 @@ from mig_manager.cli import gpu_access
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, ports, steps
 from mig_manager.core.acceptance import surveys
-from mig_manager.sandbox.driver import cuda as simulated_cuda
+from mig_manager.sandbox.driver import simulated_cuda
 
 
 class Played(NamedTuple):

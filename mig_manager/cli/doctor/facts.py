@@ -18,7 +18,7 @@ from mig_manager.cli.doctor.report import Finding
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, steps
 from mig_manager.core.node import claims, node_object, pod_object
-from mig_manager.sandbox.driver import worker as simulated_worker
+from mig_manager.sandbox.driver import simulated_worker
 
 _ATTEMPTS = 3  # attempts of an API request that fit into a check's time-out, pauses included
 _NO_CLUSTER = "no kubeconfig; name one with --kubeconfig"

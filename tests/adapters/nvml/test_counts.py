@@ -12,7 +12,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import simulated_nvml
 from testkit import matrix, nvml_faults
 from tests.kit import nvml_codes, oracle
 from tests.node import gpu_values
@@ -74,7 +74,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> RecordedChange:
         # The driver of nodes in memory and this one are written apart.
         assert gpu_values.geometry(gpu_values.execute(before, plan)) == gpu_values.geometry(after)
     finally:
-        simulated.load(None)
+        simulated_nvml.load(None)
     last = max(i for i, call in enumerate(calls) if call.function == "nvmlInitWithFlags")
     return RecordedChange(before, desired, calls[first:last], calls[last:], after)
 

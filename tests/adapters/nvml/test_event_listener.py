@@ -16,9 +16,7 @@ from structlog.typing import EventDict
 from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import event_listener, worker_client
 from mig_manager.core import timing
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.driver import worker as simulated_worker
+from mig_manager.sandbox.driver import simulated_nvml, simulated_worker, states
 from testkit import nvml_faults
 from tests import waiting
 from tests.kit import processes
@@ -119,8 +117,8 @@ class ListenedNode:
         """Have another process run code on the first GPU."""
         processes.run_python(f"""
 import pathlib, pynvml
-from mig_manager.sandbox.driver import library as simulated
-simulated.install(pathlib.Path({str(self.path)!r}))
+from mig_manager.sandbox.driver import simulated_nvml
+simulated_nvml.install(pathlib.Path({str(self.path)!r}))
 pynvml.nvmlInit()
 device = pynvml.nvmlDeviceGetHandleByIndex(0)
 {code}
@@ -135,7 +133,7 @@ DESTROY = "pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceGetGpuInstanceById(dev
 @pytest.fixture
 def node(tmp_path: pathlib.Path, mig_events: states.MigEvents) -> ListenedNode:
     path = tmp_path / "state"
-    simulated.create("2xa100-sxm4-40gb", path, options=states.Options(mig_events=mig_events))
+    simulated_nvml.create("2xa100-sxm4-40gb", path, options=states.Options(mig_events=mig_events))
     return ListenedNode(path)
 
 
@@ -227,7 +225,7 @@ def test_a_driver_that_is_loaded_later_is_listened_to_then(tmp_path: pathlib.Pat
         waiting.until(
             lambda: bool(rig.entries("gpu_listener_ended")), "the end of the listener in the log"
         )
-        simulated.create("a30", node.path)
+        simulated_nvml.create("a30", node.path)
         rig.until_listening()
         rig.until_called(1)
     (end,) = rig.entries("gpu_listener_ended")

@@ -14,8 +14,7 @@ from mig_manager.adapters.nvml import gpu_device, nvml_gpus
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.driver import calls, states
-from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import calls, simulated_nvml, states
 from testkit import matrix, nvml_faults
 from tests.node import nvml_rig
 from tests.node.nvml_rig import OFF, Boot, NvmlRig, ci_step, end_steps, gi_step
@@ -226,7 +225,7 @@ def test_every_gpu_unreachable_is_an_error_that_names_each(boot: Boot) -> None:
     assert caught.value.code == states.Code.GPU_IS_LOST
 
 
-class OneUuid(simulated.SimulatedLibrary):
+class OneUuid(simulated_nvml.SimulatedLibrary):
     """A library that reports one UUID for every GPU."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -242,7 +241,7 @@ class OneUuid(simulated.SimulatedLibrary):
 
 def test_gpus_with_one_uuid_are_an_error_that_names_both(boot: Boot) -> None:
     node = boot("3xa100-sxm4-40gb")
-    simulated.load(OneUuid(node.state))
+    simulated_nvml.load(OneUuid(node.state))
     with pytest.raises(errors.HardwareError, match="GPU 0 and GPU 1 report the same UUID"):
         node.gpus.observe()
 
@@ -299,7 +298,7 @@ def test_profiles_of_equal_gpus_are_read_and_kept_once(tmp_path: pathlib.Path) -
         queries = library.counts[ask]
         gpus.execute(planner.plan(observed, MIXED.desired(observed)), observed)
     finally:
-        simulated.load(None)
+        simulated_nvml.load(None)
 
     assert len(observed) == len(MIXED.before)
     assert len({id(gpu.profiles) for gpu in observed}) == 1

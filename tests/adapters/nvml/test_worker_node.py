@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.core import model, steps
-from mig_manager.sandbox.driver import worker as simulated_worker
+from mig_manager.sandbox.driver import simulated_worker
 from testkit import nvml_faults
 from tests.kit import proc_tree, processes
 from tests.node import nvml_rig

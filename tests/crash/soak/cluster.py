@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from mig_manager.core.node import clients, evictions, pod_object, well_known
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.crash.soak import driver, script
 from tests.node import fake_cluster, simulated_rig
@@ -181,7 +180,7 @@ class Library(nvml_faults.CountingLibrary):
         super().__init__(rig.state)
         self._rig = rig
 
-    def _change(self, attempt: "simulated.RunningCall") -> None:
+    def _change(self, attempt: "simulated_nvml.RunningCall") -> None:
         self._rig.script.before_change()
         before = simulated_rig.devices(self.state)
         super()._change(attempt)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import simulated_nvml
 from tests import contract, layout_table
 from tests.crash.soak import cluster, process, script
 from tests.node import fakes
@@ -118,7 +118,7 @@ def _agent() -> Iterator[Callable[[int], None]]:
         yield reconfigure
     finally:
         agent.abandon()
-        simulated.load(None)
+        simulated_nvml.load(None)
 
 
 def in_a_process(runs: int) -> list[Sample]:

@@ -10,8 +10,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
@@ -253,7 +252,7 @@ class Soak(stateful.RuleBasedStateMachine):
                 self._judge_undisturbed()
         finally:
             self._abandon()
-            simulated.load(None)
+            simulated_nvml.load(None)
             structlog.reset_defaults()
 
     def _judge_undisturbed(self) -> None:

@@ -13,8 +13,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import agent_settings, intake, main
 from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import resets
+from mig_manager.sandbox.driver import resets, simulated_nvml
 from tests.crash import moments
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
@@ -60,7 +59,7 @@ class Process:
         self, rig: soak_cluster.SoakCluster, configs: fakes.FakeConfig, *, heals: bool
     ) -> None:
         self._rig = rig
-        simulated.load(soak_cluster.Library(rig))
+        simulated_nvml.load(soak_cluster.Library(rig))
         self.box = _Mailbox(rig)
         in_memory = {
             "gpus": driver.real_adapter(rig.clock),

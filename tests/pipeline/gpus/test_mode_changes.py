@@ -14,8 +14,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvidia_smi, nvml_faults
 from tests.kit import nvml_codes, proc_tree
 from tests.node import agents, ends, fakes, simulated_rig
@@ -47,7 +46,7 @@ class ModeNode:
 
     def __init__(self, folder: pathlib.Path, spec: str, options: states.Options) -> None:
         path = folder / "state"
-        simulated.create(spec, path, options=options)
+        simulated_nvml.create(spec, path, options=options)
         nvml_faults.install(path)
         self.state = nvml_faults.SharedState(path)
         self.cluster = simulated_rig.SimulatedRig(self.state)
@@ -160,7 +159,7 @@ def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
         return ModeNode(tmp_path, spec, options or states.Options())
 
     with contextlib.ExitStack() as stack:
-        stack.callback(simulated.load, None)
+        stack.callback(simulated_nvml.load, None)
         yield start
 
 

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from mig_manager.adapters.host import programs
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvidia_smi, nvml_faults
 from tests.kit import library
 
@@ -53,7 +52,7 @@ def shell(tmp_path: pathlib.Path) -> FoundMachine:
 def node(folder: pathlib.Path, **options: object) -> pathlib.Path:
     """Return the state of a new node with one GPU."""
     path = folder / "node.json"
-    simulated.create("a100-sxm4-40gb", path, options=states.Options(**options))  # type: ignore[arg-type]
+    simulated_nvml.create("a100-sxm4-40gb", path, options=states.Options(**options))  # type: ignore[arg-type]
     return path
 
 

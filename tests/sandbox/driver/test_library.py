@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from mig_manager.sandbox.driver import calls
-from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import calls, simulated_nvml
 from testkit import nvml_faults
 from tests import programs
 from tests.kit import commandline, kubelet_rig, library
@@ -43,7 +42,7 @@ def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
 @pytest.fixture
 def state(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "node.json"
-    simulated.create("2xA100-SXM4-40GB", path)
+    simulated_nvml.create("2xA100-SXM4-40GB", path)
     return path
 
 

@@ -8,8 +8,7 @@ import pynvml
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.node import nvml_rig
 
@@ -34,7 +33,7 @@ def test_no_driver_is_loaded_without_a_node_or_after_uninstalling(
     nvml_faults.install(tmp_path / "none" / "node.json")
     assert nvml_rig.refusal(pynvml.nvmlInit) == "DRIVER_NOT_LOADED"
     assert not (tmp_path / "none").exists()
-    simulated.load(None)
+    simulated_nvml.load(None)
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetCount) == "UNINITIALIZED"
 
 

@@ -15,15 +15,14 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.node import nvml_rig
 
 OPENING = """
 import pathlib, sys, pynvml
-from mig_manager.sandbox.driver import library as simulated
-simulated.install(pathlib.Path(sys.argv[1]))
+from mig_manager.sandbox.driver import simulated_nvml
+simulated_nvml.install(pathlib.Path(sys.argv[1]))
 pynvml.nvmlInit()
 device = pynvml.nvmlDeviceGetHandleByIndex(0)
 """
@@ -34,14 +33,14 @@ CREATE = "nvmlDeviceCreateGpuInstance"
 def path(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Name a state file in a folder that is still to be made."""
     yield tmp_path / "node" / "state.json"
-    simulated.load(None)
+    simulated_nvml.load(None)
 
 
 def boot(
     path: pathlib.Path, spec: str = "A100", *, logs_calls: bool = False, **options: Any
 ) -> nvml_faults.SharedState:
     """Boot a node, open NVML on it and switch MIG on everywhere."""
-    simulated.create(spec, path, options=states.Options(**options))
+    simulated_nvml.create(spec, path, options=states.Options(**options))
     library = nvml_faults.install(path)
     library.state.log_calls(is_on=logs_calls)
     pynvml.nvmlInit()
@@ -76,9 +75,9 @@ def created_at_once(path: pathlib.Path, *gpus: int) -> list[nvml_faults.Call]:
 def test_create_keeps_an_equal_node_and_refuses_a_different_one(path: pathlib.Path) -> None:
     boot(path, "2xA30", seed="first")
     before = path.read_bytes()
-    simulated.create("2xA30", path, options=states.Options(seed="second"))
+    simulated_nvml.create("2xA30", path, options=states.Options(seed="second"))
     with pytest.raises(errors.UsageError, match="2xA30"):
-        simulated.create("4xA30", path)
+        simulated_nvml.create("4xA30", path)
     assert path.read_bytes() == before
 
 

@@ -22,9 +22,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _load(state: pathlib.Path) -> None:
-    from mig_manager.sandbox.driver import library  # noqa: PLC0415 - only in a worker
+    from mig_manager.sandbox.driver import simulated_nvml  # noqa: PLC0415 - only in a worker
 
-    simulated = library.install(state)
+    simulated = simulated_nvml.install(state)
     # A real driver has its state in memory.
     with contextlib.suppress(FileNotFoundError):
         _ = simulated.state.boards
