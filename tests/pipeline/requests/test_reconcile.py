@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
+import structlog
 
 from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import strategies, well_known
@@ -127,9 +128,13 @@ def test_a_known_change_is_pending_before_kubelet_is_asked(
 def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
     rig, agent = node_and_agent()
 
-    agents.run(rig, name, by=agent)
+    with structlog.testing.capture_logs() as logs:
+        agents.run(rig, name, by=agent)
 
-    assert rig.states == ["success" if name == "all-1g.5gb" else "failed"]
+    is_active = name == "all-1g.5gb"
+    assert rig.states == ["success" if is_active else "failed"]
+    levels = [line["log_level"] for line in logs if line["event"] == "run_finished"]
+    assert levels == ["info" if is_active else "warning"]
 
 
 def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> None:
