@@ -47,11 +47,14 @@ def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
 
 def test_successors_that_start_slowly_elsewhere_are_no_stall() -> None:
     rig, serving = node_with(room_elsewhere=4, starts=False)
+    uid = rig.add_pod("ended", labels={"app": "serving"}, phase="Succeeded", is_ready=False)
+    rig.disruptions.elsewhere[uid] = dataclasses.replace(rig.pods.pop(uid), node_name="node-b")
 
     outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "not ready yet elsewhere: default/serving-5" in outcome.message
+    assert "default/ended" not in outcome.message
     assert is_closed(rig)
     assert serving.kills == 1
 
