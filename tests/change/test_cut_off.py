@@ -229,17 +229,20 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("layout", "at", "is_undone"), [("off", LAST_OF_OFF, False), ("wanted", 3, True)]
+    ("layout", "at", "is_undone", "message"),
+    [
+        ("off", LAST_OF_OFF, False, "is not undone, because that resets a GPU"),
+        ("wanted", 3, True, "is undone now"),
+    ],
 )
 def test_where_resets_are_forbidden_a_rollback_with_one_is_not_taken(
-    node: ApplyingNode, layout: str, at: int, *, is_undone: bool
+    node: ApplyingNode, layout: str, at: int, message: str, *, is_undone: bool
 ) -> None:
     before = node.shape
     assert node.cut_off(layout, at=at)
     now = node.shape
     assert now != before
 
-    message = "is undone now" if is_undone else "is not undone, because that resets a GPU"
     with pytest.raises(errors.LayoutError, match=message):
         node.change_to("too-much", may_reset=False)
 

@@ -107,14 +107,14 @@ def test_mode_only_cancels_a_pending_change_to_the_other_mode(
     assert node.shape == before
 
 
-@pytest.mark.parametrize("is_same_boot", [True, False])
+@pytest.mark.parametrize(("boot_id", "is_restored"), [("boot-1", True), ("boot-0", False)])
 def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
-    node: ApplyingNode, *, is_same_boot: bool
+    node: ApplyingNode, boot_id: str, *, is_restored: bool
 ) -> None:
     uuid = node.gpus[0].uuid
     node.journal.text = journals.Journal(
         config="wanted",
-        boot_id=node.host.boot_id if is_same_boot else "boot-0",
+        boot_id=boot_id,
         snapshot=tuple(gpu.snapshot for gpu in node.gpus),
         persistent_gpus=(uuid, "GPU-of-another-node"),
     ).to_json()
@@ -122,7 +122,7 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
 
     node.change_to("before")
 
-    assert node.resets.without_persistence == (set() if is_same_boot else {uuid})
+    assert (uuid not in node.resets.without_persistence) is is_restored
     assert node.journal.text is None
 
 

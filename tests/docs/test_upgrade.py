@@ -35,16 +35,23 @@ def commands(before: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_interrupted", [False, True])
+@pytest.mark.parametrize(
+    ("journal", "hold_taint", "also"),
+    [
+        pytest.param(set(), [], [], id="at rest"),
+        pytest.param(
+            {well_known.JOURNAL_ANNOTATION},
+            [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}],
+            ["An interrupted change that no agent resumes:"],
+            id="interrupted",
+        ),
+    ],
+)
 def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
-    tmp_path: pathlib.Path, *, is_interrupted: bool
+    tmp_path: pathlib.Path, journal: set[str], hold_taint: list[dict[str, str]], also: list[str]
 ) -> None:
     programs.path_or_skip("kubectl")
-    keys = AT_REST | ({well_known.JOURNAL_ANNOTATION} if is_interrupted else set())
     foreign = {"key": "example.com/mine", "value": "x", "effect": "NoSchedule"}
-    hold_taints = (
-        [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}] if is_interrupted else []
-    )
     kept = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.deploy.device-plugin": "true"}
     used = {
         "apiVersion": "v1",
@@ -52,9 +59,9 @@ def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
         "metadata": {
             "name": "used",
             "labels": kept | {well_known.APPLIED_LABEL: "a", well_known.STATE_LABEL: "success"},
-            "annotations": {"example.com/a": "b"} | dict.fromkeys(keys, "{}"),
+            "annotations": {"example.com/a": "b"} | dict.fromkeys(AT_REST | journal, "{}"),
         },
-        "spec": {"taints": [foreign, *hold_taints]},
+        "spec": {"taints": [foreign, *hold_taint]},
         "status": {
             "conditions": [
                 {"type": "Ready", "status": "True"},
@@ -68,9 +75,8 @@ def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
         "metadata": {"name": "other"},
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
-    script = commands("<!-- run: by tests/docs/test_upgrade.py -->")
-    if is_interrupted:
-        script += commands("An interrupted change that no agent resumes:").replace("NODE", "used")
+    blocks = [commands(each) for each in ("<!-- run: by tests/docs/test_upgrade.py -->", *also)]
+    script = "".join(blocks).replace("NODE", "used")
 
     with apiserver.serve() as server:
         server.store.create(used)

@@ -126,14 +126,16 @@ def test_in_the_agents_pod_a_layout_is_the_one_that_the_agent_serves(
         assert answer.data["origin"].startswith(origin.replace("layouts", str(layouts)))
 
 
-@pytest.mark.parametrize("command", ["apply", "assert"])
+@pytest.mark.parametrize(
+    ("command", "files", "status"), [("apply", {"journal-file"}, 0), ("assert", set(), 1)]
+)
 def test_in_the_agents_pod_generated_layouts_can_be_applied_and_asserted(
-    shell: Shell, layouts: str, tmp_path: pathlib.Path, command: str
+    shell: Shell, layouts: str, tmp_path: pathlib.Path, command: str, files: set[str], status: int
 ) -> None:
-    machine = ("--simulate", "1xA100-SXM4-40GB", "--simulate-state", str(tmp_path / "gpus"))
-    files = (f"--journal-file={tmp_path / 'journal'}",) if command == "apply" else ()
+    options = [f"--{name}={tmp_path / name}" for name in ("simulate-state", *files)]
 
-    answer = shell(command, "all-2g.10gb", *files, *machine, CONFIG_FILE=layouts)
+    simulated = ("--simulate", "1xA100-SXM4-40GB", *options)
+    answer = shell(command, "all-2g.10gb", *simulated, CONFIG_FILE=layouts)
 
     assert "unknown layout" not in answer.err
-    assert answer.status == (0 if command == "apply" else 1)
+    assert answer.status == status

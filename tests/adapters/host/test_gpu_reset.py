@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -173,53 +174,64 @@ def test_a_repair_resets_each_gpu_once_without_a_pending_mode(boot: Boot, refuse
     assert not any(gpu.awaits_reset for gpu in machine.rig.gpus.observe())
 
 
-REFUSALS: dict[str, tuple[Callable[[Gpus], Gpus], str, Reason, str]] = {
+Change = Callable[[pathlib.Path], object]
+
+
+def keep(_tool: pathlib.Path) -> None:
+    pass
+
+
+REFUSALS: dict[str, tuple[Callable[[Gpus], Gpus], Change, Reason, str]] = {
     "no pending mode": (
-        *(list, "", Reason.RESET_REQUIRED),
+        *(list, keep, Reason.RESET_REQUIRED),
         "is not reset: no change of its MIG mode is pending",
     ),
     "a machine with the GPU passed through": (
         lambda gpus: [
             dataclasses.replace(gpus[0], virtualization=model.Virtualization.PASSTHROUGH)
         ],
-        *("", Reason.REBOOT_REQUIRED, "passed through to this virtual machine"),
+        *(keep, Reason.REBOOT_REQUIRED, "passed through to this virtual machine"),
     ),
     "a vGPU": (
         lambda gpus: [dataclasses.replace(gpus[0], virtualization=model.Virtualization.VGPU)],
-        *("", Reason.NOT_SUPPORTED, "only its host can reset it"),
+        *(keep, Reason.NOT_SUPPORTED, "only its host can reset it"),
     ),
     "another GPU at its address": (
         lambda gpus: [dataclasses.replace(gpus[0], pci_address=gpus[1].pci_address)],
-        *("", Reason.RESET_REQUIRED, "does not show GPU 0"),
+        *(keep, Reason.RESET_REQUIRED, "does not show GPU 0"),
+    ),
+    "no tool": (
+        lambda gpus: gpus[:1],
+        *(pathlib.Path.unlink, Reason.RESET_REQUIRED),
+        "found neither with the driver nor on the host",
     ),
     **{
-        script: (lambda gpus: gpus[:1], script, Reason.RESET_REQUIRED, why)
+        script: (
+            lambda gpus: gpus[:1],
+            *(functools.partial(stand_ins.script, body=script), Reason.RESET_REQUIRED, why),
+        )
         for script, why in {
             "exit 9": "ended with status 9",
             "echo no XML": "does not show",
             "echo '<nvidia_smi_log/>'": "does not show",
             "echo '<a>&b;</a>'": "does not show",
-            "missing": "found neither with the driver nor on the host",
         }.items()
     },
 }
 
 
 @pytest.mark.parametrize(
-    ("choose", "script", "reason", "message"), REFUSALS.values(), ids=REFUSALS
+    ("choose", "change", "reason", "message"), REFUSALS.values(), ids=REFUSALS
 )
 def test_a_gpu_that_must_not_be_reset_or_is_not_shown_is_refused(
     choose: Callable[[Gpus], Gpus],
-    script: str,
+    change: Change,
     reason: Reason,
     message: str,
     machine: ResetMachine,
     gpus: Gpus,
 ) -> None:
-    if script == "missing":
-        machine.tool.unlink()
-    elif script:
-        stand_ins.script(machine.tool, script)
+    change(machine.tool)
 
     error = machine.refusal(choose(gpus))
 

@@ -1,5 +1,6 @@
 """A plan that requires idle GPUs: refused before its first step, or executed as any other."""
 
+import contextlib
 import dataclasses
 import os
 
@@ -127,9 +128,20 @@ def test_instances_that_cannot_be_listed_are_a_typed_error(node: NvmlRig, proc: 
     assert node.observe() == gpu
 
 
-@pytest.mark.parametrize("used", [0, 1])
+@pytest.mark.parametrize(
+    ("used", "expectation", "remaining"),
+    [
+        (0, pytest.raises(errors.GpuInUseError, match="train"), 2),
+        (1, contextlib.nullcontext(), 1),
+    ],
+    ids=["doomed", "other"],
+)
 def test_only_the_doomed_compute_instance_of_a_kept_one_counts(
-    node: NvmlRig, proc: ProcTree, used: int
+    node: NvmlRig,
+    proc: ProcTree,
+    used: int,
+    expectation: contextlib.AbstractContextManager[object],
+    remaining: int,
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")
     parts = (ci_step(create, "1c.3g.20gb", start) for start in (0, 1))
@@ -145,14 +157,10 @@ def test_only_the_doomed_compute_instance_of_a_kept_one_counts(
         and step.compute_instance_id == instance.compute_instances[0].instance_id
     )
 
-    if used == 0:
-        with pytest.raises(errors.GpuInUseError, match="train"):
-            execute(proc, gpu, step)
-    else:
+    with expectation:
         execute(proc, gpu, step)
 
-    remaining = node.observe().gpu_instances[0].compute_instances
-    assert len(remaining) == (2 if used == 0 else 1)
+    assert len(node.observe().gpu_instances[0].compute_instances) == remaining
 
 
 @pytest.mark.parametrize(

@@ -257,8 +257,12 @@ def test_a_plugin_that_its_daemonset_starts_no_more_ends_the_wait() -> None:
     ends.assert_ends(rig, Reason.PLUGIN_NOT_READY)
 
 
-@pytest.mark.parametrize("shows_old", [True, False])
-def test_outdated_watch_does_not_end_the_wait_for_the_plugin(*, shows_old: bool) -> None:
+@pytest.mark.parametrize(
+    ("shows_old", "reason"), [(True, Reason.PLUGIN_NOT_READY), (False, Reason.APPLIED)]
+)
+def test_outdated_watch_does_not_end_the_wait_for_the_plugin(
+    reason: Reason, *, shows_old: bool
+) -> None:
     rig = nodes.node(layout="all-1g.5gb")
     shown = tuple(rig.pods.values()) if shows_old else ()
     rig.watched_pods = lambda: shown
@@ -266,7 +270,6 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(*, shows_old: bool)
     rig.driver.step_error = lambda _step: plugins_at_steps.extend(rig.plugins)
     rig.plugin.is_broken = shows_old
 
-    reason = Reason.PLUGIN_NOT_READY if shows_old else Reason.APPLIED
     ends.assert_ends(rig, reason, layout="all-balanced")
 
     assert rig.driver.executed_steps

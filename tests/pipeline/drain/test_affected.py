@@ -55,8 +55,12 @@ def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
     assert is_gone == [True]
 
 
-@pytest.mark.parametrize("may_evict", [True, False])
-def test_pod_on_a_device_without_uuid_counts_as_its_user(*, may_evict: bool) -> None:
+@pytest.mark.parametrize(
+    ("may_evict", "reason"), [(True, Reason.APPLIED), (False, Reason.DRIFTED)]
+)
+def test_pod_on_a_device_without_uuid_counts_as_its_user(
+    reason: Reason, *, may_evict: bool
+) -> None:
     rig = nodes.busy_node()
     used = nodes.device(rig, 0, "2g.10gb")
     rig.gpus = tuple(
@@ -75,9 +79,7 @@ def test_pod_on_a_device_without_uuid_counts_as_its_user(*, may_evict: bool) -> 
         )
         for gpu in rig.gpus
     )
-    assert agents.run(rig, may_evict=may_evict).reason is (
-        Reason.APPLIED if may_evict else Reason.DRIFTED
-    )
+    assert agents.run(rig, may_evict=may_evict).reason is reason
 
     assert ("affected" in rig.pod_names) is not may_evict
     assert "spared" in rig.pod_names

@@ -59,20 +59,23 @@ def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end(rig: N
     assert min(gaps) > 5.99
 
 
-@pytest.mark.parametrize("policy", [None, FORCE])
+@pytest.mark.parametrize(
+    ("drain_it", "deletions"),
+    [
+        pytest.param(functools.partial(run_drain, policy=FORCE), 1, id="by force"),
+        pytest.param(functools.partial(assert_fails, reason=Reason.DRAIN_TIMEOUT), 0, id="not"),
+    ],
+)
 def test_pause_longer_than_the_deadline_ends_with_it(
-    rig: NodeRig, policy: policies.Policy | None
+    rig: NodeRig, drain_it: Callable[[NodeRig], object], deletions: int
 ) -> None:
     rig.disruptions.refusals["train"] = "later"
     rig.disruptions.retry_after_s = 3600
 
-    if policy:
-        run_drain(rig, policy=policy)
-    else:
-        assert_fails(rig, Reason.DRAIN_TIMEOUT)
+    drain_it(rig)
 
     assert rig.log.count("workloads.can_evict") == 1
-    assert rig.log.count("workloads.delete") == (1 if policy else 0)
+    assert rig.log.count("workloads.delete") == deletions
     assert rig.clock.now_s < 25
 
 
@@ -276,18 +279,18 @@ def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) 
     ],
     ids=["answered", "unanswered"],
 )
-@pytest.mark.parametrize("by_force", [True, False])
+@pytest.mark.parametrize("refused", [{"train", "second"}, set()], ids=["by force", "evicted"])
 def test_each_eviction_or_deletion_by_force_is_counted(
-    rig: NodeRig, *, by_force: bool, workloads: Callable[[NodeRig], ports.Workloads]
+    rig: NodeRig, refused: set[str], workloads: Callable[[NodeRig], ports.Workloads]
 ) -> None:
     telemetry = fakes.FakeTelemetry()
     gpu_pod(rig, "second")
-    rig.disruptions.refusals |= {"train": "no", "second": "no"} if by_force else {}
+    rig.disruptions.refusals |= dict.fromkeys(refused, "no")
     draining = new_drain(rig, policy=FORCE, telemetry=telemetry, workloads=workloads(rig))
 
     assert run(rig, draining) == len(telemetry.events["pod_evicted"]) == 2
 
-    assert len(draining.evictions.forced) == (2 if by_force else 0)
+    assert len(draining.evictions.forced) == len(refused)
 
 
 def test_an_accepted_eviction_is_logged(rig: NodeRig) -> None:

@@ -52,21 +52,21 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("reason", "first", "is_away"),
     [
-        Reason.DRIVER_NOT_LOADED,
-        Reason.NVML_TIMEOUT,
-        Reason.NVML_ERROR,
-        Reason.DRIVER_LIBRARY_MISMATCH,
-        Reason.NO_PERMISSION,
-        Reason.GPU_LOST,
+        (Reason.DRIVER_NOT_LOADED, 40, True),
+        (Reason.DRIVER_LIBRARY_MISMATCH, 40, True),
+        (Reason.NVML_TIMEOUT, 3, False),
+        (Reason.NVML_ERROR, 3, False),
+        (Reason.NO_PERMISSION, 3, False),
+        (Reason.GPU_LOST, 3, False),
     ],
 )
-def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Reason) -> None:
+def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
+    reason: Reason, first: int, *, is_away: bool
+) -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     labels = dict(rig.labels)
-    is_away = reason in {Reason.DRIVER_NOT_LOADED, Reason.DRIVER_LIBRARY_MISMATCH}
-    first = 40 if is_away else 3
     for number in range(1, first + 3):
         rig.refusing = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST

@@ -123,28 +123,32 @@ def test_claim_of_a_tainted_device_takes_no_other_from_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listed", "generations", "unusable"),
+    ("published", "unusable"),
     [
-        (SMALL, (1,), ""),
-        (SMALL[:6], (1,), "the DRA driver's devices differ from the instances"),
-        (SMALL, (1, 2), "the DRA driver's devices differ from the instances"),
-        (None, (1,), "kubelet's resources differ from the instances"),
+        ([(SMALL, 1)], ""),
+        ([(SMALL[:6], 1)], "the DRA driver's devices differ from the instances"),
+        # The driver has published fewer devices since.
+        (
+            [(SMALL, 1), (SMALL, 1), (SMALL[:1], 2)],
+            "the DRA driver's devices differ from the instances",
+        ),
+        ([], "kubelet's resources differ from the instances"),
     ],
 )
 def test_node_whose_slices_differ_is_not_changed(
-    listed: Sequence[str] | None, generations: tuple[int, ...], unusable: str
+    published: list[tuple[Sequence[str], int]], unusable: str
 ) -> None:
     nodes, cluster = by_claims(("a", SMALL))
-    slices = [a_slice("a", partitions.gpus("a", listed)) for _ in generations if listed]
-    if len(generations) > 1:
-        # The driver has published fewer devices since.
-        gpus = partitions.gpus("a", SMALL[:1])
-        slices.append(a_slice("a", gpus, generation=max(generations)))
+    slices = [
+        a_slice("a", partitions.gpus("a", names), generation=generation)
+        for names, generation in published
+    ]
     cluster = claimed_nodes.ClusterClaims(classes=cluster.classes, slices=tuple(slices))
 
     (found,), _ = partitions.seen(nodes, [], cluster)
 
-    assert found.unusable.startswith(unusable) if unusable else not found.unusable
+    assert found.unusable.startswith(unusable)
+    assert bool(found.unusable) is bool(unusable)
 
 
 def test_driver_that_creates_devices_itself_is_left_alone() -> None:
