@@ -235,7 +235,7 @@ class Validations(TypedDict):
     files: list[Validation]
 
 
-DoctorVerdict = Annotated[str, "cli.doctor.report.CheckResult"]
+DoctorVerdict = Annotated[str, "cli.doctor.doctor_report.CheckResult"]
 
 
 class _Finding(TypedDict):

@@ -3,8 +3,7 @@
 import pytest
 
 from mig_manager.cli import registry
-from mig_manager.cli.doctor import doctor_settings, examination, facts
-from mig_manager.cli.doctor import report as doctor_report
+from mig_manager.cli.doctor import doctor_facts, doctor_report, doctor_settings, examination
 from mig_manager.cli.toolkit import parser
 
 pytestmark = pytest.mark.gpu
@@ -16,7 +15,7 @@ def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
     )
 
     report = examination.examine(
-        examination.CHECKS, facts.facts(settings), timeout_s=settings.timeout_s
+        examination.CHECKS, doctor_facts.facts(settings), timeout_s=settings.timeout_s
     )
 
     findings = dict(report.findings)

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
-from mig_manager.cli.doctor import doctor_settings, examination
-from mig_manager.cli.doctor import facts as doctor_facts
-from mig_manager.cli.doctor import report as doctor_report
+from mig_manager.cli.doctor import doctor_facts, doctor_report, doctor_settings, examination
 from mig_manager.cli.toolkit import console, parser
 from mig_manager.core import model
 from mig_manager.sandbox.driver import simulated_nvml, states

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kit import commandline
-from tests.partitioner import rig as rigs
+from tests.partitioner import rigs
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources as kinds
-from tests.partitioner import rig as rigs
-from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner import rigs
+from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 
 def test_pending_pod_gets_room_by_one_patch(rig: PartitionerRig) -> None:

@@ -11,7 +11,7 @@ from mig_manager.core.partitioning import decisions
 from mig_manager.partitioner import announcer
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
-from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 
 def test_a_node_that_changed_since_it_was_seen_is_decided_on_again(rig: PartitionerRig) -> None:

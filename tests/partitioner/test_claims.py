@@ -9,7 +9,7 @@ from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import api_objects, waiting
 from tests.kit import dra_driver
-from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 
 def is_usable(rig: PartitionerRig, replica_index: int = 0) -> bool:

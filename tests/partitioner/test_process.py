@@ -11,7 +11,7 @@ from mig_manager.partitioner import metrics
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import waiting
-from tests.partitioner import rig as rigs
+from tests.partitioner import rigs
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 import pytest
 
 from testkit import apiserver
-from tests.partitioner import rig as rigs
-from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner import rigs
+from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 RECOMMENDED = "RepartitioningRecommended"
 

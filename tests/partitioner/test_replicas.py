@@ -12,8 +12,8 @@ from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import waiting
 from tests.node import strikes
-from tests.partitioner import rig as rigs
-from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner import rigs
+from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 
 def test_second_replica_takes_over_without_a_repeated_request(rig: PartitionerRig) -> None:

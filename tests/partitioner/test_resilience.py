@@ -13,8 +13,8 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import api_objects, waiting
-from tests.partitioner import rig as rigs
-from tests.partitioner.rig import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner import rigs
+from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 _WOKEN_WITHIN_S = 30.0
 

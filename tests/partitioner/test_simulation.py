@@ -8,7 +8,7 @@ import pytest
 from tests import api_objects
 from tests.kit import commandline, partitions
 from tests.kit.partitions import EMPTY, SMALL, node, pod
-from tests.partitioner import rig as rigs
+from tests.partitioner import rigs
 
 
 def test_shows_each_node_before_and_after_and_each_pod_without_room(

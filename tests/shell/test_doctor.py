@@ -8,8 +8,7 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from mig_manager.cli.doctor import examination, report
-from mig_manager.cli.doctor import facts as doctor_facts
+from mig_manager.cli.doctor import doctor_facts, doctor_report, examination
 from mig_manager.core.records import journals, verified_layouts
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -91,7 +90,7 @@ def test_a_driver_that_fails_hides_nothing_else(patient: Patient, fault: dict[st
     ],
 )
 def test_a_file_that_apply_could_not_write_is_a_warning(
-    patient: Patient, tmp_path: pathlib.Path, subfolder: str, of_lock: report.CheckResult
+    patient: Patient, tmp_path: pathlib.Path, subfolder: str, of_lock: doctor_report.CheckResult
 ) -> None:
     folder = tmp_path / "closed"
     folder.mkdir()
@@ -115,17 +114,17 @@ def test_a_file_that_apply_could_not_write_is_a_warning(
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:
-    def break_(_facts: doctor_facts.Facts) -> list[report.Finding]:
+    def break_(_facts: doctor_facts.Facts) -> list[doctor_report.Finding]:
         raise RuntimeError("oh")
 
-    def hang(_facts: doctor_facts.Facts) -> list[report.Finding]:
+    def hang(_facts: doctor_facts.Facts) -> list[doctor_report.Finding]:
         with lock:
             return []
 
     rows = [
         doctor_facts.Check("broken", "", "", break_),
         doctor_facts.Check("hung", "", "", hang),
-        doctor_facts.Check("good", "", "", lambda _facts: [report.ok("free")]),
+        doctor_facts.Check("good", "", "", lambda _facts: [doctor_report.ok("free")]),
     ]
     lock = threading.Lock()
     with lock:
@@ -187,7 +186,7 @@ def test_a_driver_without_recovery_actions_is_no_finding(patient: Patient) -> No
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    patient: Patient, how: states.Virtualization, verdict: report.CheckResult, words: str
+    patient: Patient, how: states.Virtualization, verdict: doctor_report.CheckResult, words: str
 ) -> None:
     result = patient.born(virtualization=how).examine()
 
@@ -226,7 +225,7 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
     ],
 )
 def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
-    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: report.CheckResult
+    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: doctor_report.CheckResult
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
     status_file(proc, user=0, rights_hex="0000000000200000")
@@ -273,7 +272,7 @@ def modules(proc: proc_tree.ProcTree, **users: int) -> None:
     ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
 )
 def test_what_may_hold_off_a_reset_is_named(
-    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: report.CheckResult
+    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor_report.CheckResult
 ) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.cli.doctor import report
+from mig_manager.cli.doctor import doctor_report
 from mig_manager.core.node import claims, pod_object, rights, well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox.node import cluster_view, sandbox_node
@@ -295,7 +295,7 @@ def test_check_judges_what_was_observed(
     patient: Patient,
     check: str,
     facts: Mapping[str, object],
-    verdict: report.CheckResult,
+    verdict: doctor_report.CheckResult,
     text: str,
 ) -> None:
     result = patient.check(check, facts)

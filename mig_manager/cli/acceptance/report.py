@@ -7,7 +7,7 @@ import pathlib
 from typing import TYPE_CHECKING
 
 import mig_manager
-from mig_manager.cli.acceptance import course as acceptance_course
+from mig_manager.cli.acceptance import acceptance_course
 from mig_manager.core import messages
 from mig_manager.core.acceptance import differences as compared
 from mig_manager.core.acceptance import stages, surveys

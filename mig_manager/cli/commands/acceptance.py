@@ -75,8 +75,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     from mig_manager.adapters.host import files
     from mig_manager.change import local
     from mig_manager.cli import gpu_access
-    from mig_manager.cli.acceptance import course as acceptance_course
-    from mig_manager.cli.acceptance import report
+    from mig_manager.cli.acceptance import acceptance_course, report
 
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
     if settings.row_source is not None:

@@ -24,14 +24,13 @@ Settings = doctor_settings.DoctorSettings
 def run(settings: Settings, terminal: console.Console) -> int:
     """Check this node and write the findings; the exit status is 0 if no check fails."""
     from mig_manager.cli import gpu_access
-    from mig_manager.cli.doctor import examination, facts
-    from mig_manager.cli.doctor import report as doctor_report
+    from mig_manager.cli.doctor import doctor_facts, doctor_report, examination
 
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
     gpu_access.prepare_simulation(settings.gpus, terminal.note)
     report = examination.examine(
         examination.CHECKS,
-        facts.facts(settings, terminal.replace_adapter),
+        doctor_facts.facts(settings, terminal.replace_adapter),
         timeout_s=settings.timeout_s + examination.MARGIN_S,
     )
     return terminal.answer(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from mig_manager import errors
 from mig_manager.adapters.host import call_thread
 from mig_manager.cli.doctor import cluster, machine
-from mig_manager.cli.doctor.facts import Check, Facts, NotAskedError
-from mig_manager.cli.doctor.report import (
+from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError
+from mig_manager.cli.doctor.doctor_report import (
     CheckResult,
     DoctorReport,
     Finding,

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, lock_file, procfs
-from mig_manager.cli.doctor.facts import Check, Facts, NotAskedError, adding_to
-from mig_manager.cli.doctor.report import (
+from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError, adding_to
+from mig_manager.cli.doctor.doctor_report import (
     Finding,
     fail,
     ok,

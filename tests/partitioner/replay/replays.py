@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.kit import commandline
 from tests.kit.partitions import NOW, pod
-from tests.partitioner import rig as rigs
+from tests.partitioner import rigs
 
 
 def past(

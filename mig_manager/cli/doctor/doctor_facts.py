@@ -14,7 +14,7 @@ from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.cli.doctor import doctor_settings
-from mig_manager.cli.doctor.report import Finding
+from mig_manager.cli.doctor.doctor_report import Finding
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, steps
 from mig_manager.core.node import claims, node_object, pod_object
