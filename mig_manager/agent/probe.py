@@ -1,6 +1,6 @@
-"""The image's health check: ask this container's agent whether it is alive.
+"""The image's health check: ask this container's agent or partitioner whether it is alive.
 
-Docker and podman run it beside the agent, in the agent's environment. Kubelet does not run it: it
+Docker and podman run it beside that program, in its environment. Kubelet does not run it: it
 probes the port itself.
 """
 
@@ -18,7 +18,10 @@ from mig_manager.core.settings import options
 TIMEOUT_S = 3.0
 _FIRST_PROCESS = pathlib.Path("/proc/1/cmdline")
 """The container's main program: its command line may override the environment."""
-_PROGRAMS = frozenset({"mig-manager", "nvidia-mig-manager"})
+_DROP_IN = "nvidia-mig-manager"  # is 'mig-manager agent'
+_PROGRAMS = frozenset({"mig-manager", _DROP_IN})
+_SERVERS = frozenset({"agent", "partitioner"})
+"""The commands that serve health, with the same options."""
 _LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 """The address for a wildcard listener: numeric, because a container may not resolve names."""
 _OPTIONS = frozenset({"health-address", "health-port"})
@@ -26,30 +29,30 @@ _MAX_BYTES = 500
 
 
 def main() -> int:
-    """Check the agent of this container; return 0 if it is alive or serves no health, else 1."""
+    """Check this container's program; return 0 if it is alive or serves no health, else 1."""
     try:
         command = _FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")
         is_alive, message = check(command, process.environ())
     except errors.MigManagerError as error:
         is_alive, message = False, error.message
     except (OSError, http.client.HTTPException) as error:
-        is_alive, message = False, f"the agent does not answer: {type(error).__name__}: {error}"
+        is_alive, message = False, f"/healthz does not answer: {type(error).__name__}: {error}"
     sys.stdout.write(f"{message}\n")
     return 0 if is_alive else 1
 
 
 def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str]:
-    """Return whether the agent in a container is alive, and its message.
+    """Return whether the program in a container is alive, and its message.
 
-    The command line and the environment are those of the container's first process.
+    The command line and the environment belong to the container's first process.
 
     Raises:
         UsageError: The command line or the environment is invalid.
-        OSError: The agent does not answer.
+        OSError: The program does not answer.
         http.client.HTTPException: The answer is not HTTP.
     """
-    words = _agent_words(command)
-    if words and words[0] != "agent":
+    words = _our_words(command)
+    if words and words[0] not in _SERVERS:
         return True, f"{words[0]} has no health to ask for"
     source = options.Source(_parse(words[1:]), environ)
     port = source.field(agent_settings.AgentSettings, "health_port")
@@ -68,7 +71,7 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
     return answer.status == http.HTTPStatus.OK, message
 
 
-def _agent_words(command: Sequence[str]) -> Sequence[str]:
+def _our_words(command: Sequence[str]) -> Sequence[str]:
     """Return the command and its options; empty if only the environment counts.
 
     Our program may follow an interpreter or an init. A shell hides its options.
@@ -76,12 +79,14 @@ def _agent_words(command: Sequence[str]) -> Sequence[str]:
     words = [word for word in command if word]
     names = [word.rpartition("/")[2] for word in words]
     program = next((at for at, name in enumerate(names) if name in _PROGRAMS), len(words))
+    if _DROP_IN in names[program : program + 1]:
+        return ["agent", *words[program + 1 :]]
     first = (at for at in range(program + 1, len(words)) if not words[at].startswith("-"))
     return words[next(first, len(words)) :]
 
 
 def _parse(words: Sequence[str]) -> Mapping[str, object]:
-    """Return the options that locate the agent's health port."""
+    """Return the options that locate the health port."""
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in options.of(agent_settings.AgentSettings):
         if option.name in _OPTIONS:

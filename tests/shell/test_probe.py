@@ -65,9 +65,16 @@ def test_without_a_health_port_there_is_nothing_to_be_unhealthy(command: tuple[s
 
 
 @pytest.mark.parametrize(
-    "start", [AGENT, ("/sbin/docker-init", "--", "mig-manager", "agent"), ("mig-manager", "agent")]
+    "start",
+    [
+        AGENT,
+        ("/sbin/docker-init", "--", "mig-manager", "agent"),
+        ("mig-manager", "agent"),
+        ("mig-manager", "partitioner"),
+        ("tini", "--", "/opt/mig-manager/bin/nvidia-mig-manager", "-n", "node-1"),
+    ],
 )
-def test_an_option_of_the_agent_outdoes_the_environment(
+def test_an_option_of_what_serves_health_outdoes_the_environment(
     start: tuple[str, ...], free_port: int
 ) -> None:
     environ = {"MIG_MANAGER_HEALTH_PORT": str(free_port)}
@@ -76,7 +83,7 @@ def test_an_option_of_the_agent_outdoes_the_environment(
             assert probe.check((*start, *option), environ) == (True, "ok")
 
 
-def test_another_command_than_the_agent_has_no_health(free_port: int) -> None:
+def test_a_command_that_serves_no_health_has_none_to_ask_for(free_port: int) -> None:
     environ = {"MIG_MANAGER_HEALTH_PORT": str(free_port)}
 
     answer = probe.check(("mig-manager", "demo", "--keep"), environ)
@@ -115,7 +122,7 @@ def test_the_exit_status_shows_docker_whether_the_agent_is_healthy(free_port: in
         assert run(str(port)) == (0, "ok\n")
     status, message = run(str(free_port))
     assert status == 1
-    assert message.startswith("the agent does not answer: ConnectionRefusedError")
+    assert message.startswith("/healthz does not answer: ConnectionRefusedError")
 
 
 def test_whatever_answers_without_http_is_unhealthy_within_the_deadline(
