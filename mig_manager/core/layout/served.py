@@ -7,6 +7,7 @@ NVIDIA's operator follows them: it was written without knowledge of the node.
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages, model
@@ -137,8 +138,7 @@ def to_json(entries: Iterable[ServedLayout], *, takes_custom: bool = False) -> s
 def from_json(text: str) -> tuple[ServedLayout, ...]:
     """Parse that annotation, with printable texts; ValueError if it is malformed."""
     with json_text.decoding("a list of layouts"):
-        data = json_text.parse_object(text)
-        rows = list(data["layouts"].items())[:_MAX_LAYOUTS]
+        rows = list(_parse(text)["layouts"].items())[:_MAX_LAYOUTS]
         return tuple(
             ServedLayout(
                 name=messages.word(name, _MAX_LETTERS),
@@ -152,7 +152,7 @@ def from_json(text: str) -> tuple[ServedLayout, ...]:
 def is_complete(text: str) -> bool:
     """Return whether the list has every layout; False if it is malformed."""
     try:
-        return not json_text.parse_object(text).get("truncated")
+        return not _parse(text).get("truncated")
     except ValueError:
         return False
 
@@ -160,6 +160,14 @@ def is_complete(text: str) -> bool:
 def lists_custom(text: str) -> bool | None:
     """Return whether the node takes custom layouts; None if the list is malformed."""
     try:
-        return json_text.parse_object(text).get("custom") is True
+        return _parse(text).get("custom") is True
     except ValueError:
         return None
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """Parse the list's JSON; ValueError if it is malformed, or of another version."""
+    data = json_text.parse_object(text)
+    if data.get("version") != _VERSION:
+        raise ValueError("from a version this program does not know")
+    return data

@@ -86,6 +86,7 @@ def use_with(gpu: object, **changed: object) -> str:
     return json.dumps({"version": 1, "at": AT, "gpus": [gpu], **changed})
 
 
+OTHER_LIST = '{"version": 2, "layouts": {}, "custom": true}'
 MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
     gpu_codec.from_json: (),
     verified_layouts.VerifiedLayout.from_json: ('{"version": 1}',),
@@ -130,6 +131,7 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
         use_with({"uuid": "U", "inUse": [["a", 1]]}),
         use_with({"uuid": "U", "inUse": [[float("inf"), 1]]}),
     ),
+    served.from_json: (OTHER_LIST, '{"version": 1, "layouts": []}'),
 }
 
 
@@ -146,7 +148,7 @@ def test_malformed_record_is_refused(read: Callable[[str], object], text: str) -
         read(text)
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "1", "{", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "null", "[]", "1", "{", "[" * 100_000, OTHER_LIST])
 def test_malformed_mark_or_list_of_layouts_is_none(text: str) -> None:
     assert served.lists_custom(text) is None
     assert not served.is_complete(text)
