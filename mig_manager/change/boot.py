@@ -36,6 +36,7 @@ class Restored:
     """The outcome of a boot."""
 
     layout: str  # empty: there was no layout to restore
+    is_fallback: bool = False  # whether no valid layout was saved
     rounds: tuple[plans.Planned, ...]
     """The plans that were executed; empty if all GPUs had the layout."""
     problems: tuple[Problem, ...]
@@ -88,6 +89,7 @@ def boot(
                 applied = apply.apply(deps, fallback, is_locked=True)
                 return Restored(
                     layout=applied.layout,
+                    is_fallback=True,
                     rounds=applied.rounds,
                     problems=problems,
                     faults=tuple(gpu_recovery.faults(applied.gpus)),

@@ -1,11 +1,14 @@
 """``mig-manager boot``."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mig_manager.agent import agent_settings
 from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core.settings import options
+
+if TYPE_CHECKING:
+    from mig_manager.change import boot
 
 ABOUT = """
 MIG instances do not survive a reboot. This waits for the driver, then creates the same
@@ -69,18 +72,24 @@ def run(settings: Settings, terminal: console.Console) -> int:
         driver_timeout_s=settings.driver_timeout_s,
         repairs=settings.repair is agent_settings.RepairPolicy.RESET,
     )
-    if not result.layout:
-        text = "No layout is saved for the boot: nothing to do."
-    elif result.rounds:
-        text = f"Layout {result.layout} is restored{' in part' * bool(result.problems)}."
-    elif result.problems:
-        text = f"Layout {result.layout} is not restored on every GPU."
-    else:
-        text = f"Layout {result.layout} is already active: nothing to do."
-    status = command.answer(result.to_data, lambda: text, is_good=not result.problems)
+    status = command.answer(result.to_data, lambda: _summary(result), is_good=not result.problems)
     command.note_changes(result.rounds)
     if settings.repair is not agent_settings.RepairPolicy.OFF:
         command.warn(result.faults)
     for problem in result.problems:
         terminal.note(problem.message, remedy=problem.remedy, priority=log.Priority.ERROR)
     return status
+
+
+def _summary(result: "boot.Restored") -> str:
+    """Return what became of the layout, in a sentence."""
+    if not result.layout:
+        return "No layout is saved for the boot: nothing to do."
+    is_partial = result.problems and not result.is_fallback
+    if not result.rounds and is_partial:
+        return f"Layout {result.layout} is not restored on every GPU."
+    if not result.rounds:
+        return f"Layout {result.layout} is already active: nothing to do."
+    if result.is_fallback:
+        return f"No valid layout was saved: layout {result.layout} is applied."
+    return f"Layout {result.layout} is restored{' in part' if is_partial else ''}."
