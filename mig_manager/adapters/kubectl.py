@@ -127,8 +127,8 @@ class Kubectl:
             try:
                 process.wait(self._timeout_s)
                 reader.join(_DRAIN_S)
-            except subprocess.TimeoutExpired:
-                lines = [f"kubectl did not end within {self._timeout_s:g} s"]
+            except subprocess.TimeoutExpired as error:
+                raise refusal(what, f"kubectl did not end within {self._timeout_s:g} s") from error
             finally:
                 # Also after an interrupt.
                 process.kill()

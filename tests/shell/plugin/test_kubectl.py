@@ -139,6 +139,13 @@ def test_a_program_that_kubectl_leaves_behind_delays_no_answer(bin_: pathlib.Pat
     assert notes == ["log in"]
 
 
+def test_a_line_after_the_time_out_does_not_replace_its_message(bin_: pathlib.Path) -> None:
+    play(bin_, "timeout 1 yes 'error: late' >&2 & exec sleep 600")
+
+    with pytest.raises(errors.ClusterError, match="did not end within"):
+        client(timeout_s=0.2).get("/version")
+
+
 @pytest.mark.parametrize("answer", ["", "{", "[]", "[" * 3000, '{"items": 7}'])
 def test_a_malformed_list_is_a_cluster_error(bin_: pathlib.Path, answer: str) -> None:
     play(bin_, f"echo '{answer}'")
