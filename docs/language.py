@@ -2,16 +2,18 @@
 
 Identifiers are split at underscores and capitals: ``told_as`` has ``told``. A line of output is
 ``file:line: word (say: ...)``. Also: locals of the product that hide a name of their
-module, and fields that are not documented as CONTRIBUTING.md says.
+module, fields that are not documented as CONTRIBUTING.md says, and stale references such as
+``module.name``.
 """
 
 import ast
+import collections
 import functools
 import itertools
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -83,6 +85,12 @@ _FIELD_RULE = "a phrase that fits: comment, lower case, no full stop; otherwise:
 _MAX_COLUMNS = 99
 _COMMENT = re.compile(r"  # (?!noqa|type:)(?P<text>.+)")
 _SENTENCE = re.compile(r"(?!None|True|False|Unix|Kubernetes)(?:A|[A-Z][a-z]+)\b|.*\.$")
+_REFERENCE = re.compile(r"``(?:\w+\.)*([a-z_]+)\.(\w+)")
+_FOREIGN = frozenset(
+    {"h", "go", "json", "unit", "yaml", "allocatable", "conditions", "io"}
+    | {"LazyLoader", "ParseBool"}
+)
+"""What ends names with a dot that are of no module of ours: of files, fields, other libraries."""
 _LIMIT = re.compile(r"\b_?(?:MOST|LONGEST|LARGEST|FEWEST|LEAST)_(?!FRAGMENTED|COMMON)[A-Z_]+\b")
 
 
@@ -167,6 +175,8 @@ def findings(path: pathlib.Path) -> list[Finding]:
     if path.suffix == ".py" and name.startswith("mig_manager/"):
         hiding = {*_hiding_names(ast.parse(text))}
         found += [Finding(name, line, f"local {word}", _HIDES) for line, word in hiding]
+        stale = _stale_references(text)
+        found += [Finding(name, line, word, "a name that exists") for line, word in stale]
     if path.suffix == ".py":
         fields = _misdocumented_fields(ast.parse(text), text.splitlines())
         found += [Finding(name, line, "text of a field", _FIELD_RULE) for line in fields]
@@ -254,6 +264,34 @@ def _misdocumented_fields(module: ast.Module, lines: Sequence[str]) -> Iterator[
                     yield field.lineno
                 case _:
                     pass
+
+
+@functools.cache
+def _names_of_modules() -> Mapping[str, set[str]]:
+    """Return the names that modules of the product define; the keys have no folder."""
+    names = collections.defaultdict[str, set[str]](set)
+    for path in (ROOT / "mig_manager").rglob("*.py"):
+        module = path.parent.name if path.stem == "__init__" else path.stem
+        names[path.parent.name].add(module)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    names[module].add(name)
+                case ast.Name(id=name, ctx=ast.Store()):
+                    names[module].add(name)
+                case _:
+                    pass
+    return names
+
+
+def _stale_references(text: str) -> Iterator[tuple[int, str]]:
+    """Yield references to a name that its module does not have, or to a class of no module."""
+    names = _names_of_modules()
+    for match in _REFERENCE.finditer(text):
+        module, name = match.groups()
+        is_ours = module in names or name[0].isupper()
+        if is_ours and name not in names.get(module, ()) and name not in _FOREIGN:
+            yield text.count("\n", 0, match.start()) + 1, match[0].lstrip("`")
 
 
 def main(arguments: list[str]) -> int:

@@ -23,7 +23,7 @@ class NvmlGpus:
     """Implements ``ports.Gpus``: one NVML session for each call, one thread for each GPU.
 
     A call into a hung driver does not return and cannot be cancelled; read-only commands
-    put a thread around this class, ``client.WorkerGpus`` a process.
+    put a thread around this class, ``worker_client.WorkerGpus`` a process.
     """
 
     library_path: str | None = None  # None leaves the search to the loader

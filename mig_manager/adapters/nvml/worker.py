@@ -60,7 +60,7 @@ def _serve(
     parent: subprocesses.Parent,
     load_driver: Callable[[], object] | None,
 ) -> int:
-    """Answer one request; its parts are in ``client.WorkerGpus``."""
+    """Answer one request; its parts are in ``worker_client.WorkerGpus``."""
     if not parent.is_there():
         return 1
     # It ends before a collection pays off.

@@ -37,7 +37,7 @@ class Journal:
     """The undo stack of a change, written before the change."""
 
     config: str
-    annotation_hash: str = ""  # as in ``status.RunStatus``
+    annotation_hash: str = ""  # as in ``run_status.RunStatus``
     hold_taint: bool = False  # whether the node has ``well_known.HOLD_TAINT``
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Deploy label -> its value before we paused it, in the order of the resume."""
