@@ -102,7 +102,7 @@ class _Decider:
         self._history = history
         self._states = desired_states.DesiredStates(index, limits.reserved)
         self._kept = kept_room.KeptRoom(index, batch, now, history)
-        self._remaining = self._kept.keep()
+        self._remaining = self._kept.others
         self._room = cluster_room.ClusterRoom(index, batch, limits.reserved, self._kept.claims)
         nominated = self._kept.nominated
         self.changes = earlier or changes.Changes(index, limits, now, history, nominated)

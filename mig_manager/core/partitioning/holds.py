@@ -70,20 +70,19 @@ class Holds:
         """By UID of a pending pod; for the next decision."""
 
     @functools.cached_property
-    def _free(self) -> dict[tuple[int, int], int]:
-        """Free memory slices by node and GPU."""
-        return {(position, index): state.free_slices for position, index, state in self._states()}
+    def _states(self) -> Mapping[tuple[int, int], fit_search.GpuFacts]:
+        """The states by node and GPU."""
+        return {
+            (position, index): state
+            for position in self._nodes
+            for index, state in self._index.states(position).items()
+        }
 
     @functools.cached_property
     def _most_cost(self) -> float:
-        used = sum(state.fill for _, _, state in self._states())
-        free = sum(self._free.values())
+        free = sum(state.free_slices for state in self._states.values())
+        used = sum(state.fill for state in self._states.values())
         return free - _FREE_SHARE * (free + used)
-
-    def _states(self) -> Iterator[tuple[int, int, fit_search.GpuFacts]]:
-        for position in self._nodes:
-            for index, state in self._index.states(position).items():
-                yield position, index, state
 
     def choose(
         self, ranks: Iterable[int], room: cluster_room.ClusterRoom, ready: node_sets.NodeSet
@@ -127,12 +126,11 @@ class Holds:
         group = self._batch.group[rank]
         mine: set[tuple[str, str]] = set()
         before = self._before.get(pod.uid)
-        is_kept = before is not None and self._age_s(before.since) <= _TIMEOUT_S
-        earlier_gpus = before.gpus if before and is_kept else frozenset()
-        for _, _, position, indices in heapq.nsmallest(
-            _MAX_CHOICES, self._choices(group, earlier_gpus)
-        ):
-            cost = sum(self._free[position, index] for index in indices)
+        if before is None or self._age_s(before.since) > _TIMEOUT_S:
+            before = HoldRecord(since=self._now, gpus=frozenset())
+        choices = self._choices(group, before.gpus)
+        for _, _, position, indices in heapq.nsmallest(_MAX_CHOICES, choices):
+            cost = sum(self._states[position, index].free_slices for index in indices)
             is_early = self._cost + cost <= self._most_cost
             if not is_early and (mine or not is_due):
                 break
@@ -144,8 +142,7 @@ class Holds:
         if not mine:
             self._without_choice.add(group)
         else:
-            since = before.since if before and is_kept else self._now
-            self.records[pod.uid] = HoldRecord(since=since, gpus=frozenset(mine))
+            self.records[pod.uid] = dataclasses.replace(before, gpus=frozenset(mine))
 
     def _choices(
         self, group: batches.Group, earlier_gpus: frozenset[tuple[str, str]]

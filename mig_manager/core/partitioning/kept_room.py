@@ -51,10 +51,8 @@ class KeptRoom:
         self.ignored = dict(history.ignored)
         self.unplaced = self._find_unplaced()
         """By rank of a pod: nodes where the scheduler did not place it."""
-
-    def keep(self) -> list[int]:
-        """Claim room for the pods that have it; return the ranks of the others."""
-        return [rank for rank in range(len(self._batch.pods)) if not self._keep(rank)]
+        self.others = [rank for rank in range(len(batch.pods)) if not self._keep(rank)]
+        """Ranks of the other pods."""
 
     def is_backed_off(self, rank: int) -> bool:
         """Return whether a pod gets no new room for now, because it did not use several rooms."""

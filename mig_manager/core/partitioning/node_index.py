@@ -150,10 +150,7 @@ class NodeIndex:
                 nodes
                 for empty, nodes in self.hardware.items()
                 if node_room.NodeRoom(
-                    node_room.ChangeableGpus(self.search, dict(enumerate(empty))),
-                    schedulable={},
-                    claimed={},
-                    floor={},
+                    node_room.ChangeableGpus(self.search, dict(enumerate(empty)))
                 ).add(devices)
             )
         return self._with_idle_room[devices]

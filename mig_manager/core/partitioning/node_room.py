@@ -13,6 +13,7 @@ from mig_manager.core import model
 from mig_manager.core.partitioning import fit_search
 
 _MAX_TRIES = 300  # tries of GPUs of one node for one pod: enough for every realistic pod
+_NONE: Mapping[model.Profile, int] = {}
 
 
 class ChangeableGpus:
@@ -52,9 +53,9 @@ class NodeRoom:
         self,
         gpus: ChangeableGpus,
         *,
-        schedulable: Mapping[model.Profile, int],
-        claimed: Mapping[model.Profile, int],
-        floor: Mapping[model.Profile, int],
+        schedulable: Mapping[model.Profile, int] = _NONE,
+        claimed: Mapping[model.Profile, int] = _NONE,
+        floor: Mapping[model.Profile, int] = _NONE,
     ) -> None:
         """Build it from the GPUs of the node.
 

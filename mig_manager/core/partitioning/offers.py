@@ -85,12 +85,11 @@ class Offers:
         free slices are compared.
         """
         queue = self._batch.queue(ranks)
-        best = None
         on_hold = node_sets.of(hold.position for hold in holding)
-        for position in nodes & on_hold:
-            offer = self.offer(position, queue, skipped=skipped, holding=holding)
-            if offer and (best is None or offer.rank < best.rank):
-                best = offer
+        of_holds = (
+            self.offer(i, queue, skipped=skipped, holding=holding) for i in nodes & on_hold
+        )
+        best = min(filter(None, of_holds), key=lambda offer: offer.rank, default=None)
         for rank, group in _firsts(queue, skipped):
             others = nodes - on_hold - skipped.get(rank, node_sets.EMPTY)
             serving = self._room.serving(group, others)
@@ -166,7 +165,7 @@ class Offers:
             if position not in self._closed[group]
         ]
         while heads:
-            rank, group, at = heads[0]
+            rank, group, at = heapq.heappop(heads)
             others = group.needs.others
             if rank not in skipped or position not in skipped[rank]:
                 size = bound.sizes[group]
@@ -175,12 +174,10 @@ class Offers:
                     or used + size > bound.slices
                     or any(available.get(name, 0) < count for name, count in others)
                 ):
-                    heapq.heappop(heads)
                     continue
                 without = {i for hold in node_holds if rank > hold.rank for i in hold.indices}
                 if not room.add(group.needs.devices, without=without):
                     full.add(group.kind)
-                    heapq.heappop(heads)
                     continue
                 served.append(rank)
                 used += size
@@ -190,9 +187,7 @@ class Offers:
                     available[name] -= count
             ranks = queue[group]
             if at + 1 < len(ranks):
-                heapq.heapreplace(heads, (ranks[at + 1], group, at + 1))
-            else:
-                heapq.heappop(heads)
+                heapq.heappush(heads, (ranks[at + 1], group, at + 1))
         return Offer(position=position, pods=tuple(served), room=room) if served else None
 
     def bound(self, position: int) -> PodLimit:

@@ -44,21 +44,15 @@ class OwnClock:
     def leave_out(self, lost_s: float) -> None:
         """Leave out a time without a watch from the silence of nodes and agents."""
         lost = dt.timedelta(seconds=lost_s)
-        self._before = {
-            name: (
-                reported,
-                dataclasses.replace(
-                    dated,
-                    times=dataclasses.replace(
-                        dated.times,
-                        requested_at=dated.times.requested_at and dated.times.requested_at + lost,
-                        started_at=dated.times.started_at and dated.times.started_at + lost,
-                        unready_at=dated.times.unready_at and dated.times.unready_at + lost,
-                    ),
-                ),
+        for name, (reported, dated) in self._before.items():
+            times = dated.times
+            later = dataclasses.replace(
+                times,
+                requested_at=times.requested_at and times.requested_at + lost,
+                started_at=times.started_at and times.started_at + lost,
+                unready_at=times.unready_at and times.unready_at + lost,
             )
-            for name, (reported, dated) in self._before.items()
-        }
+            self._before[name] = reported, dataclasses.replace(dated, times=later)
 
     def _with_own_times(
         self, node: partitioned.PartitionedNode, pods: partitioned.PodFacts, now: dt.datetime

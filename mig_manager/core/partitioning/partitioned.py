@@ -126,9 +126,9 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     gpus = fleet_nodes.published_gpus(node)[0] or ()
     use, _ = fleet_nodes.published_use(node, gpus)
     faulty = {gpu.uuid for gpu in gpus if gpu.needs_recovery}
-    in_use = None
-    if use:
-        in_use = {uuid: used for uuid, used in use.in_use.items() if uuid not in faulty}
+    in_use = (
+        {uuid: used for uuid, used in use.in_use.items() if uuid not in faulty} if use else None
+    )
     published = node.status
     is_retried = node.current_status is not None and node.current_status.is_retried
     devices = collections.Counter(

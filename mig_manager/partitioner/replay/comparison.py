@@ -101,8 +101,9 @@ def _usable(
     """
     with_gpus = sorted((node for node in nodes if node.gpus), key=lambda node: node.name)
     is_opted_in = any(node.is_opted_in for node in with_gpus)
-    return [
-        partitioned.PartitionedNode(
+    usable: list[partitioned.PartitionedNode] = []
+    for node in with_gpus:
+        ready = partitioned.PartitionedNode(
             name=node.name,
             version=node.version,
             labels=node.labels,
@@ -113,8 +114,8 @@ def _usable(
             is_opted_in=node.is_opted_in or not is_opted_in,
             gpus=node.gpus,
         )
-        for node in with_gpus
-    ], is_opted_in
+        usable.append(ready)
+    return usable, is_opted_in
 
 
 class _Replay:

@@ -19,11 +19,9 @@ from mig_manager.core.node import api_values
 from mig_manager.core.partitioning import demand
 
 _REQUESTS = "kube_pod_container_resource_requests"
-_CREATED, _STARTED, _COMPLETED = (
-    "kube_pod_created",
-    "kube_pod_start_time",
-    "kube_pod_completion_time",
-)
+_CREATED = "kube_pod_created"
+_STARTED = "kube_pod_start_time"
+_COMPLETED = "kube_pod_completion_time"
 _MIG = f'{_REQUESTS}{{resource=~"nvidia_com_mig_.+"}}'
 QUERY = f'{{__name__=~"{_CREATED}|{_STARTED}|{_COMPLETED}"}} and on (uid) {_MIG} or {_MIG}'
 """In PromQL, for the range API; the times and requests of pods that request MIG devices."""
@@ -137,7 +135,7 @@ def _past_pod(uid: str, series: _Series) -> PastPod | None:
             name = f"nvidia.com/mig-{match[1].replace('_', '.')}"
             counts[name] = counts.get(name, 0) + count
     needs = demand.Needs(amounts=demand.to_amounts(counts))
-    created, start, end = map(series.times.get, (_CREATED, _STARTED, _COMPLETED))
+    created = series.times.get(_CREATED)
     if created is None or not needs.profiles:
         return None
     return PastPod(
@@ -149,6 +147,6 @@ def _past_pod(uid: str, series: _Series) -> PastPod | None:
             created_at=created,
         ),
         created=created,
-        start=start,
-        end=end or series.last,
+        start=series.times.get(_STARTED),
+        end=series.times.get(_COMPLETED, series.last),
     )

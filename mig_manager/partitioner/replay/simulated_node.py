@@ -65,11 +65,10 @@ class SimulatedNode:
 
     def bind(self, pod: demand.Pending, draw: random.Random) -> None:
         """Give a pod that fits its devices."""
-        self._used[pod.uid] = [
-            (name, idle.pop(draw.randrange(len(idle))))
-            for name, count in pod.needs.mig
-            for idle in [self._idle[name]] * count
-        ]
+        devices = self._used[pod.uid] = []
+        for name, count in pod.needs.mig:
+            idle = self._idle[name]
+            devices += [(name, idle.pop(draw.randrange(len(idle)))) for _ in range(count)]
         self._requested.update(dict(pod.needs.amounts))
         self._slices += _slices(pod.needs)
         self._published = None
