@@ -44,7 +44,7 @@ def gpus(node: str, *instances: Sequence[str], table: Any = samples.A100) -> mod
     )
 
 
-def used(
+def placements_in_use(
     every: Iterable[model.Gpu], *instances: Sequence[str]
 ) -> dict[str, frozenset[model.Placement]]:
     """Return the placements in use by UUID, from the same notation."""
@@ -98,12 +98,12 @@ def item(  # noqa: PLR0913 - each is something that a node can have
 def node(name: str, *instances: Sequence[str], **changed: Any) -> dict[str, Any]:
     """Build a Node object from the notation of its GPUs' instances."""
     every = gpus(name, *instances)
-    return item(name, every, used(every, *instances), **changed)
+    return item(name, every, placements_in_use(every, *instances), **changed)
 
 
 def pod(
     name: str,
-    *asked: str,
+    *devices: str,
     node: str = "",
     age_s: float = 60.0,
     spec: Mapping[str, Any] | None = None,
@@ -112,7 +112,7 @@ def pod(
 ) -> dict[str, Any]:
     """Build a Pod object that asks for MIG devices, ``2x1g.5gb``; with a node it is bound."""
     limits = {}
-    for each in asked:
+    for each in devices:
         count, _, profile = each.rpartition("x")
         limits[resources.of_profile(samples.profile(profile)) or ""] = count or "1"
     asks = {"limits": limits, "requests": {**limits, **(requests or {})}}
@@ -123,7 +123,7 @@ def pod(
     return pod
 
 
-def decided(  # noqa: PLR0913 - what a decision depends on
+def decide(  # noqa: PLR0913 - what a decision depends on
     nodes: Iterable[Mapping[str, Any]],
     pods: Iterable[Mapping[str, Any]],
     *,
@@ -135,19 +135,19 @@ def decided(  # noqa: PLR0913 - what a decision depends on
     **limits: Any,
 ) -> decisions.PartitioningDecision:
     """Parse both and decide; by default as many nodes as there are may change."""
-    found, pending = seen(nodes, pods, claims)
+    parsed_nodes, pending = parse_cluster(nodes, pods, claims)
     return decider.decide(
-        node_index.NodeIndex(found),
+        node_index.NodeIndex(parsed_nodes),
         pending,
         decisions.PartitionerLimits(**{"max_unavailable": "100%", **limits}),
         now=now,
         history=history or past_decisions.History(),
         base=base,
-        expected=seen((), expected)[1],
+        expected=parse_cluster((), expected)[1],
     )
 
 
-def seen(
+def parse_cluster(
     nodes: Iterable[Mapping[str, Any]],
     pods: Iterable[Mapping[str, Any]],
     claims: claimed_nodes.ClusterClaims | None = None,
@@ -158,7 +158,7 @@ def seen(
     """
     parsed = [each for each in map(demand.parse, pods) if each]
     plain = [each for each in map(partitioned.parse, nodes) if each]
-    known = claimed_nodes.with_claims(plain, claims or claimed_nodes.ClusterClaims())
+    with_claims = claimed_nodes.with_claims(plain, claims or claimed_nodes.ClusterClaims())
     bound = [each for each in parsed if isinstance(each, demand.BoundPod)]
     bound += [
         demand.BoundPod(
@@ -166,14 +166,14 @@ def seen(
             node_name=node.name,
             amounts=((resources.of_profile(ci.profile) or "", 1),),
         )
-        for node in known
+        for node in with_claims
         for gpu in node.gpus
         for gi in gpu.gpu_instances
         for ci in gi.compute_instances
         if gi.placement in node.in_use.get(gpu.uuid, ()) and ci.profile.spans
     ]
     pending = tuple(each for each in parsed if isinstance(each, demand.Pending))
-    return node_requests.with_pods(known, node_requests.Requests(bound)), pending
+    return node_requests.with_pods(with_claims, node_requests.Requests(bound)), pending
 
 
 def only(decision: decisions.PartitioningDecision) -> decisions.NodeChange:
@@ -209,7 +209,7 @@ def why(decision: decisions.PartitioningDecision) -> tuple[waiting.WaitReason, s
     return pod.reason, pod.message
 
 
-def requested(
+def requested_gpus(
     change: decisions.NodeChange, every: Sequence[model.Gpu]
 ) -> dict[str, model.DesiredGpu]:
     """Return what the text of a change asks of each GPU."""
@@ -222,9 +222,9 @@ def after(
     change: decisions.NodeChange, every: Sequence[model.Gpu]
 ) -> tuple[tuple[model.Gpu, ...], frozenset[tuple[str, model.Placement]]]:
     """Return the GPUs after a change, and the instances that it destroys, by UUID."""
-    plan = planner.plan(every, requested(change, every))
-    own = {each.gpu_uuid: each.steps for each in plan.gpus}
-    now = tuple(driver_rules.run(gpu, own.get(gpu.uuid, ())) for gpu in every)
+    plan = planner.plan(every, requested_gpus(change, every))
+    steps_by_gpu = {each.gpu_uuid: each.steps for each in plan.gpus}
+    now = tuple(driver_rules.run(gpu, steps_by_gpu.get(gpu.uuid, ())) for gpu in every)
     kept = {(gpu.uuid, gi.placement) for gpu in now for gi in gpu.gpu_instances}
     gone = {(gpu.uuid, gi.placement) for gpu in every for gi in gpu.gpu_instances} - kept
     return now, frozenset(gone)

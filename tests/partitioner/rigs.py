@@ -74,14 +74,14 @@ class PartitionerRig:
             well_known.STATE_LABEL: "success",
             "nvidia.com/mig.strategy": "mixed",
         }
-        published = self._published(name, "all-7g.40gb", ago_s=3600)
+        published = self._annotations(name, "all-7g.40gb", ago_s=3600)
         node = api_objects.a_node(name, {**on_demand, **(labels or {})}, annotations=published)
         node["status"] |= self._status(name)
         # As many providers taint GPU nodes.
         node["spec"] = {"taints": [{"key": resources.GPU, "effect": "NoSchedule"}]}
         self.server.store.create(node)
 
-    def _published(
+    def _annotations(
         self,
         name: str,
         layout: str,
@@ -97,7 +97,7 @@ class PartitionerRig:
         )
         times = {"startedAt": began_at, "finishedAt": ended_at}
         if layout == well_known.CUSTOM_LAYOUT:
-            requested = custom_layouts.Custom(node_name=name, text=self.requested(name))
+            requested = custom_layouts.Custom(node_name=name, text=self.requested_layout(name))
             members["annotationHash"] = requested.annotation_hash
         text = api_objects.a_status(layout, state, **times | members)
         return api_objects.annotations_of_agent(
@@ -142,7 +142,7 @@ class PartitionerRig:
 
     def publish(self, name: str) -> None:
         """Play the agent: publish the use of its GPUs again."""
-        published = self._published(name, "all-7g.40gb", ago_s=3600)
+        published = self._annotations(name, "all-7g.40gb", ago_s=3600)
         self.server.merge(kinds.NODES, name, {"metadata": {"annotations": published}})
 
     def answer(
@@ -156,7 +156,7 @@ class PartitionerRig:
         if state is model.State.SUCCESS:
             plan = planner.plan(gpus, layouts.select(layout, gpus))
             self.gpus[name] = gpu_values.execute(gpus, plan)
-        published = self._published(
+        published = self._annotations(
             name,
             well_known.CUSTOM_LAYOUT,
             state,
@@ -175,7 +175,7 @@ class PartitionerRig:
     def begin(self, name: str) -> None:
         """Play the agent: begin a run."""
         state, key = model.State.PENDING, well_known.STATUS_ANNOTATION
-        published = self._published(name, well_known.CUSTOM_LAYOUT, state, finishedAt=None)
+        published = self._annotations(name, well_known.CUSTOM_LAYOUT, state, finishedAt=None)
         metadata = {
             "annotations": {key: published[key]},
             "labels": {well_known.STATE_LABEL: state.value},
@@ -194,11 +194,11 @@ class PartitionerRig:
         kube = mortal_api.MortalApi.at(
             self.server.url, token=name, request_timeout_s=60.0, sleep=lambda _seconds: None
         )
-        chosen = partitioner_settings.PartitionerSettings.read(
+        settings = partitioner_settings.PartitionerSettings.read(
             {"command": "partitioner", "mode": "act", "quiet_s": str(QUIET_S)} | options, {}
         )
         service = main.Replica(
-            chosen, kube, identity=name, clock=self.clock, watch_times=watch_rig.BRISK
+            settings, kube, identity=name, clock=self.clock, watch_times=watch_rig.BRISK
         )
         service.cluster.start()
         replica = Replica(service=service, kube=kube)
@@ -217,14 +217,14 @@ class PartitionerRig:
             waiting.until(lambda: self._is_up_to_date(each), "a replica's watches")  # noqa: B023
 
     def _is_up_to_date(self, replica: Replica) -> bool:
-        seen = replica.service.cluster
-        versions = {node.name: node.version for node in seen.reported.items()}
+        cluster = replica.service.cluster
+        versions = {node.name: node.version for node in cluster.reported.items()}
         there = {
             each["metadata"]["name"]: each["metadata"]["resourceVersion"]
             for each in self.server.objects(kinds.NODES)
         }
         pods = set(filter(None, map(demand.parse, self.server.objects(kinds.PODS))))
-        return seen.is_current and versions == there and set(seen.pods.items()) == pods
+        return cluster.is_current and versions == there and set(cluster.pods.items()) == pods
 
     def pass_time(self, seconds: float, *replicas: Replica) -> None:
         """Let time pass in steps, in which these replicas see the cluster and step."""
@@ -241,20 +241,20 @@ class PartitionerRig:
     def node(self, name: str = "n1") -> api_objects.Object:
         return self.server.get(kinds.NODES, name)
 
-    def requested(self, name: str = "n1") -> str | None:
+    def requested_layout(self, name: str = "n1") -> str | None:
         """Return the layout in a node's annotation."""
-        found: str | None = self.node(name)["metadata"]["annotations"].get(
+        text: str | None = self.node(name)["metadata"]["annotations"].get(
             well_known.LAYOUT_ANNOTATION
         )
-        return found
+        return text
 
     def patches(self) -> list[apiserver.LoggedRequest]:
         return self.server.log.requests(verb="patch")
 
     def events(self, reason: str = "") -> list[api_objects.Object]:
         """Return the Events with a reason, or all, the oldest first: their names have hashes."""
-        found = sorted(self.server.objects(kinds.EVENTS), key=lambda each: each["firstTimestamp"])
-        return [each for each in found if reason in ("", each["reason"])]
+        every = sorted(self.server.objects(kinds.EVENTS), key=lambda each: each["firstTimestamp"])
+        return [each for each in every if reason in ("", each["reason"])]
 
     def metric(self, replica: Replica, name: str, **labels: str) -> float:
         """Return the value of a metric, without the namespace in its name."""
@@ -282,7 +282,7 @@ def counts(gpus: Iterable[model.Gpu]) -> Mapping[str, int]:
     return resources.counts(gpus)
 
 
-def simulated(
+def simulate(
     shell: commandline.Shell,
     nodes: Sequence[Mapping[str, Any]],
     pods: Sequence[Mapping[str, Any]],

@@ -11,15 +11,15 @@ from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 def test_pending_pod_gets_room_by_one_patch(rig: PartitionerRig) -> None:
     rig.add_node()
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
-    assert own.kube.patches == []
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
+    assert replica.kube.patches == []
     version = rig.node()["metadata"]["resourceVersion"]
 
     rig.add_pods("p1", "p2")
-    rig.pass_time(SOON_S, own)
+    rig.pass_time(SOON_S, replica)
 
-    (body,) = own.kube.patches
+    (body,) = replica.kube.patches
     text = body["metadata"]["annotations"].pop(well_known.LAYOUT_ANNOTATION)
     assert body == {
         "metadata": {
@@ -43,37 +43,37 @@ def test_a_node_under_change_and_one_that_has_room_are_asked_nothing_more(
 ) -> None:
     rig.add_node()
     rig.add_pods("p1")
-    own = rig.replica()
-    rig.pass_time(TERM_S, own)
-    assert len(own.kube.patches) == 1
+    replica = rig.replica()
+    rig.pass_time(TERM_S, replica)
+    assert len(replica.kube.patches) == 1
 
     rig.answer("n1")
-    rig.pass_time(TERM_S, own)
+    rig.pass_time(TERM_S, replica)
     rig.bind("p1", "n1")
-    rig.pass_time(TERM_S, own)
+    rig.pass_time(TERM_S, replica)
 
-    assert len(own.kube.patches) == 1
-    assert rig.metric(own, "changes_total", result="requested") == 1
-    assert rig.metric(own, "wait_seconds_count") == 1
-    assert rig.metric(own, "answers_total", result="applied") == 1
+    assert len(replica.kube.patches) == 1
+    assert rig.metric(replica, "changes_total", result="requested") == 1
+    assert rig.metric(replica, "wait_seconds_count") == 1
+    assert rig.metric(replica, "answers_total", result="applied") == 1
 
 
 def test_pod_that_ends_no_longer_counts_and_is_not_watched(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1", "p2")
-    own = rig.replica()
+    replica = rig.replica()
     for pod in ("p1", "p2"):
         rig.bind(pod, "n1")
-    rig.pass_time(SOON_S, own)
-    requests = own.service.cluster.requests
+    rig.pass_time(SOON_S, replica)
+    requests = replica.service.cluster.requests
     assert dict(requests.of("n1"))["pods"] == 2
 
     rig.end("p1", "Succeeded")
     rig.end("p2", "Failed")
-    rig.pass_time(SOON_S, own)
+    rig.pass_time(SOON_S, replica)
 
     assert requests.of("n1") == ()
-    assert not [*own.service.cluster.pods.items()]
+    assert not [*replica.service.cluster.pods.items()]
     watches = rig.server.log.requests(verb="watch", resource="pods")
     assert {each.query["fieldSelector"] for each in watches} == {
         "status.phase!=Succeeded,status.phase!=Failed"
@@ -84,14 +84,14 @@ def test_demand_that_keeps_changing_is_decided_on_after_the_longest_wait(
     rig: PartitionerRig,
 ) -> None:
     rig.add_node()
-    own = rig.replica(longest_wait_s="5")
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica(longest_wait_s="5")
+    rig.pass_time(SOON_S, replica)
     asked_after = None
 
     for second in range(10):
         rig.add_pods(f"p{second}")
-        rig.pass_time(1, own)
-        if own.kube.patches and asked_after is None:
+        rig.pass_time(1, replica)
+        if replica.kube.patches and asked_after is None:
             asked_after = second
 
     assert asked_after in (4, 5)
@@ -110,22 +110,22 @@ def test_a_node_that_is_not_the_partitioners_is_never_changed(
 ) -> None:
     rig.add_node(labels=labels)
     rig.add_pods("p1")
-    own = rig.replica(**options)
+    replica = rig.replica(**options)
 
-    rig.pass_time(TERM_S, own)
+    rig.pass_time(TERM_S, replica)
 
-    assert own.kube.patches == []
+    assert replica.kube.patches == []
 
 
 def test_a_pod_that_opts_out_gets_neither_room_nor_an_event(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1", **{well_known.PARTITIONING_LABEL: "off"})
     rig.add_pods("p2", profile="9g.99gb", **{well_known.PARTITIONING_LABEL: "off"})
-    own = rig.replica()
+    replica = rig.replica()
 
-    rig.pass_time(TERM_S, own)
+    rig.pass_time(TERM_S, replica)
 
-    assert own.kube.patches == []
+    assert replica.kube.patches == []
     assert rig.events() == []
 
 
@@ -134,27 +134,27 @@ def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Partitione
     rig.add_node(layout="1g.5gb")
     rig.add_pods("p0", profile="7g.40gb")
     rig.bind("p0", "n1")
-    own = rig.replica(prepare_for_s="35")
-    rig.pass_time(TERM_S, own)
+    replica = rig.replica(prepare_for_s="35")
+    rig.pass_time(TERM_S, replica)
     rig.end("p0", "Succeeded")
-    rig.pass_time(TERM_S, own)
-    assert own.kube.patches == []  # The pods of the first list have not just arrived.
+    rig.pass_time(TERM_S, replica)
+    assert replica.kube.patches == []  # The pods of the first list have not just arrived.
 
     rig.add_pods("p1", profile="7g.40gb")
     rig.bind("p1", "n1")
-    rig.pass_time(SOON_S, own)
+    rig.pass_time(SOON_S, replica)
     rig.end("p1", "Succeeded")
-    rig.pass_time(TERM_S, own)
+    rig.pass_time(TERM_S, replica)
 
-    assert len(own.kube.patches) == 1
+    assert len(replica.kube.patches) == 1
     rig.answer("n1")
-    rig.pass_time(TERM_S, own)
+    rig.pass_time(TERM_S, replica)
     assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-7g.40gb"] == 1
-    assert len(own.kube.patches) == 1
-    rig.pass_time(1300, own)
-    decided = rig.metric(own, "decisions_total")
-    rig.pass_time(600, own)
-    assert rig.metric(own, "decisions_total") == decided  # No pod is likely any more.
+    assert len(replica.kube.patches) == 1
+    rig.pass_time(1300, replica)
+    decided = rig.metric(replica, "decisions_total")
+    rig.pass_time(600, replica)
+    assert rig.metric(replica, "decisions_total") == decided  # No pod is likely any more.
 
 
 @pytest.mark.parametrize(
@@ -172,30 +172,30 @@ def test_no_gpu_is_on_hold_for_a_pod_that_has_just_begun_to_wait(
     (gpu,) = rig.gpus["n1"]
     rig.in_use["n1"] = {gpu.uuid: frozenset(gi.placement for gi in gpu.gpu_instances)}
     rig.publish("n1")
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
     rig.add_pods("large", profile="7g.40gb")
     age = {"metadata": {"creationTimestamp": created}}
     rig.server.merge(kinds.PODS, "large", age, namespace="default")
     rig.add_pods("small", profile="2g.10gb")
-    rig.pass_time(SOON_S, own)
+    rig.pass_time(SOON_S, replica)
 
-    assert rig.requested()
+    assert rig.requested_layout()
 
 
 def test_idle_node_returns_to_the_base_layout(rig: PartitionerRig) -> None:
     rig.add_node(layout="1g.5gb")
-    own = rig.replica(base_layout="all-7g.40gb", merge_back_after_s="300")
+    replica = rig.replica(base_layout="all-7g.40gb", merge_back_after_s="300")
 
-    rig.pass_time(290, own)
-    assert own.kube.patches == []
-    rig.pass_time(30, own)
-    assert len(own.kube.patches) == 1
+    rig.pass_time(290, replica)
+    assert replica.kube.patches == []
+    rig.pass_time(30, replica)
+    assert len(replica.kube.patches) == 1
     rig.answer("n1")
-    rig.pass_time(400, own)
+    rig.pass_time(400, replica)
 
     assert rigs.counts(rig.gpus["n1"]) == {"nvidia.com/mig-7g.40gb": 1}
-    assert len(own.kube.patches) == 1
+    assert len(replica.kube.patches) == 1
 
 
 @pytest.mark.parametrize("layout", ["no-such-layout", "all-9g.99gb"])
@@ -203,8 +203,8 @@ def test_a_base_layout_that_a_node_cannot_have_leaves_its_instances(
     rig: PartitionerRig, layout: str
 ) -> None:
     rig.add_node(layout="1g.5gb")
-    own = rig.replica(base_layout=layout, merge_back_after_s="60")
+    replica = rig.replica(base_layout=layout, merge_back_after_s="60")
 
-    rig.pass_time(200, own)
+    rig.pass_time(200, replica)
 
-    assert own.kube.patches == []
+    assert replica.kube.patches == []

@@ -17,17 +17,17 @@ from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 def test_a_node_that_changed_since_it_was_seen_is_decided_on_again(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")
-    own = rig.replica()
+    replica = rig.replica()
     fault = apiserver.Fault(verb="patch", resource="nodes", status=409)
     rig.server.inject(fault)
 
-    rig.pass_time(SOON_S, own)
-    assert rig.requested() is None
+    rig.pass_time(SOON_S, replica)
+    assert rig.requested_layout() is None
     rig.touch("n1")
-    rig.pass_time(SOON_S, own)
+    rig.pass_time(SOON_S, replica)
 
-    assert rig.requested()
-    assert rig.metric(own, "changes_total", result="conflict") == 1
+    assert rig.requested_layout()
+    assert rig.metric(replica, "changes_total", result="conflict") == 1
     assert len(rig.events()) == 1
 
 
@@ -46,16 +46,16 @@ def test_a_failed_patch_is_made_up_for_once(rig: PartitionerRig, fault: apiserve
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")
-    own = rig.replica(max_unavailable="2")
+    replica = rig.replica(max_unavailable="2")
     rig.server.inject(dataclasses.replace(fault, verb="patch", resource="nodes"))
 
     with structlog.testing.capture_logs():
-        rig.pass_time(TERM_S, own)
-    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
-    rig.answer(asked)
-    rig.pass_time(TERM_S, own)
+        rig.pass_time(TERM_S, replica)
+    (target,) = (name for name in ("n1", "n2") if rig.requested_layout(name))
+    rig.answer(target)
+    rig.pass_time(TERM_S, replica)
 
-    assert len({json.dumps(body) for body in own.kube.patches}) == 1
+    assert len({json.dumps(body) for body in replica.kube.patches}) == 1
     assert len(rig.events("RepartitioningRequested")) <= 1
 
 
@@ -63,28 +63,28 @@ def test_forbidden_node_is_left_alone_and_others_are_served(rig: PartitionerRig)
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")
-    own = rig.replica()
+    replica = rig.replica()
     refusal = apiserver.Fault(verb="patch", path="/nodes/n1", status=403, times=None)
     rig.server.inject(refusal)
 
     with structlog.testing.capture_logs():
-        rig.pass_time(TERM_S, own)
+        rig.pass_time(TERM_S, replica)
 
-    assert rig.requested("n2")
-    assert len(own.kube.patches) <= 2
+    assert rig.requested_layout("n2")
+    assert len(replica.kube.patches) <= 2
 
 
 def test_refused_events_stop_nothing_and_are_not_repeated(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")
     rig.add_pods("big", profile="9g.99gb")
-    own = rig.replica()
+    replica = rig.replica()
     rig.server.inject(apiserver.Fault(verb="create", resource="events", status=403, times=None))
 
     with structlog.testing.capture_logs():
-        rig.pass_time(TERM_S, own)
+        rig.pass_time(TERM_S, replica)
 
-    assert rig.requested()
+    assert rig.requested_layout()
     assert rig.server.log.count("create", "events") == 2
 
 
@@ -95,62 +95,62 @@ def test_a_lost_watch_is_opened_again_and_nothing_is_decided_meanwhile(
     rig: PartitionerRig, how: apiserver.Break
 ) -> None:
     rig.add_node()
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
 
     with structlog.testing.capture_logs():
         rig.server.break_watches(how)
         rig.add_pods("p1")
-        rig.pass_time(SOON_S + 5, own)
+        rig.pass_time(SOON_S + 5, replica)
 
-    assert len(own.kube.patches) == 1
+    assert len(replica.kube.patches) == 1
 
 
 @pytest.mark.parametrize("jump_s", [86400.0, -86400.0])
 def test_a_wall_clock_that_jumps_changes_nothing(rig: PartitionerRig, jump_s: float) -> None:
     rig.add_node()
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
 
     rig.clock.jump_s = jump_s
     rig.add_pods("p1")
-    rig.pass_time(SOON_S, own)
-    assert len(own.kube.patches) == 1
+    rig.pass_time(SOON_S, replica)
+    assert len(replica.kube.patches) == 1
     rig.clock.jump_s = 0
     rig.answer("n1")
-    rig.pass_time(TERM_S, own)
+    rig.pass_time(TERM_S, replica)
 
-    assert own.leads
-    assert len(own.kube.patches) == 1
+    assert replica.leads
+    assert len(replica.kube.patches) == 1
 
 
 @pytest.mark.slow
 def test_a_storm_of_pods_costs_few_requests_and_few_events(rig: PartitionerRig) -> None:
     rig.add_node("n1")
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
     rig.server.log.clear()
 
     rig.add_pods(*(f"p{number}" for number in range(250)))
     rig.add_pods(*(f"big{number}" for number in range(250)), profile="9g.99gb")
-    rig.pass_time(60, own)
+    rig.pass_time(60, replica)
 
     assert len(rig.patches()) == 1
     assert len(rig.events("RepartitioningRequested")) == 1
     # Twenty at once, and ten a minute.
     assert 20 <= len(rig.events("NoRoomPossible")) <= 31
-    withheld = rig.metric(own, "withheld_events")
+    withheld = rig.metric(replica, "withheld_events")
     assert withheld == 250 - len(rig.events("NoRoomPossible"))
     # Beside those: the Lease, each ten seconds.
     assert len(rig.server.log.requests()) <= 1 + 1 + 31 + 7
 
 
 def test_events_about_requests_are_within_the_allowance(rig: PartitionerRig) -> None:
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
-    ours = announcer.Announcer(own.service.cluster, own.service.leader, rig.clock)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
+    another = announcer.Announcer(replica.service.cluster, replica.service.leader, rig.clock)
     for number in range(40):
-        ours.announce_request(
+        another.announce_request(
             decisions.NodeChange(
                 node=f"n{number}",
                 version="7",
@@ -168,14 +168,14 @@ def test_events_about_requests_are_within_the_allowance(rig: PartitionerRig) -> 
 
 def test_a_reason_that_returns_gets_another_event(rig: PartitionerRig) -> None:
     rig.add_pods("big", profile="9g.99gb")
-    own = rig.replica()
-    rig.pass_time(20, own)
+    replica = rig.replica()
+    rig.pass_time(20, replica)
     rig.clock.now_s += 600
     rig.add_node("n1")
-    rig.pass_time(20, own)
+    rig.pass_time(20, replica)
     rig.clock.now_s += 600
     rig.server.delete(kinds.NODES, "n1")
-    rig.pass_time(20, own)
+    rig.pass_time(20, replica)
 
     messages = [each["message"] for each in rig.events("NoRoomPossible")]
     assert sorted(map(messages.count, set(messages))) == [1, 2]
@@ -184,11 +184,11 @@ def test_a_reason_that_returns_gets_another_event(rig: PartitionerRig) -> None:
 def test_pods_that_can_never_fit_get_one_event_each(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_pods("big1", "big2", profile="9g.99gb")
-    own = rig.replica()
+    replica = rig.replica()
 
     for number in range(5):
         rig.add_pods(f"other{number}", profile="8g.88gb")
-        rig.pass_time(20, own)
+        rig.pass_time(20, replica)
         rig.server.delete(kinds.PODS, f"other{number}", "default")
 
     names = [each["involvedObject"]["name"] for each in rig.events("NoRoomPossible")]

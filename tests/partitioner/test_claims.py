@@ -30,24 +30,24 @@ def test_node_of_the_dra_driver_gets_devices_for_plain_limits(
     publish_last = publish.pop(last)
     (publish_first,) = publish.values()
     publish_first()
-    own = rig.replica()
+    replica = rig.replica()
     rig.add_pods("p1", profile="3g.20gb")
-    rig.pass_time(SOON_S, own)
-    assert own.kube.patches == []
+    rig.pass_time(SOON_S, replica)
+    assert replica.kube.patches == []
 
     publish_last()
     waiting.until(lambda: is_usable(rig), "the devices of the node")
-    rig.pass_time(SOON_S, own)
-    assert len(own.kube.patches) == 1
-    assert "3g.20gb" in (rig.requested() or "")
+    rig.pass_time(SOON_S, replica)
+    assert len(replica.kube.patches) == 1
+    assert "3g.20gb" in (rig.requested_layout() or "")
 
     rig.answer("n1")
-    rig.pass_time(TERM_S, own)
+    rig.pass_time(TERM_S, replica)
     assert not is_usable(rig)
     rig.publish_devices("n1")
     waiting.until(lambda: is_usable(rig), "the devices of the node")
-    rig.pass_time(TERM_S, own)
-    assert len(own.kube.patches) == 1
+    rig.pass_time(TERM_S, replica)
+    assert len(replica.kube.patches) == 1
 
 
 def test_device_of_a_claim_is_never_destroyed(rig: PartitionerRig) -> None:
@@ -57,15 +57,15 @@ def test_device_of_a_claim_is_never_destroyed(rig: PartitionerRig) -> None:
     rig.add_classes("3g.20gb")
     result = {"request": "r", "driver": dra_driver.NAME, "pool": "n1", "device": "gpu-0-mig-0"}
     rig.server.create(api_objects.a_claim(result, name="of-a-pod"))
-    own = rig.replica()
+    replica = rig.replica()
     waiting.until(lambda: is_usable(rig), "the devices of the node")
     rig.add_pods("p1", profile="3g.20gb")
 
-    rig.pass_time(TERM_S, own)
-    assert own.kube.patches == []
+    rig.pass_time(TERM_S, replica)
+    assert replica.kube.patches == []
     rig.server.delete(kinds.CLAIMS, "of-a-pod", "default")
-    rig.pass_time(TERM_S, own)
-    assert len(own.kube.patches) == 1
+    rig.pass_time(TERM_S, replica)
+    assert len(replica.kube.patches) == 1
 
 
 def test_nodes_wait_if_their_claims_cannot_be_read(rig: PartitionerRig) -> None:
@@ -74,17 +74,17 @@ def test_nodes_wait_if_their_claims_cannot_be_read(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.publish_devices("n1")
     rig.add_classes("3g.20gb")
-    own = rig.replica()
+    replica = rig.replica()
     rig.add_pods("p1", profile="3g.20gb")
 
     def why() -> list[str]:
-        return [node.unusable for node in own.service.cluster.nodes()]
+        return [node.unusable for node in replica.service.cluster.nodes()]
 
     expected = ["the partitioner cannot list ResourceClaims"]
     waiting.until(lambda: why() == expected, "the refusal")
-    rig.pass_time(SOON_S, own)
+    rig.pass_time(SOON_S, replica)
 
-    assert own.kube.patches == []
+    assert replica.kube.patches == []
 
 
 @pytest.mark.parametrize("status", [403, 404])
@@ -93,12 +93,12 @@ def test_cluster_that_serves_or_grants_no_classes_is_served_as_before(
 ) -> None:
     rig.server.inject(apiserver.Fault(path=device_classes.PATH, status=status, times=10**6))
     rig.add_node()
-    own = rig.replica()
+    replica = rig.replica()
     rig.add_pods("p1")
 
-    rig.pass_time(SOON_S, own)
+    rig.pass_time(SOON_S, replica)
 
-    assert len(own.kube.patches) == 1
-    assert own.service.cluster.last_contact_s < TERM_S
+    assert len(replica.kube.patches) == 1
+    assert replica.service.cluster.last_contact_s < TERM_S
     assert rig.server.log.count("list", "resourceslices") == 0
     assert rig.server.log.count("list", "resourceclaims") == 0

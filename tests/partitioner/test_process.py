@@ -21,22 +21,22 @@ def test_process_acts_and_releases_its_lease_on_a_signal(tmp_path: pathlib.Path)
         rig.add_pods("p1")
         kubeconfig = str(rig.server.kubeconfig(tmp_path / "kubeconfig"))
         command = (sys.executable, "-m", "mig_manager", "partitioner", "--kubeconfig", kubeconfig)
-        own = ("--mode", "act", "--quiet-s", "0.1", "--lease-namespace", "default")
-        with subprocess.Popen((*command, *own), stderr=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own
+        options = ("--mode", "act", "--quiet-s", "0.1", "--lease-namespace", "default")
+        with subprocess.Popen((*command, *options), stderr=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own
             waiting.until(lambda: bool(rig.events("RepartitioningRequested")), "an Event")
             process.send_signal(signal.SIGTERM)
             _, log = process.communicate(timeout=60)
 
         assert process.returncode == 0, log
-        assert rig.requested()
+        assert rig.requested_layout()
         lease = rig.server.get(kinds.LEASES, "mig-manager-partitioner", "default")
         assert lease["spec"]["holderIdentity"] == ""
         assert '"layout_requested"' in log
 
 
 def test_the_exposition_has_every_result_from_zero_on() -> None:
-    own = metrics.PartitionerMetrics(contact_age_s=lambda: 1.5)
-    lines = own.exposition().decode().splitlines()
+    fresh = metrics.PartitionerMetrics(contact_age_s=lambda: 1.5)
+    lines = fresh.exposition().decode().splitlines()
 
     for result in metrics.ChangeResult:
         name = f'mig_manager_partitioner_changes_total{{result="{result.value}"}}'

@@ -48,9 +48,9 @@ def test_new_leader_awaits_the_change_of_the_former_one(rig: PartitionerRig) -> 
     rig.pass_time(TERM_S, second)
     assert second.leads
     assert second.kube.patches == []
-    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
-    rig.answer(asked)
-    rig.bind("p1", asked)
+    (target,) = (name for name in ("n1", "n2") if rig.requested_layout(name))
+    rig.answer(target)
+    rig.bind("p1", target)
     rig.add_pods("p2", profile="7g.40gb")
     rig.pass_time(TERM_S, second)
 
@@ -73,31 +73,31 @@ def test_new_leader_awaits_only_what_a_former_one_may_have_requested(
     metadata = {"labels": {well_known.CONFIG_LABEL: layout}}
     rig.server.merge(kinds.NODES, "n1", {"metadata": metadata, "status": status})
     rig.add_pods("p1")
-    own = rig.replica(max_unavailable="2")
-    rig.pass_time(TERM_S, own)
+    replica = rig.replica(max_unavailable="2")
+    rig.pass_time(TERM_S, replica)
 
-    assert bool(rig.requested("n2")) is not is_awaited
+    assert bool(rig.requested_layout("n2")) is not is_awaited
 
 
 def test_leader_that_lost_the_lease_serves_pods_that_still_wait(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1", profile="4g.20gb")
-    own = rig.replica(cooldown_s="200")
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica(cooldown_s="200")
+    rig.pass_time(SOON_S, replica)
     rig.answer("n1")
     rig.bind("p1", "n1")
     rig.add_pods("p2", profile="2g.10gb")
-    rig.pass_time(SOON_S, own)
+    rig.pass_time(SOON_S, replica)
     rig.server.inject(apiserver.Fault(path="/leases", status=500, times=None))
     with structlog.testing.capture_logs():
-        rig.pass_time(TERM_S, own)
-    assert not own.leads
+        rig.pass_time(TERM_S, replica)
+    assert not replica.leads
     rig.server.clear_faults()
 
-    rig.pass_time(200, own)
+    rig.pass_time(200, replica)
 
-    assert own.leads
-    assert len(own.kube.patches) == 2
+    assert replica.leads
+    assert len(replica.kube.patches) == 2
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_whatever_request_a_leader_is_killed_at_nothing_is_asked_twice(*, is_sen
             rig.kill(first)
 
             rig.pass_time(TERM_S + SOON_S, second)
-            rig.answer("n1" if rig.requested("n1") else "n2")
+            rig.answer("n1" if rig.requested_layout("n1") else "n2")
             rig.pass_time(TERM_S, second)
 
             assert second.leads

@@ -30,15 +30,15 @@ def test_malformed_pod_or_node_is_left_out(rig: PartitionerRig) -> None:
 
     rig.server.modify(kinds.PODS, "strange", break_pod, namespace="default")
     with structlog.testing.capture_logs() as logs:
-        own = rig.replica()
-        waiting.until(lambda: own.service.cluster.is_current, "the watches")
+        replica = rig.replica()
+        waiting.until(lambda: replica.service.cluster.is_current, "the watches")
         rig.server.merge(kinds.NODES, "n2", {"status": {"allocatable": {"cpu": "many"}}})
-        waiting.until(lambda: len(own.service.cluster.nodes()) == 1, "n2 to be left out")
+        waiting.until(lambda: len(replica.service.cluster.nodes()) == 1, "n2 to be left out")
         for _ in range(round(SOON_S)):
             rig.clock.now_s += 1
-            own.service.loop.step()
+            replica.service.loop.step()
 
-    assert rig.requested("n1")
+    assert rig.requested_layout("n1")
     left_out = [each["name"] for each in logs if each["event"] == "object_left_out"]
     assert left_out == ["default/strange", "n2"]
 
@@ -51,14 +51,14 @@ def test_a_replica_is_woken_once_its_watches_are_current(
     refusal = apiserver.Fault(verb="watch", resource=resource, status=500, times=None)
     rig.server.inject(refusal)
     with structlog.testing.capture_logs():
-        own = rig.replica()
+        replica = rig.replica()
         waiting.until(lambda: rig.server.log.count("list", resource) > 2, "some lists")
-        own.service.signal.wait(0)
+        replica.service.signal.wait(0)
         began_s = time.monotonic()
 
         rig.server.clear_faults()
-        while not own.service.cluster.is_current:
-            own.service.signal.wait(_WOKEN_WITHIN_S)
+        while not replica.service.cluster.is_current:
+            replica.service.signal.wait(_WOKEN_WITHIN_S)
 
     assert time.monotonic() - began_s < _WOKEN_WITHIN_S
 
@@ -71,13 +71,13 @@ def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(
     rig.server.inject(refusal)
 
     with structlog.testing.capture_logs():
-        own = rig.replica()
+        replica = rig.replica()
         waiting.until(lambda: rig.server.log.count("list", "pods") > 2, "some lists")
-        assert own.service.cluster.last_contact_s == math.inf
+        assert replica.service.cluster.last_contact_s == math.inf
         rig.server.clear_faults()
-        rig.sync(own)
+        rig.sync(replica)
 
-    assert own.service.cluster.last_contact_s < math.inf
+    assert replica.service.cluster.last_contact_s < math.inf
 
 
 def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: PartitionerRig) -> None:
@@ -88,10 +88,10 @@ def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: PartitionerRig)
     for name in ("n1", "n3"):
         rig.server.merge(kinds.NODES, name, {"metadata": unpublished})
     rig.add_pods("p1", "p2")
-    own = rig.replica()
+    replica = rig.replica()
 
     with structlog.testing.capture_logs() as logs:
-        rig.pass_time(TERM_S, own)
+        rig.pass_time(TERM_S, replica)
 
     (line,) = (each for each in logs if each["event"] == "node_unusable")
     assert (line["node"], line["why"]) == (
@@ -107,16 +107,16 @@ def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: Partitioner
     rig.add_pods("p3", profile="4g.20gb")
     asked_at = rig.clock.now_iso()
     rig.clock.jump_s = 86400.0
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
-    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
+    (target,) = (name for name in ("n1", "n2") if rig.requested_layout(name))
 
-    stamp_request(rig, asked, at=asked_at)
-    rig.pass_time(TERM_S, own)
-    assert len(own.kube.patches) == 1
-    rig.pass_time(5 * TERM_S, own)
+    stamp_request(rig, target, at=asked_at)
+    rig.pass_time(TERM_S, replica)
+    assert len(replica.kube.patches) == 1
+    rig.pass_time(5 * TERM_S, replica)
 
-    assert len(own.kube.patches) == 2
+    assert len(replica.kube.patches) == 2
 
 
 def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: PartitionerRig) -> None:
@@ -124,26 +124,26 @@ def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: Partit
         rig.add_node(name)
     rig.agents_ahead_s = -7200.0
     rig.add_pods("p1", "p2", "p3", profile="4g.20gb")
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
-    (asked,) = (name for name in ("n1", "n2", "n3") if rig.requested(name))
-    rig.begin(asked)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
+    (target,) = (name for name in ("n1", "n2", "n3") if rig.requested_layout(name))
+    rig.begin(target)
 
-    rig.pass_time(2 * TERM_S, own)
+    rig.pass_time(2 * TERM_S, replica)
 
-    assert len(own.kube.patches) == 1
+    assert len(replica.kube.patches) == 1
 
 
-def lose_watch(rig: PartitionerRig, own: rigs.Replica, *, seconds: int) -> None:
+def lose_watch(rig: PartitionerRig, replica: rigs.Replica, *, seconds: int) -> None:
     """Have the watch of nodes refused for a while."""
     with structlog.testing.capture_logs():
         refusal = apiserver.Fault(verb="watch", resource="nodes", status=500, times=None)
         rig.server.inject(refusal)
         rig.server.break_watches(apiserver.Break.RESET)
-        waiting.until(lambda: not own.service.cluster.is_current, "the watch to be lost")
+        waiting.until(lambda: not replica.service.cluster.is_current, "the watch to be lost")
         for _ in range(4):
             rig.clock.now_s += seconds / 4
-            own.service.loop.step()
+            replica.service.loop.step()
         rig.server.clear_faults()
 
 
@@ -152,35 +152,35 @@ def ask_one_of_two(rig: PartitionerRig) -> rigs.Replica:
     for name in ("n1", "n2"):
         rig.add_node(name)
     rig.add_pods("p1", "p2", profile="4g.20gb")
-    own = rig.replica(max_unavailable="1")
-    rig.pass_time(SOON_S, own)
-    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
-    stamp_request(rig, asked, at=rig.clock.now_iso())
-    return own
+    replica = rig.replica(max_unavailable="1")
+    rig.pass_time(SOON_S, replica)
+    (target,) = (name for name in ("n1", "n2") if rig.requested_layout(name))
+    stamp_request(rig, target, at=rig.clock.now_iso())
+    return replica
 
 
 def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: PartitionerRig) -> None:
-    own = ask_one_of_two(rig)
-    rig.pass_time(TERM_S, own)
+    replica = ask_one_of_two(rig)
+    rig.pass_time(TERM_S, replica)
 
-    lose_watch(rig, own, seconds=400)
-    rig.pass_time(TERM_S, own)
+    lose_watch(rig, replica, seconds=400)
+    rig.pass_time(TERM_S, replica)
 
-    assert len(own.kube.patches) == 1
+    assert len(replica.kube.patches) == 1
 
 
 def test_lost_watches_do_not_keep_a_silent_node_in_the_budget(
     rig: PartitionerRig,
 ) -> None:
-    own = ask_one_of_two(rig)
+    replica = ask_one_of_two(rig)
 
     for _ in range(2):
-        assert len(own.kube.patches) == 1
-        rig.pass_time(170, own)
-        lose_watch(rig, own, seconds=4)
-    rig.pass_time(TERM_S, own)
+        assert len(replica.kube.patches) == 1
+        rig.pass_time(170, replica)
+        lose_watch(rig, replica, seconds=4)
+    rig.pass_time(TERM_S, replica)
 
-    assert len(own.kube.patches) == 2
+    assert len(replica.kube.patches) == 2
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
@@ -190,39 +190,39 @@ def test_lost_watches_neither_shorten_nor_prolong_the_pause_after_in_use(
     rig.add_node()
     rig.agents_ahead_s = ahead_s
     rig.add_pods("p1")
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
     rig.answer("n1", reason=errors.Reason.IN_USE)
 
-    rig.pass_time(20, own)
-    lose_watch(rig, own, seconds=4)
-    rig.pass_time(150, own)
-    assert len(own.kube.patches) == 1
-    lose_watch(rig, own, seconds=4)
-    rig.pass_time(150, own)
+    rig.pass_time(20, replica)
+    lose_watch(rig, replica, seconds=4)
+    rig.pass_time(150, replica)
+    assert len(replica.kube.patches) == 1
+    lose_watch(rig, replica, seconds=4)
+    rig.pass_time(150, replica)
 
-    assert len(own.kube.patches) == 2
+    assert len(replica.kube.patches) == 2
 
 
 def test_a_node_rests_as_long_as_its_change_took(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.agents_ahead_s = 3600.0
     rig.add_pods("p1", profile="4g.20gb")
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
     rig.begin("n1")
-    rig.pass_time(TERM_S, own)
+    rig.pass_time(TERM_S, replica)
     rig.answer("n1", took_s=20)
     rig.bind("p1", "n1")
     rig.add_pods("p2")
 
     with structlog.testing.capture_logs() as logs:
-        rig.pass_time(19, own)
-        assert len(own.kube.patches) == 1
-        assert rig.metric(own, "resting_nodes") == 1
-        rig.pass_time(7, own)
+        rig.pass_time(19, replica)
+        assert len(replica.kube.patches) == 1
+        assert rig.metric(replica, "resting_nodes") == 1
+        rig.pass_time(7, replica)
 
-    assert len(own.kube.patches) == 2
+    assert len(replica.kube.patches) == 2
     assert [each["is_own"] for each in logs if each["event"] == "node_resting"] == [True]
 
 
@@ -230,22 +230,22 @@ def test_refused_layout_is_requested_again_after_minutes(rig: PartitionerRig) ->
     rig.add_node()
     rig.agents_ahead_s = 3600.0
     rig.add_pods("p1")
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
     rig.answer("n1", reason=errors.Reason.IN_USE)
-    refused = rig.requested()
+    refused = rig.requested_layout()
 
-    rig.pass_time(290, own)
-    assert len(own.kube.patches) == 1
-    assert rig.metric(own, "answers_total", result="failed") == 1
-    rig.pass_time(20, own)
+    rig.pass_time(290, replica)
+    assert len(replica.kube.patches) == 1
+    assert rig.metric(replica, "answers_total", result="failed") == 1
+    rig.pass_time(20, replica)
 
-    assert len(own.kube.patches) == 2
-    assert rig.requested() != refused
+    assert len(replica.kube.patches) == 2
+    assert rig.requested_layout() != refused
     rig.answer("n1")
-    rig.pass_time(TERM_S, own)
+    rig.pass_time(TERM_S, replica)
     assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-1g.5gb"]
-    assert len(own.kube.patches) == 2
+    assert len(replica.kube.patches) == 2
 
 
 def test_failed_request_of_a_person_is_no_reason_to_decide_again(rig: PartitionerRig) -> None:
@@ -255,53 +255,53 @@ def test_failed_request_of_a_person_is_no_reason_to_decide_again(rig: Partitione
     requested = {"annotations": {well_known.LAYOUT_ANNOTATION: layout}}
     rig.server.merge(kinds.NODES, "n1", {"metadata": requested})
     rig.answer("n1", reason=errors.Reason.INTERNAL)
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
-    decided = rig.metric(own, "decisions_total")
-    rig.pass_time(TERM_S, own)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
+    decided = rig.metric(replica, "decisions_total")
+    rig.pass_time(TERM_S, replica)
 
-    assert rig.metric(own, "decisions_total") == decided
+    assert rig.metric(replica, "decisions_total") == decided
 
 
 def test_layout_that_an_agent_fails_unread_is_not_repeated(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
     rig.answer("n1", reason=errors.Reason.INVALID_CONFIG)
     status = json.loads(rig.node()["metadata"]["annotations"][well_known.STATUS_ANNOTATION])
     unread = {well_known.STATUS_ANNOTATION: json.dumps(status | {"configHash": ""})}
     rig.server.merge(kinds.NODES, "n1", {"metadata": {"annotations": unread}})
-    rig.pass_time(5 * TERM_S, own)
+    rig.pass_time(5 * TERM_S, replica)
 
-    assert len(own.kube.patches) == 1
-    assert rig.metric(own, "answers_total", result="failed") == 1
+    assert len(replica.kube.patches) == 1
+    assert rig.metric(replica, "answers_total", result="failed") == 1
 
 
 def test_a_lease_whose_namespace_is_missing_is_logged(rig: PartitionerRig) -> None:
     path = "/namespaces/mig-manager/leases"
     rig.server.inject(apiserver.Fault(path=path, status=404, times=None))
-    own = rig.replica()
+    replica = rig.replica()
 
     with structlog.testing.capture_logs() as logs:
-        rig.pass_time(SOON_S, own)
+        rig.pass_time(SOON_S, replica)
 
-    assert not own.leads
+    assert not replica.leads
     assert {each["event"] for each in logs} == {"lease_not_renewed"}
 
 
 def test_a_recommendation_for_a_node_that_is_registered_again_counts_again(
     rig: PartitionerRig,
 ) -> None:
-    own = rig.replica(mode="recommend")
+    replica = rig.replica(mode="recommend")
     rig.add_pods("p1")
     for _ in range(2):
         rig.add_node("n1")
-        rig.pass_time(10, own)
+        rig.pass_time(10, replica)
         rig.server.delete(kinds.NODES, "n1")
-        rig.pass_time(10, own)
+        rig.pass_time(10, replica)
 
-    assert rig.metric(own, "changes_total", result="recommended") == 2
+    assert rig.metric(replica, "changes_total", result="recommended") == 2
 
 
 @pytest.mark.slow
@@ -309,27 +309,27 @@ def test_requests_stop_after_failures_and_resume_after_a_trial(rig: PartitionerR
     for number in range(4):
         rig.add_node(f"n{number}")
     rig.add_pods("p1", profile="3g.20gb")
-    own = rig.replica(max_unavailable="1", max_failures="2", cooldown_s="1")
+    replica = rig.replica(max_unavailable="1", max_failures="2", cooldown_s="1")
 
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
-            rig.pass_time(20, own)
-            (asked,) = (name for name in rig.gpus if is_unanswered(rig, name))
-            rig.answer(asked, reason=errors.Reason.INTERNAL)
-            rig.add_pods(f"next-{asked}", profile="3g.20gb")
-        rig.pass_time(20, own)
-        stopped_after = len(own.kube.patches)
-        assert rig.metric(own, "stopped") == 1
-        rig.pass_time(500, own)
-        assert len(own.kube.patches) == stopped_after == 2
+            rig.pass_time(20, replica)
+            (target,) = (name for name in rig.gpus if is_unanswered(rig, name))
+            rig.answer(target, reason=errors.Reason.INTERNAL)
+            rig.add_pods(f"next-{target}", profile="3g.20gb")
+        rig.pass_time(20, replica)
+        stopped_after = len(replica.kube.patches)
+        assert rig.metric(replica, "stopped") == 1
+        rig.pass_time(500, replica)
+        assert len(replica.kube.patches) == stopped_after == 2
 
-        rig.pass_time(120, own)
-        assert len(own.kube.patches) == 3
-        (asked,) = (name for name in rig.gpus if is_unanswered(rig, name))
-        rig.answer(asked)
-        rig.pass_time(20, own)
+        rig.pass_time(120, replica)
+        assert len(replica.kube.patches) == 3
+        (target,) = (name for name in rig.gpus if is_unanswered(rig, name))
+        rig.answer(target)
+        rig.pass_time(20, replica)
 
-    assert rig.metric(own, "stopped") == 0
+    assert rig.metric(replica, "stopped") == 0
     events = [each["reason"] for each in rig.events() if each["reason"].startswith("Partitioning")]
     assert events == ["PartitioningStopped", "PartitioningResumed"]
     assert [each["event"] for each in logs if each["event"].startswith("requests_")] == [
@@ -350,24 +350,24 @@ def test_node_that_failed_a_layout_gets_no_other_for_minutes(
 ) -> None:
     rig.add_node("n1")
     rig.add_pods("p1", profile="4g.20gb")
-    own = rig.replica(max_unavailable="2")
-    rig.pass_time(SOON_S, own)
+    replica = rig.replica(max_unavailable="2")
+    rig.pass_time(SOON_S, replica)
     rig.answer("n1", reason=reason)
     for number in range(1, times):
         rig.add_pods(*(f"more-{number}-{each}" for each in range(3)), profile="2g.10gb")
-        rig.pass_time(10, own)
+        rig.pass_time(10, replica)
         assert is_unanswered(rig, "n1")
         rig.answer("n1", reason=reason)
-    failed = rig.requested("n1")
+    failed = rig.requested_layout("n1")
     rig.add_node("n2")
     rig.add_pods("p2", "p3", "p4", profile="3g.20gb")
 
-    rig.pass_time(TERM_S, own)
-    assert rig.requested("n1") == failed
-    assert rig.requested("n2")
-    rig.pass_time(300, own)
+    rig.pass_time(TERM_S, replica)
+    assert rig.requested_layout("n1") == failed
+    assert rig.requested_layout("n2")
+    rig.pass_time(300, replica)
 
-    assert rig.requested("n1") != failed
+    assert rig.requested_layout("n1") != failed
 
 
 @pytest.mark.slow
@@ -375,17 +375,17 @@ def test_a_silent_agent_does_not_keep_requests_stopped(rig: PartitionerRig) -> N
     for number in range(4):
         rig.add_node(f"n{number}")
     rig.add_pods("p1", "p2", "p3", profile="4g.20gb")
-    own = rig.replica(max_unavailable="2", max_failures="1", cooldown_s="1")
-    rig.pass_time(20, own)
+    replica = rig.replica(max_unavailable="2", max_failures="1", cooldown_s="1")
+    rig.pass_time(20, replica)
     failed, silent = (name for name in rig.gpus if is_unanswered(rig, name))
     stamp_request(rig, silent, at=rig.clock.now_iso())
     rig.answer(failed, reason=errors.Reason.INTERNAL)
-    rig.pass_time(20, own)
-    assert rig.metric(own, "stopped") == 1
-    rig.pass_time(620, own)
+    rig.pass_time(20, replica)
+    assert rig.metric(replica, "stopped") == 1
+    rig.pass_time(620, replica)
 
     assert is_unanswered(rig, silent)
-    assert len(own.kube.patches) == 3
+    assert len(replica.kube.patches) == 3
 
 
 @pytest.mark.parametrize(
@@ -396,14 +396,14 @@ def test_an_answer_to_another_request_is_not_counted(
 ) -> None:
     rig.add_node()
     rig.add_pods("p1")
-    own = rig.replica()
+    replica = rig.replica()
     before = rig.node()["metadata"]["annotations"][well_known.STATUS_ANNOTATION]
-    rig.pass_time(SOON_S, own)
+    rig.pass_time(SOON_S, replica)
     metadata = {"labels": labels, "annotations": {well_known.STATUS_ANNOTATION: before}}
     rig.server.merge(kinds.NODES, "n1", {"metadata": metadata})
-    rig.pass_time(SOON_S, own)
+    rig.pass_time(SOON_S, replica)
 
-    assert rig.metric(own, "answers_total", result="applied") == 0
+    assert rig.metric(replica, "answers_total", result="applied") == 0
 
 
 def stamp_request(rig: PartitionerRig, name: str, *, at: str) -> None:

@@ -20,25 +20,28 @@ def read(*words: str, **environ: str) -> partitioner_settings.PartitionerSetting
 
 
 def test_defaults_recommend_on_a_tenth_of_the_opted_in_nodes() -> None:
-    found = read()
+    options = read()
 
-    assert found.mode is partitioner_settings.Mode.RECOMMEND
-    assert found.node_selector == ()
-    assert found.limits == decisions.PartitionerLimits(max_unavailable="10%", cooldown_s=None)
-    assert (found.lease_namespace, found.lease_name) == ("mig-manager", "mig-manager-partitioner")
+    assert options.mode is partitioner_settings.Mode.RECOMMEND
+    assert options.node_selector == ()
+    assert options.limits == decisions.PartitionerLimits(max_unavailable="10%", cooldown_s=None)
+    assert (options.lease_namespace, options.lease_name) == (
+        "mig-manager",
+        "mig-manager-partitioner",
+    )
 
 
 def test_options_and_variables_set_the_limits() -> None:
-    found = read(
+    options = read(
         *("--mode", "act", "--max-unavailable", "3", "--cooldown-s", "5"),
         *("--reserve", "1g.5gb=2", "--reserve", "3g.20gb=1"),
         *("--base-layout", "all-balanced", "--merge-back-after-s", "600"),
         POD_NAMESPACE="gpus",
     )
 
-    assert found.mode is partitioner_settings.Mode.ACT
-    assert found.lease_namespace == "gpus"
-    assert found.limits == decisions.PartitionerLimits(
+    assert options.mode is partitioner_settings.Mode.ACT
+    assert options.lease_namespace == "gpus"
+    assert options.limits == decisions.PartitionerLimits(
         max_unavailable="3",
         cooldown_s=5.0,
         reserved={samples.profile("1g.5gb"): 2, samples.profile("3g.20gb"): 1},
@@ -102,9 +105,9 @@ def test_a_node_selector_means_what_it_means_to_kubectl(
     labels: dict[str, Any],
     is_selected: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    found = selectors.parse_selector(text)
+    options = selectors.parse_selector(text)
 
-    assert all(each.matches(labels) for each in found) is is_selected
+    assert all(each.matches(labels) for each in options) is is_selected
 
 
 @pytest.mark.parametrize("text", ["=a", "a b", "a=b,", "a in b", "a=(", "in (a)", "!!a"])

@@ -27,7 +27,7 @@ def test_shows_each_node_before_and_after_and_each_pod_without_room(
         pod("u", "1g.5gb", node="a"),
         pod("v", "7g.40gb", node="b"),
     ]
-    answer = rigs.simulated(shell, nodes, pods)
+    answer = rigs.simulate(shell, nodes, pods)
     assert answer.status == 0
     assert "room for 1 pod on GPU 0, for ml/p." in answer.out
     assert "new" in answer.out
@@ -38,11 +38,11 @@ def test_shows_each_node_before_and_after_and_each_pod_without_room(
 
 
 def test_the_answer_in_json_has_layout_steps_and_reasons(shell: commandline.Shell) -> None:
-    answer = rigs.simulated(shell, [node("a", SMALL)], [pod("p", "7g.40gb")], "-o", "json")
-    (found,) = answer.data["nodes"]
-    assert found["pods"] == ["ml/p"]
-    assert len(found["steps"][0]["steps"]) == 16
-    assert list(json.loads(found["layout"])["mig-configs"]) == ["on-demand"]
+    answer = rigs.simulate(shell, [node("a", SMALL)], [pod("p", "7g.40gb")], "-o", "json")
+    (changed_node,) = answer.data["nodes"]
+    assert changed_node["pods"] == ["ml/p"]
+    assert len(changed_node["steps"][0]["steps"]) == 16
+    assert list(json.loads(changed_node["layout"])["mig-configs"]) == ["on-demand"]
     assert answer.data["waiting"] == answer.data["unmet"] == []
 
 
@@ -53,21 +53,21 @@ def test_a_node_that_has_just_changed_does_not_rest_in_a_simulation(
     finished_at = dt.datetime.now(tz=dt.UTC) - dt.timedelta(seconds=age_s)
     text = api_objects.a_status("x", finishedAt=finished_at.isoformat())
     changed = node("a", SMALL, annotations=api_objects.annotations_of_agent(status_text=text))
-    answer = rigs.simulated(shell, [changed], [pod("p", "7g.40gb")], "-o", "json")
+    answer = rigs.simulate(shell, [changed], [pod("p", "7g.40gb")], "-o", "json")
     assert answer.data["nodes"][0]["pods"] == ["ml/p"]
 
 
 def test_limits_and_selector_count_in_a_simulation_too(shell: commandline.Shell) -> None:
     nodes, pods = [node("a", SMALL)], [pod("p", "7g.40gb")]
-    kept = rigs.simulated(shell, nodes, pods, "--reserve", "1g.5gb=1", "-o", "json").data
+    kept = rigs.simulate(shell, nodes, pods, "--reserve", "1g.5gb=1", "-o", "json").data
     assert kept["waiting"][0]["reason"] == "in-use"
-    other = rigs.simulated(shell, nodes, pods, "--node-selector", "pool=x", "-o", "json").data
+    other = rigs.simulate(shell, nodes, pods, "--node-selector", "pool=x", "-o", "json").data
     assert other["nodes"] == []
     assert "no node has the label" in other["unmet"][0]["message"]
 
 
 def test_a_simulation_without_opted_in_nodes_says_how_to_opt_in(shell: commandline.Shell) -> None:
-    answer = rigs.simulated(shell, [], [])
+    answer = rigs.simulate(shell, [], [])
     assert "'kubectl label node NODE mig-manager.io/partitioning=on-demand'" in answer.out
 
 

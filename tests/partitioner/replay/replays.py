@@ -24,19 +24,19 @@ def past(
     item["status"] = {
         "phase": "Succeeded",
         "startTime": _at(began_s),
-        "containerStatuses": [terminated(at_s=began_s + runs_s)],
+        "containerStatuses": [terminated_status(at_s=began_s + runs_s)],
     }
     return item
 
 
-def failed(name: str, profile: str, *, arrival_s: float, status: Mapping[str, Any]) -> Any:
+def failed_pod(name: str, profile: str, *, arrival_s: float, status: Mapping[str, Any]) -> Any:
     """A pod that failed, and whose app containers report no end."""
     item = pod(name, profile, node="a", age_s=-arrival_s)
     item["status"] = {"phase": "Failed", "startTime": _at(arrival_s), **status}
     return item
 
 
-def terminated(*, at_s: float) -> Any:
+def terminated_status(*, at_s: float) -> Any:
     """The status of a container that ended."""
     return {"state": {"terminated": {"finishedAt": _at(at_s)}}}
 
@@ -50,13 +50,13 @@ def _at(seconds: float) -> str:
     return (NOW + dt.timedelta(seconds=seconds)).isoformat()
 
 
-def replayed(
+def replay(
     shell: commandline.Shell,
     nodes: Sequence[Mapping[str, Any]],
     pods: Sequence[Mapping[str, Any]],
     *options: str,
 ) -> commandline.Answer:
-    return rigs.simulated(shell, nodes, pods, "--replay", *options)
+    return rigs.simulate(shell, nodes, pods, "--replay", *options)
 
 
 def rows(answer: commandline.Answer) -> dict[str, Any]:

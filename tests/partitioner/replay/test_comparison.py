@@ -28,7 +28,7 @@ _DAY = [
 def test_text_has_waits_by_profile_and_namespace_beside_present_layouts(
     shell: commandline.Shell,
 ) -> None:
-    answer = replays.replayed(shell, _NODES, _DAY, "--scheduler", "packed")
+    answer = replays.replay(shell, _NODES, _DAY, "--scheduler", "packed")
 
     assert answer.status == 0, answer.err
     lines = [" ".join(line.split()) for line in answer.out.splitlines()]
@@ -44,22 +44,26 @@ def test_text_has_waits_by_profile_and_namespace_beside_present_layouts(
 def test_json_has_changes_tainted_time_and_every_generated_layout(
     shell: commandline.Shell,
 ) -> None:
-    answer = replays.replayed(shell, _NODES, _DAY, "--scheduler", "packed", "-o", "json")
+    answer = replays.replay(shell, _NODES, _DAY, "--scheduler", "packed", "-o", "json")
 
-    found = replays.rows(answer)
-    assert list(found)[:3] == ["partitioner", "present layouts", "as it was"]
-    assert {"all-1g.5gb", "all-7g.40gb", "all-balanced"} <= found.keys()
-    own = found["partitioner"]
-    assert (own["changes"], own["refused"], own["taintedSeconds"]) == (3, 0, 15)
-    assert own["byProfile"]["1x 1g.5gb"] == {
+    rows = replays.rows(answer)
+    assert list(rows)[:3] == ["partitioner", "present layouts", "as it was"]
+    assert {"all-1g.5gb", "all-7g.40gb", "all-balanced"} <= rows.keys()
+    partitioner = rows["partitioner"]
+    assert (partitioner["changes"], partitioner["refused"], partitioner["taintedSeconds"]) == (
+        3,
+        0,
+        15,
+    )
+    assert partitioner["byProfile"]["1x 1g.5gb"] == {
         "pods": 7,
         "placed": 7,
         "meanSeconds": 0.0,
         "p95Seconds": 0.0,
     }
-    assert own["byNamespace"]["ci"]["placed"] == 1
-    assert found["present layouts"]["byNamespace"]["ci"]["placed"] == 0
-    assert found["all-7g.40gb"]["byProfile"]["1x 7g.40gb"]["placed"] == 1
+    assert partitioner["byNamespace"]["ci"]["placed"] == 1
+    assert rows["present layouts"]["byNamespace"]["ci"]["placed"] == 0
+    assert rows["all-7g.40gb"]["byProfile"]["1x 7g.40gb"]["placed"] == 1
     placed = [row["waits"]["placed"] for row in answer.data["rows"][3:]]
     assert placed == sorted(placed, reverse=True)
     assert answer.data["isComplete"]
@@ -138,14 +142,14 @@ def test_json_has_changes_tainted_time_and_every_generated_layout(
         (
             [node("a", ["7g.40gb@0"])],
             [
-                replays.failed(
+                replays.failed_pod(
                     "init",
                     "7g.40gb",
                     arrival_s=0,
-                    status={"initContainerStatuses": [replays.terminated(at_s=20)]},
+                    status={"initContainerStatuses": [replays.terminated_status(at_s=20)]},
                 ),
-                replays.failed("rejected", "7g.40gb", arrival_s=25, status={}),
-                replays.failed(
+                replays.failed_pod("rejected", "7g.40gb", arrival_s=25, status={}),
+                replays.failed_pod(
                     "collected",
                     "7g.40gb",
                     arrival_s=30,
@@ -177,10 +181,10 @@ def test_pods_are_placed_where_they_fit(
     placed: int,
     present: int,
 ) -> None:
-    found = replays.rows(replays.replayed(shell, nodes, pods, *options, "-o", "json"))
+    rows = replays.rows(replays.replay(shell, nodes, pods, *options, "-o", "json"))
 
-    assert found["partitioner"]["waits"]["placed"] == placed
-    assert found["present layouts"]["waits"]["placed"] == present
+    assert rows["partitioner"]["waits"]["placed"] == placed
+    assert rows["present layouts"]["waits"]["placed"] == present
 
 
 @pytest.mark.parametrize(
@@ -202,20 +206,20 @@ def test_what_an_agent_does_today_is_no_part_of_the_past(
         annotations=api_objects.annotations_of_agent(status_text=text),
     )
 
-    found = replays.rows(replays.replayed(shell, [today], pods, "-o", "json"))
+    rows = replays.rows(replays.replay(shell, [today], pods, "-o", "json"))
 
-    assert found["partitioner"]["waits"]["placed"] == 1
+    assert rows["partitioner"]["waits"]["placed"] == 1
 
 
 def test_pods_of_one_moment_are_replayed(shell: commandline.Shell) -> None:
     pending = pod("p", "1g.5gb")
 
-    assert replays.replayed(shell, [node("a", SMALL)], [pending]).status == 0
+    assert replays.replay(shell, [node("a", SMALL)], [pending]).status == 0
 
 
 def test_a_request_that_an_agent_failed_before_changes_no_replay(shell: commandline.Shell) -> None:
     pods = [replays.past(f"p{n}", "1g.5gb", arrival_s=60 * n, runs_s=30) for n in range(9)]
-    decision = partitions.decided([node("a", SMALL)], [pod("p", "7g.40gb")])
+    decision = partitions.decide([node("a", SMALL)], [pod("p", "7g.40gb")])
     text = partitions.only(decision).layout
     for retry_at in (None, NOW.isoformat()):
         report = api_objects.a_status(
@@ -230,8 +234,8 @@ def test_a_request_that_an_agent_failed_before_changes_no_replay(shell: commandl
                 **api_objects.annotations_of_agent(status_text=report),
             },
         )
-        found = replays.rows(replays.replayed(shell, [failed], pods, "-o", "json"))
-        assert found["partitioner"]["changes"] == 0
+        rows = replays.rows(replays.replay(shell, [failed], pods, "-o", "json"))
+        assert rows["partitioner"]["changes"] == 0
 
 
 def test_idle_instances_return_to_the_base_layout(shell: commandline.Shell) -> None:
@@ -247,11 +251,11 @@ def test_idle_instances_return_to_the_base_layout(shell: commandline.Shell) -> N
 
     for base in ("all-1g.5gb", "home", "all-9g.99gb"):
         config = ("-f", file) if base == "home" else ()
-        own = replays.rows(
-            replays.replayed(shell, [node("a", SMALL)], pods, *options, base, *config)
+        partitioner = replays.rows(
+            replays.replay(shell, [node("a", SMALL)], pods, *options, base, *config)
         )["partitioner"]
-        assert own["changes"] == 2
-        is_back = own["byProfile"]["1x 1g.5gb"]["meanSeconds"] == 0
+        assert partitioner["changes"] == 2
+        is_back = partitioner["byProfile"]["1x 1g.5gb"]["meanSeconds"] == 0
         assert is_back is (base != "all-9g.99gb")
 
 
@@ -264,17 +268,17 @@ def test_only_the_last_days_are_counted_and_older_pods_use_devices(
         replays.past("small", "1g.5gb", arrival_s=0, runs_s=60),
     ]
 
-    found = replays.rows(replays.replayed(shell, [node("a", ["7g.40gb@0*"])], pods, "-o", "json"))
+    rows = replays.rows(replays.replay(shell, [node("a", ["7g.40gb@0*"])], pods, "-o", "json"))
 
     # Nothing can be placed beside the pod that has been running for days.
-    waits = found["partitioner"]["waits"]
+    waits = rows["partitioner"]["waits"]
     assert (waits["pods"], waits["placed"]) == (1, 0)
 
 
 def test_pods_that_no_node_can_serve_are_named_with_the_reason(shell: commandline.Shell) -> None:
     pods = [replays.past("x", "7g.80gb", arrival_s=0, runs_s=60)]
 
-    answer = replays.replayed(shell, [node("a", SMALL)], pods)
+    answer = replays.replay(shell, [node("a", SMALL)], pods)
 
     assert "ml/x: it needs a node with room for 1x 7g.80gb" in answer.out
 
@@ -285,7 +289,7 @@ def test_without_opted_in_nodes_all_are_replayed_and_the_text_says_so(
     nodes = [node("a", SMALL, labels={"mig-manager.io/partitioning": "no"})]
     nodes.append(partitions.item("bare", partitions.gpus("bare"), None))
 
-    answer = replays.replayed(shell, nodes, [replays.past("p", "7g.40gb", arrival_s=0, runs_s=60)])
+    answer = replays.replay(shell, nodes, [replays.past("p", "7g.40gb", arrival_s=0, runs_s=60)])
 
     text = " ".join(answer.out.split())
     assert "No node is opted in: all are replayed as if they were." in text
@@ -303,7 +307,7 @@ def test_without_opted_in_nodes_all_are_replayed_and_the_text_says_so(
 def test_nothing_to_replay_is_an_error(
     shell: commandline.Shell, pods: Sequence[Any], message: str
 ) -> None:
-    answer = replays.replayed(shell, [node("a", SMALL)], pods)
+    answer = replays.replay(shell, [node("a", SMALL)], pods)
 
     assert answer.status == 2
     assert message in answer.err
@@ -312,7 +316,7 @@ def test_nothing_to_replay_is_an_error(
 def test_without_published_gpus_there_is_nothing_to_replay(shell: commandline.Shell) -> None:
     bare = partitions.item("bare", partitions.gpus("bare"), None)
 
-    answer = replays.replayed(shell, [bare], [replays.past("p", "1g.5gb", arrival_s=0, runs_s=9)])
+    answer = replays.replay(shell, [bare], [replays.past("p", "1g.5gb", arrival_s=0, runs_s=9)])
 
     assert answer.status == 2
     assert "no node of the file has published GPUs" in answer.err
@@ -322,14 +326,14 @@ def test_old_pods_alone_are_nothing_to_replay(shell: commandline.Shell) -> None:
     pods = [pod("p", "1g.5gb", node="a", age_s=9 * 86400)]
     pods[0]["status"]["startTime"] = NOW.isoformat()
 
-    answer = replays.replayed(shell, [node("a", SMALL)], pods)
+    answer = replays.replay(shell, [node("a", SMALL)], pods)
 
     assert answer.status == 2
     assert "no pod was created in these days; --replay-days allows more" in answer.err
 
 
 def test_a_replay_that_is_stopped_reports_the_time_that_it_reached() -> None:
-    parsed, _ = partitions.seen([node("a", SMALL)], [])
+    parsed, _ = partitions.parse_cluster([node("a", SMALL)], [])
     pods = [
         replays.past(f"p{n}", ("7g.40gb", "1g.5gb")[n % 2], arrival_s=60 * n, runs_s=90)
         for n in range(50)
@@ -352,7 +356,7 @@ def test_a_replay_that_is_stopped_reports_the_time_that_it_reached() -> None:
     )
 
     assert not report.is_complete
-    own, present, real = report.rows[:3]
-    assert 20 <= own.waits.pods == present.waits.pods == real.waits.pods <= 27
+    partitioner, present, real = report.rows[:3]
+    assert 20 <= partitioner.waits.pods == present.waits.pods == real.waits.pods <= 27
     assert 1400 <= (report.end - report.begin).total_seconds() <= 1600
     assert "The time limit ended the replay early" in " ".join(report.text(bar.Style()).split())

@@ -19,7 +19,7 @@ from tests.kit.partitions import NOW, SMALL, node
 from tests.partitioner.replay import replays
 
 
-def sampled(
+def samples_of(
     name: str,
     resource: str,
     *,
@@ -58,10 +58,10 @@ def matrix(*series: list[dict[str, Any]]) -> str:
 
 
 _FORGOTTEN = matrix(
-    sampled("known", "nvidia_com_mig_7g_40gb", arrival_s=0, last_s=900),
-    sampled("done", "nvidia_com_mig_7g_40gb", arrival_s=60, last_s=900, ran_s=(90, 600)),
-    sampled("deleted", "nvidia_com_mig_1g_5gb", arrival_s=0, last_s=300),
-    sampled(
+    samples_of("known", "nvidia_com_mig_7g_40gb", arrival_s=0, last_s=900),
+    samples_of("done", "nvidia_com_mig_7g_40gb", arrival_s=60, last_s=900, ran_s=(90, 600)),
+    samples_of("deleted", "nvidia_com_mig_1g_5gb", arrival_s=0, last_s=300),
+    samples_of(
         "renamed",
         "nvidia_com_mig_3g_20gb",
         arrival_s=5,
@@ -76,24 +76,24 @@ def test_pods_that_the_api_forgot_come_from_a_saved_answer(shell: commandline.Sh
     file = shell.file(_FORGOTTEN, "answer.json")
     pods = [replays.past("known", "1g.5gb", arrival_s=0, runs_s=60)]
 
-    answer = replays.replayed(
+    answer = replays.replay(
         shell, [node("a", SMALL, SMALL)], pods, "--prometheus", file, "-o", "json"
     )
 
-    found = replays.rows(answer)
+    rows = replays.rows(answer)
     assert answer.data["forgotten"] == 3
-    own = found["partitioner"]
-    assert {key: each["pods"] for key, each in own["byProfile"].items()} == {
+    partitioner = rows["partitioner"]
+    assert {key: each["pods"] for key, each in partitioner["byProfile"].items()} == {
         "1x 1g.5gb": 2,
         "1x 3g.20gb": 1,
         "1x 7g.40gb": 1,
     }
-    assert {key: each["pods"] for key, each in own["byNamespace"].items()} == {
+    assert {key: each["pods"] for key, each in partitioner["byNamespace"].items()} == {
         "ml": 1,
         "old": 2,
         "real": 1,
     }
-    assert found["as it was"]["byProfile"]["1x 7g.40gb"]["meanSeconds"] == 30
+    assert rows["as it was"]["byProfile"]["1x 7g.40gb"]["meanSeconds"] == 30
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,10 @@ def test_pods_that_the_api_forgot_come_from_a_saved_answer(shell: commandline.Sh
         ),
         (_FORGOTTEN.replace('"1"', '"NaN"'), "cannot convert float NaN to integer"),
         (_FORGOTTEN.replace('"1"', '"+Inf"'), "not a matrix of pods"),
-        (matrix(sampled("ms", "nvidia_com_mig_1g_5gb", arrival_s=1e14, last_s=9)), "not a matrix"),
+        (
+            matrix(samples_of("ms", "nvidia_com_mig_1g_5gb", arrival_s=1e14, last_s=9)),
+            "not a matrix",
+        ),
     ],
 )
 def test_a_file_that_is_no_answer_of_prometheus_is_refused(
@@ -117,7 +120,7 @@ def test_a_file_that_is_no_answer_of_prometheus_is_refused(
 ) -> None:
     file = shell.file(text, "answer.json")
 
-    answer = replays.replayed(shell, [node("a", SMALL)], [], "--prometheus", file)
+    answer = replays.replay(shell, [node("a", SMALL)], [], "--prometheus", file)
 
     assert answer.status == 2
     assert message in answer.err
@@ -163,7 +166,7 @@ def test_prometheus_is_queried_in_parts_of_the_days(
 ) -> None:
     url, handler = prometheus
 
-    answer = replays.replayed(
+    answer = replays.replay(
         shell, [node("a", SMALL)], [], "--prometheus", url, "--replay-days", "2", "-o", "json"
     )
 
@@ -181,7 +184,7 @@ def test_cut_off_answer_of_prometheus_is_named(
     url, handler = prometheus
     handler.status, handler.is_cut_off = status, True
 
-    cut = replays.replayed(shell, [node("a", SMALL)], [], "--prometheus", url)
+    cut = replays.replay(shell, [node("a", SMALL)], [], "--prometheus", url)
 
     assert cut.status == 2
     assert "cannot query Prometheus at http://127.0.0.1" in cut.err
@@ -192,8 +195,8 @@ def test_a_prometheus_that_refuses_or_is_away_is_named(
 ) -> None:
     url, handler = prometheus
     handler.status = 400
-    refused = replays.replayed(shell, [node("a", SMALL)], [], "--prometheus", url)
-    away = replays.replayed(shell, [node("a", SMALL)], [], "--prometheus", "http://127.0.0.1:9")
+    refused = replays.replay(shell, [node("a", SMALL)], [], "--prometheus", url)
+    away = replays.replay(shell, [node("a", SMALL)], [], "--prometheus", "http://127.0.0.1:9")
 
     assert (refused.status, away.status) == (2, 2)
     assert "refused the query: 400 bad query" in refused.err
@@ -206,9 +209,9 @@ def test_the_query_finds_pods_with_mig_devices_in_a_real_prometheus(
     promtool, program = (programs.path_or_skip(name) for name in ("promtool", "prometheus"))
     shift_s = time.time() - 86400 - NOW.timestamp()
     series = [
-        *sampled("done", "nvidia_com_mig_7g_40gb", arrival_s=60, last_s=900, ran_s=(90, 600)),
-        *sampled("deleted", "nvidia_com_mig_1g_5gb", arrival_s=0, last_s=300),
-        *sampled("web", "cpu", arrival_s=0, last_s=900),
+        *samples_of("done", "nvidia_com_mig_7g_40gb", arrival_s=60, last_s=900, ran_s=(90, 600)),
+        *samples_of("deleted", "nvidia_com_mig_1g_5gb", arrival_s=0, last_s=300),
+        *samples_of("web", "cpu", arrival_s=0, last_s=900),
     ]
     text, (port,) = tmp_path / "metrics.txt", envtest.free_ports(1)
     text.write_text("".join([*_openmetrics(series, shift_s), "# EOF\n"]))
@@ -228,7 +231,7 @@ def test_the_query_finds_pods_with_mig_devices_in_a_real_prometheus(
     ):
         try:
             waiting.until(lambda: _is_ready(url), "Prometheus")
-            answer = replays.replayed(
+            answer = replays.replay(
                 shell, [node("a", SMALL), node("b", SMALL)], [], "--prometheus", url, "-o", "json"
             )
         finally:

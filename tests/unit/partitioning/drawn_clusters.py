@@ -33,13 +33,14 @@ def fits(spots: Sequence[tuple[model.Profile, model.Placement]]) -> bool:
 @st.composite
 def instances(draw: st.DrawFn) -> tuple[str, ...]:
     """Instances of one GPU, each in use or not; one without compute instances is not."""
-    chosen: list[str] = []
+    instances_so_far: list[str] = []
     for text in draw(st.lists(st.sampled_from(_SPOTS), max_size=6)):
-        if fits([spot(each) for each in (*chosen, text)]):
-            chosen.append(text)
-    chosen.sort(key=lambda text: spot(text)[1])
+        if fits([spot(each) for each in (*instances_so_far, text)]):
+            instances_so_far.append(text)
+    instances_so_far.sort(key=lambda text: spot(text)[1])
     return tuple(
-        text + "*" if not text.endswith("[]") and draw(st.booleans()) else text for text in chosen
+        text + "*" if not text.endswith("[]") and draw(st.booleans()) else text
+        for text in instances_so_far
     )
 
 
@@ -71,12 +72,12 @@ def clusters(draw: st.DrawFn) -> Cluster:
     for name in "abc"[: draw(st.integers(2, 3))]:
         every = draw(st.lists(instances(), min_size=1, max_size=2))
         gpus[name] = partitions.gpus(name, *every)
-        in_use[name] = partitions.used(gpus[name], *every)
+        in_use[name] = partitions.placements_in_use(gpus[name], *every)
         if draw(st.sampled_from([False, False, False, True])):
             del in_use[name][gpus[name][0].uuid]
     # So many that most decisions have a change, and each property can fail.
     profiles = st.lists(st.sampled_from(PROFILES), min_size=1, max_size=3)
-    asked = draw(st.lists(profiles, min_size=2, max_size=5))
+    requests = draw(st.lists(profiles, min_size=2, max_size=5))
     pods = tuple(
         partitions.pod(
             f"p{number}",
@@ -84,7 +85,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
             age_s=draw(st.integers(0, 1000)),
             spec={"priority": draw(st.integers(0, 1))},
         )
-        for number, named in enumerate(asked)
+        for number, named in enumerate(requests)
     )
     reserved = draw(st.dictionaries(st.sampled_from(PROFILES), st.integers(1, 3), max_size=2))
     limits = {

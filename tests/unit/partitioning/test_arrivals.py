@@ -10,53 +10,55 @@ _NO_NODES = node_index.NodeIndex(())
 
 
 def after(*times_s: tuple[tuple[str, int], float]) -> arrivals.Arrivals:
-    known = arrivals.Arrivals()
+    past = arrivals.Arrivals()
     for device, at_s in times_s:
-        known.add(demand.Needs(amounts=(("cpu", 1000), device)), at_s)
-    return known
+        past.add(demand.Needs(amounts=(("cpu", 1000), device)), at_s)
+    return past
 
 
-def expected(known: arrivals.Arrivals, now_s: float, within_s: float) -> list[tuple[str, int]]:
+def expected_devices(
+    past: arrivals.Arrivals, now_s: float, within_s: float
+) -> list[tuple[str, int]]:
     return [
         each
-        for pod in known.expected_pods(now_s, within_s, _NO_NODES)
+        for pod in past.expected_pods(now_s, within_s, _NO_NODES)
         for each in pod.needs.amounts
     ]
 
 
 def test_the_most_likely_pods_are_expected_first() -> None:
-    known = after(*((_SMALL, at_s) for at_s in (0, 10, 20)), (_LARGE, 20))
+    past = after(*((_SMALL, at_s) for at_s in (0, 10, 20)), (_LARGE, 20))
 
     # The time of a device with seven slices is seven times as long.
-    assert expected(known, 30, 60) == [_LARGE, _SMALL]
-    assert expected(known, 30, 150) == [_LARGE, _LARGE, _SMALL, _LARGE]
-    assert [pod.uid for pod in known.expected_pods(30, 60, _NO_NODES)] == ["0000", "0001"]
+    assert expected_devices(past, 30, 60) == [_LARGE, _SMALL]
+    assert expected_devices(past, 30, 150) == [_LARGE, _LARGE, _SMALL, _LARGE]
+    assert [pod.uid for pod in past.expected_pods(30, 60, _NO_NODES)] == ["0000", "0001"]
 
 
 def test_fewer_pods_are_expected_the_longer_none_arrives() -> None:
-    known = after((_LARGE, 0))
+    past = after((_LARGE, 0))
 
-    assert expected(known, 0, 35) == [_LARGE]
+    assert expected_devices(past, 0, 35) == [_LARGE]
     # Probabilities of 9, 2 and 10 %.
-    assert expected(known, 900, 35) == [_LARGE]
-    assert expected(known, 1800, 35) == []
-    assert expected(known, 1800, 175) == [_LARGE]
-    assert expected(known, 9000, 1e9) == []
+    assert expected_devices(past, 900, 35) == [_LARGE]
+    assert expected_devices(past, 1800, 35) == []
+    assert expected_devices(past, 1800, 175) == [_LARGE]
+    assert expected_devices(past, 9000, 1e9) == []
 
 
 def test_no_pod_is_expected_within_no_time() -> None:
-    known = after((_SMALL, 0))
+    past = after((_SMALL, 0))
 
-    assert expected(known, 0, 0) == []
-    assert expected(known, 0, 240) == [_SMALL]
+    assert expected_devices(past, 0, 0) == []
+    assert expected_devices(past, 0, 240) == [_SMALL]
 
 
 def test_as_many_pods_are_expected_as_arrive_in_a_large_cluster() -> None:
-    known = after(*((_SMALL, at_s) for at_s in range(0, 600, 4)))
+    past = after(*((_SMALL, at_s) for at_s in range(0, 600, 4)))
 
     # 0.16 a second after ten minutes: 9.5 in the mean, 12 with a probability of 20 %.
-    assert expected(known, 600, 60) == [_SMALL] * 12
-    assert len(known.expected_pods(600, 1e9, _NO_NODES)) == 500
+    assert expected_devices(past, 600, 60) == [_SMALL] * 12
+    assert len(past.expected_pods(600, 1e9, _NO_NODES)) == 500
 
 
 def tolerating(key: str) -> tuple[demand.Toleration, ...]:
@@ -76,9 +78,9 @@ def test_pods_count_together_if_they_may_use_the_same_nodes(
         )
         for name, taints in (("a", ()), ("b", (taint,)))
     ]
-    known = arrivals.Arrivals()
-    known.add(demand.Needs(amounts=(_SMALL,)), 0)
-    known.add(demand.Needs(amounts=(_SMALL,), tolerations=tolerations), 0)
+    past = arrivals.Arrivals()
+    past.add(demand.Needs(amounts=(_SMALL,)), 0)
+    past.add(demand.Needs(amounts=(_SMALL,), tolerations=tolerations), 0)
 
     # Each alone has a probability of 15 %; one of both 28 %, both 4 %.
-    assert len(known.expected_pods(0, 100, node_index.NodeIndex(nodes))) == count
+    assert len(past.expected_pods(0, 100, node_index.NodeIndex(nodes))) == count

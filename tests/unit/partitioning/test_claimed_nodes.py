@@ -49,17 +49,17 @@ def a_slice(name: str, gpus: Iterable[model.Gpu], *, generation: int = 1) -> cla
     return claims.parse_slice(listed)
 
 
-def decided(
+def decide(
     nodes: list[dict[str, Any]], cluster: claimed_nodes.ClusterClaims, *pods: dict[str, Any]
 ) -> decisions.PartitioningDecision:
-    return partitions.decided(nodes, pods, claims=cluster)
+    return partitions.decide(nodes, pods, claims=cluster)
 
 
 def test_idle_devices_make_room_and_devices_of_claims_stay() -> None:
     in_use = [f"{text}*" if text in SMALL[:2] else text for text in SMALL]
     nodes, cluster = by_claims(("a", in_use), claimed=[("a", 0), ("a", 1)])
 
-    (change,) = decided(nodes, cluster, pod("p", "3g.20gb")).changes
+    (change,) = decide(nodes, cluster, pod("p", "3g.20gb")).changes
 
     assert dict(change.destroyed) == {samples.profile("1g.5gb"): 3}
     assert "1g.5gb@0" in change.layout
@@ -68,13 +68,13 @@ def test_idle_devices_make_room_and_devices_of_claims_stay() -> None:
 
 def test_a_free_device_is_left_to_the_scheduler() -> None:
     nodes, cluster = by_claims(("a", SMALL), claimed=[("a", at) for at in range(6)])
-    assert why(decided(nodes, cluster, pod("p", "1g.5gb")))[0] is Wait.SCHEDULER
+    assert why(decide(nodes, cluster, pod("p", "1g.5gb")))[0] is Wait.SCHEDULER
 
 
 @pytest.mark.parametrize("claimed", [0, 1])
 def test_a_device_with_a_claim_is_kept_before_its_pod_starts(claimed: int) -> None:
     nodes, cluster = by_claims(("a", SMALL), claimed=[("a", 6)] * claimed)
-    decision = decided(nodes, cluster, pod("p", "7g.40gb"))
+    decision = decide(nodes, cluster, pod("p", "7g.40gb"))
     assert len(decision.changes) == 1 - claimed
 
 
@@ -82,14 +82,14 @@ def test_claims_count_once_beside_the_limits_that_made_them() -> None:
     nodes, cluster = by_claims(("a", SMALL), claimed=[("a", 0)])
     bound = pod("running", "1g.5gb", node="a")
 
-    (found,), _ = partitions.seen(nodes, [bound], cluster)
+    (parsed,), _ = partitions.parse_cluster(nodes, [bound], cluster)
 
-    assert found.available["nvidia.com/mig-1g.5gb"] == 6
+    assert parsed.available["nvidia.com/mig-1g.5gb"] == 6
 
 
 def test_only_profiles_with_a_device_class_are_made() -> None:
     nodes, cluster = by_claims(("a", SMALL), profiles=["1g.5gb"])
-    decision = decided(nodes, cluster, pod("p", "3g.20gb"))
+    decision = decide(nodes, cluster, pod("p", "3g.20gb"))
     (unmet,) = decision.unmet
     assert "no DeviceClass serves nvidia.com/mig-3g.20gb" in unmet.message
 
@@ -102,10 +102,10 @@ def test_a_tainted_device_serves_no_pod_and_its_node_stays_as_it_is() -> None:
     tainted = claims.parse_slice(api_objects.a_resource_slice(device, node="a"))
     cluster = claimed_nodes.ClusterClaims(classes=cluster.classes, slices=(tainted,))
 
-    (found,), _ = partitions.seen(nodes, [], cluster)
+    (parsed,), _ = partitions.parse_cluster(nodes, [], cluster)
 
-    assert found.available["nvidia.com/mig-7g.40gb"] == 0
-    assert why(decided(nodes, cluster, pod("p", "3g.20gb"))) == (
+    assert parsed.available["nvidia.com/mig-7g.40gb"] == 0
+    assert why(decide(nodes, cluster, pod("p", "3g.20gb"))) == (
         Wait.UNUSABLE,
         "it waits for a (the DRA driver has tainted gpu-0-mig-0 (gpu.nvidia.com/xid))",
     )
@@ -117,7 +117,7 @@ def test_claim_of_a_tainted_device_takes_no_other_from_pods() -> None:
     tainted = dataclasses.replace(one, taints={"gpu-0-mig-0": "gpu.nvidia.com/xid"})
     cluster = dataclasses.replace(cluster, slices=(tainted,))
 
-    decision = decided(nodes, cluster, *(pod(f"p{number}", "1g.5gb") for number in range(6)))
+    decision = decide(nodes, cluster, *(pod(f"p{number}", "1g.5gb") for number in range(6)))
 
     assert {each.reason for each in decision.waiting} == {Wait.SCHEDULER}
 
@@ -145,10 +145,10 @@ def test_node_whose_slices_differ_is_not_changed(
     ]
     cluster = claimed_nodes.ClusterClaims(classes=cluster.classes, slices=tuple(slices))
 
-    (found,), _ = partitions.seen(nodes, [], cluster)
+    (parsed,), _ = partitions.parse_cluster(nodes, [], cluster)
 
-    assert found.unusable.startswith(unusable)
-    assert bool(found.unusable) is bool(unusable)
+    assert parsed.unusable.startswith(unusable)
+    assert bool(parsed.unusable) is bool(unusable)
 
 
 def test_driver_that_creates_devices_itself_is_left_alone() -> None:
@@ -160,15 +160,15 @@ def test_driver_that_creates_devices_itself_is_left_alone() -> None:
     dynamic = claims.parse_slice(api_objects.a_resource_slice(*possible, node="a"))
     cluster = claimed_nodes.ClusterClaims(classes=cluster.classes, slices=(dynamic,))
 
-    (found,), _ = partitions.seen(nodes, [], cluster)
+    (parsed,), _ = partitions.parse_cluster(nodes, [], cluster)
 
-    assert "DynamicMIG" in found.unusable
+    assert "DynamicMIG" in parsed.unusable
 
 
 def test_node_with_a_device_plugin_stays_as_it_is() -> None:
     _, cluster = by_claims(("a", SMALL), claimed=[("a", 0)])
     nodes = [partitions.node("a", SMALL)]
 
-    (found,), _ = partitions.seen(nodes, [], cluster)
+    (parsed,), _ = partitions.parse_cluster(nodes, [], cluster)
 
-    assert (found.claimable, found.available["nvidia.com/mig-1g.5gb"]) == (None, 7)
+    assert (parsed.claimable, parsed.available["nvidia.com/mig-1g.5gb"]) == (None, 7)

@@ -91,12 +91,16 @@ def test_nothing_that_is_computed_beats_the_bound(jobs: list[day.Job]) -> None:
 def test_the_best_fixed_layout_is_no_worse_than_one_layout_for_all_gpus(
     jobs: list[day.Job],
 ) -> None:
-    def unplaced(layout: collections.Counter[day_layouts.Counts]) -> int:
+    def count_unplaced(layout: collections.Counter[day_layouts.Counts]) -> int:
         waits = day_layouts.fixed_waits(jobs, day_layouts.devices(layout), end_s=DAY_S)
         return sum(wait is None for wait in waits.values())
 
-    best = unplaced(collections.Counter(day_layouts.best_fixed(jobs, gpus=GPUS, end_s=DAY_S)))
-    same = [unplaced(collections.Counter({counts: GPUS})) for counts in day_layouts.layouts()]
+    best = count_unplaced(
+        collections.Counter(day_layouts.best_fixed(jobs, gpus=GPUS, end_s=DAY_S))
+    )
+    same = [
+        count_unplaced(collections.Counter({counts: GPUS})) for counts in day_layouts.layouts()
+    ]
     assert best <= min(same)
 
 

@@ -23,7 +23,7 @@ from mig_manager.core.partitioning import (
 )
 from tests import api_objects
 from tests.kit import partitions
-from tests.kit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, text, why
+from tests.kit.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, text, why
 from tests.node import samples
 
 Wait = waiting.WaitReason
@@ -32,10 +32,10 @@ LATER = NOW + dt.timedelta(seconds=400)
 
 def test_instances_in_use_are_pinned_and_idle_ones_kept_if_possible() -> None:
     every = partitions.gpus("a", ["2g.10gb@0", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
-    use = partitions.used(every, ["2g.10gb@0*", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
-    change = only(decided([partitions.item("a", every, use)], [pod("p", "2g.10gb")]))
+    use = partitions.placements_in_use(every, ["2g.10gb@0*", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
+    change = only(decide([partitions.item("a", every, use)], [pod("p", "2g.10gb")]))
     assert text(change.destroyed) == "1x 3g.20gb"
-    assert partitions.requested(change, every) == {
+    assert partitions.requested_gpus(change, every) == {
         every[0].uuid: samples.want({"2g.10gb@0": 1, "2g.10gb": 1, "1g.5gb": 2})
     }
 
@@ -47,7 +47,7 @@ def preempting(where: str) -> dict[str, Any]:
     return nominated
 
 
-def uncounted(nominated: dict[str, Any]) -> dict[str, Any]:
+def not_counted(nominated: dict[str, Any]) -> dict[str, Any]:
     nominated["metadata"]["labels"] = {well_known.PARTITIONING_LABEL: demand.OFF}
     return nominated
 
@@ -68,9 +68,9 @@ def taints_of(*reasons: str) -> list[dict[str, str]]:
 
 TWO_ONES = {samples.profile("1g.5gb"): 2}
 CHANGED = past_decisions.History(changed_at={"a": NOW - dt.timedelta(seconds=59)})
-STUCK = [node("a", ["3g.20gb@0"])], [uncounted(preempting("a")), pod("q", "1g.5gb")]
+STUCK = [node("a", ["3g.20gb@0"])], [not_counted(preempting("a")), pod("q", "1g.5gb")]
 STUCK_SINCE = past_decisions.remember(
-    past_decisions.History(), *partitions.seen(*STUCK), decided(*STUCK), now=NOW
+    past_decisions.History(), *partitions.parse_cluster(*STUCK), decide(*STUCK), now=NOW
 )
 LARGE = pod("large", "7g.40gb")
 LARGER = pod("large", "2x7g.40gb", age_s=700)
@@ -521,21 +521,21 @@ def test_decision_names_changes_and_why_other_pods_wait(
     limits: dict[str, Any],
     expected: list[str],
 ) -> None:
-    assert lines(decided(nodes, pods, **limits)) == expected
+    assert lines(decide(nodes, pods, **limits)) == expected
 
 
 def test_no_second_node_is_prepared_while_one_is_being_changed_for_it() -> None:
     nodes = {name: node(name, SMALL) for name in "abc"}
-    first = decided(nodes.values(), [], expected=[LARGE])
-    change, found = only(first), partitions.seen(nodes.values(), [])[0]
-    history = past_decisions.remember(past_decisions.History(), found, [], first, now=NOW)
+    first = decide(nodes.values(), [], expected=[LARGE])
+    change, parsed_nodes = only(first), partitions.parse_cluster(nodes.values(), [])[0]
+    history = past_decisions.remember(past_decisions.History(), parsed_nodes, [], first, now=NOW)
     # Its agent may not have noticed.
-    assert decided(nodes.values(), [], expected=[LARGE], history=history).changes == ()
+    assert decide(nodes.values(), [], expected=[LARGE], history=history).changes == ()
 
     nodes[change.node] = node(change.node, SMALL, labels={well_known.STATE_LABEL: "pending"})
     again: dict[str, Any] = {"history": history, "now": NOW + dt.timedelta(seconds=9)}
-    assert decided(nodes.values(), [], expected=[LARGE], **again).changes == ()
-    assert len(decided(nodes.values(), [], expected=[LARGE, LARGE], **again).changes) == 1
+    assert decide(nodes.values(), [], expected=[LARGE], **again).changes == ()
+    assert len(decide(nodes.values(), [], expected=[LARGE, LARGE], **again).changes) == 1
 
 
 @pytest.mark.parametrize(
@@ -559,17 +559,17 @@ def test_no_second_node_is_prepared_while_one_is_being_changed_for_it() -> None:
 def test_a_node_that_is_not_fit_for_a_change_is_left_alone(
     changed: dict[str, Any], message: str
 ) -> None:
-    (line,) = lines(decided([node("a", SMALL, **changed)], [LARGE]))
+    (line,) = lines(decide([node("a", SMALL, **changed)], [LARGE]))
     assert message in line
 
 
 def test_free_device_of_a_gpu_of_unknown_use_serves_a_pod() -> None:
     whole = ["7g.40gb@0"]
     every = partitions.gpus("a", whole, whole)
-    use = partitions.used(every, whole, whole)
+    use = partitions.placements_in_use(every, whole, whole)
     del use[every[0].uuid]
     pods = [pod("both", "7g.40gb", "1g.5gb"), pod("small", "1g.5gb", age_s=30)]
-    assert lines(decided([partitions.item("a", every, use)], pods)) == [
+    assert lines(decide([partitions.item("a", every, use)], pods)) == [
         "a: 2x 1g.5gb instead of 1x 7g.40gb for both, small"
     ]
 
@@ -577,11 +577,11 @@ def test_free_device_of_a_gpu_of_unknown_use_serves_a_pod() -> None:
 def test_a_gpu_of_unknown_use_or_without_mig_is_not_named() -> None:
     every = partitions.gpus("a", EMPTY, EMPTY)
     use: dict[str, list[model.Placement]] = {every[1].uuid: []}
-    change = only(decided([partitions.item("a", every, use)], [pod("p", "1g.5gb")]))
-    assert list(partitions.requested(change, every)) == [every[1].uuid]
+    change = only(decide([partitions.item("a", every, use)], [pod("p", "1g.5gb")]))
+    assert list(partitions.requested_gpus(change, every)) == [every[1].uuid]
     # Spans that the GPU lacks are of another moment.
     stale = {every[0].uuid: [model.Placement(0, 4)], every[1].uuid: [model.Placement(0, 1)]}
-    decision = decided([partitions.item("a", every, stale)], [pod("p", "1g.5gb")])
+    decision = decide([partitions.item("a", every, stale)], [pod("p", "1g.5gb")])
     assert why(decision)[0] is Wait.UNUSABLE
 
 
@@ -591,16 +591,16 @@ def test_gpu_with_a_fault_gets_no_new_instance_and_stays_as_it_is(
 ) -> None:
     healthy = partitions.gpus("a", instances, EMPTY)
     fault = dataclasses.replace(healthy[0], recovery_action=model.RecoveryAction.GPU_RESET)
-    every, use = (fault, healthy[1]), partitions.used(healthy, instances, EMPTY)
+    every, use = (fault, healthy[1]), partitions.placements_in_use(healthy, instances, EMPTY)
     one = partitions.item("a", model.ObservedGpus(every), use)
-    change = only(decided([one], [pod("p", "1g.5gb")]))
+    change = only(decide([one], [pod("p", "1g.5gb")]))
 
     assert change.why == "room for 1 pod on GPU 1"
-    assert partitions.requested(change, every)[fault.uuid] == samples.want(
+    assert partitions.requested_gpus(change, every)[fault.uuid] == samples.want(
         {instance.rstrip("*"): 1 for instance in instances}
     )
     alone = partitions.item("a", model.ObservedGpus([fault]), use)
-    assert why(decided([alone], [pod("p", "1g.5gb")])) == (
+    assert why(decide([alone], [pod("p", "1g.5gb")])) == (
         Wait.UNUSABLE,
         "it waits for a (its GPUs with MIG need recovery from a fault)",
     )
@@ -609,7 +609,7 @@ def test_gpu_with_a_fault_gets_no_new_instance_and_stays_as_it_is(
 def test_one_decision_makes_few_changes_so_that_it_ends_before_its_lease() -> None:
     nodes = [node(f"n{number}", EMPTY) for number in range(20)]
     pods = [pod(f"p{number}", "7g.40gb") for number in range(20)]
-    decision = decided(nodes, pods)
+    decision = decide(nodes, pods)
 
     assert len(decision.changes) == 8
     assert {each.reason for each in decision.waiting} == {Wait.LIMITED}
@@ -618,9 +618,9 @@ def test_one_decision_makes_few_changes_so_that_it_ends_before_its_lease() -> No
 def test_change_names_the_unchanged_gpus_too() -> None:
     instances = (["3g.20gb@4*", "1g.5gb@0"], EMPTY, ["2g.10gb@0"])
     every = partitions.gpus("a", *instances)
-    change = only(decided([node("a", *instances)], [pod("p", "7g.40gb")]))
+    change = only(decide([node("a", *instances)], [pod("p", "7g.40gb")]))
 
-    assert partitions.requested(change, every) == {
+    assert partitions.requested_gpus(change, every) == {
         every[0].uuid: samples.want({"3g.20gb@4": 1, "1g.5gb": 1}),
         every[1].uuid: samples.want({"7g.40gb": 1}),
         every[2].uuid: samples.want({"2g.10gb": 1}),
@@ -630,13 +630,13 @@ def test_change_names_the_unchanged_gpus_too() -> None:
 
 def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:
     every = partitions.gpus("a", EMPTY, EMPTY)
-    change = only(decided([node("a", EMPTY, EMPTY)], [pod("p", "2x7g.40gb")]))
+    change = only(decide([node("a", EMPTY, EMPTY)], [pod("p", "2x7g.40gb")]))
     document = config.parse(change.layout, source="annotation")
     assert list(document.layouts) == ["on-demand"]
     assert not document.warnings
     assert layouts.render(document.layouts.values()) == json.loads(change.layout)
     assert len(document.layouts["on-demand"].rules) == 1
-    assert set(partitions.requested(change, every)) == {gpu.uuid for gpu in every}
+    assert set(partitions.requested_gpus(change, every)) == {gpu.uuid for gpu in every}
 
 
 @pytest.mark.parametrize("are_alike", [True, False])
@@ -647,14 +647,14 @@ def test_a_storm_of_pods_is_decided_with_few_questions(are_alike: bool) -> None:
         pod(f"p{n:03}", profiles[n % 5], requests={"cpu": "1m" if are_alike else f"{n}m"})
         for n in range(500)
     ]
-    known, pending = partitions.seen(nodes, pods)
-    index = node_index.NodeIndex(known)
+    parsed_nodes, pending = partitions.parse_cluster(nodes, pods)
+    index = node_index.NodeIndex(parsed_nodes)
     storm = batches.Batch(index, pending)
     assert len(storm.groups) == (5 if are_alike else 500)
     room = cluster_room.ClusterRoom(index, storm, {}, room_claims.RoomClaims(index))
-    found = offers.Offers(index, storm, room)
+    every_offer = offers.Offers(index, storm, room)
     for position in range(100):
-        offer = found.offer(position, storm.queue(range(500)), skipped={})
+        offer = every_offer.offer(position, storm.queue(range(500)), skipped={})
         assert offer is not None
         assert len(offer.pods) == 19
     assert index.search.count < 60

@@ -8,7 +8,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import changes, demand, node_requests, own_clock, partitioned
 from tests import api_objects
-from tests.kit.partitions import EMPTY, NOW, decided, lines, node, pod, seen
+from tests.kit.partitions import EMPTY, NOW, decide, lines, node, parse_cluster, pod
 
 FULL = "as many nodes as allowed are under change"
 OTHERS = "it is being changed for other pods"
@@ -41,7 +41,7 @@ def requested_of_a_silent_agent() -> api_objects.Object:
     return {**item, "metadata": {**item["metadata"], "managedFields": [request]}}
 
 
-def limited(cause: str) -> str:
+def limited_line(cause: str) -> str:
     return f"p0 LIMITED: it waits for b ({FULL}); a (its agent {cause})"
 
 
@@ -68,13 +68,13 @@ DECISIONS: dict[str, tuple[list[api_objects.Object], api_objects.Object, list[st
         {"pods": [], "expected": PODS},
         [A.replace("p0", "expected pods")],
     ),
-    "a node under change is in the budget": ([working(), OTHER], {}, [limited(WORKS)]),
-    "a run may take an hour": ([working(age_s=3500), OTHER], {}, [limited(WORKS)]),
+    "a node under change is in the budget": ([working(), OTHER], {}, [limited_line(WORKS)]),
+    "a run may take an hour": ([working(age_s=3500), OTHER], {}, [limited_line(WORKS)]),
     "an agent that died in a run is not in the budget": ([working(age_s=4000), OTHER], {}, [B]),
     "the agent was just asked": (
         [SILENT, OTHER],
         {},
-        [limited("has not reported on layout x")],
+        [limited_line("has not reported on layout x")],
     ),
     "an agent that is silent for long is not in the budget": ([SILENT, OTHER], LATER, [B]),
     "a node whose agent will retry is not changed": (
@@ -92,7 +92,7 @@ def test_nodes_under_change_count_against_the_budget(
     nodes: list[api_objects.Object], options: api_objects.Object, expected: list[str]
 ) -> None:
     usual: api_objects.Object = {"pods": PODS[:1], "max_unavailable": "1"}
-    assert lines(decided(nodes, **usual | options)) == expected
+    assert lines(decide(nodes, **usual | options)) == expected
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_node_that_is_lost_in_a_run_does_not_use_up_the_budget(
     clock = own_clock.OwnClock()
 
     def counts(after_s: int) -> bool:
-        (changing,), _ = seen([working(state, is_ready=after_s in ready_after_s)], ())
+        (changing,), _ = parse_cluster([working(state, is_ready=after_s in ready_after_s)], ())
         now = NOW + dt.timedelta(seconds=after_s)
         (dated,) = clock.with_own_times([changing], node_requests.Requests(), now=now)
         return changes.is_under_change(dated, now=now)

@@ -20,12 +20,12 @@ from tests.unit.partitioning import drawn_clusters
 from tests.unit.partitioning.drawn_clusters import Cluster
 
 
-def decided(found: Cluster, *, is_expected: bool = False) -> decisions.PartitioningDecision:
+def decide(cluster: Cluster, *, is_expected: bool = False) -> decisions.PartitioningDecision:
     """Decide about the pods, or about preparing nodes for them beside all but the first."""
-    pods: dict[str, Any] = {"pods": found.pods}
+    pods: dict[str, Any] = {"pods": cluster.pods}
     if is_expected:
-        pods = {"pods": found.pods[1:], "expected": found.pods}
-    return partitions.decided(found.nodes, **pods, **found.limits)
+        pods = {"pods": cluster.pods[1:], "expected": cluster.pods}
+    return partitions.decide(cluster.nodes, **pods, **cluster.limits)
 
 
 def counts(gpus: Sequence[model.Gpu]) -> "collections.Counter[model.Profile]":
@@ -40,27 +40,29 @@ def devices_for(pods: Sequence[demand.Pending]) -> "collections.Counter[model.Pr
 
 @hypothesis.given(drawn_clusters.clusters(), st.booleans())
 def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(
-    found: Cluster,
+    cluster: Cluster,
     is_expected: bool,  # noqa: FBT001 - a case
 ) -> None:
-    for change in decided(found, is_expected=is_expected).changes:
-        every = found.gpus[change.node]
-        assert partitions.requested(change, every).keys() <= found.in_use[change.node].keys()
+    for change in decide(cluster, is_expected=is_expected).changes:
+        every = cluster.gpus[change.node]
+        assert (
+            partitions.requested_gpus(change, every).keys() <= cluster.in_use[change.node].keys()
+        )
         _, gone = partitions.after(change, every)
-        assert not gone & found.spans(change.node)
+        assert not gone & cluster.spans(change.node)
 
 
 @hypothesis.given(drawn_clusters.clusters(), st.booleans())
 def test_after_a_change_its_pods_and_those_left_to_the_scheduler_fit(
-    found: Cluster,
+    cluster: Cluster,
     is_expected: bool,  # noqa: FBT001 - a case
 ) -> None:
-    decision = decided(found, is_expected=is_expected)
+    decision = decide(cluster, is_expected=is_expected)
     for change in decision.changes:
-        now, _ = partitions.after(change, found.gpus[change.node])
+        now, _ = partitions.after(change, cluster.gpus[change.node])
         rooms = decision.room_since
-        left = [w.pod for w in decision.waiting if change.node in rooms.get(w.pod.uid, ())]
-        used = found.spans(change.node)
+        others = [w.pod for w in decision.waiting if change.node in rooms.get(w.pod.uid, ())]
+        used = cluster.spans(change.node)
         idle = counts(
             [
                 dataclasses.replace(
@@ -73,59 +75,59 @@ def test_after_a_change_its_pods_and_those_left_to_the_scheduler_fit(
             ]
         )
         assert change.pods or is_expected or not change.created
-        assert devices_for([*change.pods, *left]) <= idle
+        assert devices_for([*change.pods, *others]) <= idle
 
 
 @hypothesis.given(drawn_clusters.clusters(), st.booleans())
 def test_a_change_leaves_the_reserved_devices_that_there_were(
-    found: Cluster,
+    cluster: Cluster,
     is_expected: bool,  # noqa: FBT001 - a case
 ) -> None:
-    for change in decided(found, is_expected=is_expected).changes:
-        before = counts(found.gpus[change.node])
-        now, _ = partitions.after(change, found.gpus[change.node])
-        for profile, count in found.limits["reserved"].items():
+    for change in decide(cluster, is_expected=is_expected).changes:
+        before = counts(cluster.gpus[change.node])
+        now, _ = partitions.after(change, cluster.gpus[change.node])
+        for profile, count in cluster.limits["reserved"].items():
             assert counts(now)[profile] >= min(count, before[profile])
 
 
 @hypothesis.given(drawn_clusters.clusters())
-def test_each_pod_gets_exactly_one_answer(found: Cluster) -> None:
-    decision = decided(found)
+def test_each_pod_gets_exactly_one_answer(cluster: Cluster) -> None:
+    decision = decide(cluster)
     answered = [pod.uid for change in decision.changes for pod in change.pods]
     answered += [each.pod.uid for each in decision.unmet]
     answered += [each.pod.uid for each in decision.waiting]
-    assert sorted(answered) == sorted(pod["metadata"]["uid"] for pod in found.pods)
+    assert sorted(answered) == sorted(pod["metadata"]["uid"] for pod in cluster.pods)
 
 
 @hypothesis.given(drawn_clusters.clusters(), st.randoms(use_true_random=False))
 def test_the_order_of_nodes_and_pods_does_not_matter(
-    found: Cluster, chance: random.Random
+    cluster: Cluster, chance: random.Random
 ) -> None:
-    nodes, pods = found.nodes, list(found.pods)
+    nodes, pods = cluster.nodes, list(cluster.pods)
     chance.shuffle(nodes)
     chance.shuffle(pods)
-    assert partitions.decided(nodes, pods, **found.limits) == decided(found)
+    assert partitions.decide(nodes, pods, **cluster.limits) == decide(cluster)
 
 
 @hypothesis.given(drawn_clusters.clusters())
-def test_deciding_again_after_the_changes_wants_nothing(found: Cluster) -> None:
-    found = dataclasses.replace(found, limits={**found.limits, "max_unavailable": "100%"})
-    decision = decided(found)
+def test_deciding_again_after_the_changes_wants_nothing(cluster: Cluster) -> None:
+    cluster = dataclasses.replace(cluster, limits={**cluster.limits, "max_unavailable": "100%"})
+    decision = decide(cluster)
     history = past_decisions.remember(
         past_decisions.History(),
-        *partitions.seen(found.nodes, found.pods),
+        *partitions.parse_cluster(cluster.nodes, cluster.pods),
         decision,
         now=partitions.NOW,
     )
-    gpus = dict(found.gpus)
+    gpus = dict(cluster.gpus)
     for change in decision.changes:
         gpus[change.node] = model.ObservedGpus(partitions.after(change, gpus[change.node])[0])
-    again = partitions.decided(
-        dataclasses.replace(found, gpus=gpus).nodes,
-        found.pods,
+    again = partitions.decide(
+        dataclasses.replace(cluster, gpus=gpus).nodes,
+        cluster.pods,
         history=history,
         now=partitions.NOW + dt.timedelta(seconds=1),
-        **found.limits,
+        **cluster.limits,
     )
     served = {pod.uid for change in decision.changes for pod in change.pods}
     placed = {
@@ -136,31 +138,31 @@ def test_deciding_again_after_the_changes_wants_nothing(found: Cluster) -> None:
 
 
 def ways(
-    asked: Sequence[model.Profile], beside: list[tuple[model.Profile, model.Placement]]
+    profiles: Sequence[model.Profile], beside: list[tuple[model.Profile, model.Placement]]
 ) -> Iterator[bool]:
     """Try every placement of every device."""
-    if not asked:
+    if not profiles:
         yield True
         return
-    for place in drawn_clusters.SPECS[asked[0]].placements:
-        there = [*beside, (asked[0], place)]
+    for place in drawn_clusters.SPECS[profiles[0]].placements:
+        there = [*beside, (profiles[0], place)]
         if drawn_clusters.fits(there):
-            yield from ways(asked[1:], there)
+            yield from ways(profiles[1:], there)
 
 
 Spot = tuple[model.Profile, model.Placement]
 
 
 def fewest_destroyed(
-    asked: collections.Counter[model.Profile], idle: list[Spot], fixed: list[Spot]
+    profiles: collections.Counter[model.Profile], idle: list[Spot], fixed: list[Spot]
 ) -> list[int]:
     """Try all ways to serve a pod; return how many idle instances must go, or nothing."""
     free = collections.Counter(profile for profile, _ in idle)
     for size in range(len(idle), -1, -1):
         for stay in itertools.combinations(idle, size):
             # What of the idle devices serves the pod as it is must be there afterwards too.
-            again = (asked & free) - collections.Counter(profile for profile, _ in stay)
-            if next(ways([*(asked - free + again).elements()], [*fixed, *stay]), False):
+            again = (profiles & free) - collections.Counter(profile for profile, _ in stay)
+            if next(ways([*(profiles - free + again).elements()], [*fixed, *stay]), False):
                 return [len(idle) - size]
     return []
 
@@ -172,18 +174,18 @@ def fewest_destroyed(
 def test_pod_is_served_whenever_possible_for_the_fewest_instances(
     texts: tuple[str, ...], names: list[str]
 ) -> None:
-    asked = collections.Counter(samples.profile(name) for name in names)
+    requests = collections.Counter(samples.profile(name) for name in names)
     idle = [drawn_clusters.spot(text) for text in texts if not text.endswith("*")]
     fixed = [drawn_clusters.spot(text) for text in texts if text.endswith("*")]
-    missing = asked - collections.Counter(profile for profile, _ in idle)
+    missing = requests - collections.Counter(profile for profile, _ in idle)
 
-    spec = [f"{count}x{profile}" for profile, count in asked.items()]
-    decision = partitions.decided([partitions.node("a", texts)], [partitions.pod("p", *spec)])
+    spec = [f"{count}x{profile}" for profile, count in requests.items()]
+    decision = partitions.decide([partitions.node("a", texts)], [partitions.pod("p", *spec)])
 
     assert bool(decision.room_since) is (not missing)
     if missing:
         destroyed = [sum(change.destroyed.values()) for change in decision.changes]
-        assert destroyed == fewest_destroyed(asked, idle, fixed)
+        assert destroyed == fewest_destroyed(requests, idle, fixed)
 
 
 def test_the_names_of_resources_and_profiles_belong_together() -> None:

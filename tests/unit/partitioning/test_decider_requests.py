@@ -14,7 +14,7 @@ from mig_manager.core.partitioning import decisions, past_decisions, waiting
 from mig_manager.core.records import gpu_codec
 from tests import api_objects
 from tests.kit import partitions
-from tests.kit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, why
+from tests.kit.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
 from tests.node import samples
 
 Wait = waiting.WaitReason
@@ -24,15 +24,15 @@ NO_HISTORY = past_decisions.History()
 LATER = NOW + dt.timedelta(seconds=400)
 
 
-def requested(name: str, change: decisions.NodeChange, **failed: str) -> dict[str, Any]:
+def requested_node(name: str, change: decisions.NodeChange, **failed: str) -> dict[str, Any]:
     """Return a node after a request, whose agent has not reported, or has failed it so."""
     (layout,) = config.parse(change.layout, source="x").layouts.values()
-    asked = custom_layouts.Custom(node_name=name, text=change.layout)
+    custom = custom_layouts.Custom(node_name=name, text=change.layout)
     text = api_objects.a_status(
         "custom",
         model.State.FAILED,
         configHash=layout.content_hash,
-        annotationHash=asked.annotation_hash,
+        annotationHash=custom.annotation_hash,
         **failed,
     )
     return node(
@@ -49,7 +49,7 @@ def requested(name: str, change: decisions.NodeChange, **failed: str) -> dict[st
     )
 
 
-def remembered(
+def remember(
     nodes: Iterable[dict[str, Any]],
     pods: Iterable[dict[str, Any]],
     decision: decisions.PartitioningDecision = NOTHING,
@@ -57,15 +57,15 @@ def remembered(
     *,
     now: dt.datetime = NOW,
 ) -> past_decisions.History:
-    seen = partitions.seen(nodes, pods)
-    return past_decisions.remember(history, *seen, decision, now=now)
+    parsed = partitions.parse_cluster(nodes, pods)
+    return past_decisions.remember(history, *parsed, decision, now=now)
 
 
 LARGE = pod("large", "7g.40gb")
-FIRST = decided([node("a", EMPTY)], [LARGE])
+FIRST = decide([node("a", EMPTY)], [LARGE])
 ONE_GPU = only(FIRST)
-TWO_GPUS = only(decided([node("a", EMPTY, EMPTY)], [LARGE]))
-AFTER_FIRST = remembered([node("a", EMPTY)], [LARGE], FIRST)
+TWO_GPUS = only(decide([node("a", EMPTY, EMPTY)], [LARGE]))
+AFTER_FIRST = remember([node("a", EMPTY)], [LARGE], FIRST)
 OF_A_PERSON = dataclasses.replace(ONE_GPU, layout=ONE_GPU.layout.replace("on-demand", "mine"))
 FAILED = {"finishedAt": NOW.isoformat()}
 PENDING = {well_known.STATE_LABEL: "pending"}
@@ -78,7 +78,7 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
     ("nodes", "pods", "when", "expected"),
     [
         pytest.param(
-            [requested("a", ONE_GPU), node("b", EMPTY)],
+            [requested_node("a", ONE_GPU), node("b", EMPTY)],
             [LARGE],
             {"now": NOW + dt.timedelta(seconds=9), "history": AFTER_FIRST},
             ["large SCHEDULER: node a is being changed for it"],
@@ -95,7 +95,7 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             id="a pod does not wait for a node that a person changes meanwhile",
         ),
         pytest.param(
-            [requested("a", ONE_GPU)],
+            [requested_node("a", ONE_GPU)],
             [LARGE],
             {"now": LATER, "history": AFTER_FIRST},
             ["large CHANGING: it waits for a (its agent has not reported on layout custom)"],
@@ -119,14 +119,14 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             id="an idle device is not in use for a pod that did not use its room",
         ),
         pytest.param(
-            [requested("a", ONE_GPU, **FAILED)],
+            [requested_node("a", ONE_GPU, **FAILED)],
             [LARGE],
             {"now": SOON},
             [BLOCKED],
             id="a layout that just failed is not requested again",
         ),
         pytest.param(
-            [requested("a", ONE_GPU, **FAILED)],
+            [requested_node("a", ONE_GPU, **FAILED)],
             [LARGE, pod("q", "1g.5gb", age_s=5)],
             {"now": SOON},
             [
@@ -136,35 +136,35 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             id="a layout that just failed keeps no other pod waiting",
         ),
         pytest.param(
-            [requested("a", ONE_GPU, **FAILED, reason="Drifted")],
+            [requested_node("a", ONE_GPU, **FAILED, reason="Drifted")],
             [LARGE],
             {"now": SOON},
             [BLOCKED],
             id="a layout just drifted",
         ),
         pytest.param(
-            [requested("a", TWO_GPUS, **LOST)],
+            [requested_node("a", TWO_GPUS, **LOST)],
             [LARGE],
             {"now": LATER},
             ["a: 1x 7g.40gb for large"],
             id="a retry for an unreachable GPU does not block the others",
         ),
         pytest.param(
-            [requested("a", TWO_GPUS, **LOST | {"reason": "Internal"})],
+            [requested_node("a", TWO_GPUS, **LOST | {"reason": "Internal"})],
             [LARGE],
             {"now": LATER},
             ["large UNUSABLE: it waits for a (its agent retries layout custom)"],
             id="another retry",
         ),
         pytest.param(
-            [requested("a", ONE_GPU, **LOST)],
+            [requested_node("a", ONE_GPU, **LOST)],
             [],
             {"now": LATER, "history": AFTER_FIRST},
             [],
             id="a layout that is retried for a lost GPU is not withdrawn",
         ),
         pytest.param(
-            [requested("a", OF_A_PERSON, **FAILED)],
+            [requested_node("a", OF_A_PERSON, **FAILED)],
             [],
             {"now": LATER},
             [],
@@ -178,48 +178,48 @@ def test_decision_after_a_request(
     when: dict[str, Any],
     expected: list[str],
 ) -> None:
-    assert lines(decided(nodes, pods, **when)) == expected
+    assert lines(decide(nodes, pods, **when)) == expected
 
 
 def test_layout_from_which_the_gpus_drifted_is_requested_again() -> None:
-    drifted = requested("a", ONE_GPU, **FAILED, reason="Drifted")
-    again = only(decided([drifted], [LARGE], now=LATER))
+    drifted = requested_node("a", ONE_GPU, **FAILED, reason="Drifted")
+    again = only(decide([drifted], [LARGE], now=LATER))
     assert (again.content_hash, again.layout != ONE_GPU.layout) == (ONE_GPU.content_hash, True)
 
 
 def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
-    failed = requested("a", ONE_GPU, **FAILED)
-    assert not decided([failed], [LARGE], history=AFTER_FIRST, now=SOON).changes
-    withdrawal = only(decided([failed], [], history=AFTER_FIRST, now=LATER))
+    failed = requested_node("a", ONE_GPU, **FAILED)
+    assert not decide([failed], [LARGE], history=AFTER_FIRST, now=SOON).changes
+    withdrawal = only(decide([failed], [], history=AFTER_FIRST, now=LATER))
     # Also of a leader that has ended.
-    assert only(decided([failed], [], now=LATER)) == withdrawal
+    assert only(decide([failed], [], now=LATER)) == withdrawal
 
     every = partitions.gpus("a", EMPTY)
-    assert partitions.requested(withdrawal, every) == {every[0].uuid: samples.want({})}
+    assert partitions.requested_gpus(withdrawal, every) == {every[0].uuid: samples.want({})}
     assert (withdrawal.created, withdrawal.destroyed, withdrawal.pods) == ({}, {}, ())
     assert withdrawal.why == "no pod needs the request that its agent failed"
 
 
 def test_a_refused_request_is_withdrawn_beside_an_empty_gpu_instance() -> None:
-    failed = requested("a", ONE_GPU, **FAILED)
+    failed = requested_node("a", ONE_GPU, **FAILED)
     annotations = failed["metadata"]["annotations"]
     (gpu,) = partitions.gpus("a", ["1g.5gb@0"])
     empty = dataclasses.replace(gpu.gpu_instances[0], compute_instances=())
     every = model.ObservedGpus([dataclasses.replace(gpu, gpu_instances=(empty,))])
     annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(every)
-    assert only(decided([failed], [], now=LATER)).why.startswith("no pod needs the request")
+    assert only(decide([failed], [], now=LATER)).why.startswith("no pod needs the request")
 
 
 def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
     nodes, pods = [node("a", ["7g.40gb@0"])], [pod("p", "7g.40gb"), pod("q", "1g.5gb", age_s=5)]
-    first = decided(nodes, pods)
-    history = remembered(nodes, pods, first)
+    first = decide(nodes, pods)
+    history = remember(nodes, pods, first)
     assert not first.changes
-    second = decided(nodes, pods, history=history, now=LATER)
+    second = decide(nodes, pods, history=history, now=LATER)
     assert [each.name for each in only(second).pods] == ["q"]
     assert why(second)[0] is Wait.NOT_SCHEDULED
-    history = remembered(nodes, pods, second, history, now=LATER)
-    third = decided(nodes, pods, history=history, now=LATER + dt.timedelta(seconds=300))
+    history = remember(nodes, pods, second, history, now=LATER)
+    third = decide(nodes, pods, history=history, now=LATER + dt.timedelta(seconds=300))
     assert not third.changes
 
 
@@ -231,8 +231,8 @@ def test_pod_that_never_uses_its_room_costs_fewer_and_fewer_changes() -> None:
     changed_at: list[int] = []
     for minute in range(121):
         now = NOW + dt.timedelta(minutes=minute)
-        decision = decided(nodes.values(), pods, history=history, now=now)
-        history = remembered(nodes.values(), pods, decision, history, now=now)
+        decision = decide(nodes.values(), pods, history=history, now=now)
+        history = remember(nodes.values(), pods, decision, history, now=now)
         for change in decision.changes:
             changed_at.append(minute)
             nodes[change.node] = node(change.node, ["7g.40gb@0"])
@@ -248,27 +248,27 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     base = {
         "a": {gpu.uuid: samples.want({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}) for gpu in every}
     }
-    history = remembered(nodes, [])
+    history = remember(nodes, [])
     later: dict[str, Any] = {"history": history, "now": LATER, "base": base}
-    assert not decided(nodes, [], **later).changes
-    assert not decided(nodes, [], **later, merge_back_after_s=500).changes
-    change = only(decided(nodes, [], **later, merge_back_after_s=300))
-    assert partitions.requested(change, every) == {
+    assert not decide(nodes, [], **later).changes
+    assert not decide(nodes, [], **later, merge_back_after_s=500).changes
+    change = only(decide(nodes, [], **later, merge_back_after_s=300))
+    assert partitions.requested_gpus(change, every) == {
         every[0].uuid: samples.want({"1g.5gb@0": 1, "3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}),
         every[1].uuid: samples.want({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}),
     }
     reserved = {samples.profile("7g.40gb"): 1}
-    assert not decided(nodes, [], **later, merge_back_after_s=300, reserved=reserved).changes
+    assert not decide(nodes, [], **later, merge_back_after_s=300, reserved=reserved).changes
     changing = node("b", EMPTY, labels={well_known.STATE_LABEL: "pending"})
-    full = decided([*nodes, changing], [], **later, merge_back_after_s=300, max_unavailable="1")
+    full = decide([*nodes, changing], [], **later, merge_back_after_s=300, max_unavailable="1")
     assert not full.changes
 
 
 def test_demand_postpones_the_return_to_the_base_layout() -> None:
     nodes, pods = [node("a", SMALL)], [pod("p", "1g.5gb")]
-    asked = remembered(nodes, pods, decided(nodes, pods), remembered(nodes, pods), now=LATER)
-    assert asked.demand_at == {"a": LATER}
-    gone = remembered(nodes, [], history=asked, now=LATER)
+    later = remember(nodes, pods, decide(nodes, pods), remember(nodes, pods), now=LATER)
+    assert later.demand_at == {"a": LATER}
+    gone = remember(nodes, [], history=later, now=LATER)
     assert gone.room_since == {}
     bound, end = [pod("p", "1g.5gb", node="a")], LATER + dt.timedelta(seconds=1)
-    assert remembered(nodes, bound, history=gone, now=end).demand_at == {"a": end}
+    assert remember(nodes, bound, history=gone, now=end).demand_at == {"a": end}

@@ -46,11 +46,11 @@ _TAINTS = tuple(
 )
 
 
-class Claimed:
+class ClaimedBatch:
     """A cluster after the pods that have room claimed it."""
 
-    def __init__(self, found: Cluster) -> None:
-        nodes, pending = partitions.seen(found.nodes, found.pods)
+    def __init__(self, cluster: Cluster) -> None:
+        nodes, pending = partitions.parse_cluster(cluster.nodes, cluster.pods)
         self.index = node_index.NodeIndex(nodes)
         self.batch = batches.Batch(self.index, pending)
         self.claims = room_claims.RoomClaims(self.index)
@@ -62,7 +62,7 @@ class Claimed:
             else:
                 assert self.claims.has_room(group, position)
                 self.claims.claim(group, position)
-        reserved = found.limits["reserved"]
+        reserved = cluster.limits["reserved"]
         self.room = cluster_room.ClusterRoom(self.index, self.batch, reserved, self.claims)
 
     @property
@@ -71,31 +71,31 @@ class Claimed:
 
     def single(self, ranks: list[int]) -> Iterator[offers.Offer]:
         """Search every node."""
-        found = self.search
+        every_offer = self.search
         for position in self.index.every:
-            offer = found.offer(position, self.batch.queue(ranks), skipped={})
+            offer = every_offer.offer(position, self.batch.queue(ranks), skipped={})
             if offer:
                 yield offer
 
 
 @hypothesis.given(drawn_clusters.clusters())
-def test_best_offer_is_the_least_of_the_offers_of_all_nodes(found: Cluster) -> None:
-    seen = Claimed(found)
-    expected = min(seen.single(seen.rest), key=lambda offer: offer.rank, default=None)
-    best = seen.search.best(seen.index.every, seen.rest, skipped={})
+def test_best_offer_is_the_least_of_the_offers_of_all_nodes(cluster: Cluster) -> None:
+    parsed = ClaimedBatch(cluster)
+    expected = min(parsed.single(parsed.rest), key=lambda offer: offer.rank, default=None)
+    best = parsed.search.best(parsed.index.every, parsed.rest, skipped={})
     assert (best and best.rank) == (expected and expected.rank)
 
 
 @hypothesis.given(drawn_clusters.clusters())
 def test_nodes_that_serve_a_pod_are_those_with_an_offer_to_it(
-    found: Cluster,
+    cluster: Cluster,
 ) -> None:
-    seen = Claimed(found)
-    for rank in seen.rest:
-        group = seen.batch.group[rank]
-        assert not [*seen.claims.hosts(group, node_sets.EMPTY)]
-        serving = seen.room.serving(group, seen.index.every)
-        assert [*serving] == [offer.position for offer in seen.single([rank])]
+    parsed = ClaimedBatch(cluster)
+    for rank in parsed.rest:
+        group = parsed.batch.group[rank]
+        assert not [*parsed.claims.hosts(group, node_sets.EMPTY)]
+        serving = parsed.room.serving(group, parsed.index.every)
+        assert [*serving] == [offer.position for offer in parsed.single([rank])]
 
 
 @hypothesis.given(
@@ -110,7 +110,7 @@ def test_sets_of_excluded_nodes_agree_with_the_check_of_one_node(
     affinity: tuple[demand.Term, ...] | None,
     tolerations: set[demand.Toleration],
 ) -> None:
-    node = partitions.seen([partitions.node("n", ("7g.40gb@0",))], ())[0][0]
+    node = partitions.parse_cluster([partitions.node("n", ("7g.40gb@0",))], ())[0][0]
     nodes = [
         dataclasses.replace(
             node,
@@ -138,13 +138,13 @@ def test_sets_of_excluded_nodes_agree_with_the_check_of_one_node(
 def test_decision_is_the_same_with_what_the_last_one_derived(one: Cluster, two: Cluster) -> None:
     cache = node_index.NodeCache()
     limits = decisions.PartitionerLimits(**one.limits)
-    first, pending = partitions.seen(one.nodes, one.pods)
+    first, pending = partitions.parse_cluster(one.nodes, one.pods)
     kept = {node.name: node for node in first}
-    for found in (one, two, one):
+    for cluster in (one, two, one):
         # Every other node is the same object again.
         nodes = [
             kept[node.name] if number % 2 and node.name in kept else node
-            for number, node in enumerate(partitions.seen(found.nodes, ())[0])
+            for number, node in enumerate(partitions.parse_cluster(cluster.nodes, ())[0])
         ]
         assert decider.decide(
             node_index.NodeIndex(nodes, cache),

@@ -13,17 +13,19 @@ from tests.kit.partitions import pod
 from tests.node import samples
 
 
-def parsed(item: dict[str, Any]) -> demand.Pending | demand.BoundPod | None:
+def parse(item: dict[str, Any]) -> demand.Pending | demand.BoundPod | None:
     return demand.parse(item)
 
 
 def pending(item: dict[str, Any]) -> demand.Pending:
-    found = demand.parse(item)
-    assert isinstance(found, demand.Pending)
-    return found
+    needy = demand.parse(item)
+    assert isinstance(needy, demand.Pending)
+    return needy
 
 
-def excluded(spec: dict[str, Any], labels: dict[str, str] | None = None, *taints: Any) -> str:
+def reason_to_exclude(
+    spec: dict[str, Any], labels: dict[str, str] | None = None, *taints: Any
+) -> str:
     return excluded_by(spec, labels or {}, demand.parse_taints({"taints": list(taints)}))
 
 
@@ -31,7 +33,7 @@ def excluded_by(
     spec: dict[str, Any], labels: dict[str, str], taints: tuple[demand.Taint, ...]
 ) -> str:
     node = dataclasses.replace(
-        partitions.seen([partitions.node("a")], ())[0][0], labels=labels, taints=taints
+        partitions.parse_cluster([partitions.node("a")], ())[0][0], labels=labels, taints=taints
     )
     needs = pending(pod("p", "1g.5gb", spec=spec)).needs
     return "".join(exclusions.Exclusions([node]).of(needs))
@@ -60,8 +62,8 @@ def test_a_pod_that_is_deleted_gated_or_opted_out_does_not_count(changed: Any) -
 
 
 def test_only_unschedulable_pods_that_request_mig_count() -> None:
-    assert isinstance(parsed(pod("p", "1g.5gb")), demand.Pending)
-    assert parsed(pod("p")) is None
+    assert isinstance(parse(pod("p", "1g.5gb")), demand.Pending)
+    assert parse(pod("p")) is None
     for conditions in (
         [],
         [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}],
@@ -69,24 +71,24 @@ def test_only_unschedulable_pods_that_request_mig_count() -> None:
     ):
         item = pod("p", "1g.5gb")
         item["status"]["conditions"] = conditions
-        assert parsed(item) is None
+        assert parse(item) is None
 
 
 def test_a_bound_pod_takes_its_requests_until_it_has_ended() -> None:
     item = pod("p", "1g.5gb", node="a", requests={"cpu": "100m", "memory": "1Gi"})
-    found = parsed(item)
-    assert isinstance(found, demand.BoundPod)
-    assert found.node_name == "a"
-    assert dict(found.amounts) == {
+    needy = parse(item)
+    assert isinstance(needy, demand.BoundPod)
+    assert needy.node_name == "a"
+    assert dict(needy.amounts) == {
         "cpu": 100,
         "memory": 2**30,
         "nvidia.com/mig-1g.5gb": 1,
         "pods": 1,
     }
     terminating = pod("p", node="a", metadata={"deletionTimestamp": "2026-03-01T12:00:00Z"})
-    assert isinstance(parsed(terminating), demand.BoundPod)
+    assert isinstance(parse(terminating), demand.BoundPod)
     item["status"]["phase"] = "Succeeded"
-    assert parsed(item) is None
+    assert parse(item) is None
 
 
 def test_needs_count_init_containers_sidecars_overhead_and_pod_requests() -> None:
@@ -148,25 +150,25 @@ def test_matches_node_affinity_as_the_scheduler_does(term: Any, tiers: set[str])
     matching = {
         tier
         for tier in ("1", "2", "x", "")
-        if not excluded(affinity(term), {"tier": tier} if tier else {})
+        if not reason_to_exclude(affinity(term), {"tier": tier} if tier else {})
     }
     assert matching == tiers
-    assert not excluded(affinity(term, expression("DoesNotExist", key="other")))
+    assert not reason_to_exclude(affinity(term, expression("DoesNotExist", key="other")))
 
 
 def test_all_lines_of_a_term_must_hold() -> None:
     both = {"matchExpressions": [*expression("In", "1")["matchExpressions"]] * 1}
     both["matchExpressions"] += expression("Exists", key="pool")["matchExpressions"]
-    assert excluded(affinity(both), {"tier": "1"}) == (
+    assert reason_to_exclude(affinity(both), {"tier": "1"}) == (
         "its node affinity requires tier in (1) and pool"
     )
-    assert not excluded(affinity(both), {"tier": "1", "pool": ""})
+    assert not reason_to_exclude(affinity(both), {"tier": "1", "pool": ""})
 
 
 def test_says_which_selector_excludes_a_node() -> None:
     selector = {"nodeSelector": {"pool": "a"}}
-    assert excluded(selector, {"pool": "b"}) == "its node selector requires pool=a"
-    assert not excluded(selector, {"pool": "a"})
+    assert reason_to_exclude(selector, {"pool": "b"}) == "its node selector requires pool=a"
+    assert not reason_to_exclude(selector, {"pool": "a"})
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_says_which_selector_excludes_a_node() -> None:
 )
 def test_tolerates_as_the_scheduler_does(toleration: Any, is_tolerated: bool) -> None:  # noqa: FBT001 - a case
     taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
-    message = excluded({"tolerations": [toleration]}, {}, taint)
+    message = reason_to_exclude({"tolerations": [toleration]}, {}, taint)
     assert message == ("" if is_tolerated else "it does not tolerate taint gpu=yes:NoSchedule")
 
 
@@ -202,15 +204,15 @@ def test_tolerates_as_the_scheduler_does(toleration: Any, is_tolerated: bool) ->
 def test_tolerates_a_taint_by_comparison(operator: str, value: str, is_tolerated: bool) -> None:  # noqa: FBT001 - a case
     toleration = {"key": "sla", "operator": operator, "value": value}
     taint = {"key": "sla", "value": "950", "effect": "NoSchedule"}
-    assert (not excluded({"tolerations": [toleration]}, {}, taint)) == is_tolerated
+    assert (not reason_to_exclude({"tolerations": [toleration]}, {}, taint)) == is_tolerated
 
 
 def test_own_taint_and_preferences_exclude_no_node() -> None:
-    ours = {"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}
+    hold_taint = {"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}
     soft = {"key": "soft", "effect": "PreferNoSchedule"}
-    assert not excluded({}, {}, ours, soft)
+    assert not reason_to_exclude({}, {}, hold_taint, soft)
     startup = {"key": "mig-manager.io/not-ready", "effect": "NoSchedule"}
-    assert excluded({}, {}, startup)
+    assert reason_to_exclude({}, {}, startup)
 
 
 def test_a_cordon_excludes_pods_that_do_not_tolerate_it() -> None:
@@ -241,5 +243,5 @@ def test_a_quantity_can_be_counted_in_parts() -> None:
 
 
 def test_a_pod_may_ask_for_more_than_any_node_can_have() -> None:
-    found = pending(pod("p", "1g.5gb", requests={"cpu": "9E", "memory": "9E"}))
-    assert dict(found.needs.amounts)["cpu"] == 2**63 - 1
+    needy = pending(pod("p", "1g.5gb", requests={"cpu": "9E", "memory": "9E"}))
+    assert dict(needy.needs.amounts)["cpu"] == 2**63 - 1

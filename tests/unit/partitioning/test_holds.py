@@ -5,14 +5,14 @@ from typing import Any
 
 from mig_manager.core.partitioning import decisions, holds, partitioned, past_decisions
 from tests.kit import partitions
-from tests.kit.partitions import NOW, decided, node, pod
+from tests.kit.partitions import NOW, decide, node, pod
 from tests.node import samples
 
 _ONE = ["1g.5gb@0*"]
 _FULL = ["4g.20gb@0*", "3g.20gb@4*"]
 
 
-def remembered(
+def remember(
     nodes: list[dict[str, Any]],
     pods: list[dict[str, Any]],
     now: dt.datetime = NOW,
@@ -20,11 +20,11 @@ def remembered(
     **limits: Any,
 ) -> tuple[decisions.PartitioningDecision, past_decisions.History]:
     history = history or past_decisions.History()
-    decision = decided(nodes, pods, now=now, history=history, **limits)
-    seen = partitions.seen(nodes, pods)
+    decision = decide(nodes, pods, now=now, history=history, **limits)
+    parsed = partitions.parse_cluster(nodes, pods)
     # Without the changes: each decision finds the node at rest.
-    asked = decisions.PartitioningDecision(gpu_holds=decision.gpu_holds)
-    return decision, past_decisions.remember(history, *seen, asked, now=now)
+    decision_at_rest = decisions.PartitioningDecision(gpu_holds=decision.gpu_holds)
+    return decision, past_decisions.remember(history, *parsed, decision_at_rest, now=now)
 
 
 def gpus_on_hold(
@@ -42,15 +42,15 @@ def gpus_on_hold(
 
 def test_a_gpu_on_hold_is_not_merged_back() -> None:
     nodes, pods = [node("a", _ONE, _ONE)], [pod("large", "7g.40gb", age_s=700)]
-    parsed, _ = partitions.seen(nodes, ())
+    parsed, _ = partitions.parse_cluster(nodes, ())
     sevens = {gpu.uuid: samples.want({"1g.5gb": 7}) for each in parsed for gpu in each.gpus}
     options: dict[str, Any] = {"base": {"a": sevens}, "merge_back_after_s": 300}
-    (_, history), now = remembered(nodes, []), NOW
+    (_, history), now = remember(nodes, []), NOW
 
     for _ in range(2):
         now += dt.timedelta(seconds=400)
-        assert not decided(nodes, pods, now=now, history=history, **options).changes
-        _, history = remembered(nodes, pods, now, history)
+        assert not decide(nodes, pods, now=now, history=history, **options).changes
+        _, history = remember(nodes, pods, now, history)
 
     # After a hold, too, the node had demand a moment ago.
     assert history.demand_at == {"a": now}
@@ -59,11 +59,11 @@ def test_a_gpu_on_hold_is_not_merged_back() -> None:
 def test_a_hold_stays_on_gpus_that_are_used_as_little_as_others() -> None:
     before = [node("a", ["2g.10gb@0*"], ["3g.20gb@0*"]), node("b", _FULL, _FULL)]
     pods = [pod("large", "7g.40gb", age_s=700)]
-    first, history = remembered(before, pods, cooldown_s=0.0)
+    first, history = remember(before, pods, cooldown_s=0.0)
     now = NOW + dt.timedelta(seconds=60)
     equal = [node("a", ["2g.10gb@0*"], ["2g.10gb@0*"]), node("b", _ONE, _FULL)]
 
-    again = decided(equal, pods, now=now, history=history)
+    again = decide(equal, pods, now=now, history=history)
 
     assert "a0" in gpus_on_hold(first, before)
     assert gpus_on_hold(again, equal)[-1] == "b0"
@@ -74,7 +74,7 @@ def test_a_pod_gets_no_hold_for_as_long_as_it_had_one() -> None:
     history, have = past_decisions.History(), []
     for minutes in (0, 29, 31, 59, 61):
         now = NOW + dt.timedelta(minutes=minutes)
-        decision, history = remembered(nodes, pods, now, history)
+        decision, history = remember(nodes, pods, now, history)
         have.append(any(each.gpus for each in decision.gpu_holds.values()))
 
     assert have == [True, True, False, False, True]
@@ -87,15 +87,15 @@ def test_holds_go_by_priority_then_age() -> None:
         pod("urgent", "7g.40gb", age_s=700, spec={"priority": 1}),
     ]
 
-    assert list(decided(nodes, pods).gpu_holds) == ["uid-urgent"]
-    assert list(decided(nodes, pods[:1]).gpu_holds) == ["uid-old"]
+    assert list(decide(nodes, pods).gpu_holds) == ["uid-urgent"]
+    assert list(decide(nodes, pods[:1]).gpu_holds) == ["uid-old"]
 
 
 def test_the_number_of_holds_is_bounded() -> None:
     nodes = [node(f"n{n:02}", *([_ONE] * 4)) for n in range(20)]
     pods = [pod(f"p{n:02}", "7g.40gb", age_s=900 - n) for n in range(40)]
 
-    decision = decided(nodes, pods)
+    decision = decide(nodes, pods)
 
     assert sum(len(each.gpus) for each in decision.gpu_holds.values()) <= 16
     assert all(isinstance(each, holds.HoldRecord) for each in decision.gpu_holds.values())
