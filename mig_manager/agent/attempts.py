@@ -241,7 +241,6 @@ class Attempt(Shared):
                 note_persistence=functools.partial(change_journal.note_persistence, self.journal),
                 clock=self.deps.clock,
                 require_unused=require_unused,
-                in_use_timeout_s=self.limits.in_use_timeout_s,
             ),
             journal=self.journal,
             refresh_files=self.deps.refresh_files,

@@ -27,8 +27,9 @@ class Execution:
     note_persistence: ports.NotePersistence
     clock: timing.Clock
     require_unused: RequireUnused | None = None  # asks kubelet; None: for the agent's rollbacks
-    in_use_timeout_s: float = 0.0
-    """With ``require_unused``: how long to retry what the driver refuses as in use."""
+    in_use_timeout_s: float | None = None
+    """How long to retry what the driver refuses as in use, with ``require_unused`` before each
+    retry; None: the executor retries."""
     may_stay_pending: bool = False  # whether a mode may stay pending until a reset or a reboot
 
     def run(
@@ -75,11 +76,13 @@ class Execution:
     def _execute(self, plan: steps.Plan, observed: model.ObservedGpus) -> model.ObservedGpus:
         """Execute a plan; while instances are in use, ask which pods have them before each retry.
 
-        The executor's own retries take long enough for kubelet to give a pod a device.
+        The executor's own retries take long enough for a plugin that is not paused to give a pod a
+        device.
         """
-        if not plan.requires_idle or self.require_unused is None:
+        if plan.requires_idle and self.require_unused is not None:
+            self.require_unused(clients.affected_ids(plan, observed), observed)
+        if not plan.requires_idle or self.in_use_timeout_s is None:
             return self.gpus.execute(plan, observed)
-        self.require_unused(clients.affected_ids(plan, observed), observed)
         attempt = dataclasses.replace(plan, in_use_timeout_s=0.0)
         attempts = timing.Wait(clock=self.clock, timeout_s=self.in_use_timeout_s).attempts()
         while True:
