@@ -46,7 +46,26 @@ REPAIR = options.choosing(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class LayoutSources:
+    """Where the layouts of a node come from, besides the config file, and how that is parsed."""
+
+    generated_layouts: GeneratedLayouts = options.choice(
+        "layouts generated from the GPUs: merge adds to the config file, only replaces it, off",
+        metavar="HOW",
+        default=GeneratedLayouts.MERGE,
+    )
+    has_custom_layouts: bool = options.switch(
+        "take layout 'custom' from the node's annotation mig-manager.io/layout",
+        name="custom-layouts",
+    )
+    has_default_layouts: bool = False
+    """Whether the config file is the default file, which generated layouts override."""
+    is_lenient: bool = False
+    """Whether to warn instead of failing if mig-parted ignores a problem of the file."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits(LayoutSources):
     """What pipeline and loop may do, and for how long; the agent's settings include it."""
 
     drain_timeout_s: float = options.seconds(
@@ -66,15 +85,6 @@ class Limits:
         "restore the layout after another program changed it", name="heal-drift"
     )
     repair: RepairPolicy = options.declare(REPAIR)
-    generated_layouts: GeneratedLayouts = options.choice(
-        "layouts generated from the GPUs: merge adds to the config file, only replaces it, off",
-        metavar="HOW",
-        default=GeneratedLayouts.MERGE,
-    )
-    has_custom_layouts: bool = options.switch(
-        "take layout 'custom' from the node's annotation mig-manager.io/layout",
-        name="custom-layouts",
-    )
     drift_check_interval_s: float = options.seconds(
         "pause between drift checks; 0: no checks", default=300.0
     )
@@ -84,15 +94,11 @@ class Limits:
     retry_max_s: float = options.seconds(
         "longest pause between retries", default=300.0, minimum=options.MIN_PAUSE_S
     )
-    has_default_layouts: bool = False
-    """Whether the config file is the default file, which generated layouts override."""
     reboot_timeout_s: float = 600.0
     """How long the node may take to go down after a reboot was requested."""
     lock_timeout_s: float = 30.0
     in_use_timeout_s: float = 30.0
     """How long to wait, after the drain, for processes that use devices to be destroyed."""
-    is_lenient: bool = False
-    """Whether to warn instead of failing if mig-parted ignores a problem of the file."""
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
     backoff: timing.Backoff = dataclasses.field(default_factory=timing.Backoff)
 
@@ -256,12 +262,14 @@ def _default_config_file(source: options.Source) -> pathlib.Path:
 
 def _find_config_file(source: options.Source) -> tuple[pathlib.Path, bool]:
     """Return the agent's config document, and whether it is the default file."""
-    is_only = source.field(Limits, "generated_layouts") is GeneratedLayouts.ONLY
+    is_only = source.field(LayoutSources, "generated_layouts") is GeneratedLayouts.ONLY
     named = None if is_only else source.field(AgentSettings, "config_file")
     return named or _default_config_file(source), named is None
 
 
-def layouts_of_pod(source: options.Source, *, is_lenient: bool) -> tuple[str, Limits] | None:
+def layouts_of_pod(
+    source: options.Source, *, is_lenient: bool
+) -> tuple[str, LayoutSources] | None:
     """Return the config document of the agent with these variables, and how it is served.
 
     None: neither the manifest nor NVIDIA's operator names a document.
@@ -269,8 +277,8 @@ def layouts_of_pod(source: options.Source, *, is_lenient: bool) -> tuple[str, Li
     if not (source.environ.get("CONFIG_FILE") or source.environ.get("DEFAULT_CONFIG_FILE")):
         return None
     path, is_default = _find_config_file(source)
-    return str(path), Limits(
-        generated_layouts=source.field(Limits, "generated_layouts"),
+    return str(path), LayoutSources(
+        generated_layouts=source.field(LayoutSources, "generated_layouts"),
         has_default_layouts=is_default,
         is_lenient=is_lenient,
     )

@@ -23,7 +23,7 @@ _parsed = functools.lru_cache(maxsize=1)(config.parse)
 def find(
     name: str,
     source: ports.ConfigSource,
-    limits: agent_settings.Limits,
+    sources: agent_settings.LayoutSources,
     observe: Callable[[], model.ObservedGpus],
 ) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
     """Return a layout and the warnings about the file; an owner's layout needs no observation.
@@ -35,7 +35,7 @@ def find(
             (GPU_UNREACHABLE), or would be in the node's annotation (CUSTOM_LAYOUTS_OFF).
     """
     try:
-        return _find_in_file_or_generate(name, source, limits, observe)
+        return _find_in_file_or_generate(name, source, sources, observe)
     except errors.LayoutError as error:
         if name != well_known.CUSTOM_LAYOUT:
             raise
@@ -49,16 +49,16 @@ def find(
 def _find_in_file_or_generate(
     name: str,
     source: ports.ConfigSource,
-    limits: agent_settings.Limits,
+    sources: agent_settings.LayoutSources,
     observe: Callable[[], model.ObservedGpus],
 ) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
-    has_generated = limits.generated_layouts is not agent_settings.GeneratedLayouts.OFF
-    if not (has_generated and limits.has_default_layouts):
-        file = _read(source, limits)
+    has_generated = sources.generated_layouts is not agent_settings.GeneratedLayouts.OFF
+    if not (has_generated and sources.has_default_layouts):
+        file = _read(source, sources)
         if name in file.layouts or not has_generated:
             return file.layout(name), file.warnings
     gpus = observe()
-    document = _merge(source, limits, gpus)
+    document = _merge(source, sources, gpus)
     try:
         return document.layout(name, (gpus,)), document.warnings
     except errors.LayoutError as error:
@@ -73,22 +73,22 @@ def _find_in_file_or_generate(
 
 
 def _merge(
-    source: ports.ConfigSource, limits: agent_settings.Limits, gpus: model.ObservedGpus
+    source: ports.ConfigSource, sources: agent_settings.LayoutSources, gpus: model.ObservedGpus
 ) -> layouts.Document:
     """Return every layout of the file and of the GPUs."""
-    has_generated = limits.generated_layouts is not agent_settings.GeneratedLayouts.OFF
+    has_generated = sources.generated_layouts is not agent_settings.GeneratedLayouts.OFF
     made = served.generate(gpus) if has_generated else {}
     try:
-        file = _read(source, limits)
+        file = _read(source, sources)
     except errors.ConfigError as error:
-        if not (made and limits.has_default_layouts):
+        if not (made and sources.has_default_layouts):
             raise
         _log.warning("default_layouts_not_read", error=error.message)
         file = layouts.Document(source=source.name, layouts={})
-    if made and limits.generated_layouts is agent_settings.GeneratedLayouts.ONLY:
+    if made and sources.generated_layouts is agent_settings.GeneratedLayouts.ONLY:
         file = dataclasses.replace(file, layouts={})
-    document = served.merge(file, made, is_default=limits.has_default_layouts)
-    if not limits.has_custom_layouts:
+    document = served.merge(file, made, is_default=sources.has_default_layouts)
+    if not sources.has_custom_layouts:
         return document
     # A layout of this name in the file is unavailable: the name means the node's annotation.
     others = {k: v for k, v in document.layouts.items() if k != well_known.CUSTOM_LAYOUT}
@@ -109,16 +109,16 @@ def _fitting_names(
     return frozenset(fit.layout.name for fit in fits)
 
 
-def _read(source: ports.ConfigSource, limits: agent_settings.Limits) -> layouts.Document:
-    return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)
+def _read(source: ports.ConfigSource, sources: agent_settings.LayoutSources) -> layouts.Document:
+    return _parsed(source.read(), source=source.name, is_lenient=sources.is_lenient)
 
 
 class LayoutList:
     """The list of the layouts that fit the node's GPUs, for people and for other programs."""
 
-    def __init__(self, deps: ports.Dependencies, limits: agent_settings.Limits) -> None:
+    def __init__(self, deps: ports.Dependencies, sources: agent_settings.LayoutSources) -> None:
         self._deps = deps
-        self._limits = limits
+        self._sources = sources
         self._written: tuple[layouts.Layout, ...] | None = None
         """The layouts in the published document; None: not written yet."""
 
@@ -127,7 +127,7 @@ class LayoutList:
         if not gpus:
             return None
         try:
-            document = _merge(self._deps.configs, self._limits, gpus)
+            document = _merge(self._deps.configs, self._sources, gpus)
         except errors.ConfigError as error:
             _log.info("layouts_not_listed", error=error.message)
             return None
@@ -141,7 +141,7 @@ class LayoutList:
         if fitting is None:
             return {}
         entries = map(served.ServedLayout.of, fitting)
-        text = served.to_json(entries, takes_custom=self._limits.has_custom_layouts)
+        text = served.to_json(entries, takes_custom=self._sources.has_custom_layouts)
         return {well_known.LAYOUTS_ANNOTATION: text}
 
     def write(self, fitting: tuple[layouts.Layout, ...] | None) -> None:
