@@ -428,6 +428,14 @@ class GpuInUseError(HardwareError):
         super().__init__(message, reason=reason, remedy=remedy)
 
 
+class MissingGpusError(MigManagerError):
+    """The driver no longer lists GPUs that it listed when the layout was verified."""
+
+    def __init__(self, message: str, gpus: tuple[str, ...]) -> None:
+        super().__init__(message, reason=Reason.DRIFTED)
+        self.gpus = gpus  # their names
+
+
 class StalePlanError(HardwareError):
     """Instances that a plan creates exist already; no step was run."""
 

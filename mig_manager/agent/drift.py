@@ -1,4 +1,4 @@
-"""Check at rest whether the GPUs still have the layout of the last run."""
+"""Act on a check of the layout at rest: publish a drift, restore the layout, or do nothing."""
 
 import contextlib
 import dataclasses
@@ -9,10 +9,9 @@ from typing import Self
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, outcomes
-from mig_manager.agent.phases import resolving
+from mig_manager.agent import attempts, drift_checks, outcomes
 from mig_manager.agent.pods import advertising, device_plugin, survey, withdrawing
-from mig_manager.core import model, steps
+from mig_manager.core import model
 from mig_manager.core.node import device_ids, node_object, schedulable
 from mig_manager.core.records import readiness
 
@@ -30,77 +29,6 @@ class Action(enum.Enum):
     REST = "rest"  # nothing: wait for the next check
     HEAL = "heal"  # run the pipeline without evicting a pod
     RUN = "run"  # run the pipeline as for a new attempt at a request that failed, or for a repair
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """The GPUs compared with a layout."""
-
-    gpus: model.ObservedGpus
-    plan: steps.Plan | None  # the changes that the layout needs; None: it could not be planned
-    error: errors.Reason | None = None
-    message: str = ""  # message of the error
-    is_unchanged: bool | None = None
-    """Without a plan: whether the GPUs have the instances that they were verified with; None:
-    unknown, or no GPU was observed."""
-    is_file_unusable: bool = False
-    """Whether the file is unusable or lacks the layout, which was verified before."""
-    missing: tuple[str, ...] = ()
-    """Names of the GPUs that the driver listed when the layout was verified, and no longer."""
-
-    @property
-    def is_active(self) -> bool | None:
-        """Whether the layout is active; None: unknown."""
-        if self.missing:
-            return False
-        # Without a plan, every difference from the verified GPUs is a drift.
-        return self.is_unchanged if self.plan is None else self.plan.is_empty
-
-
-def observe(attempt: attempts.Attempt) -> Observation:
-    """Observe the GPUs, and plan the layout of a run without executing anything.
-
-    Raises:
-        LockedError: Another manager changes the GPUs.
-    """
-    try:
-        with attempt.hold_lock(f"checking layout {attempt.request.config}", changes_gpus=False):
-            try:
-                resolved = resolving.resolve(attempt)
-            except (errors.ConfigError, errors.LayoutError):
-                # A file that cannot be used hides neither a change nor a fault of the GPUs.
-                resolving.observe(attempt)
-                raise
-            gpus = resolving.observe_once(attempt, resolved)
-            plan = resolved.plan(gpus)
-    except errors.LockedError:
-        raise
-    except errors.MigManagerError as error:
-        _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
-        gpus = attempt.status.gpus
-        record = attempt.journal.record
-        verified, then = record.verified, record.verified_gpus
-        is_file_unusable = verified is not None and resolving.is_about_file(attempt, error)
-        if verified:
-            attempt.journal.note_status(
-                config_hash=verified.config_hash,
-                is_from_owner=verified.is_from_owner,
-                config_problem=error.message if is_file_unusable else "",
-            )
-        return Observation(
-            gpus=gpus,
-            plan=None,
-            error=error.reason,
-            message=error.message,
-            is_unchanged=not then.differs(gpus) if gpus and then else None,
-            is_file_unusable=is_file_unusable,
-            missing=record.absent_gpus(gpus, attempt.deps.boot_id),
-        )
-    return Observation(
-        gpus=gpus,
-        plan=plan,
-        missing=attempt.journal.record.absent_gpus(gpus, attempt.deps.boot_id),
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +77,7 @@ class DriftMemory:
         last = outcome.gpus_after_failure
         return type(self)(
             outcome=outcome,
-            baseline=_fingerprint(gpus if last is None else last),
+            baseline=_deciding_facts(gpus if last is None else last),
             is_drifted=is_drifted,
             description=outcome.description if is_drifted else "",
         )
@@ -171,7 +99,7 @@ def act(
     attempt: attempts.Attempt,
     memory: DriftMemory,
     outcome: outcomes.Outcome,
-    observation: Observation,
+    observation: drift_checks.Observation,
     node: node_object.NodeView,
 ) -> tuple[Action, DriftMemory]:
     """Publish changes since the last run; return the action and the new memory.
@@ -231,7 +159,7 @@ def _judge(
     attempt: attempts.Attempt,
     memory: DriftMemory,
     outcome: outcomes.Outcome,
-    observation: Observation,
+    observation: drift_checks.Observation,
     node: node_object.NodeView,
 ) -> _Verdict:
     """Compare a check with the run and the checks before; ask kubelet if devices are suspect."""
@@ -244,7 +172,7 @@ def _judge(
         is_known = observation.error is None or (bool(gpus) and not observation.is_file_unusable)
         has_changed = is_known and lost != {gpu.index for gpu in outcome.verified_gpus.unreachable}
     else:
-        has_changed = not is_drifted and _fingerprint(gpus) != memory.baseline
+        has_changed = not is_drifted and _deciding_facts(gpus) != memory.baseline
     if has_changed:
         return _Verdict.CHANGED
     if observation.is_active is None or not (is_success or is_drifted):
@@ -267,7 +195,7 @@ def _is_suspect(
     attempt: attempts.Attempt,
     memory: DriftMemory,
     outcome: outcomes.Outcome,
-    observation: Observation,
+    observation: drift_checks.Observation,
     node: node_object.NodeView,
 ) -> bool:
     """Return whether the plugin may advertise other devices than the active layout has."""
@@ -287,7 +215,11 @@ def _is_suspect(
 
 
 def _count_failure(
-    attempt: attempts.Attempt, memory: DriftMemory, observation: Observation, *, is_success: bool
+    attempt: attempts.Attempt,
+    memory: DriftMemory,
+    observation: drift_checks.Observation,
+    *,
+    is_success: bool,
 ) -> DriftMemory:
     """Count a check that observed no GPU; publish that readiness is unknown after several."""
     if observation.error is None or observation.gpus:
@@ -309,7 +241,7 @@ def _count_failure(
 
 def _handle_drift(
     attempt: attempts.Attempt,
-    observation: Observation,
+    observation: drift_checks.Observation,
     before: DriftMemory,
     outcome: outcomes.Outcome,
 ) -> str:
@@ -332,12 +264,11 @@ def _handle_drift(
         if missing
         else outcomes.drift_message(attempt.status.title, affected, observation.message)
     )
-    # A run may describe the same drift in more words.
-    start = message if missing else outcomes.drift_message(attempt.status.title, "")
-    published = before.description
-    is_same = (
-        published.startswith(start) if published == outcome.description else published == message
-    )
+    if before.description == outcome.description:
+        # The run has published the drift, maybe in more words.
+        is_same = outcome.missing_gpus == missing
+    else:
+        is_same = before.description == message
     if not is_same:
         attempt.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=attempt.request.config, pods=affected)
@@ -345,7 +276,9 @@ def _handle_drift(
     return message
 
 
-def _restart_stale(attempt: attempts.Attempt, observation: Observation, *, is_new: bool) -> None:
+def _restart_stale(
+    attempt: attempts.Attempt, observation: drift_checks.Observation, *, is_new: bool
+) -> None:
     """Restart what offers devices that are gone, once for each drift; the next check retries.
 
     Between changes of the node's pods no request is sent.
@@ -363,7 +296,7 @@ def _restart_stale(attempt: attempts.Attempt, observation: Observation, *, is_ne
 def _withdraw_phantoms(
     attempt: attempts.Attempt,
     memory: DriftMemory,
-    observation: Observation,
+    observation: drift_checks.Observation,
     node: node_object.NodeView,
 ) -> bool:
     """Remove phantom devices from the node; return whether the API refuses."""
@@ -389,7 +322,7 @@ def _finish_active_again(attempt: attempts.Attempt) -> None:
     )
 
 
-def _fingerprint(gpus: model.ObservedGpus) -> Hashable:
+def _deciding_facts(gpus: model.ObservedGpus) -> Hashable:
     """Return the facts that decide the outcome of a run."""
     return tuple(
         (

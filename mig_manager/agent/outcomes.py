@@ -30,6 +30,8 @@ class Outcome:
     """Whether the node stays tainted until the next attempt, because its drain has begun."""
     verified_gpus: model.ObservedGpus = model.NO_GPUS
     """Empty after a failure. Unreachable GPUs get the layout once they are back."""
+    missing_gpus: tuple[str, ...] = ()
+    """Names of the GPUs that the driver no longer lists, if that is the failure."""
     gpus_after_failure: model.ObservedGpus | None = None
     """As a failure that is not retried left them, empty if none can be observed; None: they were
     not observed."""

@@ -14,6 +14,7 @@ from mig_manager.agent import (
     attempt_series,
     attempts,
     drift,
+    drift_checks,
     outcomes,
     publish,
     repairing,
@@ -112,7 +113,7 @@ class Reconciler:
         """
         with self._attempts.begin(request) as attempt:
             try:
-                observation = drift.observe(attempt)
+                observation = drift_checks.observe(attempt)
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST

@@ -31,6 +31,8 @@ def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcom
         is_final=_is_final(attempt, error),
         remedy=str(error.own_remedy) if isinstance(error, errors.NotReadyError) else "",
     )
+    if isinstance(error, errors.MissingGpusError):
+        outcome = dataclasses.replace(outcome, missing_gpus=error.gpus)
     if outcome.should_retry:
         return outcome
     # From now on the hardware decides when to try again.

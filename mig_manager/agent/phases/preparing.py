@@ -76,16 +76,15 @@ def plan_change(
         ConfigError: A file of the owner cannot be read or is invalid.
         HardwareError: GPU_NEEDS_RESET: a GPU must be repaired first.
         LayoutError: The layout is impossible on these GPUs.
-        MigManagerError: DRIFTED: the driver no longer lists a GPU of the verified layout.
+        MissingGpusError: The driver no longer lists a GPU of the verified layout.
     """
     usage = gpu_use.Usage(pods=(), assigned=None, extra_clients=attempt.deps.extra_clients())
     services = attempt.deps.service_names()
     attempt.hooks.load()
     missing = attempt.journal.record.absent_gpus(gpus, attempt.deps.boot_id)
     if missing and not attempt.request.repairs:
-        raise errors.MigManagerError(
-            outcomes.missing_message(attempt.status.title, missing), reason=errors.Reason.DRIFTED
-        )
+        message = outcomes.missing_message(attempt.status.title, missing)
+        raise errors.MissingGpusError(message, missing)
     recovery.restore_persistence(attempt, gpus)
     desired = target.select(gpus)
     others = tuple(gpu for gpu in attempt.journal.entries.snapshot if gpu.uuid not in desired)
