@@ -17,7 +17,6 @@ from tests.node.simulated_rig import devices
 _RECORDINGS = 3
 _GRACE_S = 60.0
 _CONVERGE_S = 60.0
-_TERMINAL = (model.State.SUCCESS, model.State.FAILED)
 
 Downtime = scenarios.Downtime
 Recorder = Callable[[scenarios.Scenario], "Recording"]

@@ -22,7 +22,6 @@ from tests.faults import api_node
 from tests.faults.api_node import GOOD, Request
 from tests.kit import lost_stderr, matrices
 
-Fault = apiserver.Fault
 OPERATOR, PLAIN = objects.DeployStyle.GPU_OPERATOR, objects.DeployStyle.PLAIN
 _MATRIX = "API faults"
 _ALWAYS = {
@@ -220,7 +219,7 @@ def test_label_is_served_though_first_requests_watch_or_list_fail(name: str) -> 
             assert stage.server.faults_waiting() == 0, request
             end_of(stage, {failure.reason})
         for again in (WATCH, LIST):
-            stage.server.inject(Fault(token=api_node.TOKEN, verb="watch", status=410))
+            stage.server.inject(apiserver.Fault(token=api_node.TOKEN, verb="watch", status=410))
             stage.server.inject(failure.at(again))
             # The watch is renewed every second or so.
             stage.wait(lambda: stage.server.faults_waiting() == 0, "the faults")
@@ -230,7 +229,7 @@ def test_label_is_served_though_first_requests_watch_or_list_fail(name: str) -> 
 
 def test_a_label_is_served_after_a_watch_that_went_silent() -> None:
     with api_node.stage_at_rest() as stage:
-        stage.server.inject(Fault(token=api_node.TOKEN, verb="watch", stall=True))
+        stage.server.inject(apiserver.Fault(token=api_node.TOKEN, verb="watch", stall=True))
         stage.wait(lambda: stage.server.faults_waiting() == 0, "the fault")
         stage.reconfigure()
         assert stage.remaining() == []

@@ -19,7 +19,6 @@ from mig_manager.core.node import pod_object
 from tests.faults import api_node
 from tests.kit import kubelet_rig, matrices
 
-GOOD = api_node.GOOD
 _MATRIX = "kubelet faults"
 
 
@@ -193,7 +192,7 @@ def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
             is_struck = calls_with(nth) >= nth
             ends, lost = stage.ends()
             # The agent repeats the call, so no run fails.
-            assert (set(ends) <= GOOD, lost, stage.remaining()) == (True, [], []), nth
+            assert (set(ends) <= api_node.GOOD, lost, stage.remaining()) == (True, [], []), nth
             return is_struck or None
 
         least = min(calls_with(0) for _ in range(3))

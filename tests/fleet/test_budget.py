@@ -17,11 +17,10 @@ from tests import waiting
 from tests.fleet import agents, census
 
 LAYOUT = "all-1g.5gb"
-NAMESPACE = agents.NAMESPACE
 
 
 def used_slots(server: apiserver.ApiServer) -> list[str]:
-    leases = server.objects(resources.LEASES, NAMESPACE)
+    leases = server.objects(resources.LEASES, agents.NAMESPACE)
     return [each["spec"]["holderIdentity"] for each in leases if each["spec"]["holderIdentity"]]
 
 
@@ -52,7 +51,7 @@ class Contender:
         # Hundreds ask one server in one process.
         self._kube = api.KubeApi.at(server.url, token=name, request_timeout_s=60.0)
         self._slots = lease_slots.LeaseSlots(
-            self._kube, namespace=NAMESPACE, node_name=name, limit=limit, clock=self._clock
+            self._kube, namespace=agents.NAMESPACE, node_name=name, limit=limit, clock=self._clock
         )
 
     def run(self) -> None:

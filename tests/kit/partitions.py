@@ -3,7 +3,6 @@
 An instance of ``samples.gpu`` with ``*`` behind it is in use.
 """
 
-import collections
 import dataclasses
 import datetime as dt
 import uuid
@@ -70,13 +69,7 @@ def item(  # noqa: PLR0913 - each is something that a node can have
     is_ready: bool = True,
 ) -> dict[str, Any]:
     """Build a Node object of an agent at rest; without ``in_use`` it has not published it."""
-    counts = collections.Counter(
-        resources.of_profile(ci.profile) or ""
-        for gpu in every
-        for gi in gpu.gpu_instances
-        for ci in gi.compute_instances
-    )
-    counts.pop("", None)
+    counts = resources.counts(every)
     published = api_objects.annotations_of_agent(every, in_use=in_use, at=NOW.isoformat())
     node = api_objects.a_node(
         name,

@@ -17,10 +17,6 @@ class EndOfPause(BaseException):
     """Ends an agent in a pause, as a kill would."""
 
 
-Pause = inboxes.Pause
-requested_of = inboxes.requested_of
-
-
 def request(
     rig: fakes.NodeRig, layout: str | None, custom: custom_layouts.Custom | None = None
 ) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from mig_manager.agent import agent_settings, drift, outcomes
 from mig_manager.core import model
-from tests.node import agents, fakes, gpu_values, nodes
+from tests.node import agents, fakes, gpu_values, inboxes, nodes
 from tests.pipeline import lives
 
 LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
@@ -53,7 +53,7 @@ def serve(rig: fakes.NodeRig, by: agents.AgentInMemory | None = None) -> outcome
     lives.request(rig, LAYOUT)
     pauses_s: list[float] = []
 
-    def check(pause: lives.Pause) -> None:
+    def check(pause: inboxes.Pause) -> None:
         if pauses_s or not pause.is_at_rest:
             raise lives.EndOfPause
         pauses_s.append(pause.seconds)

@@ -15,7 +15,6 @@ from tests import programs
 from tests.kit.unit_files import BOOT, MANUAL, SYSTEMD, UNITS
 from tests.programs import run
 
-ROOT = SYSTEMD.parent
 SETTINGS = {"mig-manager.env", "config.yaml"}
 
 

@@ -10,7 +10,6 @@ from tests.crash.soak import driver, script
 from tests.node import fake_cluster, simulated_rig
 
 MONITOR_LABEL = well_known.DEPLOY_LABEL_PREFIX + "dcgm"
-PLUGIN_LABEL = well_known.PLUGIN_DEPLOY_LABEL
 _VALUES = ("true", "false", None)  # what an owner may decide about a deploy label
 
 
@@ -20,7 +19,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
     def __init__(self, spec: str, *, is_gated: bool, script_: script.Script) -> None:
         self.wanted_labels: dict[str, str | None] = {MONITOR_LABEL: "true"}
         if is_gated:
-            self.wanted_labels[PLUGIN_LABEL] = "true"
+            self.wanted_labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
         options = states.Options(swapped_gpus=(0,))
         super().__init__(
             driver.MemoryState(spec, options=options),
@@ -33,7 +32,9 @@ class SoakCluster(simulated_rig.SimulatedRig):
             script.Kind.CORDON: lambda _pick: self.cordon(is_on=True),
             script.Kind.UNCORDON: lambda _pick: self.cordon(is_on=False),
             script.Kind.DECIDE_MONITOR: lambda pick: self.decide(MONITOR_LABEL, pick),
-            script.Kind.DECIDE_PLUGIN: lambda pick: self.decide(PLUGIN_LABEL, pick),
+            script.Kind.DECIDE_PLUGIN: lambda pick: self.decide(
+                well_known.PLUGIN_DEPLOY_LABEL, pick
+            ),
         }
         self.plugin.is_gated = is_gated
         self.wants_cordon = False

@@ -15,7 +15,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from tests import layout_table
-from tests.node import agents, ends, fakes, judging, strikes
+from tests.node import agents, ends, fakes, inboxes, judging, strikes
 from tests.pipeline import lives
 from tests.pipeline.swept_changes import Change, End
 
@@ -122,7 +122,7 @@ class PlayedChange:
     @property
     def request_key(self) -> tuple[str | None, ...]:
         """What a newer request differs from."""
-        return *lives.requested_of(self.rig), self.config.text
+        return *inboxes.requested_of(self.rig), self.config.text
 
     @property
     def is_as_begun(self) -> bool:
@@ -264,7 +264,7 @@ class _Pauses:
         self.is_over = False
         """Whether the last run was the last one."""
 
-    def __call__(self, pause: lives.Pause) -> None:
+    def __call__(self, pause: inboxes.Pause) -> None:
         past_outcomes = self._agent.outcomes
         is_refused = (
             past_outcomes and past_outcomes[-1].reason is errors.Reason.INSUFFICIENT_RESOURCES

@@ -8,7 +8,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import contract
-from tests.node import agents, fakes, strikes
+from tests.node import agents, fakes, inboxes, strikes
 from tests.pipeline import lives
 
 LAYOUT = "all-balanced"
@@ -59,7 +59,7 @@ class Story:
             processes=lambda: self.usage,
         )
 
-        def go_on(pause: lives.Pause) -> None:
+        def go_on(pause: inboxes.Pause) -> None:
             (acts.pop(0) if acts else pause.stop)()
 
         try:

@@ -23,7 +23,6 @@ WITH_OTHER_CONFIG = dataclasses.replace(
     RESUMED, plugin_config=dataclasses.replace(SLICED, now="whole")
 )
 REMAINING = NOTHING.remaining
-REMAINING_WITH_TAINT = PAUSING.remaining_with_taint
 UNREACHABLE = dataclasses.replace(REMAINING, snapshot=(GPU,))
 
 
