@@ -176,7 +176,7 @@ def _driver_s(
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
     finally:
         simulated_nvml.load(None)
-    plan = planner.plan(gpus, transition.desired(gpus))
+    plan = planner.plan(gpus, transition.desired_gpus(gpus))
     return limit_s(plan, driver, is_serial=is_serial)
 
 
@@ -206,7 +206,7 @@ def _run(transition: matrix.Transition, path: pathlib.Path, start: states.Machin
     ready(gpus)
     since = time.monotonic()
     observed = gpus.observe()
-    desired = transition.desired(observed)
+    desired = transition.desired_gpus(observed)
     plan = planner.plan(observed, desired)
     observe_s, observing = time.monotonic() - since, counts.calls.total()
     ready(gpus)

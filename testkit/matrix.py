@@ -33,7 +33,7 @@ class Transition:
         where = "every GPU" if count == every else f"{count} of {every}"
         return f"{before} -> {after}, {where}"
 
-    def desired(self, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
+    def desired_gpus(self, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
         """Return the desired state of the GPUs, by UUID."""
         return _desired_of(gpus, self.after)
 

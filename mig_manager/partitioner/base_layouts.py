@@ -21,18 +21,18 @@ class BaseLayouts:
         """Build it; without a document, the layout is generated from the GPUs."""
         self._name = name
         self._document = document
-        self._known: dict[str, tuple[tuple[model.Gpu, ...], Base]] = {}
+        self._bases: dict[str, tuple[tuple[model.Gpu, ...], Base]] = {}
         """By node: its GPUs, and the base layout on them."""
 
     def of(self, nodes: Iterable[partitioned.PartitionedNode]) -> Mapping[str, Base]:
         """Return the base layout for every opted-in node; empty if it does not fit."""
-        before, self._known = self._known, {}
+        before, self._bases = self._bases, {}
         for node in nodes if self._name else ():
             if node.is_opted_in and node.gpus:
                 gpus, base = before.get(node.name, ((), {}))
                 is_same = gpus == node.gpus
-                self._known[node.name] = node.gpus, base if is_same else self._base(node)
-        return {name: base for name, (_, base) in self._known.items()}
+                self._bases[node.name] = node.gpus, base if is_same else self._base(node)
+        return {name: base for name, (_, base) in self._bases.items()}
 
     def _base(self, node: partitioned.PartitionedNode) -> Base:
         try:

@@ -79,7 +79,7 @@ class UndisturbedChange:
 
 
 @functools.cache
-def undisturbed(change: GpuChange) -> UndisturbedChange:
+def play_undisturbed(change: GpuChange) -> UndisturbedChange:
     node = change.start()
     before, kills = forks.fork(node), list[ApplyingNode]()
     node.on_step = lambda _step: kills.append(forks.fork_at_kill(node))
@@ -90,7 +90,7 @@ def undisturbed(change: GpuChange) -> UndisturbedChange:
 
 def kills(change: GpuChange) -> Iterator[ApplyingNode]:
     """Yield nodes on which a change was killed, before each of its steps."""
-    return map(forks.fork, undisturbed(change).kills)
+    return map(forks.fork, play_undisturbed(change).kills)
 
 
 CHANGES = [*APPLY_CHANGES.values(), *RESTORE_CHANGES]
@@ -101,7 +101,7 @@ def test_a_killed_change_is_finished_by_the_same_one(change: GpuChange) -> None:
     for node in kills(change):
         change.run(node)
 
-        assert node.shape == undisturbed(change).after.shape
+        assert node.shape == play_undisturbed(change).after.shape
         assert node.journal.text is None
         assert not node.exclusion.is_locked
 
@@ -122,7 +122,7 @@ def test_after_a_kill_any_layout_can_be_applied(change: GpuChange, again: str) -
 def test_after_a_kill_an_impossible_layout_restores_what_was(
     name: str, killed_rollbacks: int
 ) -> None:
-    before = undisturbed(APPLY_CHANGES[name]).before.shape
+    before = play_undisturbed(APPLY_CHANGES[name]).before.shape
     for node in kills(APPLY_CHANGES[name]):
         is_changed = node.shape != before
         for again in range(1, 1 + killed_rollbacks):
@@ -151,8 +151,8 @@ def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: GpuChange) -> Non
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_a_change_that_fails_at_any_step_is_undone(change: GpuChange) -> None:
-    before = undisturbed(change).before
-    for at in range(1, 1 + len(undisturbed(change).kills)):
+    before = play_undisturbed(change).before
+    for at in range(1, 1 + len(play_undisturbed(change).kills)):
         node = forks.fork(before)
         node.steps = 0
         node.fails = lambda _step: node.steps == at  # noqa: B023 - only in this round

@@ -55,8 +55,8 @@ class Patient:
         self.argv = ["--simulate-state", str(self.path)]
 
     def born(self, spec: str = SPEC, **options: object) -> "Patient":
-        chosen = dataclasses.replace(states.Options(), **options)  # type: ignore[arg-type]
-        simulated_nvml.create(spec, self.path, options=chosen)
+        simulation = dataclasses.replace(states.Options(), **options)  # type: ignore[arg-type]
+        simulated_nvml.create(spec, self.path, options=simulation)
         return self
 
     def settings(self, *argv: str, **changes: object) -> doctor_settings.DoctorSettings:

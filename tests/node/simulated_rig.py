@@ -129,7 +129,7 @@ class SimulatedRig(fakes.NodeRig):
 
     @property
     def plugin_devices(self) -> dict[str, frozenset[str]]:
-        found: dict[str, set[str]] = collections.defaultdict(set)
+        uuids_by_resource: dict[str, set[str]] = collections.defaultdict(set)
         for uuid, resource in devices(self.state).items():
-            found[resource].add(uuid)
-        return {resource: frozenset(ids) for resource, ids in found.items()}
+            uuids_by_resource[resource].add(uuid)
+        return {resource: frozenset(ids) for resource, ids in uuids_by_resource.items()}

@@ -44,7 +44,7 @@ class Leader:
         self._identity = identity
         self._duration_s = duration_s
         self._clock = clock
-        self._own: lease.Lease | None = None
+        self._lease: lease.Lease | None = None
         """The Lease as last written, unless another replica has it."""
         self._campaigned_s = -math.inf
 
@@ -52,7 +52,7 @@ class Leader:
     def may_write(self) -> bool:
         """Whether a write that begins now ends before another replica may take the Lease."""
         # No other replica saw the change before the request began.
-        until_s = self._own.read_s + self._duration_s - MAX_WRITE_S if self._own else -math.inf
+        until_s = self._lease.read_s + self._duration_s - MAX_WRITE_S if self._lease else -math.inf
         return self._clock.monotonic() < until_s
 
     @property
@@ -66,23 +66,23 @@ class Leader:
         if self.next_in_s > 0:
             return self.may_write
         self._campaigned_s = self._clock.monotonic()
-        before = self._own
+        before = self._lease
         try:
             if before:
-                self._own = self._renew(before)
-            if self._own is None:
+                self._lease = self._renew(before)
+            if self._lease is None:
                 self._take_if_free()
         except errors.ClusterError as error:
             _log.warning("lease_not_renewed", reason=error.reason.value, detail=error.message)
-        if before and not self._own:
+        if before and not self._lease:
             _log.warning("leadership_lost", identity=self._identity)
         return self.may_write
 
     def release(self) -> None:
         """Let another replica take the Lease at once; it expires if that fails."""
-        if self._own is None:
+        if self._lease is None:
             return
-        self._own = None
+        self._lease = None
         self._leases.release(self._find_own, self._duration_s)
 
     def _find_own(self) -> Iterable[lease.Lease]:
@@ -94,8 +94,8 @@ class Leader:
         last = self._leases.read(self.name)
         is_ours = last.holder in ("", self._identity)
         if is_ours or last.is_silent(self._duration_s):
-            self._own = self._renew(last)
-        if self._own:
+            self._lease = self._renew(last)
+        if self._lease:
             _log.info("leadership_taken", identity=self._identity, before=last.holder or None)
 
     def _renew(self, last: lease.Lease) -> lease.Lease | None:

@@ -56,7 +56,7 @@ class LeaseSlots:
         self._renew_s = renew_s
         self._pick = pick
         self._lock = threading.RLock()
-        self._own: lease.Lease | None = None
+        self._lease: lease.Lease | None = None
         self._owns_none = False
         """Whether we certainly own no slot; we may still own one from before a restart."""
         self._stop: threading.Event | None = None
@@ -85,17 +85,17 @@ class LeaseSlots:
             self._stop.set()
             self._stop = None
         with self._lock:
-            self._own = None
+            self._lease = None
             if not self._owns_none:
                 self._owns_none = self._leases.release(lambda: self._list().mine, _LEASE_S)
 
     @property
     def _is_fresh(self) -> bool:
         # No other node can have seen the change before the request began.
-        return self._own is not None and self._clock.monotonic() - self._own.read_s < _FRESH_S
+        return self._lease is not None and self._clock.monotonic() - self._lease.read_s < _FRESH_S
 
     def _take(self) -> slots.Denial | None:
-        self._own = None
+        self._lease = None
         state = self._list()
         for slot in state.mine:
             if self._write(slot):
@@ -141,7 +141,7 @@ class LeaseSlots:
         written = self._leases.write(slot, self._node, _LEASE_S)
         if written is None:
             return False
-        self._own = written
+        self._lease = written
         if slot.holder != self._node:
             _log.info("slot_taken", slot=slot.name, before=slot.holder or None)
         return True
@@ -152,7 +152,7 @@ class LeaseSlots:
                 if stop.is_set():
                     return
                 try:
-                    if self._own is not None and self._write(self._own):
+                    if self._lease is not None and self._write(self._lease):
                         continue
                     denial = self._take()
                     if denial is not None:

@@ -240,7 +240,7 @@ class _Judge:
 
     def __init__(self, others: Others | None) -> None:
         self._others = others
-        self._known: dict[layouts.Rule, bool] = {}
+        self._fits_by_rule: dict[layouts.Rule, bool] = {}
 
     def verdict(self, case: _Case) -> ProductFit:
         """Plan every variant for the members, as parts of their node."""
@@ -293,12 +293,12 @@ class _Judge:
             return False
         variant = _alone(layout, rule)
         key = variant.rules[0]
-        if key not in self._known:
-            self._known[key] = any(
+        if key not in self._fits_by_rule:
+            self._fits_by_rule[key] = any(
                 gpu.is_mig_capable and rule.filters_match(gpu) and _fits(variant, gpu)
                 for gpu in self._others()
             )
-        return self._known[key]
+        return self._fits_by_rule[key]
 
 
 def _plan(

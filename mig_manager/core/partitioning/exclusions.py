@@ -21,20 +21,20 @@ class Exclusions:
         self._nodes = nodes
         self._every = node_sets.of(range(len(nodes)))
         self._values: dict[str, dict[str | None, node_sets.NodeSet]] = {}
-        self._known: dict[tuple[object, ...], Mapping[str, node_sets.NodeSet]] = {}
+        self._exclusions: dict[tuple[object, ...], Mapping[str, node_sets.NodeSet]] = {}
 
     def of(self, needs: demand.Needs) -> Mapping[str, node_sets.NodeSet]:
         """Return the sets of nodes on which a pod cannot run, by the first reason; disjoint."""
         devices = tuple(name for name, _ in needs.amounts if resources.is_mig(name))
         key = needs.selector, needs.affinity, needs.tolerations, devices
-        if key not in self._known:
+        if key not in self._exclusions:
             rest, by_reason = self._every, dict[str, node_sets.NodeSet]()
             for why, nodes in self._all(needs, devices):
                 if rest & nodes:
                     by_reason[why] = by_reason.get(why, node_sets.EMPTY) | rest & nodes
                     rest -= nodes
-            self._known[key] = by_reason
-        return self._known[key]
+            self._exclusions[key] = by_reason
+        return self._exclusions[key]
 
     @functools.cached_property
     def _taints(self) -> dict[tuple[demand.Taint, ...], node_sets.NodeSet]:

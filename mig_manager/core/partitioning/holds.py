@@ -61,7 +61,7 @@ class Holds:
         self._nodes = nodes
         self._before = before
         self._now = now
-        self._taken: set[tuple[int, int]] = set()
+        self._gpus_on_hold: set[tuple[int, int]] = set()
         self._cost = 0
         """Free memory slices of the GPUs on hold."""
         self._without_choice: set[batches.Group] = set()
@@ -136,7 +136,7 @@ class Holds:
                 break
             self._cost += cost
             node = self._index.nodes[position]
-            self._taken |= {(position, index) for index in indices}
+            self._gpus_on_hold |= {(position, index) for index in indices}
             mine |= {(node.name, gpu.uuid) for gpu in node.gpus if gpu.index in indices}
             yield Hold(rank=rank, position=position, indices=frozenset(indices), is_early=is_early)
         if not mine:
@@ -161,7 +161,8 @@ class Holds:
             ordered = sorted(
                 (state.fill, uuids[index] not in earlier_gpus, index, most)
                 for index, state in self._index.states(position).items()
-                if (position, index) not in self._taken and (most := state.capacity.most(largest))
+                if (position, index) not in self._gpus_on_hold
+                and (most := state.capacity.most(largest))
             )
             fill = new = 0
             indices: list[int] = []

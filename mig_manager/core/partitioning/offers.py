@@ -63,7 +63,7 @@ class Offers:
         self._batch = batch
         self._room = room
         self._available = room.available
-        self._known: dict[object, Offer] = {}
+        self._valid_offers: dict[object, Offer] = {}
         """By what decides an offer: the valid offers of nodes."""
         self._closed = {group: group.excluded | room.lacking(group) for group in batch.groups}
         """By group: the nodes that serve none of its pods, by quick comparisons."""
@@ -120,12 +120,12 @@ class Offers:
             key = self._room.likeness(position)
             if any(position in nodes for nodes in skipped.values()):
                 key = position
-            offer = self._known.get(key)
+            offer = self._valid_offers.get(key)
             if offer is None:
                 searched += 1
                 offer = self.offer(position, queue, skipped=skipped, bound=bound, least=least)
             if offer:
-                self._known[key] = offer
+                self._valid_offers[key] = offer
                 offer = dataclasses.replace(offer, position=position)
                 best = offer if best is None else min(best, offer, key=lambda each: each.rank)
         return best
@@ -133,8 +133,8 @@ class Offers:
     def forget(self, pods: Iterable[int]) -> None:
         """Forget the offers to these pods."""
         gone = {*pods}
-        self._known = {
-            key: offer for key, offer in self._known.items() if gone.isdisjoint(offer.pods)
+        self._valid_offers = {
+            key: offer for key, offer in self._valid_offers.items() if gone.isdisjoint(offer.pods)
         }
 
     def offer(

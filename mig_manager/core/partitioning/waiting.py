@@ -58,14 +58,14 @@ class Causes:
         self._why_not_now = why_not_now
         self._is_full = is_full
         self._on_hold = on_hold
-        self._known: dict[tuple[batches.Group, node_sets.NodeSet], Cause] = {}
+        self._causes: dict[tuple[batches.Group, node_sets.NodeSet], Cause] = {}
 
     def why(self, group: batches.Group, unplaced: node_sets.NodeSet) -> Cause:
         """Return why a pod is not served; the scheduler did not place it on ``unplaced`` nodes."""
         key = group, unplaced
-        if key not in self._known:
-            self._known[key] = self._why(*key)
-        return self._known[key]
+        if key not in self._causes:
+            self._causes[key] = self._why(*key)
+        return self._causes[key]
 
     @functools.cached_property
     def _not_now(self) -> dict[tuple[WaitReason | None, str], node_sets.NodeSet]:

@@ -80,7 +80,7 @@ class Search:
     def __init__(self, busy: frozenset[str], ending: frozenset[str] = frozenset()) -> None:
         """Build it with the UUIDs of the MIG devices in use, and of those that soon are not."""
         self._use = dict.fromkeys(busy, _IN_USE) | dict.fromkeys(busy & ending, _ENDING)
-        self._known: dict[tuple[object, ...], GpuDecision] = {}
+        self._decisions: dict[tuple[object, ...], GpuDecision] = {}
 
     def decide(
         self, gpu: model.Gpu, live: Sequence[model.GpuInstance], desired: model.DesiredGpu
@@ -93,9 +93,9 @@ class Search:
             return GpuDecision(stays=tuple(stay_unchanged(i, gi) for i, gi in enumerate(live)))
         instances = tuple((gi.profile, gi.placement, self._occupants(gi)) for gi in live)
         key = (gpu.profiles, desired.devices, desired.pins, instances)
-        if key not in self._known:
-            self._known[key] = _decide(gpu, instances, desired)
-        return self._known[key]
+        if key not in self._decisions:
+            self._decisions[key] = _decide(gpu, instances, desired)
+        return self._decisions[key]
 
     def _occupants(self, gi: model.GpuInstance) -> tuple[packing.Occupant, ...]:
         return tuple(

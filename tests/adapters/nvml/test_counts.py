@@ -64,7 +64,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> RecordedChange:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
         before = gpus.observe()
         first = len(nvml_faults.read_calls(path))
-        desired = transition.desired(before)
+        desired = transition.desired_gpus(before)
         plan = planner.plan(before, desired)
         changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, before)}
         after = gpus.observe()

@@ -296,7 +296,7 @@ def test_profiles_of_equal_gpus_are_read_and_kept_once(tmp_path: pathlib.Path) -
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
         observed = gpus.observe()
         queries = library.counts[ask]
-        gpus.execute(planner.plan(observed, MIXED.desired(observed)), observed)
+        gpus.execute(planner.plan(observed, MIXED.desired_gpus(observed)), observed)
     finally:
         simulated_nvml.load(None)
 

@@ -21,7 +21,7 @@ def job(name: str, profile: str, at_s: float, run_s: float, count: int = 1) -> d
     return day.Job(name=name, profile=profile, at_s=at_s, run_s=run_s, count=count)
 
 
-def simulated(
+def simulate(
     jobs: list[day.Job],
     layouts: list[day_layouts.Counts],
     limits: decisions.PartitionerLimits | None = None,
@@ -35,7 +35,7 @@ def test_pods_wait_for_the_devices_of_a_fixed_layout() -> None:
     jobs = [job(f"p{n}", "7g.40gb", n, 100) for n in range(2)]
     jobs.append(job("never", "3g.20gb", 0, 1))
 
-    result = simulated(jobs, [_LARGE, *_NODE[1:]])
+    result = simulate(jobs, [_LARGE, *_NODE[1:]])
 
     assert result.waits == {"p0": 0.0, "p1": 99.0, "never": None}
     assert result.changes == 0
@@ -43,7 +43,7 @@ def test_pods_wait_for_the_devices_of_a_fixed_layout() -> None:
 
 def test_a_pod_gets_its_devices_by_a_change_of_the_node() -> None:
     limits = decisions.PartitionerLimits(prepare_for_s=0.0)
-    result = simulated([job("p", "3g.20gb", 0, 10, 2)], _NODE, limits)
+    result = simulate([job("p", "3g.20gb", 0, 10, 2)], _NODE, limits)
 
     times = simulated_cluster.SimulatedTimes()
     assert result.waits == {"p": times.quiet_s + times.begin_s + times.change_s}
@@ -56,7 +56,7 @@ def test_a_pod_that_recent_pods_resemble_finds_its_device_ready() -> None:
     layouts = [_LARGE, *_NODE[1:]]
 
     waits = [
-        simulated(jobs, layouts, decisions.PartitionerLimits(prepare_for_s=seconds)).waits["last"]
+        simulate(jobs, layouts, decisions.PartitionerLimits(prepare_for_s=seconds)).waits["last"]
         for seconds in (0.0, 60.0)
     ]
 
@@ -71,7 +71,7 @@ def test_schedulers_choose_the_node_that_their_score_prefers(
     jobs = [job(f"p{n}", "1g.5gb", n, 1000) for n in range(56)]
     jobs.append(job("last", "1g.5gb", 60, 1, 56))
 
-    waits = simulated(jobs, _NODE * 2, scheduler=scheduler).waits
+    waits = simulate(jobs, _NODE * 2, scheduler=scheduler).waits
 
     # All devices of one node are free only if the others were packed on the other node.
     is_packed = scheduler is simulated_cluster.Scheduler.PACKED
@@ -121,7 +121,7 @@ def test_pods_wait_no_longer_than_for_the_best_fixed_layout(
 def test_no_instance_in_use_is_destroyed_in_a_busy_hour() -> None:
     jobs = day.jobs(seed=3, pods=120, day_s=_END_S, gpus=8, load=0.95)
 
-    result = simulated(jobs, _NODE, decisions.PartitionerLimits(cooldown_s=20))
+    result = simulate(jobs, _NODE, decisions.PartitionerLimits(cooldown_s=20))
 
     assert result.changes > 3
     assert result.lost == 0

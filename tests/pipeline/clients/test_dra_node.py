@@ -211,8 +211,10 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
         rig = nodes.dra_node(gated=gated)
         return rig, agents.reconciler(rig)
 
-    ended = [*strikes.supersede_at_checks(begin, "all-balanced", is_replaced=not is_stopped)]
-    for rig, agent in ended:
+    superseded_runs = [
+        *strikes.supersede_at_checks(begin, "all-balanced", is_replaced=not is_stopped)
+    ]
+    for rig, agent in superseded_runs:
         rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
 
         outcome = (
@@ -223,7 +225,7 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
         assert rig.driver_runs
         assert published_uuids(rig) == device_ids.expected_ids(rig.gpus)[0]
         ends.assert_restored(rig)
-    assert len(ended) > 4
+    assert len(superseded_runs) > 4
 
 
 def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> None:

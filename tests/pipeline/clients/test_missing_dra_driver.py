@@ -229,8 +229,10 @@ def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stop
         agent.recover("all-disabled")
         return rig, agent
 
-    ended = [*strikes.supersede_at_checks(begin, "all-disabled", is_replaced=not is_stopped)]
-    for rig, agent in ended:
+    superseded_runs = [
+        *strikes.supersede_at_checks(begin, "all-disabled", is_replaced=not is_stopped)
+    ]
+    for rig, agent in superseded_runs:
         ends.assert_restored(rig, is_stopped=is_stopped)
 
         outcome = (
@@ -241,4 +243,4 @@ def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stop
 
         assert outcome.state is model.State.SUCCESS
         ends.assert_restored(rig)
-    assert len(ended) > 4
+    assert len(superseded_runs) > 4

@@ -71,9 +71,9 @@ class ClaimedBatch:
 
     def single(self, ranks: list[int]) -> Iterator[offers.Offer]:
         """Search every node."""
-        every_offer = self.search
+        search = self.search
         for position in self.index.every:
-            offer = every_offer.offer(position, self.batch.queue(ranks), skipped={})
+            offer = search.offer(position, self.batch.queue(ranks), skipped={})
             if offer:
                 yield offer
 
