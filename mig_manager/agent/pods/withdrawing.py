@@ -56,8 +56,8 @@ def _restart(shared: attempts.Shared, gpus: model.ObservedGpus) -> bool:
     for program, ids in gone_ids.items():
         if ids:
             program_pods = [pod for pod in pods if program.owns(pod)]
-            _report(shared, program, len(ids), is_restarted=bool(program_pods))
             advertising.delete(shared, program_pods)
+            _report(shared, program, len(ids), is_restarted=bool(program_pods))
     return None not in gone_ids.values()
 
 

@@ -90,11 +90,13 @@ def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refus
         else strikes.BROKEN["workloads"]
     )
     node.check()
+    assert node.rig.events == []
     node.rig.refusing.clear()
 
     node.check()
 
     node.assert_offers_what_exists()
+    assert node.rig.events == ["DestroyedDevices"]
 
 
 def test_devices_of_a_lost_gpu_or_of_another_manager_stay() -> None:
