@@ -34,6 +34,10 @@ def break_gpus(rig: fakes.NodeRig, *indices: int) -> None:
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, *indices)
 
 
+def silence_kubelet(rig: fakes.NodeRig) -> None:
+    rig.kubelet.is_silent = True
+
+
 def agent_of(rig: fakes.NodeRig, **options: Any) -> agents.AgentInMemory:
     return agents.reconciler(rig, limits=options.pop("limits", RESET), **options)
 

@@ -130,20 +130,11 @@ def add_foreign_manager(rig: fakes.NodeRig) -> None:
     rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
 
 
-def unload_driver(rig: fakes.NodeRig) -> None:
-    rig.refusing["gpus.observe"] = errors.HardwareError("", reason=Reason.DRIVER_NOT_LOADED)
+UNLOADED = errors.HardwareError("", reason=Reason.DRIVER_NOT_LOADED)
 
 
-def silence_kubelet(rig: fakes.NodeRig) -> None:
-    rig.refusing["allocations.assigned_devices"] = strikes.BROKEN["allocations"]
-
-
-def silence_api(rig: fakes.NodeRig) -> None:
-    rig.refusing["workloads.list"] = strikes.BROKEN["node"]
-
-
-def refuse_the_list(rig: fakes.NodeRig) -> None:
-    rig.refusing["workloads.list"] = drains.FORBIDDEN
+def refusing(call: str, error: Exception) -> Callable[[fakes.NodeRig], None]:
+    return lambda rig: rig.refusing.update({call: error})
 
 
 def refuse_evictions(rig: fakes.NodeRig) -> None:
@@ -157,11 +148,15 @@ def refuse_evictions(rig: fakes.NodeRig) -> None:
     [
         (refuse_evictions, Reason.API_ERROR),
         (add_foreign_manager, Reason.FOREIGN_MANAGER),
-        (unload_driver, Reason.DRIVER_NOT_LOADED),
-        (silence_kubelet, Reason.POD_RESOURCES_UNAVAILABLE),
-        (silence_api, Reason.API_UNAVAILABLE),
-        (refuse_the_list, Reason.FORBIDDEN),
+        (refusing("gpus.observe", UNLOADED), Reason.DRIVER_NOT_LOADED),
+        (
+            refusing("allocations.assigned_devices", strikes.BROKEN["allocations"]),
+            Reason.POD_RESOURCES_UNAVAILABLE,
+        ),
+        (refusing("workloads.list", strikes.BROKEN["node"]), Reason.API_UNAVAILABLE),
+        (refusing("workloads.list", drains.FORBIDDEN), Reason.FORBIDDEN),
     ],
+    ids=["evictions", "another manager", "driver", "kubelet", "API", "rights"],
 )
 def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     disturb: Callable[[fakes.NodeRig], None], reason: Reason

@@ -147,10 +147,6 @@ def forbid(rig: fakes.NodeRig) -> None:
     rig.resets.are_available = False
 
 
-def silence_kubelet(rig: fakes.NodeRig) -> None:
-    rig.kubelet.is_silent = True
-
-
 @pytest.mark.parametrize(
     ("prepare", "why"),
     [
@@ -160,7 +156,7 @@ def silence_kubelet(rig: fakes.NodeRig) -> None:
         (virtualize, "virtual machines"),
         (rebrand, "not known"),
         (forbid, "the agent may not reset GPUs"),
-        (silence_kubelet, "no socket"),
+        (repairs.silence_kubelet, "no socket"),
     ],
 )
 def test_a_repair_yields_and_the_condition_says_why(

@@ -49,10 +49,6 @@ def lose_another(rig: fakes.NodeRig) -> None:
     rig.driver.lost.add(rig.gpus[1].uuid)
 
 
-def silence_kubelet(rig: fakes.NodeRig) -> None:
-    rig.kubelet.is_silent = True
-
-
 def forget_devices(rig: fakes.NodeRig) -> None:
     rig.kubelet.devices_by_pod = dict.fromkeys(rig.kubelet.devices_by_pod, frozenset())
 
@@ -71,7 +67,7 @@ UNVERIFIED = "no layout was verified for GPU 0"
         (add_unknown_device, "default/late (no GPU has its device, so it may use any)"),
         (add_foreign_id, "default/late (its device ids are not UUIDs)"),
         (lose_another, "are not known either"),
-        (silence_kubelet, "no socket"),
+        (repairs.silence_kubelet, "no socket"),
         (forget_devices, "kubelet lists no device of a running pod"),
     ],
 )
