@@ -127,17 +127,34 @@ _NOT_NEEDED = tuple(
 class AgentSettings(node_settings.NodeSettings, Limits):
     """Settings of the agent; durations in seconds."""
 
-    groups: ClassVar[Mapping[str, str]] = {
-        "evictions": "drain-policy drain-strategy force-drain drain-timeout-s",
-        "the change": "hooks-file extra-clients-file gpu-clients-file with-reboot "
-        "with-shutdown-host-gpu-clients allow-foreign-managers",
-        "layouts": "generated-layouts custom-layouts plugin-configs lenient",
-        "drift and faults": "heal-drift drift-check-interval-s repair watch-gpu-events",
-        "many nodes": "max-concurrent-nodes slots-namespace startup-taint",
-        "metrics and log": "health-port health-address log-level log-format debug",
-        "time limits and pauses": "plugin-timeout-s monitor-timeout-s hook-timeout-s "
-        "lock-timeout-s in-use-timeout-s gpu-timeout-s service-stop-timeout-s "
-        "service-start-timeout-s reboot-timeout-s retry-initial-s retry-max-s poll-interval-s",
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "evictions": ("drain-policy", "drain-strategy", "force-drain", "drain-timeout-s"),
+        "the change": (
+            "hooks-file",
+            "extra-clients-file",
+            "gpu-clients-file",
+            "with-reboot",
+            "with-shutdown-host-gpu-clients",
+            "allow-foreign-managers",
+        ),
+        "layouts": ("generated-layouts", "custom-layouts", "plugin-configs", "lenient"),
+        "drift and faults": ("heal-drift", "drift-check-interval-s", "repair", "watch-gpu-events"),
+        "many nodes": ("max-concurrent-nodes", "slots-namespace", "startup-taint"),
+        "metrics and log": ("health-port", "health-address", "log-level", "log-format", "debug"),
+        "time limits and pauses": (
+            "plugin-timeout-s",
+            "monitor-timeout-s",
+            "hook-timeout-s",
+            "lock-timeout-s",
+            "in-use-timeout-s",
+            "gpu-timeout-s",
+            "service-stop-timeout-s",
+            "service-start-timeout-s",
+            "reboot-timeout-s",
+            "retry-initial-s",
+            "retry-max-s",
+            "poll-interval-s",
+        ),
     }
     is_debug: bool = options.declare(dataclasses.replace(node_settings.DEBUG, short=""))
     node_name: str = options.text(

@@ -12,10 +12,16 @@ from mig_manager.catalogue import spellings
 from mig_manager.cli.toolkit import command_settings
 from mig_manager.core.settings import host_settings, node_settings, options
 
-PODS = "pod-resources-socket ignore-pods"
-CHANGE = "in-use-timeout-s lock-timeout-s lock-file journal-file verified-layout-file"
-GPUS = "simulate simulate-state fresh library-path driver-root"
-ON_GPUS = f"{GPUS} gpu-timeout-s color debug"
+PODS = ("pod-resources-socket", "ignore-pods")
+CHANGE = (
+    "in-use-timeout-s",
+    "lock-timeout-s",
+    "lock-file",
+    "journal-file",
+    "verified-layout-file",
+)
+GPUS = ("simulate", "simulate-state", "fresh", "library-path", "driver-root")
+ON_GPUS = (*GPUS, "gpu-timeout-s", "color", "debug")
 """Names for ``takes``: of a command that may change GPUs of pods, of one that changes GPUs, of one
 that finds GPUs, and of every command on GPUs."""
 _SELECTED_CONFIG = options.Option(

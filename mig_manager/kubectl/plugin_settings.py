@@ -31,7 +31,7 @@ KUBECTL_OPTIONS = tuple(
     )
 )
 """kubectl's own options: passed on, and allowed anywhere, as with kubectl."""
-COMMON = " ".join((*(each.name for each in KUBECTL_OPTIONS), "color"))
+COMMON = (*(each.name for each in KUBECTL_OPTIONS), "color")
 """For ``takes``: the options of every command."""
 LAYOUT = options.Option(
     name="layout",
@@ -45,7 +45,9 @@ LAYOUT = options.Option(
 def drawn_output() -> Any:
     """Declare the format of an answer that can draw every node."""
     drawn = "text; wide draws each of several nodes"
-    return command_settings.output_format("text wide json yaml", name="output", default_text=drawn)
+    return command_settings.output_format(
+        "text", "wide", "json", "yaml", name="output", default_text=drawn
+    )
 
 
 class PluginSettings(command_settings.TerminalSettings):
@@ -62,7 +64,7 @@ class PluginSettings(command_settings.TerminalSettings):
     )
     config_map: tuple[str, str] | None = options.declare(command_settings.CONFIG_MAP)
     output_format: node_settings.OutputFormat = command_settings.output_format(
-        "text json yaml", name="output"
+        "text", "json", "yaml", name="output"
     )
     kubectl: tuple[str, ...] = options.declare_from(KUBECTL_OPTIONS)
     """Arguments of every kubectl call."""

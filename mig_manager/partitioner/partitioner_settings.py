@@ -219,7 +219,7 @@ class PartitionerSettings:
         name="output-format",
         short="o",
         metavar="FORMAT",
-        words="text json yaml",
+        words=("text", "json", "yaml"),
         default=node_settings.OutputFormat.TEXT,
         group=_OFFLINE,
         has_variable=False,

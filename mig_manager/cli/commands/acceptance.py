@@ -36,8 +36,18 @@ _FILE = pathlib.Path("mig-manager-acceptance.json")
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes="output-file as-catalogue-row change-gpu yes "
-    f"{gpu_settings.PODS} {gpu_settings.CHANGE} gpu-timeout-s {gpu_settings.GPUS} color debug",
+    takes=(
+        "output-file",
+        "as-catalogue-row",
+        "change-gpu",
+        "yes",
+        *gpu_settings.PODS,
+        *gpu_settings.CHANGE,
+        "gpu-timeout-s",
+        *gpu_settings.GPUS,
+        "color",
+        "debug",
+    ),
 ):
     """Settings of ``acceptance``."""
 

@@ -41,9 +41,22 @@ exit 2: wrong usage, or a file that cannot be read or used; nothing was changed
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes="layout selected-config config-file mode-only skip-reset dry-run hooks-file lenient "
-    f"hook-timeout-s wait-for-idle {gpu_settings.PODS} {gpu_settings.CHANGE} "
-    f"{gpu_settings.ON_GPUS} output-format",
+    takes=(
+        "layout",
+        "selected-config",
+        "config-file",
+        "mode-only",
+        "skip-reset",
+        "dry-run",
+        "hooks-file",
+        "lenient",
+        "hook-timeout-s",
+        "wait-for-idle",
+        *gpu_settings.PODS,
+        *gpu_settings.CHANGE,
+        *gpu_settings.ON_GPUS,
+        "output-format",
+    ),
 ):
     """Settings of ``apply``."""
 

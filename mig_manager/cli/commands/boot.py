@@ -35,8 +35,18 @@ exit 2: wrong usage, or a file that cannot be read or used; nothing was changed
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes="selected-config config-file hooks-file driver-timeout-s repair lenient "
-    f"{gpu_settings.PODS} {gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
+    takes=(
+        "selected-config",
+        "config-file",
+        "hooks-file",
+        "driver-timeout-s",
+        "repair",
+        "lenient",
+        *gpu_settings.PODS,
+        *gpu_settings.CHANGE,
+        *gpu_settings.ON_GPUS,
+        "output-format",
+    ),
 ):
     """Settings of ``boot``."""
 

@@ -27,8 +27,16 @@ exit 1: not active, or the GPUs could not be read
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes="layout selected-config config-file mode-only valid-config lenient "
-    f"{gpu_settings.ON_GPUS} output-format",
+    takes=(
+        "layout",
+        "selected-config",
+        "config-file",
+        "mode-only",
+        "valid-config",
+        "lenient",
+        *gpu_settings.ON_GPUS,
+        "output-format",
+    ),
 ):
     """Settings of ``assert``."""
 

@@ -14,7 +14,7 @@ Replaces the file atomically.
 """
 
 
-class Settings(gpu_settings.GpuSettings, takes=f"checkpoint-file {gpu_settings.ON_GPUS}"):
+class Settings(gpu_settings.GpuSettings, takes=("checkpoint-file", *gpu_settings.ON_GPUS)):
     """Settings of ``checkpoint``."""
 
 

@@ -63,7 +63,7 @@ def values(environ: Mapping[str, str]) -> completion.Values:
     return of_option
 
 
-class _NamedDocument(gpu_settings.GpuSettings, takes="config-file lenient"):
+class _NamedDocument(gpu_settings.GpuSettings, takes=("config-file", "lenient")):
     """The document named on a command line, whose other options may be incomplete."""
 
 

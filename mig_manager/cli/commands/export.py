@@ -17,7 +17,8 @@ As JSON, under another name.
 
 
 class Settings(
-    gpu_settings.GpuSettings, takes=f"config-label placements {gpu_settings.ON_GPUS} output-format"
+    gpu_settings.GpuSettings,
+    takes=("config-label", "placements", *gpu_settings.ON_GPUS, "output-format"),
 ):
     """Settings of ``export``."""
 
@@ -32,7 +33,7 @@ class Settings(
         name="placements",
     )
     output_format: node_settings.OutputFormat = command_settings.output_format(
-        "yaml json", variable="MIG_PARTED_OUTPUT_FORMAT"
+        "yaml", "json", variable="MIG_PARTED_OUTPUT_FORMAT"
     )
 
 

@@ -27,7 +27,7 @@ With every maximal mixed layout.
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes=f"output-file all-maximal gpu {gpu_settings.ON_GPUS} output-format",
+    takes=("output-file", "all-maximal", "gpu", *gpu_settings.ON_GPUS, "output-format"),
 ):
     """Settings of ``generate-config``."""
 
@@ -39,7 +39,7 @@ class Settings(
     )
     has_all_maximal: bool = options.switch("add every maximal mixed layout", name="all-maximal")
     output_format: node_settings.OutputFormat = command_settings.output_format(
-        "yaml json", variable="MIG_PARTED_OUTPUT_FORMAT"
+        "yaml", "json", variable="MIG_PARTED_OUTPUT_FORMAT"
     )
 
 

@@ -21,13 +21,20 @@ exit 1: does not fit, or failed
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes="layout selected-config config-file pod-resources-socket lenient "
-    f"{gpu_settings.ON_GPUS} output-format",
+    takes=(
+        "layout",
+        "selected-config",
+        "config-file",
+        "pod-resources-socket",
+        "lenient",
+        *gpu_settings.ON_GPUS,
+        "output-format",
+    ),
 ):
     """Settings of ``plan``."""
 
     output_format: node_settings.OutputFormat = command_settings.output_format(
-        "text wide json yaml", default_text="text; wide lists every instance"
+        "text", "wide", "json", "yaml", default_text="text; wide lists every instance"
     )
 
 

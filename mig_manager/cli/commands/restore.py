@@ -23,8 +23,17 @@ exit 2: wrong usage, or a checkpoint of other GPUs; nothing was changed
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes="mode-only checkpoint-file hooks-file hook-timeout-s wait-for-idle "
-    f"{gpu_settings.PODS} {gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
+    takes=(
+        "mode-only",
+        "checkpoint-file",
+        "hooks-file",
+        "hook-timeout-s",
+        "wait-for-idle",
+        *gpu_settings.PODS,
+        *gpu_settings.CHANGE,
+        *gpu_settings.ON_GPUS,
+        "output-format",
+    ),
 ):
     """Settings of ``restore``."""
 

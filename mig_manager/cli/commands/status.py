@@ -26,7 +26,13 @@ A simulated GPU with a fault. Other events: 0=lost, reboot, 0=none.
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes=f"watch pod-resources-socket {gpu_settings.ON_GPUS} simulate-event output-format",
+    takes=(
+        "watch",
+        "pod-resources-socket",
+        *gpu_settings.ON_GPUS,
+        "simulate-event",
+        "output-format",
+    ),
 ):
     """Settings of ``status``."""
 
@@ -43,7 +49,10 @@ class Settings(
         has_variable=False,
     )
     output_format: node_settings.OutputFormat = command_settings.output_format(
-        "text wide json yaml",
+        "text",
+        "wide",
+        "json",
+        "yaml",
         default_text="text; wide adds ids, UUIDs and the pods and processes using the GPUs",
     )
 

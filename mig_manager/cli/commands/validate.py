@@ -24,8 +24,17 @@ exit 1: a layout does not fit a GPU that it selects
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes="layout config-file gpu must-fit portable files lenient "
-    f"{gpu_settings.ON_GPUS} output-format",
+    takes=(
+        "layout",
+        "config-file",
+        "gpu",
+        "must-fit",
+        "portable",
+        "files",
+        "lenient",
+        *gpu_settings.ON_GPUS,
+        "output-format",
+    ),
 ):
     """Settings of ``validate``."""
 

@@ -15,9 +15,22 @@ _PROC = pathlib.Path("/proc")
 class DoctorSettings(
     command_settings.AnswerSettings,
     node_settings.LocalSettings,
-    takes="node-name kubeconfig config-file pod-resources-socket timeout-s pod-uid lenient "
-    f"lock-file journal-file verified-layout-file {gpu_settings.GPUS} "
-    "color debug output-format",
+    takes=(
+        "node-name",
+        "kubeconfig",
+        "config-file",
+        "pod-resources-socket",
+        "timeout-s",
+        "pod-uid",
+        "lenient",
+        "lock-file",
+        "journal-file",
+        "verified-layout-file",
+        *gpu_settings.GPUS,
+        "color",
+        "debug",
+        "output-format",
+    ),
 ):
     """Settings of ``doctor``."""
 

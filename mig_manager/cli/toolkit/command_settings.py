@@ -40,11 +40,11 @@ CONFIG_MAP = options.Option(
 )
 
 
-def output_format(words: str, **more: Any) -> Any:
+def output_format(*words: str, **more: Any) -> Any:
     """Declare the format of the answer: one of these words, by default the first."""
-    default = node_settings.OutputFormat(words.split(maxsplit=1)[0])
+    default = node_settings.OutputFormat(words[0])
     shown = {"short": "o", "metavar": "FORMAT", "group": OUTPUT} | more
-    return options.choice(words.replace(" ", "|"), words=words, default=default, **shown)
+    return options.choice("|".join(words), words=words, default=default, **shown)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -56,9 +56,9 @@ class CommandSettings:
     order of help; without it, the command takes all that are declared.
     """
 
-    takes: ClassVar[str] = ""
+    takes: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls, *, takes: str = "") -> None:
+    def __init_subclass__(cls, *, takes: tuple[str, ...] = ()) -> None:
         cls.takes = takes
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
@@ -104,4 +104,4 @@ class TerminalSettings(CommandSettings):
 class AnswerSettings(TerminalSettings):
     """Settings of a command that also answers programs."""
 
-    output_format: node_settings.OutputFormat = output_format("text json yaml")
+    output_format: node_settings.OutputFormat = output_format("text", "json", "yaml")

@@ -172,12 +172,13 @@ def of(settings: type) -> tuple[Option, ...]:
 
     If the class has names in ``takes``, these are its options. Otherwise all declared ones are,
     and inherited fields follow the class's own. ``groups`` has the names under other headings.
+
+    Raises:
+        LookupError: No option has one of these names.
     """
-    headings = {
-        name: group
-        for group, names in getattr(settings, "groups", {}).items()
-        for name in names.split()
-    }
+    takes: tuple[str, ...] = getattr(settings, "takes", ())
+    groups: Mapping[str, tuple[str, ...]] = getattr(settings, "groups", {})
+    headings = {name: group for group, names in groups.items() for name in names}
     fields = {field.name: field for field in dataclasses.fields(settings)}
     own_first = dict.fromkeys((*filter(fields.get, settings.__annotations__), *fields))
     declared = {
@@ -185,7 +186,9 @@ def of(settings: type) -> tuple[Option, ...]:
         for name in own_first
         for option in _of_field(fields[name])
     }
-    return tuple(declared[name] for name in getattr(settings, "takes", "").split() or declared)
+    if unknown := {*takes, *headings} - declared.keys():
+        raise LookupError(f"{settings.__name__} declares no option {', '.join(sorted(unknown))}")
+    return tuple(declared[name] for name in takes or declared)
 
 
 def _of_field(field: dataclasses.Field[Any]) -> Iterator[Option]:
@@ -295,10 +298,10 @@ def choice(meaning: str, *, metavar: str, default: enum.Enum, **more: Any) -> An
 
 
 def choosing(
-    meaning: str, *, metavar: str, default: enum.Enum, words: str = "", **more: Any
+    meaning: str, *, metavar: str, default: enum.Enum, words: tuple[str, ...] = (), **more: Any
 ) -> Option:
     """Return the option for one of an enumeration's values: of ``words``, or of all."""
-    choices = tuple(words.split()) or tuple(str(each.value) for each in type(default))
+    choices = words or tuple(str(each.value) for each in type(default))
     by_word = {word: type(default)(word) for word in choices}
 
     def parse(value: str) -> enum.Enum:

@@ -23,7 +23,7 @@ Show what your layout would change.
 
 class Settings(
     plugin_settings.NodeCommandSettings,
-    takes=f"layout node filename dry-run output {plugin_settings.COMMON}",
+    takes=("layout", "node", "filename", "dry-run", "output", *plugin_settings.COMMON),
 ):
     """Settings of ``apply``."""
 

@@ -34,7 +34,15 @@ _LABELS, _RESOURCES = "label", "resources"
 
 class Settings(
     plugin_settings.PluginSettings,
-    takes=f"layout filename config-map output gpu strategy {plugin_settings.COMMON}",
+    takes=(
+        "layout",
+        "filename",
+        "config-map",
+        "output",
+        "gpu",
+        "strategy",
+        *plugin_settings.COMMON,
+    ),
 ):
     """Settings of ``autoscaler-tags``."""
 
@@ -46,7 +54,7 @@ class Settings(
         "the device plugin's MIG strategy: mixed or single",
         metavar="STRATEGY",
         default=strategies.Strategy.MIXED,
-        words="mixed single",
+        words=("mixed", "single"),
     )
 
 

@@ -34,7 +34,7 @@ _OLD = (
 
 
 class Settings(
-    plugin_settings.NodesSettings, takes=f"node selector output {plugin_settings.COMMON}"
+    plugin_settings.NodesSettings, takes=("node", "selector", "output", *plugin_settings.COMMON)
 ):
     """Settings of ``capacity``."""
 

@@ -25,7 +25,7 @@ With '-o yaml' it prints them for 'kubectl apply -f -'.
 
 
 class Settings(
-    plugin_settings.NodesSettings, takes=f"node selector output {plugin_settings.COMMON}"
+    plugin_settings.NodesSettings, takes=("node", "selector", "output", *plugin_settings.COMMON)
 ):
     """Settings of ``device-classes``."""
 

@@ -6,7 +6,9 @@ from mig_manager.core.display import bar
 from mig_manager.kubectl import cluster, node_history, node_status, plugin_settings
 
 
-class Settings(plugin_settings.NodeCommandSettings, takes=f"node output {plugin_settings.COMMON}"):
+class Settings(
+    plugin_settings.NodeCommandSettings, takes=("node", "output", *plugin_settings.COMMON)
+):
     """Settings of ``history``."""
 
 

@@ -28,7 +28,7 @@ Document = Callable[[], layouts.Document]
 
 class Settings(
     plugin_settings.NodeCommandSettings,
-    takes=f"node filename config-map output {plugin_settings.COMMON}",
+    takes=("node", "filename", "config-map", "output", *plugin_settings.COMMON),
 ):
     """Settings of ``layouts``."""
 

@@ -8,7 +8,15 @@ from mig_manager.kubectl import cluster, node_plans, plugin_settings
 
 class Settings(
     plugin_settings.NodesSettings,
-    takes=f"layout node selector filename config-map output {plugin_settings.COMMON}",
+    takes=(
+        "layout",
+        "node",
+        "selector",
+        "filename",
+        "config-map",
+        "output",
+        *plugin_settings.COMMON,
+    ),
 ):
     """Settings of ``plan``."""
 

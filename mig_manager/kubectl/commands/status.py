@@ -12,7 +12,8 @@ _HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
 
 
 class Settings(
-    plugin_settings.NodesSettings, takes=f"node selector watch output {plugin_settings.COMMON}"
+    plugin_settings.NodesSettings,
+    takes=("node", "selector", "watch", "output", *plugin_settings.COMMON),
 ):
     """Settings of ``status``."""
 

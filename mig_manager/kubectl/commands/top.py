@@ -27,7 +27,7 @@ status' prints all nodes once.
 
 class Settings(
     plugin_settings.NodesSettings,
-    takes=f"node selector filename config-map {plugin_settings.COMMON}",
+    takes=("node", "selector", "filename", "config-map", *plugin_settings.COMMON),
 ):
     """Settings of ``top``."""
 

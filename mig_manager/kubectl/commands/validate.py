@@ -15,7 +15,15 @@ from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus
 
 class Settings(
     plugin_settings.PluginSettings,
-    takes=f"layout selector filename config-map must-fit output {plugin_settings.COMMON}",
+    takes=(
+        "layout",
+        "selector",
+        "filename",
+        "config-map",
+        "must-fit",
+        "output",
+        *plugin_settings.COMMON,
+    ),
 ):
     """Settings of ``validate``."""
 
