@@ -81,7 +81,7 @@ def sizes(product: str = PRODUCT) -> dict[str, Size]:
         str(profile): Size(
             compute=profile.gpu_slices,
             memory=capacity(product).by_profile[profile].placements[0].size,
-            most=capacity(product).most(profile),
+            most=capacity(product).maximum(profile),
         )
         for profile in plain(product).values()
     }

@@ -15,7 +15,7 @@ _CreationRow = Annotated[list[Any], tuple[str, int, int], tuple[str, int, int, i
 _ProfileRow = Annotated[
     list[Any], tuple[str, int, int, int, int, int, tuple[int, int, int, int], list[Span]]
 ]
-"""Profile, number and id, MiB, multiprocessors, most instances, media engines, placements."""
+"""Profile, number and id, MiB, multiprocessors, maximum number, media engines, placements."""
 
 
 class _Snapshot(TypedDict):

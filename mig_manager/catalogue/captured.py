@@ -59,7 +59,7 @@ def _row(gpu: Mapping[str, Any], driver: str) -> dict[str, Any]:
     if generation == model.Architecture.OTHER.value:
         generation = product.generation if product else _GENERATION
     needs_reset = gpu["modeChangeNeedsReset"] is True
-    most = max((len(each["placements"].split()) for each in profiles), default=0)
+    maximum = max((len(each["placements"].split()) for each in profiles), default=0)
     row = {
         "key": product.key if product else "captured",
         "names": [name],
@@ -68,7 +68,7 @@ def _row(gpu: Mapping[str, Any], driver: str) -> dict[str, Any]:
         "memory_total_mib": memory_mib,
         "mig_capable": is_capable,
         "memory_slices": slices,
-        "max_instances": product.max_instances if product else most,
+        "max_instances": product.max_instances if product else maximum,
         "grid": grid.value if grid else None,
         "mode": {
             "needs_reset": needs_reset,
@@ -100,14 +100,20 @@ def _profile(each: Mapping[str, Any], product: hardware.Product | None) -> dict[
 
 
 def _compute(each: Mapping[str, Any]) -> list[Any]:
-    size, most = int(each["slices"]), int(each["maxInstances"])
+    size, maximum = int(each["slices"]), int(each["maxInstances"])
     spans = each["placements"]
     starts = (
-        [nth * size for nth in range(most)]
+        [nth * size for nth in range(maximum)]
         if spans is None
         else [span.start for span in _spans(" ".join(spans))]
     )
-    return [int(each["id"]), size, most, int(each["multiprocessors"]), " ".join(map(str, starts))]
+    return [
+        int(each["id"]),
+        size,
+        maximum,
+        int(each["multiprocessors"]),
+        " ".join(map(str, starts)),
+    ]
 
 
 def _infer_compute_profiles(

@@ -384,11 +384,11 @@ def _row(raw: Mapping[str, Any], gpu_mib: int) -> GpuProfile:
             ComputeProfile(
                 profile_id=profile_id,
                 slices=slices,
-                max_instances=most,
+                max_instances=maximum,
                 multiprocessors=processors,
                 placements=tuple(model.Placement(int(at), slices) for at in starts.split()),
             )
-            for profile_id, slices, most, processors, starts in raw["compute"]
+            for profile_id, slices, maximum, processors, starts in raw["compute"]
         ),
     )
 

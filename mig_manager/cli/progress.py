@@ -41,8 +41,8 @@ class Progress(ports.Telemetry):
             for index, total in self._total.items()
             if self._done[index] < total
         ]
-        for most in range(len(unfinished), 0, -1):
-            line = f"{head}: {messages.list_names(unfinished, limit=most)}"
+        for shown in range(len(unfinished), 0, -1):
+            line = f"{head}: {messages.list_names(unfinished, limit=shown)}"
             if len(line) < self._columns:
                 return line
         return head[: max(0, self._columns - 1)]

@@ -64,7 +64,7 @@ def _counts(decision: rollout.RolloutDecision, title: str) -> str:
     ]
     if decision.incomplete:
         parts.append(f"{len(decision.incomplete)} with unreachable GPUs")
-    away = f"{len(decision.unavailable)} of at most {decision.most} unavailable"
+    away = f"{len(decision.unavailable)} of at most {decision.max_unavailable} unavailable"
     return f"{title}: {', '.join(parts) or 'no node is selected any more'}; {away}"
 
 
@@ -104,7 +104,7 @@ def data(decision: rollout.RolloutDecision, goal: goals.Goal) -> "answers.Rollou
         "layout": goal.layout,
         "undo": goal.layout is None,
         "state": decision.phase.value if decision.phase.is_over else "interrupted",
-        "max_unavailable": decision.most,
+        "max_unavailable": decision.max_unavailable,
         "unavailable": list(decision.unavailable),
         "counts": decision.counts,
         "failures": [

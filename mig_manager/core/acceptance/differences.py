@@ -191,7 +191,7 @@ def _profile(
         (Subject.SLICES, "slices", "slices"),
         (Subject.PROFILE_MEMORY, "memory in MiB", "memory_mib"),
         (Subject.MULTIPROCESSORS, "multiprocessors", "multiprocessors"),
-        (Subject.CAPACITY, "most instances", "max_instances"),
+        (Subject.CAPACITY, "maximum instances", "max_instances"),
         (Subject.ENGINES, "copy engines, decoders, encoders, JPEG, OFA", "engines"),
     )
     name = f"profile {expected['name']}"
@@ -206,7 +206,7 @@ def _profile(
             yield comparison.of(Subject.PLACEMENT_ADDED, what, "not possible", "possible")
     one, other = actual["compute_profiles"], expected["compute_profiles"]
     if one is not None and other is not None and (mine := _pack(one)) != (theirs := _pack(other)):
-        what = f"{name}: compute-instance profiles (id, slices, multiprocessors, most)"
+        what = f"{name}: compute-instance profiles (id, slices, multiprocessors, maximum)"
         yield comparison.of(Subject.COMPUTE_PROFILES, what, theirs, mine)
 
 

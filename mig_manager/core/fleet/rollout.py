@@ -61,7 +61,7 @@ class RolloutLimits:
     node_timeout_s: float = 1800.0  # for one node, without its wait for a slot
     silence_timeout_s: float = 120.0  # for the response of an agent
 
-    def most(self, count: int) -> int:
+    def max_nodes(self, count: int) -> int:
         """Return how many of ``count`` nodes may be unavailable."""
         if self.max_unavailable.endswith("%"):
             return max(1, math.floor(int(self.max_unavailable[:-1]) * count / 100))
@@ -109,7 +109,7 @@ class RolloutDecision:
 
     phase: RolloutPhase
     nodes: tuple[NodeProgress, ...]  # in their order
-    most: int  # how many nodes may be unavailable
+    max_unavailable: int  # how many nodes may be unavailable
     start: tuple[str, ...] = ()  # nodes on which to request the layout now
     failures: tuple[NodeProgress, ...] = ()
     """Last failures of nodes that are not ``SUCCESS``, including nodes that retry now."""
@@ -215,7 +215,7 @@ class Rollout:
         decision = RolloutDecision(
             phase=phase,
             nodes=tuple(progress),
-            most=self._limits.most(sum(node.has_published for node in ordered)),
+            max_unavailable=self._limits.max_nodes(sum(node.has_published for node in ordered)),
             failures=tuple(track.failure for track, _ in steps if track.failure),
             withdraw=tuple(
                 node.name
@@ -429,8 +429,8 @@ def _startable(decision: RolloutDecision) -> tuple[str, ...]:
     free = (node for node in decision.of(NodeProgressState.TO_DO) if not node.is_reserved)
     # Nodes that are already unavailable do not add to the limit.
     for node in sorted(free, key=lambda each: not each.is_unavailable):
-        fits = node.is_unavailable or unavailable < decision.most
-        if fits and in_progress + len(startable) < decision.most:
+        fits = node.is_unavailable or unavailable < decision.max_unavailable
+        if fits and in_progress + len(startable) < decision.max_unavailable:
             unavailable += not node.is_unavailable
             startable.append(node.name)
     return tuple(startable)

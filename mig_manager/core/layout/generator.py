@@ -90,7 +90,7 @@ def _standard(kind: gpu_selectors.GpuKind) -> Iterator[tuple[str, model.Devices]
     if balanced := _balanced_devices(kind, capacity):
         yield _BALANCED, balanced
     for spec in capacity.specs:
-        yield _label("all-", str(spec.profile)), ((spec.profile, capacity.most(spec.profile)),)
+        yield _label("all-", str(spec.profile)), ((spec.profile, capacity.maximum(spec.profile)),)
 
 
 def _balanced_devices(kind: gpu_selectors.GpuKind, capacity: placement.Capacity) -> model.Devices:
@@ -107,7 +107,7 @@ def _balanced_devices(kind: gpu_selectors.GpuKind, capacity: placement.Capacity)
         if not candidates:
             return ()
         # The profile that fits most often takes the least memory; max returns the first of equals.
-        balanced[max(candidates, key=capacity.most)] = count
+        balanced[max(candidates, key=capacity.maximum)] = count
     return model.in_order(balanced)
 
 

@@ -220,10 +220,10 @@ def losses(
 
     ``capacity`` is the node's, which counts a device once for each replica.
     """
-    most: collections.Counter[str] = collections.Counter()
+    capacities: collections.Counter[str] = collections.Counter()
     for name, count in devices_of(capacity).items():
         # Kubelet keeps the capacity of a device's former name, shared or not, for five minutes.
-        most[base(name)] = max(most[base(name)], count)
+        capacities[base(name)] = max(capacities[base(name)], count)
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
@@ -236,7 +236,7 @@ def losses(
         Loss(
             kind=kind,
             ending=ending[kind.resource],
-            replicas=max(1, most[kind.resource] // kind.count),
+            replicas=max(1, capacities[kind.resource] // kind.count),
             has_unknown=bool(model.unreachable_of(gpus)),
         )
         for kind in kinds(gpus, pods, strategy=strategy)

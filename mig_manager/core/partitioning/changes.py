@@ -43,7 +43,7 @@ class Changes:
         self._nominated = nominated
         self._nodes = index.nodes
         opted_in = len(index.opted_in)
-        most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).most(opted_in)
+        most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).max_nodes(opted_in)
         under_change = sum(is_under_change(self._nodes[i], now=now) for i in index.opted_in)
         self._budget = min(_MAX_CHANGES, most - under_change)
         self._too_early: set[int] = set()

@@ -162,7 +162,7 @@ class Holds:
                 (state.fill, uuids[index] not in earlier_gpus, index, most)
                 for index, state in self._index.states(position).items()
                 if (position, index) not in self._gpus_on_hold
-                and (most := state.capacity.most(largest))
+                and (most := state.capacity.maximum(largest))
             )
             fill = new = 0
             indices: list[int] = []

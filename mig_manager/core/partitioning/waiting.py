@@ -179,7 +179,7 @@ class Causes:
     def _missing(self, needs: demand.Needs, empty: Iterable[fit_search.GpuFacts]) -> str:
         """Return why GPUs cannot have the devices of a pod."""
         for profile, count in needs.profiles.items():
-            most = sum(state.capacity.most(profile) for state in empty)
+            most = sum(state.capacity.maximum(profile) for state in empty)
             if not most:
                 return f"its GPUs have no profile {profile}"
             if most < count:

@@ -99,7 +99,7 @@ def instances(
         counts = packing.count_sizes(devices, profile)
         rough = -(-packing.total_slices(counts) // profile.gpu_slices)
         # Packing an impossible count would take too long.
-        hopeless = rough > capacity.most(profile)
+        hopeless = rough > capacity.maximum(profile)
         needed[profile] = rough if hopeless else len(packing.bins(counts))
     return needed
 

@@ -167,18 +167,18 @@ def inside(profile: model.Profile, placements: Spans) -> tuple[steps.TargetCompu
     )
 
 
-def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -> list[Packing]:
+def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, maximum: int) -> list[Packing]:
     """List the ways to the desired compute instances that can be part of a cheapest plan.
 
     The list has a cheapest option for every set of GPU instances that stay and every number of new
     GPU instances, without options that need more new ones and are not cheaper. The order is fixed.
-    The list is empty if more GPU instances are needed than fit the empty GPU (``most``).
+    The list is empty if more GPU instances are needed than fit the empty GPU (``maximum``).
     """
     slots = len(desired)
-    if total_slices(desired) > most * slots:
+    if total_slices(desired) > maximum * slots:
         return []
     # The other GPU instances have room for the rest.
-    least = total_slices(desired) - (most - 1) * slots
+    least = total_slices(desired) - (maximum - 1) * slots
     packings: dict[tuple[tuple[int, ...], Counts], Packing] = {
         ((), desired): Packing(busy=0, cost=0)
     }
@@ -201,7 +201,7 @@ def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -
     cheapest: dict[tuple[tuple[int, ...], int], Packing] = {}
     for (stays, rest), option in packings.items():
         fresh = bins(rest)
-        if len(stays) + len(fresh) > most:
+        if len(stays) + len(fresh) > maximum:
             continue
         cost = option.cost + len(fresh) + sum(rest)
         candidate = dataclasses.replace(option, cost=cost, fresh=fresh)

@@ -63,12 +63,12 @@ class Capacity:
         specs = filter(None, map(self.by_profile.get, profiles))
         return model.Engines(*map(sum, zip(*(spec.engines.counts for spec in specs), strict=True)))
 
-    def most(self, profile: model.Profile) -> int:
+    def maximum(self, profile: model.Profile) -> int:
         """Return how many instances of a profile fit the empty GPU."""
-        return self._most.get(profile, 0)
+        return self._maxima.get(profile, 0)
 
     @functools.cached_property
-    def _most(self) -> dict[model.Profile, int]:
+    def _maxima(self) -> dict[model.Profile, int]:
         return dict(zip(self._rank, self.room(0, model.Engines()), strict=True))
 
     def room(self, occupied: int, used: model.Engines) -> tuple[int, ...]:

@@ -239,7 +239,7 @@ def _by_price(
         menu = packing.options(
             [occupants for other, _, occupants in live if other == profile],
             packing.count_sizes(devices, profile),
-            most=capacity.most(profile),
+            maximum=capacity.maximum(profile),
         )
         menus.append([(profile, option) for option in menu])
 

@@ -240,7 +240,7 @@ def _profiles(text: str) -> tuple[model.GpuInstanceProfile, ...] | None:
 
 
 def _profile(row: Sequence[Any]) -> model.GpuInstanceProfile:
-    name, enum_index, profile_id, memory, processors, most, engines, placements = row
+    name, enum_index, profile_id, memory, processors, maximum, engines, placements = row
     decoders, encoders, jpegs, ofas = map(_number, engines)
     return model.GpuInstanceProfile(
         profile=_check_profile(profile_name.parse(_text(name))),
@@ -248,9 +248,9 @@ def _profile(row: Sequence[Any]) -> model.GpuInstanceProfile:
         profile_id=_number(profile_id),
         memory_mib=_number(memory),
         multiprocessors=_number(processors),
-        max_instances=_number(most),
+        max_instances=_number(maximum),
         engines=model.Engines(decoders, encoders, jpegs, ofas),
-        placements=tuple(_span(*span, most=_MAX_SLICES) for span in _list(placements)),
+        placements=tuple(_span(*span, limit=_MAX_SLICES) for span in _list(placements)),
     )
 
 
@@ -259,7 +259,7 @@ def _gpu(
 ) -> model.Gpu:
     reached = 0
     for gi in sorted(snapshot.gpu_instances, key=lambda gi: gi.placement):
-        if _span(gi.placement.start, gi.placement.size, most=_MAX_SLICES).start < reached:
+        if _span(gi.placement.start, gi.placement.size, limit=_MAX_SLICES).start < reached:
             raise ValueError("two instances overlap")
         reached = gi.placement.end
         slices = _check_profile(gi.profile).gpu_slices
@@ -268,7 +268,7 @@ def _gpu(
         for ci in gi.compute_instances:
             _check_profile(ci.profile)
             if ci.placement is not None:
-                _span(ci.placement.start, ci.placement.size, most=slices)
+                _span(ci.placement.start, ci.placement.size, limit=slices)
     return model.Gpu(
         index=_number(row["index"]),
         uuid=_text(snapshot.uuid),
@@ -319,7 +319,7 @@ def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
         name=_text(row["name"]),
         reason=_parse_enum(row["reason"], errors.Reason.NVML_ERROR),
         code=None if code is None else _number(code),
-        message=_text(row["message"], most=_MAX_LETTERS_OF_MESSAGE),
+        message=_text(row["message"], limit=_MAX_LETTERS_OF_MESSAGE),
     )
 
 
@@ -334,15 +334,15 @@ def _check_profile(profile: model.Profile) -> model.Profile:
     return profile
 
 
-def _span(start: object, size: object, *, most: int = _MAX_SLICE) -> model.Placement:
+def _span(start: object, size: object, *, limit: int = _MAX_SLICE) -> model.Placement:
     place = model.Placement(_number(start), _number(size))
-    if not (place.size > 0 and place.end <= most):
-        raise ValueError(f"{place} is no span of {most} slices")
+    if not (place.size > 0 and place.end <= limit):
+        raise ValueError(f"{place} is no span of {limit} slices")
     return place
 
 
-def _text(value: object, *, most: int = _MAX_LETTERS) -> str:
-    if not isinstance(value, str) or len(value) > most:
+def _text(value: object, *, limit: int = _MAX_LETTERS) -> str:
+    if not isinstance(value, str) or len(value) > limit:
         raise ValueError("a text is missing or too long")
     return messages.printable(value)
 

@@ -92,7 +92,7 @@ class Journal:
 
     @property
     def has_at_most_snapshot(self) -> bool:
-        """Whether at most instances are to be restored: after a success, of unreachable GPUs."""
+        """Whether nothing but instances remains: after a success, those of unreachable GPUs."""
         return dataclasses.replace(self, snapshot=()).has_nothing_to_undo
 
     @property

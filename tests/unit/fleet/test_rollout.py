@@ -128,7 +128,7 @@ def test_a_failure_from_before_the_request_is_no_answer_to_it() -> None:
 def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
     most: str, count: int, expected: int
 ) -> None:
-    assert rollout.RolloutLimits(max_unavailable=most).most(count) == expected
+    assert rollout.RolloutLimits(max_unavailable=most).max_nodes(count) == expected
 
 
 @pytest.mark.parametrize(

@@ -88,18 +88,18 @@ def test_more_new_gpu_instances_are_an_option_only_where_they_save_calls(
     at: int, prices: dict[tuple[int, int], int]
 ) -> None:
     tenant = packing.Occupant(size=1, span=model.Placement(at, 1), use=0)
-    options = packing.options([[tenant]], (1, 1, 0), most=2)
+    options = packing.options([[tenant]], (1, 1, 0), maximum=2)
     assert {(len(o.stays), len(o.fresh)): o.cost for o in options} == prices
 
 
 def test_devices_beyond_any_gpu_have_no_options() -> None:
-    assert packing.options([], (10**9,), most=7) == []
-    assert packing.options([], (0, 3, 0), most=2) == []
+    assert packing.options([], (10**9,), maximum=7) == []
+    assert packing.options([], (0, 3, 0), maximum=2) == []
 
 
 def test_compute_instances_of_a_foreign_profile_are_never_kept() -> None:
     tenant = packing.Occupant(size=0, span=None, use=0)
-    (end, stay) = packing.options([[tenant]], (1,), most=7)
+    (end, stay) = packing.options([[tenant]], (1,), maximum=7)
     assert (end.cost, end.stays) == (4, ())
     assert stay.stays == ((0, packing.Content(kept=(), added=(model.Placement(0, 1),))),)
 
@@ -112,7 +112,7 @@ def test_the_first_of_two_profiles_with_one_name_is_used() -> None:
 
 def test_what_the_driver_does_not_list_has_no_room() -> None:
     capacity, other = placement.Capacity(samples.A100), samples.profile("1g.6gb")
-    assert (capacity.by_profile.get(other), capacity.most(other)) == (None, 0)
+    assert (capacity.by_profile.get(other), capacity.maximum(other)) == (None, 0)
     assert capacity.engines([other]) == model.Engines()
     assert placement.Capacity([]).memory_slices == 0
     assert placement.Capacity([]).best([], {}) is not None
