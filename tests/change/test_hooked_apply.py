@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import apply, pod_use
+from mig_manager.change import apply, hook_points, pod_use
 from mig_manager.core import ports, steps
 from mig_manager.core.files import checkpoint
-from tests.node import applying_rig, fake_cluster, nodes, samples
+from tests.node import applying_rig, fake_cluster, fake_host, nodes, samples
 from tests.node.applying_rig import is_creation
 
 STEPS = {
@@ -99,6 +99,15 @@ def test_point_without_hooks_or_instances_is_left_out() -> None:
     assert mode_only.history == ["start", "mode", "MODE", "exit"]
     assert len(applied.rounds) == 1
     assert hookless.history[:2] == ["mode", "MODE"]
+
+
+def test_hooks_of_a_point_run_once() -> None:
+    node = RecordingNode("before")
+    points = hook_points.HookPoints(fake_host.FakeHooks(node))
+    for _ in range(2):
+        points.start(lambda: None)
+        points.exit()
+    assert node.history == ["start", "exit"]
 
 
 def test_first_failing_hook_of_a_point_is_the_last() -> None:
