@@ -16,7 +16,7 @@ from mig_manager.adapters.host import (
 from mig_manager.adapters.kubernetes import api, claims, node, pods, watch
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.agent import agent_settings, gpu_ports
-from mig_manager.core import ports, standbys
+from mig_manager.core import ports, standbys, timing
 from mig_manager.core.files import service_files
 from mig_manager.core.node import client_table
 from mig_manager.core.settings import host_settings
@@ -47,30 +47,6 @@ def of_node(
 
         gpus = advertised = advertising.AdvertisingGpus(workers, kube, name=settings.node_name)
         advertised.start()
-    slots: ports.Slots | None = None
-    if settings.max_concurrent_nodes:
-        # Only with a budget.
-        from mig_manager.adapters.kubernetes import lease_slots  # noqa: PLC0415
-
-        slots = lease_slots.LeaseSlots(
-            kube,
-            namespace=settings.slots_namespace,
-            node_name=settings.node_name,
-            limit=settings.max_concurrent_nodes,
-            clock=system,
-        )
-    write_layouts: Callable[[str], bool] | None = None
-    if settings.pod_name and settings.pod_namespace:
-        # Only if the manifest names the pod, as NVIDIA's operator does.
-        from mig_manager.adapters.kubernetes import node_layouts  # noqa: PLC0415
-
-        write_layouts = node_layouts.KubeNodeLayouts(
-            kube,
-            node_name=settings.node_name,
-            namespace=settings.pod_namespace,
-            pod_name=settings.pod_name,
-            pod_uid=settings.own_pod_uid,
-        ).write
     kubelet = pod_resources.WorkerPodResources(str(settings.pod_resources_socket))
     listed = files.ConfigFile(settings.extra_clients_file) if settings.extra_clients_file else None
     deps = ports.Dependencies(
@@ -106,22 +82,9 @@ def of_node(
         own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
         verified_layout_file=files.VerifiedLayoutFile(settings.verified_layout_file),
         request_file=files.RequestFile(settings.verified_layout_file),
-        write_layouts=write_layouts,
-        slots=slots,
-        hooks=(
-            hooks.HookPrograms(
-                settings.hooks_file,
-                variables={
-                    "MIG_PARTED_CONFIG_FILE": str(settings.config_file),
-                    "MIG_PARTED_SKIP_RESET": str(not settings.host.gpu_reset).lower(),
-                    "MIG_PARTED_MODE_CHANGE_ONLY": "false",
-                },
-                search_path=settings.search_path,
-                timeout_s=settings.hook_timeout_s,
-            )
-            if settings.hooks_file
-            else None
-        ),
+        write_layouts=_layouts_writer(settings, kube),
+        slots=_slots(settings, kube, system),
+        hooks=_hook_programs(settings),
         reset=(
             gpu_ports.reset(settings.gpus, settings.host.roots, settings.search_path)
             if settings.host.gpu_reset
@@ -130,6 +93,59 @@ def of_node(
     )
     # Simulated GPUs must not change the real machine.
     return deps if settings.gpus.is_simulated else _with_machine(deps, settings.host)
+
+
+def _slots(
+    settings: agent_settings.AgentSettings, kube: api.KubeApi, clock: timing.Clock
+) -> ports.Slots | None:
+    """Return the cluster's slots for nodes under change, if their number is limited."""
+    if not settings.max_concurrent_nodes:
+        return None
+    from mig_manager.adapters.kubernetes import lease_slots  # noqa: PLC0415 - only with a limit
+
+    return lease_slots.LeaseSlots(
+        kube,
+        namespace=settings.slots_namespace,
+        node_name=settings.node_name,
+        limit=settings.max_concurrent_nodes,
+        clock=clock,
+    )
+
+
+def _layouts_writer(
+    settings: agent_settings.AgentSettings, kube: api.KubeApi
+) -> Callable[[str], bool] | None:
+    """Return what writes the node's layouts to its ConfigMap, if the manifest names the pod.
+
+    NVIDIA's operator does so.
+    """
+    if not (settings.pod_name and settings.pod_namespace):
+        return None
+    from mig_manager.adapters.kubernetes import node_layouts  # noqa: PLC0415 - only for the operator
+
+    return node_layouts.KubeNodeLayouts(
+        kube,
+        node_name=settings.node_name,
+        namespace=settings.pod_namespace,
+        pod_name=settings.pod_name,
+        pod_uid=settings.own_pod_uid,
+    ).write
+
+
+def _hook_programs(settings: agent_settings.AgentSettings) -> ports.Hooks | None:
+    """Return the owner's hooks, with NVIDIA's variables; None without a file of hooks."""
+    if not settings.hooks_file:
+        return None
+    return hooks.HookPrograms(
+        settings.hooks_file,
+        variables={
+            "MIG_PARTED_CONFIG_FILE": str(settings.config_file),
+            "MIG_PARTED_SKIP_RESET": str(not settings.host.gpu_reset).lower(),
+            "MIG_PARTED_MODE_CHANGE_ONLY": "false",
+        },
+        search_path=settings.search_path,
+        timeout_s=settings.hook_timeout_s,
+    )
 
 
 def _with_machine(

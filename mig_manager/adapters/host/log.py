@@ -194,18 +194,7 @@ def configure(*, level: str, is_json: bool, stream: TextIO | LineWriter) -> None
 
     threshold = logging.getLevelNamesMapping()[level.upper()]
     lines = stream if isinstance(stream, LineWriter) else LineWriter(stream)
-    transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-    for_machines = (
-        structlog.processors.ExceptionRenderer(transformer),
-        structlog.processors.JSONRenderer(),
-    )
-    for_people = structlog.processors.format_exc_info, _as_key_value
-    processors: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        *(for_machines if is_json else for_people),
-    ]
+    processors = _processors(is_json=is_json)
 
     def write(event: str, **fields: object) -> str:
         rendered: Any = {"event": event, **fields}
@@ -236,6 +225,32 @@ def configure(*, level: str, is_json: bool, stream: TextIO | LineWriter) -> None
         # A cached logger would keep the stream of an earlier configuration.
         cache_logger_on_first_use=False,
     )
+    _forward_records(max(threshold, logging.WARNING))
+
+
+def _processors(*, is_json: bool) -> list[Any]:
+    """Return the steps from the fields of an event to its line."""
+    import structlog  # noqa: PLC0415 - see above
+
+    transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    for_machines = (
+        structlog.processors.ExceptionRenderer(transformer),
+        structlog.processors.JSONRenderer(),
+    )
+    for_people = structlog.processors.format_exc_info, _as_key_value
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        *(for_machines if is_json else for_people),
+    ]
+
+
+def _forward_records(level: int) -> None:
+    """Log the records of libraries from this level on as our events, and only once."""
+    import logging  # noqa: PLC0415 - see above
+
+    import structlog  # noqa: PLC0415 - see above
 
     class Forwarder(logging.Handler):
         """Logs the records of libraries as our events."""
@@ -253,7 +268,7 @@ def configure(*, level: str, is_json: bool, stream: TextIO | LineWriter) -> None
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if handler.name == _FORWARDER]:
         root.removeHandler(handler)
-    forwarder = Forwarder(level=max(threshold, logging.WARNING))
+    forwarder = Forwarder(level)
     forwarder.name = _FORWARDER
     root.addHandler(forwarder)
 
