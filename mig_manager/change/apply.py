@@ -154,11 +154,13 @@ def _run(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Goal:
-    """The target, and GPUs outside it as before a killed run."""
+    """The target, and GPUs as before a killed run."""
 
     target: _Target
-    idle: model.Snapshots  # this change restores them
-    in_use: model.Snapshots  # the journal keeps them for a later change
+    idle: model.Snapshots  # outside the target; this change restores them
+    in_use: model.Snapshots
+    """Pods or processes use what their rollback destroys. The journal keeps them for a later
+    change, those of the target unless this one succeeds."""
     may_stay_pending: bool
     """Whether a mode may stay pending until a reset.
 
@@ -234,15 +236,18 @@ class _LockedChange:
 
     def _goal(self, gpus: model.ObservedGpus) -> _Goal:
         """Return the target, with the interrupted changes of idle GPUs outside it to undo."""
-        covered = self.target.gpu_uuids(gpus)
-        outside = [gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered]
-        rollback = planner.restore(gpus, outside)
+        covered, before = self.target.gpu_uuids(gpus), self.interrupted.snapshot
         processes = functools.cache(self.deps.processes)
-        used = {each.gpu_uuid for each in rollback.gpus if self._is_in_use(each, gpus, processes)}
+        used = {
+            each.gpu_uuid
+            for each in planner.restore(gpus, before).gpus
+            if self._is_in_use(each, gpus, processes)
+        }
+        idle = tuple(gpu for gpu in before if gpu.uuid not in used)
         return _Goal(
             target=self.target,
-            idle=tuple(gpu for gpu in outside if gpu.uuid not in used),
-            in_use=tuple(gpu for gpu in outside if gpu.uuid in used),
+            idle=tuple(gpu for gpu in idle if gpu.uuid not in covered),
+            in_use=tuple(gpu for gpu in before if gpu.uuid in used),
             may_stay_pending=self.target.is_mode_only and not self.deps.may_reset,
         )
 
@@ -270,17 +275,18 @@ class _LockedChange:
     def _describe_interrupted(self, goal: _Goal, first: plans.Planned) -> None:
         """Say what becomes of an interrupted change."""
         unfinished = local.describe_unfinished(self.interrupted)
-        if goal.in_use:
-            names = ", ".join(map(str, first.gpus.only(gpu.uuid for gpu in goal.in_use)))
+        covered = self.target.gpu_uuids(first.gpus)
+        used = first.gpus.only(gpu.uuid for gpu in goal.in_use)
+        inside = ", ".join(map(str, used.only(covered)))
+        if outside := ", ".join(str(gpu) for gpu in used if gpu.uuid not in covered):
             self.deps.notify(
-                f"{unfinished}; {names}, outside this layout, is not restored while it is in use"
+                f"{unfinished}; {outside}, outside this layout, is not restored while it is in use"
             )
         if self.interrupted.snapshot and not first.plan.is_empty:
-            covered = self.target.gpu_uuids(first.gpus)
             restored = local.list_restored_outside(first.gpus, goal.idle, covered)
             self.deps.notify(
                 f"{unfinished}; if this one fails, the GPUs are rolled back to their state before "
-                "that one"
+                f"that one{inside and f', but not {inside}, which pods or processes use'}"
                 f"{restored and f'; this one also restores {restored}, outside its layout'}"
             )
 
@@ -294,10 +300,15 @@ class _LockedChange:
             may_stay_pending=goal.may_stay_pending,
             kept_snapshots=goal.in_use,
         )
+        covered = self.target.gpu_uuids(first.gpus)
+        outside = tuple(gpu for gpu in goal.in_use if gpu.uuid not in covered)
         try:
             after, executed = change.run(
                 first.plan,
-                transaction.Goal(goal.replan, self.target.unrestored_snapshots),
+                transaction.Goal(
+                    goal.replan,
+                    lambda *now: (*outside, *self.target.unrestored_snapshots(*now)),
+                ),
                 observed=first.gpus,
                 interrupted=tuple(
                     gpu for gpu in self.interrupted.snapshot if gpu not in goal.in_use

@@ -29,7 +29,8 @@ class Goal:
     unrestored_snapshots: Callable[[model.ObservedGpus, model.Snapshots], model.Snapshots] = (
         model.ObservedGpus.unreachable_snapshots
     )
-    """Returns the GPUs before the change that a later one must restore, if this one succeeds."""
+    """Returns the GPUs that the journal keeps for a later change, if this one succeeds; gets the
+    GPUs now, and before the change."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,8 @@ class Transaction:
     refresh_files: Callable[[], object] | None
     """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""
     idle_wait: timing.Wait  # for processes that use instances to be destroyed
-    kept_snapshots: model.Snapshots = ()  # snapshots of other changes in the same journal
+    kept_snapshots: model.Snapshots = ()
+    """Snapshots of other changes in the same journal; if ``run`` succeeds, its goal keeps them."""
 
     def run(
         self,
@@ -130,7 +132,7 @@ class Transaction:
             )
             _require_no_foreign(error, result, vgpus.host_warnings(observed, first))
             raise
-        snapshot = (*self.kept_snapshots, *goal.unrestored_snapshots(now.gpus, now.before))
+        snapshot = goal.unrestored_snapshots(now.gpus, now.before)
         is_stale = bool(now.executed) or self.journal.entries.stale_files
         self.journal.note(snapshot=snapshot, stale_files=is_stale)
         return now.gpus, now.executed
@@ -145,7 +147,7 @@ class Transaction:
         """Write the snapshot that a rollback restores once a plan is executed."""
         before = planner.baseline(plan, gpus, earlier)
         if before != earlier or not (executed or plan.is_empty):
-            self.journal.begin((*self.kept_snapshots, *before), plan)
+            self.journal.begin(self._with_kept(before), plan)
         return _Round(
             plan=plan,
             gpus=gpus,
@@ -176,7 +178,7 @@ class Transaction:
         if has_begun:
             return self.roll_back(now.before)
         nothing = rollback.RollbackOutcome(is_complete=True, message="nothing was changed")
-        snapshot = (*self.kept_snapshots, *now.earlier)
+        snapshot = self._with_kept(now.earlier)
         result = _with_failure(nothing, lambda: self.journal.note(snapshot=snapshot))
         if not now.earlier:
             return result
@@ -204,7 +206,7 @@ class Transaction:
         result = self.roll_back(target, keep_pending=True)
         if target == before:
             return result
-        snapshot = (*self.kept_snapshots, *planner.trim(result.gpus, before))
+        snapshot = self._with_kept(planner.trim(result.gpus, before))
         return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
 
     def roll_back(
@@ -229,7 +231,7 @@ class Transaction:
     def conclude(self, result: rollback.RollbackOutcome) -> rollback.RollbackOutcome:
         """Note the end of a rollback and refresh device files; return it with their failures."""
         snapshot = (
-            (*self.kept_snapshots, *result.unrestored)
+            self._with_kept(result.unrestored)
             if result.is_complete
             else planner.trim(result.gpus, self.journal.entries.snapshot)
         )
@@ -237,6 +239,11 @@ class Transaction:
             result, lambda: self.journal.note(snapshot=snapshot, stale_files=True)
         )
         return _with_failure(result, self.refresh)
+
+    def _with_kept(self, before: model.Snapshots) -> model.Snapshots:
+        """Add the kept snapshots, of other GPUs."""
+        uuids = {gpu.uuid for gpu in before}
+        return (*(gpu for gpu in self.kept_snapshots if gpu.uuid not in uuids), *before)
 
     def refresh(self) -> None:
         """Bring device nodes and CDI specs up to date; ``HostError``: DEVICE_FILES_FAILED."""

@@ -64,6 +64,26 @@ def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(
     assert node.journal.text is None
 
 
+@pytest.mark.parametrize(("wanted", "error"), [("mixed", "in use"), ("other", "default/train")])
+def test_a_failed_change_spares_pods_on_a_cut_off_one(
+    node: ApplyingNode, wanted: str, error: str
+) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=12)
+    done = node.shape[0]
+    node.add_pod("train", devices=frozenset(node.gpus[0].mig_uuids))
+    node.fails = once(is_creation)
+
+    with pytest.raises(errors.HardwareError, match=error):
+        node.change_to(wanted)
+
+    assert node.shape == [done, before[1]]
+    assert re.search(r"but not GPU 0 .*, which pods or processes use$", node.notes[0])
+    node.pods.clear()
+    refuse(node)
+    assert node.shape == before
+
+
 def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: ApplyingNode) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=12)
