@@ -109,7 +109,7 @@ def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: ApplyingNode) 
 # -- what is kept, and by whom ----------------------------------------------------------------
 
 
-def test_each_apply_keeps_what_it_has_verified_and_what_was_off_stays_off(
+def test_each_apply_saves_its_verified_layout_also_with_mig_off(
     ampere: ApplyingNode,
 ) -> None:
     for _applied_and_already_applied in range(2):
@@ -121,7 +121,7 @@ def test_each_apply_keeps_what_it_has_verified_and_what_was_off_stays_off(
     assert (ampere.boot().rounds, ampere.steps) == ((), 0)
 
 
-def test_an_apply_that_fails_keeps_what_was_kept(ampere: ApplyingNode) -> None:
+def test_a_failed_apply_keeps_the_layout_saved_before(ampere: ApplyingNode) -> None:
     kept = ampere.verified_layout_file.text
     ampere.fails = lambda step: isinstance(step, steps.SetMode)
 
@@ -138,7 +138,7 @@ def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: Apply
     assert ampere.notes == ["cannot write the journal; the next boot will not restore this layout"]
 
 
-def test_nothing_kept_is_no_failure_and_waits_for_no_driver(ampere: ApplyingNode) -> None:
+def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: ApplyingNode) -> None:
     ampere.verified_layout_file.text = None
     ampere.refusing["gpus.observe"] = NO_DRIVER
 
@@ -148,7 +148,7 @@ def test_nothing_kept_is_no_failure_and_waits_for_no_driver(ampere: ApplyingNode
     assert ampere.clock.now_s == 0
 
 
-def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: ApplyingNode) -> None:
+def test_boot_without_a_saved_layout_undoes_an_interrupted_apply(ampere: ApplyingNode) -> None:
     ampere.change_to("off")
     off = ampere.shape
     ampere.verified_layout_file.text = None
@@ -162,7 +162,9 @@ def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: ApplyingN
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}'])
-def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: ApplyingNode, text: str) -> None:
+def test_an_invalid_saved_layout_is_set_aside_and_reported(
+    ampere: ApplyingNode, text: str
+) -> None:
     ampere.verified_layout_file.text = text
     ampere.reboot()
 
@@ -223,7 +225,7 @@ def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(node: ApplyingNode
     assert node.shape[1] == node.before[1]
 
 
-def test_a_new_gpu_without_mig_is_nobodys_problem(node: ApplyingNode) -> None:
+def test_a_new_gpu_without_mig_is_no_problem(node: ApplyingNode) -> None:
     node.gpus = (*node.gpus, hardware.template(hardware.find("T4"), 2))
 
     assert node.boot().problems == ()

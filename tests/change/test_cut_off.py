@@ -20,7 +20,7 @@ OFF = model.MigMode.DISABLED
 LAST_OF_OFF = 10  # the number of the last step to the layout ``off``
 
 
-def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(
+def test_a_layout_of_some_gpus_undoes_an_interrupted_change_of_others(
     node: ApplyingNode,
 ) -> None:
     before = node.shape
@@ -166,7 +166,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
 
 
 @pytest.mark.parametrize(("since", "is_undone"), [("other", False), ("off", True)])
-def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
+def test_after_a_reboot_only_the_gpus_that_it_emptied_are_restored(
     node: ApplyingNode, since: str, *, is_undone: bool
 ) -> None:
     before = node.shape

@@ -122,7 +122,7 @@ def test_first_failing_hook_of_a_point_is_the_last() -> None:
     assert node.history == ["a", "b"]
 
 
-def test_hooks_are_reported_of_the_change_and_the_change_wins() -> None:
+def test_variables_of_the_change_precede_those_of_the_hooks_file() -> None:
     node = RecordingNode(
         "before",
         "hooks: {apply-start: [{command: a, envs: {X: y, MIG_PARTED_SELECTED_CONFIG: other}}]}",
@@ -192,7 +192,7 @@ def test_failing_change_is_undone_before_the_last_point() -> None:
     ],
     ids=["a layout that cannot be had", "a hooks file that is no good"],
 )
-def test_what_cannot_be_costs_no_hook_and_touches_nothing(
+def test_an_impossible_layout_runs_no_hook_and_changes_nothing(
     layout: str, hooks: str, error: type[Exception], message: str
 ) -> None:
     node = RecordingNode("before", hooks)

@@ -52,7 +52,7 @@ def test_a_change_is_not_undone_because_its_journal_stays(node: ApplyingNode) ->
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 2}', None])
-def test_a_journal_that_makes_no_sense_or_cannot_be_read_is_set_aside(
+def test_an_invalid_or_unreadable_journal_is_set_aside(
     node: ApplyingNode, text: str | None
 ) -> None:
     node.journal.text = text or ""

@@ -59,7 +59,7 @@ def test_bad_checkpoint_changes_no_gpu(spoil: Callable[[Any], None]) -> None:
     assert node.steps == 0
 
 
-def test_with_the_mode_alone_no_instance_is_made() -> None:
+def test_restoring_the_mode_alone_creates_no_instance() -> None:
     node = ApplyingNode("off")
 
     node.restore(CHECKPOINT, is_mode_only=True)

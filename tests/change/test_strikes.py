@@ -119,7 +119,7 @@ def test_after_a_kill_any_layout_can_be_applied(change: GpuChange, again: str) -
 
 @pytest.mark.parametrize("name", APPLY_CHANGES)
 @pytest.mark.parametrize("killed_rollbacks", [0, 19])
-def test_after_a_kill_an_impossible_layout_restores_what_was(
+def test_after_a_kill_an_impossible_layout_restores_the_gpus(
     name: str, killed_rollbacks: int
 ) -> None:
     before = play_undisturbed(APPLY_CHANGES[name]).before.shape

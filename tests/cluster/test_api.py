@@ -68,7 +68,7 @@ def at_most(allowed: int) -> api_objects.Object:
 
 
 @pytest.mark.parametrize("is_eviction", [True, False], ids=["evicted", "deleted"])
-def test_a_pod_stops_in_its_own_time_when_it_is(
+def test_a_pod_that_is_evicted_or_deleted_stops_within_its_grace_period(
     kube: api.KubeApi, workloads: pods.KubeWorkloads, pod: pod_object.Pod, *, is_eviction: bool
 ) -> None:
     namesake = dataclasses.replace(pod, uid=OTHERS_UID)

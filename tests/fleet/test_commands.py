@@ -169,7 +169,7 @@ def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
     assert rig.roll(LAYOUT).status == 0
 
 
-def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: RolloutRig) -> None:
+def test_a_node_that_never_had_an_agent_gets_no_request(rig: RolloutRig) -> None:
     rig.write("node-001", annotations=None)
 
     answer = rig.roll(LAYOUT)
@@ -180,7 +180,7 @@ def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: RolloutRig
     assert "node-001: skipped: no agent shows its GPUs" in rig(LAYOUT, "-l", "gpu=yes").out
 
 
-def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: RolloutRig) -> None:
+def test_a_node_with_a_dead_agent_fails_and_gets_its_label_back(rig: RolloutRig) -> None:
     rig.apply(FORMER, rig.names)
     rig.stand_ins.dead.add("node-001")
 
@@ -223,7 +223,7 @@ def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: RolloutRig) -> N
     assert answer.data["counts"] | {"success": 0} == answer.data["counts"]
 
 
-def test_each_change_of_a_node_is_a_line_but_on_a_terminal_one_table_lives(
+def test_changes_are_printed_as_lines_and_on_a_terminal_as_one_table(
     rig: RolloutRig,
 ) -> None:
     # Long enough to be seen by a rollout on a busy machine.
@@ -276,7 +276,7 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(
         (("LAYOUT=undo", "-l", "gpu=yes"), "name a layout"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
+def test_invalid_options_are_refused_and_no_node_is_changed(
     rig: RolloutRig, argv: tuple[str, ...], message: str
 ) -> None:
     variable, is_variable, value = argv[0].partition("=")
@@ -404,7 +404,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_an_api_that_fails_once_costs_no_node_and_no_room(rig: RolloutRig, name: str) -> None:
+def test_one_api_failure_fails_no_node_and_exceeds_no_budget(rig: RolloutRig, name: str) -> None:
     counted = census.Census(rig.server)
     rig.server.inject(FAULTS[name])
 
@@ -500,7 +500,7 @@ def test_a_dry_run_of_an_undo_shows_what_each_node_returns_to(rig: RolloutRig) -
     assert rig.labels() == labels
 
 
-def test_a_misspelt_layout_is_answered_with_those_that_nodes_can_have(
+def test_a_misspelt_layout_is_answered_with_the_available_layouts(
     rig: RolloutRig, tmp_path: pathlib.Path
 ) -> None:
     file = tmp_path / "config.yaml"

@@ -38,7 +38,7 @@ def test_pending_pod_gets_room_by_one_patch(rig: PartitionerRig) -> None:
     assert "1x 7g.40gb" in event["message"]
 
 
-def test_a_node_under_change_and_one_that_has_room_are_asked_nothing_more(
+def test_a_node_under_change_or_with_room_gets_no_further_request(
     rig: PartitionerRig,
 ) -> None:
     rig.add_node()

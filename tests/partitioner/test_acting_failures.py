@@ -42,7 +42,7 @@ def test_a_node_that_changed_since_it_was_seen_is_decided_on_again(rig: Partitio
         pytest.param(apiserver.Fault(garbles=True, is_carried_out=True), id="garbage when done"),
     ],
 )
-def test_a_failed_patch_is_made_up_for_once(rig: PartitionerRig, fault: apiserver.Fault) -> None:
+def test_a_failed_patch_is_retried_once(rig: PartitionerRig, fault: apiserver.Fault) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")

@@ -34,7 +34,7 @@ def test_process_acts_and_releases_its_lease_on_a_signal(tmp_path: pathlib.Path)
         assert '"layout_requested"' in log
 
 
-def test_the_exposition_has_every_result_from_zero_on() -> None:
+def test_the_metrics_have_every_result_from_zero_on() -> None:
     fresh = metrics.PartitionerMetrics(contact_age_s=lambda: 1.5)
     lines = fresh.exposition().decode().splitlines()
 

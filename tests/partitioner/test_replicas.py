@@ -102,7 +102,7 @@ def test_leader_that_lost_the_lease_serves_pods_that_still_wait(rig: Partitioner
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sent", [False, True], ids=["before it is sent", "after"])
-def test_whatever_request_a_leader_is_killed_at_nothing_is_asked_twice(*, is_sent: bool) -> None:
+def test_a_leader_killed_at_any_request_causes_no_repeated_request(*, is_sent: bool) -> None:
     kill_at = 0
     has_survived = False
     while not has_survived:

@@ -111,6 +111,6 @@ def test_a_node_selector_means_what_it_means_to_kubectl(
 
 
 @pytest.mark.parametrize("text", ["=a", "a b", "a=b,", "a in b", "a=(", "in (a)", "!!a"])
-def test_what_is_no_selector_is_refused(text: str) -> None:
+def test_an_invalid_node_selector_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a label selector"):
         selectors.parse_selector(text)

@@ -11,7 +11,7 @@ from tests.kit.partitions import EMPTY, SMALL, node, pod
 from tests.partitioner import rigs
 
 
-def test_shows_each_node_before_and_after_and_each_pod_without_room(
+def test_simulation_shows_nodes_before_and_after_and_unserved_pods(
     shell: commandline.Shell,
 ) -> None:
     every = partitions.gpus("c", EMPTY)
@@ -81,7 +81,7 @@ def test_a_simulation_without_opted_in_nodes_says_how_to_opt_in(shell: commandli
         ('{"items": [{}]}', '{"items": []}', "from the Kubernetes API is malformed"),
     ],
 )
-def test_a_file_that_is_something_else_is_refused(
+def test_a_file_that_is_no_list_of_nodes_or_pods_is_refused(
     shell: commandline.Shell, nodes: str, pods: str, message: str
 ) -> None:
     files = shell.file(nodes, "nodes.json"), shell.file(pods, "pods.json")

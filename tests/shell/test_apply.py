@@ -28,7 +28,7 @@ def pair(tmp_path: pathlib.Path) -> ShellNode:
 
 
 @pytest.mark.slow
-def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: ShellNode) -> None:
+def test_apply_refuses_instances_in_use_and_names_the_program(pair: ShellNode) -> None:
     pair.use("2g.10gb", gpu=1)
     before = pair.shape
     pair.state.log_calls()

@@ -79,7 +79,7 @@ class Raising(io.StringIO):
 
 
 @pytest.mark.parametrize("debug", [(), ("--debug",), ("-d",)])
-def test_a_bug_is_confessed_in_two_lines(shell: Shell, debug: tuple[str, ...]) -> None:
+def test_a_bug_is_reported_in_two_lines(shell: Shell, debug: tuple[str, ...]) -> None:
     status, err = run(shell, Raising(LookupError("surprise")), *debug, "version")
 
     assert status == 1
@@ -88,7 +88,7 @@ def test_a_bug_is_confessed_in_two_lines(shell: Shell, debug: tuple[str, ...]) -
     assert ("Traceback" in err) is bool(debug)
 
 
-def test_unwritable_answer_and_interrupt_are_no_bugs(shell: Shell) -> None:
+def test_an_unwritable_answer_or_an_interrupt_is_not_reported_as_a_bug(shell: Shell) -> None:
     for word in ("version", "--help"):
         with pathlib.Path("/dev/full").open("w") as full:
             assert run(shell, full, word) == (

@@ -271,7 +271,7 @@ def test_further_signals_do_not_interrupt_the_removal() -> None:
 
 
 @pytest.mark.slow
-def test_files_that_cannot_be_written_are_no_bug(demo: Demo) -> None:
+def test_unwritable_files_are_not_reported_as_a_bug(demo: Demo) -> None:
     limited = ("sh", "-c", 'ulimit -f 4; exec "$@"', "sh", *DEMO)
 
     assert demo.start_logged(*limited).wait(TIMEOUT_S) == 2

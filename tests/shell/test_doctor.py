@@ -224,7 +224,7 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
         ("24 27 0:6 / /elsewhere rw - tmpfs tmpfs rw", WARN),
     ],
 )
-def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
+def test_no_right_is_missing_where_the_toolkit_creates_device_nodes(
     patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: doctor_report.CheckResult
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
@@ -271,7 +271,7 @@ def modules(proc: proc_tree.ProcTree, **users: int) -> None:
 @pytest.mark.parametrize(
     ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
 )
-def test_what_may_hold_off_a_reset_is_named(
+def test_modules_and_programs_that_may_prevent_a_reset_are_named(
     patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor_report.CheckResult
 ) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2)
@@ -325,7 +325,7 @@ def test_journal_of_persistence_mode_is_no_unfinished_change(patient: Patient) -
     assert "nvidia-smi -pm 1" in result.remedies("journal-file")
 
 
-def test_files_that_make_no_sense_are_named(patient: Patient) -> None:
+def test_invalid_files_are_named(patient: Patient) -> None:
     patient.born()
     layouts, verified, journal = (patient.folder / name for name in ("l.yaml", "p", "j"))
     layouts.write_text("version: v2\n")

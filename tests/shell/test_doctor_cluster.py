@@ -291,7 +291,7 @@ def vgpus(mode: str) -> dict[str, object]:
         ("other-managers", vgpus("hami-core"), OK, ""),
     ],
 )
-def test_check_judges_what_was_observed(
+def test_a_check_judges_the_observed_facts(
     patient: Patient,
     check: str,
     facts: Mapping[str, object],

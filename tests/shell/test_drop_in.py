@@ -224,7 +224,7 @@ def test_exported_mixed_nodes_are_merged_as_mig_parted_merges_them(shell: Shell)
         ("generate-config --simulate 1xT4", 1, 1),
     ],
 )
-def test_exit_statuses(
+def test_exit_statuses_are_ours_or_those_of_mig_parted(
     shell: Shell, layouts: str, line: str, status: int, as_mig_parted: int
 ) -> None:
     argv = line.replace("FILE", layouts).split()

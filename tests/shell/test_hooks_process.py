@@ -159,7 +159,7 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked_node: HookedNode) -> No
 
 
 @pytest.mark.slow
-def test_what_hooks_say_is_shown_with_debug(hooked_node: HookedNode) -> None:
+def test_the_output_of_hooks_is_shown_with_debug(hooked_node: HookedNode) -> None:
     hooked_node.write(at="apply-start", script="echo hello from the hook")
 
     assert "hello from the hook" not in hooked_node.node.run(*hooked_node.argv).err

@@ -56,7 +56,7 @@ def test_failed_change_is_rolled_back_before_output(node: ShellNode, way: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", lost_stderr.WAYS)
-def test_a_change_succeeds_without_anybody_who_hears_its_remarks(
+def test_a_change_succeeds_although_its_remarks_cannot_be_written(
     node: ShellNode, way: str
 ) -> None:
     with lost_stderr.WAYS[way]() as stderr:

@@ -83,7 +83,7 @@ def test_an_option_of_what_serves_health_outdoes_the_environment(
             assert probe.check((*start, *option), environ) == (True, "ok")
 
 
-def test_a_command_that_serves_no_health_has_none_to_ask_for(free_port: int) -> None:
+def test_a_command_without_a_health_server_is_healthy(free_port: int) -> None:
     environ = {"MIG_MANAGER_HEALTH_PORT": str(free_port)}
 
     answer = probe.check(("mig-manager", "demo", "--keep"), environ)
@@ -103,7 +103,7 @@ def test_the_agent_is_asked_where_it_listens_or_on_this_machine(address: str) ->
         assert probe.check(AGENT, environ) == (True, "ok")
 
 
-def test_options_that_make_no_sense_are_refused() -> None:
+def test_invalid_options_of_a_probe_are_refused() -> None:
     for port in ("70000", "no port"):
         with pytest.raises(errors.UsageError, match=port):
             probe.check((*AGENT, "--health-port", port), {})
@@ -125,7 +125,7 @@ def test_the_exit_status_shows_docker_whether_the_agent_is_healthy(free_port: in
     assert message.startswith("/healthz does not answer: ConnectionRefusedError")
 
 
-def test_whatever_answers_without_http_is_unhealthy_within_the_deadline(
+def test_an_answer_without_http_is_unhealthy_within_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(probe, "TIMEOUT_S", 0.1)

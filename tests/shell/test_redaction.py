@@ -389,11 +389,11 @@ def test_a_credential_without_a_name_is_removed_by_its_looks() -> None:
     assert clean == [f"{before}[removed], then" for before, _ in LOOKS]
 
 
-def test_harmless_text_stays() -> None:
+def test_text_without_secrets_is_unchanged() -> None:
     assert [redaction.redact(text) for text in HARMLESS] == [*HARMLESS]
 
 
-def test_the_pages_of_the_project_stay() -> None:
+def test_redaction_leaves_the_projects_pages_unchanged() -> None:
     """Layouts, reasons, metrics and labels are not taken for credentials."""
     pages = pathlib.Path(__file__).parents[2] / "docs"
     texts = [page.read_text() for page in (pages / "labels.md", pages / "reasons.md")]

@@ -214,7 +214,7 @@ def test_an_interrupted_change_is_there_with_its_journal(
     assert "journal-file" in files["doctor.txt"]
 
 
-def test_a_source_that_does_not_answer_does_not_cost_the_bundle(
+def test_a_silent_source_does_not_fail_the_bundle(
     cluster: BundledCluster,
     shell: commandline.Shell,
     tmp_path: pathlib.Path,
@@ -251,7 +251,7 @@ def test_a_source_that_hangs_is_given_up_at_the_deadline(
 
 
 @pytest.mark.slow
-def test_sources_without_an_answer_cost_their_files_alone(
+def test_without_silent_sources_only_their_own_files_are_missing(
     cluster: BundledCluster,
     shell: commandline.Shell,
     tmp_path: pathlib.Path,
@@ -267,7 +267,7 @@ def test_sources_without_an_answer_cost_their_files_alone(
     assert "no answer within 25 s" in files["doctor.txt"]
 
 
-def test_an_api_that_refuses_costs_its_files_and_not_the_bundle(
+def test_a_bundle_lacks_only_the_files_that_the_api_refuses(
     shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
     files = bundle(shell, tmp_path, "-n", "n1", "--kubeconfig", "/nonexistent")
@@ -277,7 +277,7 @@ def test_an_api_that_refuses_costs_its_files_and_not_the_bundle(
 
 
 @pytest.mark.slow
-def test_of_a_log_that_is_too_long_the_end_is_kept(
+def test_the_end_of_an_overlong_log_is_kept(
     cluster: BundledCluster,
     shell: commandline.Shell,
     tmp_path: pathlib.Path,
@@ -359,7 +359,7 @@ ODD_NUMBERS = '{"attempt": NaN, "other": [1e999, Infinity]}'
         ),
     ],
 )
-def test_what_a_file_cannot_have_stays_text_and_does_not_cost_the_bundle(
+def test_invalid_content_stays_text_and_does_not_fail_the_bundle(
     cluster: BundledCluster,
     shell: commandline.Shell,
     tmp_path: pathlib.Path,

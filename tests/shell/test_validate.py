@@ -417,7 +417,7 @@ def test_a_layout_with_placements_is_planned_applied_asserted_and_exported(shell
         ("1g.6gb: 8", ("--lenient",), "layouts.yaml:4:"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_touched(
+def test_an_impossible_layout_is_refused_before_anything_is_touched(
     shell: Shell, devices: str, options: tuple[str, ...], message: str
 ) -> None:
     before = shell("status", "-o", "json", *SPEC).out

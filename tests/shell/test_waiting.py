@@ -35,7 +35,7 @@ def pending(node: ShellNode) -> list[bool]:
         pytest.param(FOR_A_REBOOT, ["-ms"], id="short, for a reboot"),
     ],
 )
-def test_a_mode_can_be_asked_for_and_left_to_a_reboot(
+def test_a_mode_can_be_requested_and_left_to_a_reboot(
     tmp_path: pathlib.Path, options: states.Options, argv: list[str]
 ) -> None:
     gpus = node(tmp_path, options)
@@ -58,7 +58,7 @@ def test_a_mode_can_be_asked_for_and_left_to_a_reboot(
 
 
 @pytest.mark.slow
-def test_what_the_driver_switches_by_itself_needs_no_reset_to_skip(tmp_path: pathlib.Path) -> None:
+def test_a_mode_that_needs_no_reset_is_active_despite_skip_reset(tmp_path: pathlib.Path) -> None:
     answer = node(tmp_path, states.Options()).run("apply", "--skip-reset", "mine")
 
     assert (answer.status, answer.out) == (0, APPLIED)

@@ -120,7 +120,7 @@ def changed_objects(chart: pathlib.Path) -> Objects:
     return by_name(render(chart, **VALUES))
 
 
-def test_what_people_add_comes_to_what_the_mode_has(changed_objects: Objects) -> None:
+def test_added_values_extend_those_of_the_mode(changed_objects: Objects) -> None:
     template = changed_objects[AGENTS]["spec"]["template"]
     was, now = (
         by_name(overlay_objects("simulated"))[AGENTS]["spec"]["template"]["spec"],

@@ -187,7 +187,7 @@ def agent(stage: agent_stage.AgentStage) -> int:
 
 
 @pytest.mark.slow
-def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
+def test_an_agent_at_rest_has_loaded_no_module_of_runs_or_commands(
     modules_file: pathlib.Path, stage_at_rest: agent_stage.AgentStage
 ) -> None:
     assert stage_at_rest.machine.agent is not None
@@ -199,7 +199,9 @@ def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
 
 
 @pytest.mark.slow
-def test_nothing_but_the_agent_is_left_of_a_run(stage_at_rest: agent_stage.AgentStage) -> None:
+def test_only_the_agents_process_remains_after_a_run(
+    stage_at_rest: agent_stage.AgentStage,
+) -> None:
     children = pathlib.Path(f"/proc/{agent(stage_at_rest)}/task/{agent(stage_at_rest)}/children")
     stage_at_rest.wait(lambda: not children.read_text().split(), "the end of the agent's workers")
 

@@ -112,7 +112,7 @@ def test_manifest_names_an_archive_that_is_reproducible(
 
 
 @pytest.mark.slow
-def test_nothing_is_packed_but_what_looking_takes(archive: pathlib.Path) -> None:
+def test_the_archive_has_only_the_modules_that_the_plugin_needs(archive: pathlib.Path) -> None:
     with tarfile.open(archive) as opened:
         program = opened.extractfile("kubectl-mig")
         assert program

@@ -117,7 +117,7 @@ def family(sample: str) -> str:
 
 
 @pytest.mark.slow
-def test_every_metric_has_a_series_after_a_life(scrape: Scrape) -> None:
+def test_every_metric_has_a_series_at_an_agents_end(scrape: Scrape) -> None:
     heard = metrics.AgentMetrics(contact_age_s=lambda: 1.0)
 
     assert len(heard.exposition().splitlines()) < 150
@@ -236,7 +236,7 @@ def test_panels_have_an_id_of_their_own_and_do_not_overlap() -> None:
     assert max(x for x, _ in cells) < 24
 
 
-def test_every_alert_says_what_it_is_how_bad_and_where_the_remedy_stands() -> None:
+def test_every_alert_has_a_severity_a_summary_and_a_page_of_remedies() -> None:
     for rule in ALERTS:
         assert rule["labels"]["severity"] in ("warning", "critical")
         is_of_node = "partitioner" not in rule["expr"]

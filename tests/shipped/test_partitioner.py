@@ -38,7 +38,7 @@ def read(pod: Object) -> tuple[partitioner_settings.PartitionerSettings, Recorde
     return partitioner_settings.PartitionerSettings.read(parsed, environ), environ
 
 
-def test_it_recommends_by_default_and_knows_its_pod_and_namespace(pod: Object) -> None:
+def test_the_partitioner_recommends_by_default_and_knows_its_pod(pod: Object) -> None:
     of_pod, environ = read(pod)
 
     assert of_pod.mode is partitioner_settings.Mode.RECOMMEND
@@ -69,7 +69,7 @@ def test_replicas_meet_the_pod_security_standard_restricted(
     assert not any(name.startswith("nvidia.com/") for name in container["resources"]["limits"])
 
 
-def test_its_rights_are_those_of_its_work(objects: dict[str, Object]) -> None:
+def test_the_partitioner_has_only_the_rights_of_its_work(objects: dict[str, Object]) -> None:
     def verbs_of(kind: str) -> dict[tuple[str, ...], list[str]]:
         return {
             (*rule["resources"], *rule.get("resourceNames", ())): rule["verbs"]
@@ -88,7 +88,7 @@ def test_its_rights_are_those_of_its_work(objects: dict[str, Object]) -> None:
         assert (subject["name"], objects[kind]["roleRef"]["name"]) == (NAME, NAME)
 
 
-def test_the_overlay_adds_it_to_agents_that_take_custom_layouts() -> None:
+def test_the_overlay_adds_it_to_agents_with_custom_layouts() -> None:
     plain, made = overlays.overlay("unprivileged"), overlays.overlay("partitioner")
     of_partitioner = list(yaml.safe_load_all(overlays.kustomize("deploy/partitioner")))
 

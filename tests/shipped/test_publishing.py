@@ -212,7 +212,7 @@ def test_wheel_has_the_urls_of_its_source_archive(tmp_path: pathlib.Path) -> Non
 
 
 @pytest.mark.parametrize("address", ["example.com/a/b", "http://example.com/a", "https://a.b"])
-def test_what_is_no_address_of_a_repository_ends_the_build(
+def test_an_invalid_repository_address_ends_the_build(
     address: str, tmp_path: pathlib.Path
 ) -> None:
     command = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)

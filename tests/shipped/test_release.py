@@ -155,7 +155,7 @@ def test_bill_has_a_licence_and_an_address_for_each_package(release: Release) ->
         assert each["purl"] == f"pkg:pypi/{name}@{each['version']}"
 
 
-def test_nothing_is_locked_that_the_program_does_not_take(release: Release) -> None:
+def test_only_packages_that_the_program_takes_are_locked(release: Release) -> None:
     bill = release.bill
     needs = {each["ref"]: set(each.get("dependsOn", ())) for each in bill["dependencies"]}
     reached: set[str] = set()
@@ -170,7 +170,7 @@ def test_nothing_is_locked_that_the_program_does_not_take(release: Release) -> N
 # -- the locks --------------------------------------------------------------------------------
 
 
-def test_the_locked_packages_lack_nothing(release: Release) -> None:
+def test_the_locked_packages_are_complete(release: Release) -> None:
     output = run(uv(), "pip", "check", "--python", release.work / "image", cwd=release.work)
 
     assert "All installed packages are compatible" in output

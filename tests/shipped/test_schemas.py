@@ -67,7 +67,7 @@ def test_an_answer_without_a_key_or_with_another_one_is_refused(name: str) -> No
                 contract.check(name, wrong)
 
 
-def test_what_the_schema_of_the_capacity_admits_can_be_read() -> None:
+def test_every_capacity_that_the_schema_admits_is_parsed() -> None:
     for line in LINES["CapacityAnnotation"]:
         (in_use,) = capacity.from_json(line).in_use.values()
         assert len(in_use) == 2

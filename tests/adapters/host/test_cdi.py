@@ -90,7 +90,7 @@ def test_an_existing_spec_is_regenerated_and_written_only_if_it_changed(host: Ho
     assert host.spec_in_run.stat().st_ino == before
 
 
-def test_without_a_spec_or_the_tool_none_is_run_and_a_spec_is_kept(host: Host) -> None:
+def test_the_tool_runs_only_if_it_is_installed_and_a_spec_exists(host: Host) -> None:
     host.install()
     assert host.specs() == ""
     assert host.runs() == []
@@ -181,7 +181,7 @@ def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: Host) -> None
 
 
 @needs_root
-def test_several_specs_of_one_run_are_written_to_the_tools_file_names(host: Host) -> None:
+def test_several_specs_of_one_run_get_the_file_names_of_the_tool(host: Host) -> None:
     host.spec_in_run.write_text(spec("0"))
     more = spec("0", kind="nvidia.com/gpu.coherent")
     host.install(output=spec("0", "1") + more)

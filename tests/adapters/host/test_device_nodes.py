@@ -202,7 +202,7 @@ def test_a_missing_driver_or_dev_is_logged_and_not_an_error(
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_only_missing_permission_to_create_nodes_is_no_error(
+def test_only_a_missing_permission_to_create_nodes_is_tolerated(
     proc: proc_tree.ProcTree,
     tmp_path: pathlib.Path,
     logs: Logs,

@@ -147,7 +147,7 @@ def test_a_gpu_that_is_in_use_does_not_keep_another_one_from_its_reset(
     assert machine.resets == [1, 0]
 
 
-def test_a_gpu_reset_by_another_program_and_none_at_all_are_not_reset(
+def test_no_gpu_is_reset_for_an_empty_list_or_after_a_foreign_reset(
     machine: ResetMachine, gpus: Gpus
 ) -> None:
     assert machine.state.reset_gpu(0) is states.Code.SUCCESS
@@ -239,7 +239,7 @@ def test_a_gpu_that_must_not_be_reset_or_is_not_shown_is_refused(
     assert message in error.message
 
 
-def test_a_gpu_that_is_not_shown_after_its_reset_is_not_called_unreset(
+def test_a_gpu_that_vanishes_after_its_reset_is_not_reported_unreset(
     machine: ResetMachine, gpus: Gpus, tmp_path: pathlib.Path
 ) -> None:
     done = tmp_path / "done"
@@ -252,7 +252,9 @@ def test_a_gpu_that_is_not_shown_after_its_reset_is_not_called_unreset(
     assert caught.value.message.endswith(f"does not show {gpus[0]}")
 
 
-def test_an_unprivileged_reset_is_no_permission(machine: ResetMachine, gpus: Gpus) -> None:
+def test_an_unprivileged_reset_has_the_reason_no_permission(
+    machine: ResetMachine, gpus: Gpus
+) -> None:
     machine.state.set_options(dataclasses.replace(WAITING, permitted=False))
 
     assert machine.refusal(gpus[:1]).reason is Reason.NO_PERMISSION
@@ -384,7 +386,7 @@ def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: ResetMach
         ),
     ],
 )
-def test_a_refusal_has_the_reason_that_its_words_mean(
+def test_the_reason_of_a_refusal_is_parsed_from_its_text(
     text: str, status: int, reason: str, message: str, machine: ResetMachine, gpus: Gpus
 ) -> None:
     machine.say(text, status=status)

@@ -50,7 +50,7 @@ def test_a_program_is_found_in_the_first_root_that_has_it(tmp_path: pathlib.Path
     assert search.find("only-host") == programs.Program(path="/usr/sbin/only-host", root=host)
 
 
-def test_what_cannot_be_run_is_not_found(tmp_path: pathlib.Path) -> None:
+def test_a_file_that_cannot_be_run_is_not_found(tmp_path: pathlib.Path) -> None:
     (tmp_path / "usr/bin/folder").mkdir(parents=True)
     (tmp_path / "usr/bin/text").write_text("no program")
     (tmp_path / "usr/bin/nowhere").symlink_to("/nowhere")
@@ -64,7 +64,7 @@ def test_what_cannot_be_run_is_not_found(tmp_path: pathlib.Path) -> None:
     )
 
 
-def test_a_link_leads_to_a_place_below_the_root_it_lies_in(tmp_path: pathlib.Path) -> None:
+def test_a_link_is_resolved_below_its_own_root(tmp_path: pathlib.Path) -> None:
     stand_ins.script(tmp_path / "opt/nvidia/smi", "exit 0")
     (tmp_path / "usr/bin").mkdir(parents=True)
     (tmp_path / "bin").symlink_to("usr/bin")
@@ -132,7 +132,7 @@ def test_a_program_that_closes_its_output_is_still_waited_for(tmp_path: pathlib.
     assert (tmp_path / "done").exists()
 
 
-def test_a_program_that_floods_us_fills_no_memory_and_ends_at_its_deadline(
+def test_endless_output_is_bounded_and_ends_at_the_deadline(
     tmp_path: pathlib.Path,
 ) -> None:
     flood = "head -c 5000000 /dev/zero"
@@ -147,7 +147,9 @@ def test_a_program_that_floods_us_fills_no_memory_and_ends_at_its_deadline(
         run(tmp_path, "exec cat /dev/zero", timeout_s=0.5)
 
 
-def test_a_missing_program_and_a_file_that_is_none_are_reported(tmp_path: pathlib.Path) -> None:
+def test_a_missing_program_and_a_file_that_is_no_program_are_reported(
+    tmp_path: pathlib.Path,
+) -> None:
     (tmp_path / "noise").write_bytes(b"\x7fELF")
     (tmp_path / "noise").chmod(0o755)
 

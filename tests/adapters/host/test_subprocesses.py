@@ -41,7 +41,7 @@ def test_an_answer_before_the_request_was_read_counts_whatever_follows(then: str
     assert ask(f"parent.send(1); {then}", LARGE) == 1
 
 
-def test_messages_in_pieces_are_put_together() -> None:
+def test_a_message_that_arrives_in_pieces_is_reassembled() -> None:
     script = """
 data = subprocesses._encode("one") + subprocesses._encode("two")
 for byte in data:
@@ -105,7 +105,7 @@ def test_a_worker_without_an_answer_is_ended_by_the_deadline(
     assert child.status == status
 
 
-def test_a_kernel_without_descriptors_of_processes_will_do(
+def test_a_kernel_without_process_descriptors_suffices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(_pid: int) -> int:
@@ -134,5 +134,5 @@ def test_a_process_that_keeps_the_pipes_open_does_not_delay_the_end() -> None:
         (None, "cannot be killed"),
     ],
 )
-def test_an_end_is_put_into_words(status: int | None, words: str) -> None:
+def test_the_end_of_a_process_is_described(status: int | None, words: str) -> None:
     assert subprocesses.ending(status) == words

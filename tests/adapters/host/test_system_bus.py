@@ -44,7 +44,7 @@ def test_without_systemd_on_the_bus_running_services_are_unknown(bus: Bus) -> No
         services(bus).running([NVSM])
 
 
-def test_a_user_rejected_by_the_bus_is_no_permission(tmp_path: pathlib.Path) -> None:
+def test_a_user_rejected_by_the_bus_gets_the_reason_no_permission(tmp_path: pathlib.Path) -> None:
     with (
         # As for a process of another user namespace, the one proof that we have is refused.
         systemd_rig.a_bus(tmp_path, mechanism="ANONYMOUS") as bus,
@@ -114,7 +114,7 @@ HEADER = b"l\x02\x00\x01\x00\x00\x00\x00\x01\x00\x00\x00"
 
 @hypothesis.given(data=st.binary(min_size=1) | st.binary().map(lambda tail: HEADER + tail))
 @hypothesis.settings(max_examples=50, deadline=None)
-def test_any_data_on_the_bus_is_at_worst_a_host_error(
+def test_any_data_from_the_bus_is_an_answer_or_a_host_error(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "impostor"

@@ -36,7 +36,7 @@ def test_running_units_are_listed_in_stop_order_without_masked_ones(bus: Bus) ->
     )
 
 
-def test_no_names_cause_no_call() -> None:
+def test_an_empty_list_of_units_causes_no_call() -> None:
     nowhere = systemd.Systemd("unix:path=/nowhere", stop_timeout_s=1, start_timeout_s=1)
 
     assert nowhere.running([]) == ()
@@ -247,7 +247,7 @@ def test_a_refusal_is_quoted(bus: Bus) -> None:
                 services(bus).start(NVSM)
 
 
-def test_a_refusal_by_the_bus_is_no_permission(tmp_path: pathlib.Path) -> None:
+def test_a_refusal_by_the_bus_has_the_reason_no_permission(tmp_path: pathlib.Path) -> None:
     forbidden = '<deny send_interface="org.freedesktop.systemd1.Manager" send_member="StopUnit"/>'
 
     with (

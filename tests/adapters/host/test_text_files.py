@@ -115,7 +115,9 @@ EACH = pytest.mark.parametrize("is_fake", [False, True], ids=["on the disk", "in
 
 
 @EACH
-def test_a_kept_file_has_the_last_text_until_it_ends(path: pathlib.Path, *, is_fake: bool) -> None:
+def test_a_kept_file_has_the_last_saved_text_until_it_is_cleared(
+    path: pathlib.Path, *, is_fake: bool
+) -> None:
     kept: ports.KeptFile = kept_file.FakeKeptFile() if is_fake else files.JournalFile(path)
 
     assert kept.read() is None

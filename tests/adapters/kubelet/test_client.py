@@ -43,7 +43,7 @@ def test_questions_share_a_process_started_ahead_until_dismissed(
     client.dismiss()
 
 
-def test_nothing_is_left_of_a_process_without_further_questions(kubelet: GrpcKubelet) -> None:
+def test_an_idle_worker_ends_with_its_process_and_descriptors(kubelet: GrpcKubelet) -> None:
     kubelet.start()
     command = pod_resources.worker_command(str(kubelet.path), linger_s=0.1)
     client = a_client(kubelet, *command)
@@ -56,7 +56,7 @@ def test_nothing_is_left_of_a_process_without_further_questions(kubelet: GrpcKub
     client.dismiss()
 
 
-def test_dismissal_signals_no_process_that_is_reaped(
+def test_dismissal_does_not_signal_a_reaped_process(
     kubelet: GrpcKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killpg(group: int, number: int) -> None:
@@ -112,7 +112,7 @@ def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: GrpcKubelet) -
         ("", "No such file"),
     ],
 )
-def test_a_process_that_is_no_good_is_an_error_that_says_why(
+def test_a_broken_worker_is_an_error_with_its_cause(
     kubelet: GrpcKubelet, script: str, message: str
 ) -> None:
     kubelet.start()

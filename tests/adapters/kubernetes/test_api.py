@@ -95,7 +95,7 @@ SENT_AGAIN_AFTER: Mapping[str, set[str | int]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_request_is_sent_again_only_where_that_may_help_and_does_no_harm(
+def test_a_request_is_retried_only_where_that_may_help_and_is_safe(
     server: KubeServer, call: str
 ) -> None:
     sent_again = set()

@@ -75,7 +75,7 @@ def test_a_pod_has_the_devices_of_its_claims_if_all_are_known(
         assert pod.has_claims is (claimed is None or bool(claimed))
 
 
-def test_a_claim_that_was_not_necessary_is_no_claim(
+def test_a_claim_that_was_never_created_is_ignored(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
     one, claim = claiming("p1", on("d0"))

@@ -109,7 +109,7 @@ def test_a_read_returns_the_node_view(rig: KubeNodeRig) -> None:
     )
 
 
-def test_a_watch_that_lags_behind_our_write_is_not_believed(rig: KubeNodeRig) -> None:
+def test_a_watch_that_lags_behind_our_write_is_ignored(rig: KubeNodeRig) -> None:
     outdated = rig.stored_node()
     node_port = node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: outdated)
     node_port.patch(node_object.NodePatch(annotations={"a": "c"}))

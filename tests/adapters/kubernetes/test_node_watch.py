@@ -267,7 +267,7 @@ def test_contact_is_renewed_by_bookmarks_and_ages_without_a_server(
         pytest.param(apiserver.Fault(stall=True, times=None), id="silence"),
     ],
 )
-def test_watch_ends_soon_during(
+def test_a_watch_ends_soon_whatever_it_waits_for(
     server: apiserver.ApiServer, fault: apiserver.Fault | None
 ) -> None:
     if fault:

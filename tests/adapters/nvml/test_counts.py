@@ -130,7 +130,7 @@ def test_no_plan_needs_fewer_changes_and_no_query_is_superfluous(
     assert beyond <= an_observation + INSTANCE_QUESTIONS * len(changes) + about_profiles
 
 
-def test_what_a_change_asks_does_not_grow_with_the_node(tmp_path: pathlib.Path) -> None:
+def test_the_queries_of_a_change_do_not_grow_with_the_node(tmp_path: pathlib.Path) -> None:
     one_slice = next(t for t in matrix.TRANSITIONS if t.before[1:] == t.after[1:])
 
     few = play(small(one_slice), tmp_path / "few")

@@ -313,9 +313,7 @@ until_the_end()
         (listener_command("signal.pause()"), "not ready within 0.3 s"),
     ],
 )
-def test_a_listener_that_is_no_good_is_replaced_after_a_pause(
-    command: list[str], error: str
-) -> None:
+def test_a_broken_listener_is_replaced_after_a_pause(command: list[str], error: str) -> None:
     with watching(command, start_timeout_s=0.3 if "0.3" in error else 60.0) as rig:
         waiting.until(
             lambda: bool(rig.entries("gpu_listener_ended")), "the end of the listener in the log"

@@ -38,7 +38,7 @@ def changes(node: NvmlRig) -> int:
 # -- each step, done once only ----------------------------------------------------------------
 
 
-def test_every_step_done_again_changes_nothing(node: NvmlRig) -> None:
+def test_repeating_a_step_changes_nothing(node: NvmlRig) -> None:
     idle = node.observe()
     whole, parted = gi_step(idle, "4g.20gb", 0), gi_step(idle, "3g.20gb", 4)
     steps = (
@@ -59,7 +59,7 @@ def test_every_step_done_again_changes_nothing(node: NvmlRig) -> None:
     assert changes(node) == count
 
 
-def test_destroying_what_is_gone_is_done(node: NvmlRig) -> None:
+def test_destroying_a_missing_instance_succeeds(node: NvmlRig) -> None:
     full = node.fill("1g.5gb", "3g.20gb")
     ends = end_steps(full)
     node.run(*ends)

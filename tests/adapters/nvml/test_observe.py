@@ -103,7 +103,7 @@ def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
 
 @pytest.mark.parametrize("absent", [(), ("nvmlDeviceGetVirtualizationMode",)])
 @pytest.mark.parametrize("name", ["NONE", "PASSTHROUGH", "VGPU"])
-def test_it_is_seen_how_a_machine_has_its_gpu_if_the_library_has_the_query(
+def test_virtualization_is_observed_if_the_library_has_the_query(
     name: str, absent: tuple[str, ...], boot: Boot
 ) -> None:
     mode = states.Virtualization[name]

@@ -53,7 +53,9 @@ def _filling(gpu: model.Gpu) -> Iterator[steps.Step]:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, len(EVERY), 16))
 @pytest.mark.parametrize("mode", model.MigMode)
-def test_no_product_differs(tmp_path: pathlib.Path, first: int, mode: model.MigMode) -> None:
+def test_the_survey_finds_no_difference_on_a_simulated_product(
+    tmp_path: pathlib.Path, first: int, mode: model.MigMode
+) -> None:
     keys = EVERY[first : first + 16]
     with rig(tmp_path / "node", "+".join(keys)) as nvml_node:
         gpus = [gpu for gpu in nvml_node.gpus.observe() if gpu.is_mig_capable]

@@ -40,7 +40,7 @@ def soak(note: matrices.Note, *, section: str, examples: int, steps: int) -> Non
         note(section, {"seed": SEED} | dict(sorted(machine.COUNTS.items())))
 
 
-def test_whatever_happens_invariants_hold_and_the_layout_comes_at_last(
+def test_invariants_hold_under_any_events_and_the_layout_is_reached(
     record_property: matrices.Note,
 ) -> None:
     soak(record_property, section="soak, a sample", examples=7, steps=20)

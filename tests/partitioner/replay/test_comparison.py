@@ -194,9 +194,7 @@ def test_pods_are_placed_where_they_fit(
         api_objects.a_status("all", model.State.PENDING),
     ],
 )
-def test_what_an_agent_does_today_is_no_part_of_the_past(
-    shell: commandline.Shell, text: str
-) -> None:
+def test_the_present_run_of_an_agent_is_not_replayed(shell: commandline.Shell, text: str) -> None:
     pods = [replays.past("large", "7g.40gb", arrival_s=0, runs_s=60)]
     state = run_status.parse(text).state.value
     today = node(

@@ -115,7 +115,7 @@ def test_pods_that_the_api_forgot_come_from_a_saved_answer(shell: commandline.Sh
         ),
     ],
 )
-def test_a_file_that_is_no_answer_of_prometheus_is_refused(
+def test_a_file_that_lacks_an_answer_of_prometheus_is_refused(
     shell: commandline.Shell, text: str, message: str
 ) -> None:
     file = shell.file(text, "answer.json")
@@ -190,7 +190,7 @@ def test_cut_off_answer_of_prometheus_is_named(
     assert "cannot query Prometheus at http://127.0.0.1" in cut.err
 
 
-def test_a_prometheus_that_refuses_or_is_away_is_named(
+def test_a_refusing_or_unreachable_prometheus_is_named(
     shell: commandline.Shell, prometheus: tuple[str, type[_Prometheus]]
 ) -> None:
     url, handler = prometheus

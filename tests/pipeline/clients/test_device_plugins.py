@@ -63,7 +63,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
 
 
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
-def test_a_node_that_shall_have_no_plugin_is_not_waited_for(value: str) -> None:
+def test_a_plugin_that_its_label_keeps_away_is_not_waited_for(value: str) -> None:
     rig = nodes.node(layout="all-1g.5gb")
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = value
     rig.pods.clear()
@@ -72,7 +72,7 @@ def test_a_node_that_shall_have_no_plugin_is_not_waited_for(value: str) -> None:
 
 
 @pytest.mark.parametrize("before", [None, "all-1g.5gb"])
-def test_a_newer_request_need_not_wait_for_a_plugin_that_does_not_come(before: str | None) -> None:
+def test_a_newer_request_does_not_wait_for_a_missing_plugin(before: str | None) -> None:
     def broken() -> fakes.NodeRig:
         rig = nodes.node(layout=before)
         rig.plugin.is_broken = True
@@ -149,7 +149,7 @@ def node_between_plugins() -> fakes.NodeRig:
     return rig
 
 
-def test_a_plugin_that_is_no_pod_may_restart_during_the_wait() -> None:
+def test_a_plugin_outside_pods_may_restart_during_the_wait() -> None:
     rig = node_with_plugin_service()
     rig.clock.on_wait.append(rig.register_devices)
 
@@ -163,7 +163,7 @@ def test_a_plugin_that_is_no_pod_may_restart_during_the_wait() -> None:
         pytest.param(lambda _rig: None, Reason.NOT_ALLOCATABLE, id="stays"),
     ],
 )
-def test_a_plugin_that_is_no_pod_must_not_advertise_devices_that_are_gone(
+def test_a_plugin_outside_pods_must_not_advertise_missing_devices(
     act: Callable[[fakes.NodeRig], None], reason: Reason
 ) -> None:
     rig, agent = (rig := node_with_plugin_service()), agents.reconciler(rig)
@@ -175,7 +175,7 @@ def test_a_plugin_that_is_no_pod_must_not_advertise_devices_that_are_gone(
     ends.assert_ends(rig, reason, layout="all-balanced", by=agent, attempt=2)
 
 
-def test_a_plugin_that_is_no_pod_may_allocate_a_device_during_a_hook() -> None:
+def test_a_plugin_outside_pods_may_allocate_a_device_during_a_hook() -> None:
     rig = node_with_plugin_service()
     rig.hooks.text = nodes.HOOKS
     device = rig.gpus[0].mig_uuids[0]
@@ -205,7 +205,7 @@ def test_a_plugin_that_is_no_pod_may_allocate_a_device_during_a_hook() -> None:
         ("mixed", Reason.NOT_ALLOCATABLE),
     ],
 )
-def test_a_plugin_that_is_no_pod_has_whole_gpus_with_strategy_none_only(
+def test_a_plugin_outside_pods_has_whole_gpus_only_with_strategy_none(
     strategy: str, reason: Reason
 ) -> None:
     rig = node_with_plugin_service(None)
@@ -250,7 +250,7 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(
     assert rig.schedulable == rig.plugin_devices
 
 
-def test_a_plugin_that_its_daemonset_starts_no_more_ends_the_wait() -> None:
+def test_the_wait_ends_when_the_daemonset_no_longer_starts_the_plugin() -> None:
     rig = node_between_plugins()
     rig.clock.on_wait = []
 

@@ -88,7 +88,7 @@ def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
     assert "clears the taints of gpu-0-mig-1 (gpu.nvidia.com/xid=79)" in " ".join(rig.messages)
 
 
-def test_a_claim_whose_devices_are_not_known_may_stand_for_any_gpu() -> None:
+def test_a_claim_with_unknown_devices_may_be_for_any_gpu() -> None:
     rig = nodes.dra_node()
     rig.add_pod("unknown", has_claims=True)
 
@@ -137,7 +137,7 @@ def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
 
-def test_a_node_without_the_driver_costs_no_request_for_slices() -> None:
+def test_no_slices_are_requested_on_a_node_without_the_driver() -> None:
     rig = nodes.busy_node()
     agent = agents.reconciler(rig, slices=fake_cluster.FakeSlices(rig))
     assert agents.run(rig, by=agent).state is model.State.SUCCESS

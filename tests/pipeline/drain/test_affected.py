@@ -404,7 +404,7 @@ def test_a_starting_pod_of_a_profile_that_stays_is_not_evicted(
     assert (rig.clock.now_s < 2) is stays
 
 
-def test_no_pod_is_evicted_that_a_since_silent_kubelet_cannot_name() -> None:
+def test_a_pod_whose_devices_a_silent_kubelet_hides_is_not_evicted() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
 

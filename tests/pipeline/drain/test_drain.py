@@ -240,7 +240,7 @@ def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str
     assert rig.pods == {}
 
 
-def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRig) -> None:
+def test_kubelet_falling_silent_in_a_drain_affects_no_further_pod(rig: NodeRig) -> None:
     other = rig.add_pod("other", devices=frozenset({driver_rules.mig_uuid("other")}))
     rig.clock.on_wait.append(lambda: setattr(rig.kubelet, "is_silent", True))
 
@@ -263,7 +263,7 @@ def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) ->
     assert [pod.name for pod in rig.pods.values()] == ["train"]
 
 
-def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) -> None:
+def test_a_starting_kubelet_without_pods_affects_no_further_pod(rig: NodeRig) -> None:
     other = rig.add_pod("other", devices=frozenset({driver_rules.mig_uuid("other")}))
     rig.clock.on_wait.append(rig.kubelet.devices_by_pod.clear)
 

@@ -151,7 +151,7 @@ def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
     assert late[0].kills == 0
 
 
-def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
+def test_pods_that_the_budgets_grant_together_are_evicted_at_once() -> None:
     rig, serving = node_with(room_elsewhere=4)
     serving.budget.max_unavailable = 4
 

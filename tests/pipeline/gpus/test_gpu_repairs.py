@@ -104,7 +104,9 @@ def test_without_the_setting_no_gpu_is_reset(how: agent_settings.RepairPolicy) -
 @pytest.mark.parametrize(
     "action", [each for each in model.RecoveryAction if each is not model.RecoveryAction.GPU_RESET]
 )
-def test_what_a_reset_does_not_cure_is_left_to_people(action: model.RecoveryAction) -> None:
+def test_a_fault_that_a_reset_does_not_cure_is_left_to_people(
+    action: model.RecoveryAction,
+) -> None:
     rig = repairs.faulty_node()
     rig.gpus = gpu_values.with_action(rig.gpus, action, 0)
     repairs.serve(rig)
@@ -195,7 +197,7 @@ def test_a_repair_begins_once_the_cordon_is_gone() -> None:
         ("node.kubernetes.io/unreachable", ("node.kubernetes.io/unreachable",), 0),
     ],
 )
-def test_a_taint_that_gpu_pods_tolerate_is_where_the_node_belongs(
+def test_a_repair_ignores_only_taints_that_the_gpu_pods_tolerate(
     key: str, tolerated: tuple[str, ...], expected: int
 ) -> None:
     rig = repairs.faulty_node()
@@ -266,7 +268,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     assert [each["attempts"] for each in rig.request_record["repairs"]] == [1]
 
 
-def test_each_attempt_says_that_the_lock_keeps_it_and_a_repair_waiting() -> None:
+def test_each_attempt_reports_that_the_lock_delays_it_and_a_repair() -> None:
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
     agent = repairs.agent_of(rig, lock=lock)
@@ -366,7 +368,7 @@ def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
     ends.assert_restored(rig)
 
 
-def test_instances_that_the_fault_keeps_go_with_the_reset() -> None:
+def test_a_reset_ends_instances_that_the_fault_keeps_undestroyed() -> None:
     rig = repairs.faulty_node()
     before = gpu_values.geometry(rig.gpus)
 

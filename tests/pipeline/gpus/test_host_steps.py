@@ -81,7 +81,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["one-slice-changed", "all-balanced", None])
-def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: str | None) -> None:
+def test_a_journal_starts_no_service_that_is_not_in_the_list(wanted: str | None) -> None:
     rig = nodes.hosted_node()
     rig.host.services["nvsm.service"] = False
     rig.host.services["debug-shell.service"] = False

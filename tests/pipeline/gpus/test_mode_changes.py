@@ -174,7 +174,7 @@ def test_a_gpu_whose_mode_waits_is_reset_and_its_neighbour_is_not(boot: Boot) ->
 
 
 @pytest.mark.slow
-def test_a_mode_that_was_pending_before_is_brought_into_force(boot: Boot) -> None:
+def test_a_mode_that_was_already_pending_is_activated(boot: Boot) -> None:
     node = boot(options=VIRTUAL)
     assert node.run("all").reason is Reason.REBOOT_REQUIRED
     node.state.set_options(ONLY_BY_TOOL)

@@ -201,7 +201,7 @@ def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
     "name", ["first layout, plugin without label", "monitors", "plugin's config"]
 )
 @pytest.mark.parametrize("fate", ["losing", "failing"])
-def test_a_patch_that_may_be_done_leaves_nothing_behind(name: str, fate: str) -> None:
+def test_a_patch_whose_answer_is_lost_leaves_nothing_behind(name: str, fate: str) -> None:
     change = CHANGES[name]
     patches = [index for index, call in enumerate(change.calls()) if call == "node.patch"]
     assert len(patches) > 4

@@ -30,7 +30,7 @@ def play(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRUCK_TWICE)
-def test_every_pair_of_strikes_has_an_end_that_is_true(
+def test_every_pair_of_strikes_ends_in_an_allowed_state(
     name: str, record_property: matrices.Note, pytestconfig: pytest.Config
 ) -> None:
     step = pytestconfig.getoption("every")
@@ -45,7 +45,7 @@ def test_every_pair_of_strikes_has_an_end_that_is_true(
         *("rollback", "on demand", "monitors"),
     ],
 )
-def test_a_strike_at_any_moment_has_an_end_that_is_true(
+def test_a_strike_at_any_moment_ends_in_an_allowed_state(
     name: str, record_property: matrices.Note
 ) -> None:
     sample = functools.partial(double_strikes.play_sample, step=4, every=23)

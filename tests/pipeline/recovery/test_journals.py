@@ -154,7 +154,7 @@ def test_an_own_pause_is_restored_beside_a_foreign_manager() -> None:
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 
 
-def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> None:
+def test_writes_of_another_program_since_the_crash_are_kept() -> None:
     rig = nodes.node()
     dcgm = "nvidia.com/gpu.deploy.dcgm"
     paused = {well_known.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}

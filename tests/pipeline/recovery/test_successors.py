@@ -138,7 +138,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(part: str) -> None:
+def test_a_change_that_a_backup_of_the_node_restores_is_ended(part: str) -> None:
     rig = nodes.node(layout="all-balanced")
     agent = agents.reconciler(rig)
     outcome = agents.run(rig, by=agent)
@@ -155,7 +155,7 @@ def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(part: str) -> Non
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_without_a_request_a_change_that_a_backup_puts_back_is_undone(part: str) -> None:
+def test_a_change_that_a_backup_restores_is_undone_without_a_request(part: str) -> None:
     rig = nodes.node(layout="all-balanced")
     agent = agents.reconciler(rig)
     agents.run(rig, by=agent)

@@ -23,7 +23,7 @@ def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     return rig, before
 
 
-def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> None:
+def test_an_interrupted_change_is_undone_only_under_the_lock() -> None:
     rig, before = cut_in_half()
     lock = fakes.FakeLock(refusals=1)
     successor = agents.reconciler(rig, lock=lock)

@@ -142,7 +142,7 @@ def test_gpus_that_another_manager_changes_are_published_later(rig: fakes.NodeRi
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
-def test_changes_without_an_end_are_published_nevertheless(rig: fakes.NodeRig) -> None:
+def test_use_that_keeps_changing_is_published_after_a_while(rig: fakes.NodeRig) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
     for _ in range(9):

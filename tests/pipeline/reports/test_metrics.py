@@ -123,7 +123,7 @@ CASES: Mapping[str, tuple[list[tuple[Any, ...]], Mapping[str, object]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_reported_becomes_these_series(heard: metrics.AgentMetrics, case: str) -> None:
+def test_reports_become_metric_series(heard: metrics.AgentMetrics, case: str) -> None:
     reports, expected = CASES[case]
 
     for method, *arguments in reports:
@@ -146,7 +146,7 @@ def test_instances_are_the_last_ones_and_operations_are_timed_by_result(
     assert durations == {"observe,ok": 0.5, "execute,error": 3.0}
 
 
-def test_the_room_beside_what_is_in_use_respans_what_was_measured_before(
+def test_a_new_use_replaces_the_room_of_the_gpu_measured_before(
     heard: metrics.AgentMetrics,
 ) -> None:
     gpus = gpus_with({"1g.5gb": 1, "3g.20gb": 1})
@@ -274,7 +274,7 @@ def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.Agent
     assert series(heard, "instances") == {}
 
 
-def test_a_worker_reports_what_it_spent_on_nvml_also_when_nvml_refused(
+def test_a_worker_reports_its_nvml_calls_also_after_a_refusal(
     heard: metrics.AgentMetrics,
 ) -> None:
     script = """

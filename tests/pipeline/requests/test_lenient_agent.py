@@ -70,7 +70,7 @@ def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
 
 
 @pytest.mark.parametrize("layout", ["too-much", "no-such-profile"])
-def test_what_the_gpus_cannot_have_is_refused_all_the_same(layout: str) -> None:
+def test_a_lenient_agent_still_refuses_an_impossible_layout(layout: str) -> None:
     rig = nodes.node(layout="all-balanced")
     gpus = rig.gpus
 

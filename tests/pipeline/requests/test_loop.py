@@ -29,7 +29,7 @@ LOCKED = errors.LockedError("another manager is at work: apply")
     ],
     ids=["transient failures", "a silent API", "a locked recovery"],
 )
-def test_a_request_is_tried_again_until_all_is_done_after(
+def test_a_request_is_retried_until_it_succeeds_after(
     script: tuple[Reason | Exception, ...],
     recoveries: list[Exception],
     attempts: list[int],

@@ -158,7 +158,7 @@ def test_a_pause_ends_with_its_request(box: intake.Inbox, delay_s: float) -> Non
     ],
     ids=["label", "stop", "GPU", "use"],
 )
-def test_news_end_a_rest_that_has_no_time_limit(
+def test_news_end_a_rest_without_a_time_limit(
     box: intake.Inbox, act: Callable[[intake.Inbox], None], *, is_over: bool
 ) -> None:
     threading.Timer(0.05, act, [box]).start()

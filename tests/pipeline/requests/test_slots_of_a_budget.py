@@ -54,7 +54,7 @@ def test_layouts_are_written_after_the_slot_is_released(fake: fake_cluster.FakeS
     ("layout", "reason"),
     [("all-balanced", Reason.ALREADY_APPLIED), ("too-much", Reason.DOES_NOT_FIT)],
 )
-def test_a_layout_that_is_active_or_cannot_be_needs_no_slot(
+def test_an_active_or_impossible_layout_needs_no_slot(
     fake: fake_cluster.FakeSlots, layout: str, reason: Reason
 ) -> None:
     ends.assert_ends(fake.rig, reason, layout=layout)

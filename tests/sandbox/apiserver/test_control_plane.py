@@ -47,7 +47,7 @@ def pod(**spec: Any) -> objects.JsonObject:
     ],
     ids=["fits", "full", "cordoned", "tainted", "tolerated", "selected", "not-selected"],
 )
-def test_a_node_takes_a_pod_unless_it_says_why_not(
+def test_a_node_accepts_a_pod_or_gives_a_reason(
     wanted: objects.JsonObject, where: dict[str, Any], expected: str | None
 ) -> None:
     assert control_plane.refusal(wanted, where, []) == expected

@@ -119,7 +119,7 @@ def test_a_pod_that_runs_nowhere_is_gone_at_once(
 
 
 @pytest.mark.parametrize("content_type", [apirig.MERGE, apirig.STRATEGIC])
-def test_labels_merge_null_removes_and_all_taints_are_replaced(
+def test_a_patch_merges_labels_removes_nulls_and_replaces_taints(
     ask: apirig.Client, content_type: str
 ) -> None:
     old, new = ({"key": key, "effect": "NoSchedule"} for key in ("old", "new"))

@@ -73,7 +73,7 @@ def label(server: apiserver.ApiServer, name: str, **labels: str) -> None:
     server.merge(resources.NODES, name, {"metadata": {"labels": labels}})
 
 
-def test_a_watch_from_nowhere_begins_with_what_is_there(
+def test_a_watch_without_a_version_begins_with_the_present_objects(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
     server.create(api_objects.a_node("n1"))
@@ -90,7 +90,7 @@ def test_a_watch_from_nowhere_begins_with_what_is_there(
     assert (kind, shown["kind"], shown["rows"][0]["cells"][0]) == ("ADDED", "Table", "n1")
 
 
-def test_what_enters_or_leaves_a_selection_is_added_or_deleted(
+def test_an_object_that_enters_or_leaves_a_selection_is_added_or_deleted(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
     server.create(api_objects.a_node("n1"))
@@ -125,7 +125,7 @@ def test_a_watch_sees_its_own_namespace_and_node_only(
     assert on_node.names(1) == ["ADDED p2"]
 
 
-def test_what_a_controller_writes_in_answer_to_a_change_comes_after_it(
+def test_the_reaction_of_a_controller_follows_the_change(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
     events = watch(path="/apis/policy/v1/poddisruptionbudgets")
@@ -149,7 +149,7 @@ def test_a_watch_ends_cleanly_at_its_timeout_after_a_last_bookmark(
     assert talking.next() == ("", None)
 
 
-def test_history_is_bounded_but_an_open_watch_never_falls_out_of_it(
+def test_history_is_bounded_and_never_expires_an_open_watch(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
     idle = watch("labelSelector=rare")
@@ -166,7 +166,7 @@ def test_history_is_bounded_but_an_open_watch_never_falls_out_of_it(
     assert idle.names(1) == ["ADDED n1"]
 
 
-def test_hundred_watchers_need_no_thread_and_are_forgotten(
+def test_a_hundred_watches_need_no_threads_and_leave_nothing(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
     threads_before, listeners_before = threading.active_count(), len(server.store._listeners)

@@ -40,7 +40,7 @@ def test_compute_profiles_stay_within_their_gpu_instance(product: hardware.Produ
 
 
 @pytest.mark.parametrize("raw", TABLE["products"], ids=lambda raw: raw["key"])
-def test_inferred_fields_say_what_they_rest_on_and_the_rest_names_a_source(
+def test_inferred_fields_name_their_basis_and_other_fields_a_source(
     raw: dict[str, Any],
 ) -> None:
     assert hardware.find(raw["key"].upper()).key == raw["key"]

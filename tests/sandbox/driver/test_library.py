@@ -185,7 +185,7 @@ def test_commands_report_that_no_driver_is_behind_the_library(
     assert "'Driver Not Loaded'" in answer.err
 
 
-def test_a_write_past_the_memory_of_a_client_is_found() -> None:
+def test_a_write_past_the_memory_of_a_client_is_detected() -> None:
     session = nvml_faults.CountingLibrary(nvml_faults.SharedState(pathlib.Path("none.json")))
     too_small = b"m" + struct.pack("=Q", 4) + bytes(4)
     code = b"v" + struct.pack("=Q", 0)

@@ -170,7 +170,7 @@ def test_changes_on_two_gpus_overlap_unless_all_have_one_lock(
         assert ((second.entered_ns - first.entered_ns) / 1e9 < seconds) is is_overlapping
 
 
-def test_refusals_cost_no_time(path: pathlib.Path) -> None:
+def test_a_refused_call_takes_no_simulated_time(path: pathlib.Path) -> None:
     boot(path, latency=states.Latency(create_gpu_instance_s=60.0))
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         create(profile_id=nvml_rig.UNKNOWN)

@@ -56,7 +56,9 @@ def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str
         ),
     ],
 )
-def test_the_meaning_of_a_loss(ending: int, count: int, text: str, *, may_evict: bool) -> None:
+def test_a_loss_of_devices_is_explained(
+    ending: int, count: int, text: str, *, may_evict: bool
+) -> None:
     kind = resources.DeviceKind(resource=KIND, count=4, pods={"ml/a": count})
 
     loss = resources.Loss(kind=kind, ending=ending)

@@ -149,7 +149,7 @@ def test_no_outcome_is_too_wide_and_only_equal_gpus_are_unchanged(
         ),
     ],
 )
-def test_a_picture_shows(gpu: model.Gpu, shown: str) -> None:
+def test_a_picture_shows_every_part_of_a_gpu(gpu: model.Gpu, shown: str) -> None:
     assert re.search(shown, drawn(gpu))
 
 

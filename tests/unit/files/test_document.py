@@ -250,5 +250,5 @@ def test_dump_quotes_texts_if_needed_and_writes_shared_parts_out() -> None:
 
 @hypothesis.given(DATA)
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
-def test_what_is_written_is_read_back(data: object) -> None:
+def test_written_yaml_is_read_back_unchanged(data: object) -> None:
     assert read(yaml_tree.dump(data)) == data

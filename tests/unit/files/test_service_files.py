@@ -119,7 +119,7 @@ def test_a_malformed_list_is_refused(text: str, why: str) -> None:
 
 
 @hypothesis.given(st.text() | st.lists(st.text()).map(lambda names: text_of(*map(repr, names))))
-def test_any_text_gives_names_of_units_or_an_error_of_ours(text: str) -> None:
+def test_any_text_gives_unit_names_or_a_typed_error(text: str) -> None:
     try:
         units = parse(text)
     except errors.ConfigError:

@@ -138,11 +138,11 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
         ),
     ],
 )
-def test_what_is_unusual_is_noted(node_report: node_reports.NodeReport, note: str) -> None:
+def test_unusual_facts_are_noted(node_report: node_reports.NodeReport, note: str) -> None:
     assert any(note in each for each in node_report.notes), node_report.notes
 
 
-def test_a_node_in_order_has_gpus_and_no_notes() -> None:
+def test_a_healthy_node_has_gpus_and_no_notes() -> None:
     node_report = report(status(retryAt=at(minutes=1)))
 
     assert node_report.notes == ()
@@ -167,7 +167,7 @@ def test_labels_indicate_gpus(labels: dict[str, str], *, has_gpus: bool) -> None
 
 
 @given(st.dictionaries(st.sampled_from(["config", "reason", "phase", "message"]), st.text()))
-def test_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
+def test_the_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
     parsed = run_status.parse(status(**members))
 
     assert (parsed.config + parsed.reason + parsed.phase + parsed.message).isprintable()

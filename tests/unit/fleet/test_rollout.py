@@ -97,7 +97,7 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
         ),
     ],
 )
-def test_nodes_start(
+def test_a_rollout_starts_the_nodes_that_its_budget_allows(
     there: list[fleet_nodes.FleetNode], most: str, start: tuple[str, ...]
 ) -> None:
     assert decide(*there, most=most).start == start
@@ -472,7 +472,9 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
 
 
 @pytest.mark.parametrize(("options", "steps"), COURSES.values(), ids=COURSES)
-def test_course(options: dict[str, Any], steps: list[Step]) -> None:
+def test_a_rollout_takes_its_course_step_by_step(
+    options: dict[str, Any], steps: list[Step]
+) -> None:
     is_carried_out = options.get("is_carried_out", False)
     rolled = rolling(options.get("most", "1"), pauses=options.get("pauses", False))
     for now_s, there, expected in steps:

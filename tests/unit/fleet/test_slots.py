@@ -25,7 +25,7 @@ def judge(*there: lease.Lease, limit: int = 3) -> slots.Judgement:
     return slots.judge(there, node="a", limit=limit)
 
 
-def test_what_our_own_node_holds_is_ours_however_old_it_is() -> None:
+def test_a_slot_of_our_own_node_is_ours_at_any_age() -> None:
     own_slot = slot(2, "a", age_s=1000)
 
     judgement = judge(own_slot)

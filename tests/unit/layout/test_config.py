@@ -321,7 +321,7 @@ def test_spellings_of_disabling_mig_everywhere_mean_the_same(rule: str) -> None:
         ("[100000]", (100000,)),
     ],
 )
-def test_devices_are_indices(devices: str, expected: tuple[int, ...]) -> None:
+def test_devices_of_a_rule_are_parsed_as_indices(devices: str, expected: tuple[int, ...]) -> None:
     assert parse(at(devices)).layout("x").rules[0].indices == expected
 
 

@@ -70,7 +70,7 @@ def test_any_annotation_is_one_layout_or_an_error_that_names_it(text: str) -> No
 
 
 @hypothesis.given(drawn_documents.documents())
-def test_what_kubectl_writes_means_what_the_file_says(document: layouts.Document) -> None:
+def test_an_annotation_by_kubectl_means_the_same_as_the_file(document: layouts.Document) -> None:
     for layout in document.layouts.values():
         written = layout_requests.annotation(layout, dt.datetime.now(tz=dt.UTC))
         again, _ = custom_layouts.single(written, source="annotation")
@@ -96,7 +96,7 @@ def test_a_document_without_exactly_one_layout_is_refused(text: str, message: st
     assert message in refused.value.message
 
 
-def test_lenient_parsing_passes_what_it_passes_in_a_file() -> None:
+def test_lenient_parsing_of_an_annotation_equals_that_of_a_file() -> None:
     text = ONE.replace("all", "[-1]")
     with pytest.raises(errors.ConfigError):
         custom_layouts.single(text, source="a")

@@ -142,7 +142,7 @@ GPUS = st.lists(
 
 
 @hypothesis.given(GPUS, st.booleans(), drawn_documents.LABELS)
-def test_what_is_exported_selects_what_was_there(
+def test_an_exported_layout_selects_the_observed_devices(
     gpus: list[model.Gpu],
     as_json: bool,  # noqa: FBT001 - hypothesis passes by position
     label: str,

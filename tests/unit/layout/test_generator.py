@@ -158,7 +158,7 @@ def test_one_profile_that_fits_not_equally_often_has_a_rule_for_each_count() -> 
         ),
     ],
 )
-def test_where_the_formula_lacks_a_size_there_is_no_balanced(
+def test_no_balanced_layout_exists_where_the_formula_lacks_a_size(
     made_up: gpu_selectors.GpuKind,
 ) -> None:
     generated = generator.layouts_of([made_up])

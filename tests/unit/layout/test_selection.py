@@ -79,7 +79,7 @@ THREE = (gpu(0), gpu(1, uuid=UUID, pci_address=ADDRESS), gpu(2))
         ),
     ],
 )  # fmt: skip
-def test_each_gpu_gets_what_the_last_rule_about_it_wants(
+def test_the_last_matching_rule_decides_about_a_gpu(
     rules: list[str], gpus: list[model.Gpu], expected: dict[str, model.DesiredGpu]
 ) -> None:
     assert layouts.select(layout_of(*rules), gpus) == expected

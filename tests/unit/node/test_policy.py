@@ -55,8 +55,6 @@ def test_a_startup_taint_may_have_any_key_of_the_owner(key: str) -> None:
         ("readiness.k8s.io/mig", "of Kubernetes"),
     ],
 )
-def test_what_is_no_key_or_the_taint_of_a_controller_is_no_startup_taint(
-    key: str, why: str
-) -> None:
+def test_an_invalid_key_or_a_controllers_taint_is_no_startup_taint(key: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         policies.parse_startup_taint(key)

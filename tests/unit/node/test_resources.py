@@ -93,7 +93,7 @@ def test_devices_are_schedulable_only_if_kubelet_has_exactly_these(
 
 @pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.parametrize("changed", [frozenset(), frozenset({"GPU-another"})])
-def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
+def test_an_unhealthy_device_of_an_unchanged_gpu_is_ignored(
     changed: frozenset[str], replicas: int
 ) -> None:
     gpus = samples.balanced_gpu()

@@ -39,7 +39,9 @@ def after(*answers: Answer, most: int = 3) -> breaker.Breaker:
         ([(0, 0, 3), (11, 1, 0), (12, 0, 2)], 3, 0),
     ],
 )
-def test_stops_and_resumes(answers: list[Answer], most: int, stop_min: float) -> None:
+def test_the_breaker_stops_after_failures_and_resumes(
+    answers: list[Answer], most: int, stop_min: float
+) -> None:
     assert after(*answers, most=most).stop_s == stop_min * _MIN_S
 
 

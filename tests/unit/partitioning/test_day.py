@@ -23,7 +23,7 @@ def job(name: str, profile: str, at_s: float, run_s: float) -> day.Job:
     return day.Job(name=name, profile=profile, at_s=at_s, run_s=run_s)
 
 
-def test_a_day_is_the_same_each_time_and_however_long_it_is_played() -> None:
+def test_a_day_is_reproducible_and_scales_with_its_length() -> None:
     short, long = (
         day.jobs(seed=1, pods=50, day_s=seconds, gpus=8, load=0.7) for seconds in (60.0, 600.0)
     )

@@ -110,7 +110,7 @@ def test_the_order_of_nodes_and_pods_does_not_matter(
 
 
 @hypothesis.given(drawn_clusters.clusters())
-def test_deciding_again_after_the_changes_wants_nothing(cluster: Cluster) -> None:
+def test_a_decision_after_the_changes_makes_no_further_change(cluster: Cluster) -> None:
     cluster = dataclasses.replace(cluster, limits={**cluster.limits, "max_unavailable": "100%"})
     decision = decide(cluster)
     history = past_decisions.remember(

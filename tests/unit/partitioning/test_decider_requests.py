@@ -172,7 +172,7 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
         ),
     ],
 )
-def test_decision_after_a_request(
+def test_a_decision_follows_from_earlier_requests(
     nodes: list[dict[str, Any]],
     pods: list[dict[str, Any]],
     when: dict[str, Any],

@@ -135,7 +135,9 @@ def test_sets_of_excluded_nodes_agree_with_the_check_of_one_node(
 
 
 @hypothesis.given(drawn_clusters.clusters(), drawn_clusters.clusters())
-def test_decision_is_the_same_with_what_the_last_one_derived(one: Cluster, two: Cluster) -> None:
+def test_a_decision_is_the_same_with_values_kept_from_the_last_one(
+    one: Cluster, two: Cluster
+) -> None:
     cache = node_index.NodeCache()
     limits = decisions.PartitionerLimits(**one.limits)
     first, pending = partitions.parse_cluster(one.nodes, one.pods)

@@ -109,7 +109,7 @@ def test_needs_count_init_containers_sidecars_overhead_and_pod_requests() -> Non
     assert dict(demand.parse_needs(spec).amounts)["cpu"] == 2250
 
 
-def test_knows_the_profiles_it_asks_for_and_the_names_that_are_none() -> None:
+def test_a_pod_knows_its_profiles_and_its_unknown_resources() -> None:
     needs = demand.Needs(
         amounts=demand.to_amounts(
             {
@@ -146,7 +146,7 @@ def test_knows_the_profiles_it_asks_for_and_the_names_that_are_none() -> None:
         ({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["b"]}]}, set()),
     ],
 )
-def test_matches_node_affinity_as_the_scheduler_does(term: Any, tiers: set[str]) -> None:
+def test_node_affinity_is_matched_as_the_scheduler_does(term: Any, tiers: set[str]) -> None:
     matching = {
         tier
         for tier in ("1", "2", "x", "")
@@ -165,7 +165,7 @@ def test_all_lines_of_a_term_must_hold() -> None:
     assert not reason_to_exclude(affinity(both), {"tier": "1", "pool": ""})
 
 
-def test_says_which_selector_excludes_a_node() -> None:
+def test_the_selector_that_excludes_a_node_is_named() -> None:
     selector = {"nodeSelector": {"pool": "a"}}
     assert reason_to_exclude(selector, {"pool": "b"}) == "its node selector requires pool=a"
     assert not reason_to_exclude(selector, {"pool": "a"})
@@ -185,7 +185,7 @@ def test_says_which_selector_excludes_a_node() -> None:
         ({"key": "gpu", "operator": "Near", "value": "yes"}, False),
     ],
 )
-def test_tolerates_as_the_scheduler_does(toleration: Any, is_tolerated: bool) -> None:  # noqa: FBT001 - a case
+def test_taints_are_tolerated_as_by_the_scheduler(toleration: Any, is_tolerated: bool) -> None:  # noqa: FBT001 - a case
     taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
     message = reason_to_exclude({"tolerations": [toleration]}, {}, taint)
     assert message == ("" if is_tolerated else "it does not tolerate taint gpu=yes:NoSchedule")
@@ -201,7 +201,7 @@ def test_tolerates_as_the_scheduler_does(toleration: Any, is_tolerated: bool) ->
         ("Lt", "many", False),
     ],
 )
-def test_tolerates_a_taint_by_comparison(operator: str, value: str, is_tolerated: bool) -> None:  # noqa: FBT001 - a case
+def test_a_taint_is_tolerated_by_comparison(operator: str, value: str, is_tolerated: bool) -> None:  # noqa: FBT001 - a case
     toleration = {"key": "sla", "operator": operator, "value": value}
     taint = {"key": "sla", "value": "950", "effect": "NoSchedule"}
     assert (not reason_to_exclude({"tolerations": [toleration]}, {}, taint)) == is_tolerated

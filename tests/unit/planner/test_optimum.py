@@ -42,7 +42,7 @@ def test_executing_a_plan_reaches_exactly_the_desired_devices(
 
 
 @hypothesis.given(data=st.data(), seeded=st.randoms(use_true_random=False))
-def test_the_order_in_which_things_are_listed_makes_no_difference(
+def test_the_order_of_gpus_and_instances_makes_no_difference(
     data: st.DataObject, seeded: random.Random
 ) -> None:
     names = ("A100", "RTX6000", "A100")

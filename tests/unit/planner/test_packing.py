@@ -110,7 +110,7 @@ def test_the_first_of_two_profiles_with_one_name_is_used() -> None:
     assert placement.Capacity([twin, first]).by_profile[twin.profile] == first
 
 
-def test_what_the_driver_does_not_list_has_no_room() -> None:
+def test_a_profile_that_the_driver_does_not_list_has_no_room() -> None:
     capacity, other = placement.Capacity(samples.A100), samples.profile("1g.6gb")
     assert (capacity.by_profile.get(other), capacity.maximum(other)) == (None, 0)
     assert capacity.engines([other]) == model.Engines()

@@ -60,7 +60,7 @@ PENDING_OFF = dataclasses.replace(a100("7g.40gb@0"), pending_mode=OFF)
         pytest.param(a100("1g.5gb@0", index=1), a100(), [], id="a missing GPU and a new one"),
     ],
 )
-def test_restoring_takes_only_these_steps(
+def test_restoring_takes_only_the_necessary_steps(
     now: model.Gpu, before: model.Gpu, steps: list[str]
 ) -> None:
     assert samples.words(planner.restore([now], [before.snapshot])) == steps

@@ -31,7 +31,7 @@ def some_in_use(data: st.DataObject, gpu: model.Gpu) -> frozenset[model.Placemen
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-def test_the_room_of_every_product_is_what_trying_everything_finds(
+def test_the_room_of_every_product_equals_exhaustive_search(
     product: str, data: st.DataObject
 ) -> None:
     gpu = data.draw(drawn_gpus.gpus(product, splits=False))
@@ -132,7 +132,7 @@ def test_an_empty_gpu_is_not_fragmented() -> None:
     assert room_of(samples.gpu(samples.A100)).fragmentation == 0
 
 
-def test_use_of_an_instance_that_the_gpu_lacks_says_nothing_about_its_room() -> None:
+def test_the_room_is_unknown_if_a_missing_instance_is_in_use() -> None:
     assert room.room(samples.gpu(samples.A100, "2g.10gb@0"), placements("0:1")) is None
     assert room.room(samples.gpu(samples.A100), placements("0:8")) is None
 

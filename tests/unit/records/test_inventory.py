@@ -124,7 +124,7 @@ def test_a_gpu_from_the_inventory_is_drawn_the_same(gpu: model.Gpu) -> None:
     assert dataclasses.replace(back, gpu_instances=gpu.gpu_instances) == gpu
 
 
-def test_a_product_can_be_idle() -> None:
+def test_an_idle_gpu_of_the_same_product_is_derived() -> None:
     gpu = samples.gpu(samples.A100, *BALANCED)
 
     assert gpu_codec.idle(gpu) == samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
