@@ -149,6 +149,23 @@ def reconciler(
     )
 
 
+def start(
+    rig: fakes.NodeRig,
+    layout: str | None,
+    text: str = CONFIG,
+    *,
+    custom: custom_layouts.Custom | None = None,
+    **options: Any,
+) -> AgentInMemory:
+    """Return an agent that has just started, with a layout or without one.
+
+    It has recovered what another agent left; ``options`` as for ``reconciler``.
+    """
+    agent = reconciler(rig, text, **options)
+    agent.recover(layout, custom)
+    return agent
+
+
 LAYOUT = "one-slice-changed"
 """For it the device of the pod ``affected`` on a busy node goes, and nothing else."""
 
@@ -169,16 +186,12 @@ def run(
 
 def resume(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
     """Take over from a killed agent, and apply a layout."""
-    successor = reconciler(rig, text)
-    successor.recover(layout)
-    return successor.run(layout, fakes.FakeRequest(rig.clock))
+    return run(rig, layout, by=start(rig, layout, text))
 
 
 def undo(rig: fakes.NodeRig) -> bool:
     """Take over from a killed agent where the label was removed; return whether to retry."""
-    successor = reconciler(rig)
-    successor.recover(None)
-    return successor.rest()
+    return start(rig, None).rest()
 
 
 def take_over(rig: fakes.NodeRig, layout: str | None) -> None:

@@ -183,8 +183,7 @@ def test_agent_after_any_kill_evicts_only_affected_pods(
     for index, rig, _ in strikes.kills(make, lambda rig: agents.run(rig, "all-balanced")):
         if not rig.driver_runs:
             rig.dra_driver.slices = ()
-        agent = agents.reconciler(rig, workloads=NewWorkloads(rig))
-        agent.recover(requested)
+        agent = agents.start(rig, requested, workloads=NewWorkloads(rig))
 
         assert agents.run(rig, requested, by=agent).state is model.State.SUCCESS, index
 
@@ -225,8 +224,7 @@ def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stop
         rig = nodes.dra_node()
         strikes.kill_at(rig, 1, "all-disabled")
         rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
-        agent = agents.reconciler(rig)
-        agent.recover("all-disabled")
+        agent = agents.start(rig, "all-disabled")
         return rig, agent
 
     superseded_runs = [

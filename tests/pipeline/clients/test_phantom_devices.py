@@ -134,8 +134,7 @@ def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
     agent.check_drift(LAYOUT, outcome)
     rig.gpus = nodes.node(layout="all-balanced").gpus
     rig.add_pod("worker", devices=frozenset(rig.gpus[0].mig_uuids))
-    restarted = agents.reconciler(rig)
-    restarted.recover(LAYOUT)
+    restarted = agents.start(rig, LAYOUT)
 
     ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
 

@@ -210,8 +210,7 @@ def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> N
     rig, serving = node_with(room_elsewhere=0)
     try_once(rig)
 
-    successor = agents.reconciler(rig, CONFIG)
-    successor.recover(LAYOUT)
+    successor = agents.start(rig, LAYOUT, CONFIG)
 
     assert try_once(rig, successor).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)

@@ -89,9 +89,7 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(wanted: str | None)
         config="one-slice-changed", host_services=("debug-shell.service", "nvsm.service")
     )
     rig.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
-    agent = agents.reconciler(rig, service_names=lambda: ("dcgm.service", "nvsm.service"))
-
-    agent.recover(wanted)
+    agent = agents.start(rig, wanted, service_names=lambda: ("dcgm.service", "nvsm.service"))
     if wanted:
         assert agents.run(rig, wanted, by=agent).state is model.State.SUCCESS
 
@@ -225,7 +223,7 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     silences: list[float] = []
     rig.clock.on_wait.append(lambda: silences.append(pulse.silence_s))
 
-    agents.reconciler(rig, telemetry=Alive(pulse)).recover(None)
+    agents.start(rig, None, telemetry=Alive(pulse))
 
     assert silences
     assert max(silences) < 1
@@ -379,9 +377,7 @@ def test_rollback_waits_for_a_process_that_uses_new_instances() -> None:
     strikes.kill_at(rig, 9, ALL_1G)
     rig.driver.executed_steps.clear()
     rig.driver.clients = "python (pid 4242)"
-    successor = agents.reconciler(rig)
-
-    successor.recover(None)
+    successor = agents.start(rig, None)
     assert rig.driver.executed_steps == []
     assert successor.rest()
 

@@ -23,8 +23,7 @@ def assert_refused(
     """Request a layout of agents that restart; check that nothing is taken or changed."""
     before, pods = rig.gpus, set(rig.pod_names)
     for _ in range(RETRIES):
-        agent = agents.reconciler(rig, **overrides)
-        agent.recover(layout)
+        agent = agents.start(rig, layout, **overrides)
         outcome = ends.assert_ends(rig, reason, *texts, layout=layout, by=agent)
         assert outcome.should_retry is reason.is_transient
         assert rig.pod_names >= pods
@@ -219,8 +218,7 @@ def test_a_process_that_no_drain_ends_keeps_all_pods_where_they_are() -> None:
 
 def test_pods_whose_devices_went_with_a_reboot_do_not_keep_the_layout_away() -> None:
     rig = outdated_node()
-    agent = agents.reconciler(rig, **asking({rig.gpus[0].uuid: ()}))
-    agent.recover("all-1g.5gb")
+    agent = agents.start(rig, "all-1g.5gb", **asking({rig.gpus[0].uuid: ()}))
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
     assert "workloads.evict" not in rig.log
 

@@ -127,8 +127,7 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
         assert agents.run(rig, "one", ONE_OR_BOTH).should_retry
     assert rig.gpus[0].current_mode is model.MigMode.ENABLED
     rig.driver.mode_waits = rig.host.may_reboot = True
-    agent = agents.reconciler(rig, ONE_OR_BOTH)
-    agent.recover("both")
+    agent = agents.start(rig, "both", ONE_OR_BOTH)
 
     go_down(rig, "both", by=agent)
     older = json.loads(rig.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
@@ -183,10 +182,8 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     rig.annotations.clear()
     rig.labels.clear()
     rig.has_hold_taint = False
-    agent = agents.reconciler(rig)
-    agent.recover(LAYOUT)
 
-    assert agents.run(rig, LAYOUT, by=agent).reason is not Reason.APPLIED
+    assert agents.resume(rig, LAYOUT).reason is not Reason.APPLIED
 
     assert rig.host.reboots == 1
 
@@ -196,8 +193,7 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
     go_down(rig)
     rig.driver.mode_waits = False
     rig.restart_machine()
-    agent = agents.reconciler(rig)
-    agent.recover(LAYOUT)
+    agent = agents.start(rig, LAYOUT)
     rig.log.clear()
 
     def lose() -> None:
@@ -264,8 +260,7 @@ def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
     rig = rebooting_node()
     go_down(rig)
 
-    successor = agents.reconciler(rig)
-    successor.recover(LAYOUT)
+    successor = agents.start(rig, LAYOUT)
     go_down(rig, by=successor)
 
     assert rig.host.reboots == 2
@@ -286,9 +281,8 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
     rig = rebooting_node()
 
     def successor(text: str = agents.CONFIG) -> agents.AgentInMemory:
-        agent = agents.reconciler(rig, text, limits={"has_default_layouts": has_default_layouts})
-        agent.recover(LAYOUT)
-        return agent
+        limits = {"has_default_layouts": has_default_layouts}
+        return agents.start(rig, LAYOUT, text, limits=limits)
 
     go_down(rig, by=successor())
     before = rig.status
@@ -314,8 +308,7 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
     restart_without_the_mode(rig)
     text = agents.CONFIG.replace("{1g.5gb: 7}", "{1g.5gb: 6}")
     agents.resume(rig, LAYOUT, "version: v2")
-    successor = agents.reconciler(rig, text)
-    successor.recover(LAYOUT)
+    successor = agents.start(rig, LAYOUT, text)
 
     go_down(rig, by=successor)
 
@@ -454,8 +447,7 @@ def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
     rig.live()
     rig.add_pod("elsewhere", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
     rig.driver.mode_waits = rig.host.may_reboot = True
-    agent = agents.reconciler(rig)
-    agent.recover("all-balanced")
+    agent = agents.start(rig, "all-balanced")
 
     ends.assert_ends(rig, Reason.REBOOT_REQUIRED, "elsewhere", layout="all-balanced", by=agent)
 

@@ -37,8 +37,7 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     ends.assert_restored(rig)
 
     rig.annotations[well_known.JOURNAL_ANNOTATION] = text
-    successor = agents.reconciler(rig)
-    successor.recover(agents.LAYOUT)
+    successor = agents.start(rig, agents.LAYOUT)
     ends.assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
     ends.assert_says_the_truth(rig)
 
@@ -104,8 +103,7 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
 def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
     rig, before = unlucky_node()
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
-    agent = agents.reconciler(rig, text)
-    agent.recover(agents.LAYOUT)
+    agent = agents.start(rig, agents.LAYOUT, text)
 
     ends.assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
 
@@ -115,8 +113,7 @@ def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
 
 def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None:
     rig, _ = unlucky_node()
-    agent = agents.reconciler(rig)
-    agent.recover(agents.LAYOUT)
+    agent = agents.start(rig, agents.LAYOUT)
     error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
 
     def stop() -> bool:
@@ -229,7 +226,7 @@ def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
     newer |= {"version": journals.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
     rig.annotations[well_known.JOURNAL_ANNOTATION] = json.dumps(newer)
 
-    agents.reconciler(rig).recover(None)
+    agents.start(rig, None)
 
     assert ends.is_as_before(rig, before)
     ends.assert_restored(rig)

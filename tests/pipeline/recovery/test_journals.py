@@ -38,7 +38,7 @@ def test_the_journal_of_the_version_before_is_restored() -> None:
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.has_hold_taint = True
 
-    agents.reconciler(rig).recover(None)
+    agents.start(rig, None)
 
     ends.assert_restored(rig)
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
@@ -51,7 +51,7 @@ def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: st
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.is_unschedulable = rig.has_hold_taint = True
 
-    agents.reconciler(rig).recover("all-1g.5gb")
+    agents.start(rig, "all-1g.5gb")
 
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
     assert not rig.has_hold_taint
@@ -103,9 +103,7 @@ def paused_beside_nvidias_manager() -> fakes.NodeRig:
 @pytest.mark.parametrize("layout", [None, "all-balanced", "all-1g.5gb"])
 def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> None:
     rig = paused_beside_nvidias_manager()
-    agent = agents.reconciler(rig)
-
-    agent.recover(layout)
+    agent = agents.start(rig, layout)
     if layout is None:
         assert agent.rest()
         agent.check_without_request()
@@ -122,8 +120,7 @@ def test_pauses_of_an_allowed_manager_stay() -> None:
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.live()
     rig.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
-    agent = agents.reconciler(rig, limits={"allows_foreign_managers": True})
-    agent.recover("all-balanced")
+    agent = agents.start(rig, "all-balanced", limits={"allows_foreign_managers": True})
 
     outcome = agents.run(rig, "all-balanced", by=agent)
     agent.check_drift("all-balanced", outcome)
@@ -134,8 +131,7 @@ def test_pauses_of_an_allowed_manager_stay() -> None:
 
 def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
     rig = paused_beside_nvidias_manager()
-    agent = agents.reconciler(rig)
-    agent.recover("all-1g.5gb")
+    agent = agents.start(rig, "all-1g.5gb")
     outcome = agents.run(rig, "all-1g.5gb", by=agent)
     assert outcome.reason is errors.Reason.FOREIGN_MANAGER
     rig.remove_pod(rig.uid_of("nvidias"))
@@ -149,7 +145,7 @@ def test_an_own_pause_is_restored_beside_a_foreign_manager() -> None:
     rig = paused_beside_nvidias_manager()
     rig.annotations[well_known.JOURNAL_ANNOTATION] = V1
 
-    agents.reconciler(rig).recover(None)
+    agents.start(rig, None)
 
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 
@@ -162,7 +158,7 @@ def test_writes_of_another_program_since_the_crash_are_kept() -> None:
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE, dcgm: "false"}
 
-    agents.reconciler(rig).recover(None)
+    agents.start(rig, None)
 
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
     assert rig.labels[dcgm] == "false"

@@ -46,8 +46,7 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
 def test_successor_that_started_before_the_change_takes_over_its_journal(wanted: str) -> None:
     for index in strikes.moments(nodes.busy_node):
         rig = nodes.busy_node()
-        successor = agents.reconciler(rig)
-        successor.recover(agents.LAYOUT)
+        successor = agents.start(rig, agents.LAYOUT)
         rig.failing = {len(rig.log) + index: strikes.Killed()}
         with pytest.raises(strikes.Killed):
             agents.run(rig)
@@ -98,8 +97,7 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(
     for _, rig, _ in strikes.kills(nodes.monitored_node):
         paused = [key for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE]
         rig.labels |= dict.fromkeys(paused, f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade")
-        agent = agents.reconciler(rig)
-        agent.recover(agents.LAYOUT)
+        agent = agents.start(rig, agents.LAYOUT)
         act(rig, agent)
         rig.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
         written_back += bool(paused)
@@ -189,7 +187,7 @@ def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
     rig = nodes.busy_node()
     strikes.kill_at(rig, 5, agents.LAYOUT)
 
-    agents.reconciler(rig).recover(agents.LAYOUT)
+    agents.start(rig, agents.LAYOUT)
 
     assert rig.has_hold_taint
 

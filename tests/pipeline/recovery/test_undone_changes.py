@@ -59,9 +59,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
         placement=place,
     )
     rig.gpus = (driver_rules.run(rig.gpus[0], [foreign]), *rig.gpus[1:])
-    successor = agents.reconciler(rig)
-
-    successor.recover(None)
+    successor = agents.start(rig, None)
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
     assert any(f"at {place} on GPU 0 is new, and is kept" in text for text in rig.messages)
@@ -84,8 +82,7 @@ def test_instance_created_after_a_refused_rollback_stays() -> None:
     uid = rig.add_pod(
         "newcomer", devices=frozenset(ci.uuid or "" for ci in created.compute_instances)
     )
-    successor = agents.reconciler(rig)
-    successor.recover(None)
+    successor = agents.start(rig, None)
     assert successor.rest()
     del rig.pods[uid]
     place = model.Placement(1, 1)
@@ -138,8 +135,7 @@ def pending(rig: fakes.NodeRig) -> tuple[str, ...]:
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: bool) -> None:
     rig, before = node_with_lost_gpu()
-    agent = agents.reconciler(rig, ONE_OF_THEM)
-    agent.recover("second-alone")
+    agent = agents.start(rig, "second-alone", ONE_OF_THEM)
 
     outcome = agents.run(rig, "second-alone", by=agent)
 
@@ -153,8 +149,7 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
 
     rig.driver.lost.clear()
     if is_restarted:
-        agent = agents.reconciler(rig, ONE_OF_THEM)
-        agent.recover("second-alone")
+        agent = agents.start(rig, "second-alone", ONE_OF_THEM)
     assert agents.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
     assert ends.is_as_before(rig, [before])
     assert pending(rig) == ()
@@ -162,8 +157,7 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
 
 def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:
     rig, before = node_with_lost_gpu()
-    agent = agents.reconciler(rig)
-    agent.recover(None)
+    agent = agents.start(rig, None)
 
     assert agent.rest()
     assert pending(rig) == (before.uuid,)
@@ -180,10 +174,11 @@ def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> No
     rig.driver.lost.add(lost.uuid)
     created = {*rig.gpus[0].mig_uuids} - {*first.mig_uuids}
     rig.add_pod("new", devices=frozenset({min(created)}))
-    agent = agents.reconciler(rig, ONE_OF_THEM.replace("[1]", "[0]"))
-    agent.recover("second-alone")
 
-    assert agents.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
+    assert (
+        agents.resume(rig, "second-alone", ONE_OF_THEM.replace("[1]", "[0]")).state
+        is model.State.SUCCESS
+    )
 
     assert "new" in rig.pod_names
     assert pending(rig) == (lost.uuid,)
@@ -216,7 +211,7 @@ def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     rig.add_pod("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
     pods = dict(rig.pods)
 
-    agents.reconciler(rig).recover(None)
+    agents.start(rig, None)
 
     assert pending(rig)
     assert dict(rig.pods) == pods

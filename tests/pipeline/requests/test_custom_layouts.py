@@ -168,8 +168,7 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
     repartition(rig)
     rig.annotations = written
 
-    agent = agents.reconciler(rig, limits=ON)
-    agent.recover("custom", custom_layout(text))
+    agent = agents.start(rig, "custom", custom=custom_layout(text), limits=ON)
 
     assert run(rig, custom_layout(text), by=agent).reason is reason
     assert ("training" in rig.pod_names) is (reason is Reason.DRIFTED)
@@ -202,8 +201,7 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
     agent.stop()
     changed = len(rig.driver.executed_steps)
 
-    successor = agents.reconciler(rig, limits=ON)
-    successor.recover("custom", custom_layout())
+    successor = agents.start(rig, "custom", custom=custom_layout(), limits=ON)
 
     assert run(rig, by=successor).state is model.State.SUCCESS
     assert len(rig.driver.executed_steps) == changed
@@ -218,8 +216,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
         was_changing = bool(text and journals.Journal.from_json(text).snapshot)
         wanted = custom_layout() if is_same else custom_layout(BALANCED)
 
-        successor = agents.reconciler(rig, limits=ON)
-        successor.recover("custom", wanted)
+        successor = agents.start(rig, "custom", custom=wanted, limits=ON)
 
         assert rig.has_hold_taint is (was_closed and is_same), index
         if was_changing and not is_same:
@@ -240,8 +237,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     rig, before = strikes.kill_at_call(nodes.busy_node, executing, run)
     assert rig.has_hold_taint
 
-    successor = agents.reconciler(rig, limits=ON)
-    successor.recover("custom", custom_layout(None))
+    successor = agents.start(rig, "custom", custom=custom_layout(None), limits=ON)
 
     assert run(rig, custom_layout(None), by=successor).reason is Reason.NO_CUSTOM_LAYOUT
     assert ends.is_as_before(rig, before)

@@ -170,7 +170,7 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: fakes.N
     kill_in_hook(rig, 2)
     rig.hooks.text = "hooks: ["
 
-    agents.reconciler(rig).recover(None)
+    agents.start(rig, None)
 
     assert any("hooks.yaml:2:1" in each for each in rig.messages)
     assert rig.open_journal.exit_hook

@@ -149,8 +149,7 @@ def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool)
     assert run(rig, custom_layout(), by=agent).keeps_taint
     assert rig.has_hold_taint
     if is_restarted:
-        agent = agents.reconciler(rig, limits=ON)
-        agent.recover("custom", ON_DEMAND)
+        agent = agents.start(rig, "custom", custom=ON_DEMAND, limits=ON)
 
     outcome = run(rig, ON_DEMAND, by=agent)
 
@@ -285,8 +284,7 @@ def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> No
         strikes.kill_at(rig, index, "custom", by=agent, custom=ON_DEMAND)
         rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
         wanted = custom_layout(BALANCED, is_on_demand=True)
-        successor = agents.reconciler(rig, limits=ON)
-        successor.recover("custom", wanted)
+        successor = agents.start(rig, "custom", custom=wanted, limits=ON)
 
         outcome = run(rig, wanted, by=successor)
 

@@ -397,8 +397,7 @@ def test_run_publishes_the_gpus_it_observes() -> None:
 
 def test_annotations_that_another_program_removed_are_written_again() -> None:
     rig = nodes.node()
-    agent = agents.reconciler(rig)
-    agent.recover("all-1g.5gb")
+    agent = agents.start(rig, "all-1g.5gb")
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
     steady = {
         well_known.GPUS_ANNOTATION,
@@ -414,8 +413,7 @@ def test_annotations_that_another_program_removed_are_written_again() -> None:
 
 def test_a_driver_that_lists_no_gpu_leaves_none_published() -> None:
     rig = nodes.node()
-    agent = agents.reconciler(rig)
-    agent.recover("all-1g.5gb")
+    agent = agents.start(rig, "all-1g.5gb")
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
     rig.gpus = model.NO_GPUS
 

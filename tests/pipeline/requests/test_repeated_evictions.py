@@ -101,8 +101,7 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     act, is_new, evictions = REMEDIES[remedy]
     act(rig)
     if is_restarted:
-        agent = agents.reconciler(rig)
-        agent.recover(agents.LAYOUT)
+        agent = agents.start(rig, agents.LAYOUT)
     ends.assert_ends(rig, Reason.APPLIED, by=agent, is_new=is_new)
     assert "affected" not in rig.pod_names
     assert rig.log.count("workloads.evict") == evictions
@@ -117,8 +116,7 @@ def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
     with broken_change(rig):
         for _ in range(5):
             workloads = fake_cluster.UnansweredWorkloads(rig, error)
-            agent = agents.reconciler(rig, workloads=workloads)
-            agent.recover(agents.LAYOUT)
+            agent = agents.start(rig, agents.LAYOUT, workloads=workloads)
             with contextlib.suppress(strikes.Killed):
                 agents.run(rig, by=agent)
             if rig.has_hold_taint:

@@ -232,7 +232,7 @@ def test_a_change_undone_for_another_request_releases_the_slot() -> None:
     rig, _ = strikes.kill_at_call(nodes.busy_node, disrupting_calls()[0])
     rig.slots = fake = fake_cluster.FakeSlots(rig, is_taken=True)
 
-    agents.reconciler(rig).recover("all-balanced")
+    agents.start(rig, "all-balanced")
 
     ends.assert_restored(rig)
     assert not fake.is_taken

@@ -51,8 +51,7 @@ def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str
     nodes.add_pod_on_foreign_instances(rig)
     changed = {"listed": rig.gpus, "missing": before[:1]}
     rig.gpus = changed.pop(at_run)
-    agent = agents.reconciler(rig)
-    agent.recover(LAYOUT)
+    agent = agents.start(rig, LAYOUT)
     outcome = ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
     (rig.gpus,) = changed.values()
 

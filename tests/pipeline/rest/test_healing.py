@@ -28,8 +28,7 @@ def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, agents.AgentInMemory]
     """Return a node that drifted while its agent was down, and the agent that started again."""
     rig, _, _ = nodes.at_rest(LAYOUT)
     nodes.add_pod_on_foreign_instances(rig)
-    restarted = agents.reconciler(rig)
-    restarted.recover(LAYOUT)
+    restarted = agents.start(rig, LAYOUT)
     return rig, restarted
 
 

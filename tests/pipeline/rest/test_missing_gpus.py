@@ -33,8 +33,7 @@ def test_applied_label_goes_if_a_gpu_without_the_layout_is_back(
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
     rig.driver.lost.clear()
     if is_restarted:
-        agent = agents.reconciler(rig)
-        agent.recover(failing)
+        agent = agents.start(rig, failing)
 
     agents.run(rig, failing, by=agent)
 
@@ -203,8 +202,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
     rig.add_pod("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     before, rig.gpus = rig.gpus, rig.gpus[:1]
     if policy == "restarts":
-        agent = agents.reconciler(rig, TWO_GPUS, heals_drift=heals)
-        agent.recover(layout)
+        agent = agents.start(rig, layout, TWO_GPUS, heals_drift=heals)
         outcome = ends.assert_ends(rig, Reason.DRIFTED, layout=layout, by=agent)
 
     for _ in range(2):
@@ -230,8 +228,7 @@ def test_a_gpu_that_vanished_is_no_drift_after(ends: str) -> None:
     rig.gpus = rig.gpus[:1]
     if ends == "reboot":
         rig.host.boot_id = "next-boot"
-    agent = agents.reconciler(rig)
-    agent.recover("all-balanced")
+    agent = agents.start(rig, "all-balanced")
 
     outcome = agents.run(rig, "all-balanced", by=agent, is_new=ends == "new request")
 
