@@ -39,8 +39,8 @@ _NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
 class Kubectl:
     """Sends requests with ``kubectl``.
 
-    ``kubectl get --raw`` sends one GET and prints the response unchanged, so the plugin does not
-    need the Kubernetes library, which is many times as large as the rest of it.
+    ``kubectl get --raw`` sends one GET and prints the response unchanged. So the plugin does not
+    need the Kubernetes library, which is many times larger than the plugin.
 
     Every request raises ``ClusterError`` as ``cluster_reader.Get``, also if kubectl cannot
     connect.

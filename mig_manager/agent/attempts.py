@@ -173,8 +173,8 @@ class Attempt(Shared):
     ) -> outcomes.Outcome:
         """Return the failure of this attempt, with unreachable GPUs.
 
-        It is retried if its reason is temporary, unless it ``is_final``, or if GPUs or host
-        services are in neither the requested nor the previous state.
+        It is retried if its reason is temporary, unless it ``is_final``. It is also retried if
+        GPUs or host services are in neither the requested nor the previous state.
         """
         message, entries = messages.join(*parts), self.journal.entries
         is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE

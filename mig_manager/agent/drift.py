@@ -45,7 +45,7 @@ class DriftMemory:
     """Words for the drift, by the last check or a run; empty: no drift is published."""
     drifted_devices: Hashable = None  # the devices at the last check that found a drift
     checked_ids: frozenset[str] | None = None
-    """The devices for which nothing is to be withdrawn from a node that no run verifies."""
+    """On a node that no run verifies: the devices as last checked; None: never checked."""
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
 

@@ -1,11 +1,11 @@
 """Publish on the Node: only this module writes its labels, annotations and taint.
 
-The record of the request is also saved on the host, with the journal's entries of the host, in
-case the Node object is deleted and registered again, for example with the label from kubelet's
+The record of the request is also saved on the host, with the journal's entries of the host. It is
+read if the Node object is deleted and registered again, for example with the label from kubelet's
 flags.
 
 Labels, annotations and taint go in one patch, which the API server accepts as a whole or not at
-all, so the journal always matches its entries. A phase decides its changes for the version of the
+all. So the journal always matches its entries. A phase decides its changes for the version of the
 Node that the API server patches, so it keeps labels that another program wrote meanwhile.
 """
 

@@ -1,7 +1,7 @@
 """Repair GPUs by a reset.
 
 A drift check, or a layout that failed, begins a repair in the record of the request. Before the
-layout's next run, a run of its own resets the GPU: its pods are evicted, the clients pause, and
+layout's next run, a run of its own resets the GPU. Its pods are evicted, the clients pause, and
 the instances return to their placements, whatever the layout.
 """
 

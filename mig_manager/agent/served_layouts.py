@@ -101,9 +101,9 @@ def _fitting_names(
 ) -> frozenset[str]:
     """Return the names of the layouts that these idle GPUs can have.
 
-    Cached, because every run asks it, of layouts and GPUs that rarely change, and planning all
-    layouts would take half of the time of a run. Equal layouts can differ in ``is_lenient``, which
-    is given beside each.
+    Cached: every run asks this, layouts and GPUs rarely change, and planning all layouts would
+    take half of a run's time. Equal layouts can differ in ``is_lenient``, which is given beside
+    each.
     """
     fits = served.fitting((layout for layout, _ in candidates), idle)
     return frozenset(fit.layout.name for fit in fits)

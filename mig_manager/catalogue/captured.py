@@ -1,7 +1,7 @@
 """Captured GPUs as rows of the catalogue, in the form of ``hardware.json``.
 
-``mig-manager acceptance`` writes captures. Facts that a capture lacks are those of the product
-with the same PCI id, or derived from the others; a row lists them as ``inferred``.
+``mig-manager acceptance`` writes captures. Facts that a capture lacks come from the product with
+the same PCI id, or are derived from the others. A row lists them as ``inferred``.
 """
 
 from collections.abc import Mapping, Sequence

@@ -115,9 +115,9 @@ def products() -> Mapping[str, Product]:
 def find(name: str) -> Product:
     """Return the product of that name; UsageError if it is unknown or ambiguous.
 
-    The name is a key or an NVML name, case-insensitive, with or without ``NVIDIA``; the first
-    words of a single product, such as ``B300``; or a family such as ``A100``, which means its most
-    common product.
+    The name is a key or an NVML name, case-insensitive, with or without ``NVIDIA``. It can also be
+    the first words of a single product, such as ``B300``, or a family such as ``A100``, which
+    means its most common product.
     """
     wanted = _normal(name)
     keys_by_name = _names()

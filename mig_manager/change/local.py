@@ -1,7 +1,7 @@
 """The common part of changes at a shell: dependencies, lock, journal file, undoing a killed run.
 
-The journal outlives a killed process. It has the GPUs as they were before the change, so the next
-run can roll back and does not mistake half of a change for the former state.
+The journal outlives a killed process. It has the GPUs as they were before the change. So the next
+run can roll back, and does not mistake half of a change for the former state.
 """
 
 import contextlib

@@ -191,7 +191,7 @@ class Transaction:
         """Roll back, but keep the modes that wait for a reset or a reboot.
 
         That would activate a mode restored now, too. So where an interrupted change has set a mode
-        that this plan keeps, the GPU returns to how it was ``observed``, and the journal keeps its
+        that this plan keeps, the GPU returns to how it was ``observed``. The journal keeps its
         snapshot for a later rollback.
         """
         at_start = {gpu.uuid: gpu.snapshot for gpu in observed}

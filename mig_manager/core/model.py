@@ -1,7 +1,7 @@
 """GPUs as observed and as desired, and the states of a change.
 
-GPUs are keyed by UUID, GPU instances within a GPU by placement: index, minor number, instance id
-and MIG UUID may all change during a change.
+GPUs are keyed by UUID, and GPU instances within a GPU by placement. Index, minor number, instance
+id and MIG UUID may all change during a change.
 """
 
 import dataclasses

@@ -86,7 +86,7 @@ class Node(Protocol):
         """Write labels, annotations and taints in one patch; return the patched node.
 
         ``decide`` computes the patch. After a conflict it computes it again with the newer node,
-        unless that node has the patch already: the answer to our own write may have been lost.
+        unless that node has the patch already. The answer to our own write may have been lost.
         ClusterError also if every attempt conflicts.
         """
 

@@ -5,7 +5,7 @@ and ``cmd/nvidia-ctk/cdi`` of NVIDIA's container toolkit.
 
 ``nvidia-cdi-refresh.service`` writes the same spec when the driver or the toolkit changes, and not
 after a change of MIG (NVIDIA/nvidia-container-toolkit#1828). It finds no device while MIG is on
-without instances, and gives up after five failures in 10 s; then there is no spec until we write
+without instances. After five failures in 10 s it gives up, and there is no spec until we write
 one. ``NVIDIA_DRIVER_ROOT`` and ``NVIDIA_DEV_ROOT`` in its variables are for control devices alone.
 """
 

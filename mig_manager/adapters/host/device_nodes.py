@@ -1,13 +1,14 @@
 """The device nodes through which a container reaches MIG instances: ``/dev/nvidia-caps``.
 
-They are not in devtmpfs: a program of the driver creates them when it first needs them, in its own
-``/dev``, which may differ from the one of containers. This module does what ``nvidia-modprobe``
-does (``modprobe-utils/nvidia-modprobe-utils.c``), which knows only ``/dev`` and is not on every
-machine: nodes, mode, owner, and the links in ``/dev/char`` that runc needs with systemd's cgroups.
+They are not in devtmpfs. A program of the driver creates them when it first needs them, in its own
+``/dev``; containers may have another. This module does what ``nvidia-modprobe`` does
+(``modprobe-utils/nvidia-modprobe-utils.c``): nodes, mode, owner, and the links in ``/dev/char``
+that runc needs with systemd's cgroups. That program knows only ``/dev``, and is not on every
+machine.
 
 A destroyed instance's node stays. The driver assigns fixed minor numbers to placements
-(``nv-caps.c``), so the node is valid for the next instance, and a container that is being created
-may list it. A node with another major number predates a reload of the driver and is removed.
+(``nv-caps.c``), so the node is valid for the next instance. A container that is being created may
+list it. A node with another major number predates a reload of the driver and is removed.
 """
 
 import errno
@@ -63,8 +64,8 @@ def refresh_nodes(
 ) -> None:
     """Create missing or wrong nodes in containers' ``/dev``, and remove outdated nodes.
 
-    The driver's files in ``proc``, or below one of the ``roots`` if they are not there, take no
-    lock but that of system suspend (``nv-caps.c``): they are readable when a GPU hangs.
+    The driver's files are in ``proc``, or below one of the ``roots``. Reading them takes no lock
+    but that of system suspend (``nv-caps.c``), so they are readable when a GPU hangs.
 
     Raises:
         HostError: A node could not be created, although permitted.

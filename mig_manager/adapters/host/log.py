@@ -1,8 +1,8 @@
 """Write log lines and remarks to standard error, which may fail or stall at any time.
 
-A change of the GPUs must not depend on it: a write that raises would interrupt the change, and a
-write that blocks (a pipe that is not read, a terminal stopped with Ctrl-S) would halt it. So lines
-that cannot be written at once are dropped and counted.
+A change of the GPUs must not depend on it. A write that raises would interrupt the change; a write
+that blocks (a pipe that is not read, a terminal stopped with Ctrl-S) would halt it. So lines that
+cannot be written at once are dropped and counted.
 """
 
 import contextlib

@@ -118,9 +118,9 @@ class Systemd:
     def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
         """Return whether stopping the listed units stops a unit, which may not be loaded now.
 
-        Checked before the start of a unit that only a journal names: a writer of the journal must
-        not choose which unit is started as root. It uses the unit's own dependencies, because
-        systemd forgets the reverse of units that do not run.
+        Checked before a unit starts that only a journal names: writers of the journal must not
+        choose what is started as root. It uses the unit's own dependencies, because systemd
+        forgets the reverse of units that do not run.
         """
         if name in listed:
             return True

@@ -63,8 +63,8 @@ class PodClaims:
     """Finds the devices of the ResourceClaims of pods.
 
     The allocation of a claim that a pod on a node uses does not change: it is read once. A pod
-    that has not started may have been allocated a device from an outdated slice, so its devices
-    are looked up again in the slices until it has started.
+    that has not started may have a device from an outdated slice. So its devices are looked up
+    again until it has started.
     """
 
     def __init__(

@@ -15,9 +15,8 @@ from mig_manager.core import timing
 from mig_manager.core.node import lease
 
 MAX_WRITE_S = 30.0
-"""A write takes no longer, with its retries, for a client whose ``request_timeout_s`` is at most
-``REQUEST_TIMEOUT_S``: 2 such times of attempts, 10 s that the server may ask to wait, and the time
-of a last attempt."""
+"""The longest write with its retries, by a client with ``REQUEST_TIMEOUT_S`` or less: two
+attempts, 10 s that the server may ask to wait, and a last attempt."""
 REQUEST_TIMEOUT_S = 5.0
 _RENEWALS = 6  # in the duration of a Lease
 

@@ -1,8 +1,8 @@
 """Report MIG changes by other programs and critical errors at once, as the driver's events.
 
-A child process holds the NVML session, for the reasons of ``worker_client``, and because an open
-session can prevent a reset: ``GpuEvents.suspended`` ends it while we change the GPUs ourselves.
-The agent's slow drift check detects changes between two listeners.
+A child process holds the NVML session, for the reasons of ``worker_client``. An open session can
+also prevent a reset, so ``GpuEvents.suspended`` ends it while we change the GPUs ourselves. The
+agent's slow drift check detects changes between two listeners.
 """
 
 import contextlib

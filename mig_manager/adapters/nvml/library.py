@@ -31,8 +31,8 @@ _REASONS: dict[int, errors.Reason] = {
     pynvml.NVML_ERROR_RESET_REQUIRED: errors.Reason.GPU_NEEDS_RESET,
     # nvml.h: the operating system or a cgroup blocks the control device.
     pynvml.NVML_ERROR_OPERATING_SYSTEM: errors.Reason.NO_PERMISSION,
-    # Library and kernel module are of two versions: a container that started before an upgrade of
-    # the driver, or a host whose kernel module was not reloaded.
+    # Library and kernel module have different versions: the container started before a driver
+    # upgrade, or the host's kernel module was not reloaded.
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: errors.Reason.DRIVER_LIBRARY_MISMATCH,
     pynvml.NVML_ERROR_IN_USE: errors.Reason.IN_USE,
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: errors.Reason.INSUFFICIENT_RESOURCES,

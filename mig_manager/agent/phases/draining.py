@@ -1,9 +1,9 @@
 """Taint the node, evict the pods that a change affects, and pause the GPU clients.
 
 A change that may evict no pod, such as a custom layout on a node with on-demand partitioning,
-waits for none to end: it fails once a device to be destroyed is in use. Use is checked five times:
-before the node is touched, after the taint, once no pod can get a device from a plugin that the
-agent pauses, right before the change, and in its session.
+waits for no pod. It fails once a device to be destroyed is in use. Use is checked five times:
+before the node is touched, after the taint, after the device plugin is paused, right before the
+change, and in its session.
 """
 
 import dataclasses

@@ -46,8 +46,8 @@ def reboot(
     """Drain the node, request a reboot, and wait for it.
 
     Returns:
-        The failure ``error``, with why the machine did not reboot. Its reason is that of the API,
-        or of a drain that evicted no pod, which a retry may pass, else REBOOT_REQUIRED.
+        The failure ``error``, with why the machine did not reboot. Its reason is REBOOT_REQUIRED,
+        except after an API failure or a drain that evicted no pod: a retry may succeed there.
 
     Raises:
         Rebooting: The agent stops, because the node goes down.

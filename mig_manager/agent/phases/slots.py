@@ -20,7 +20,9 @@ _log = structlog.get_logger()
 
 
 def wait(attempt: attempts.Attempt) -> None:
-    """Take a slot, before the lock because it may take long; not for an interrupted change.
+    """Wait until the node has a slot; an interrupted change goes on without one.
+
+    The wait may be long, so it comes before the lock.
 
     Raises:
         ClusterError: The API refused the request as such, or a status.
@@ -53,7 +55,7 @@ def wait(attempt: attempts.Attempt) -> None:
 
 
 def take_again(attempt: attempts.Attempt) -> None:
-    """Take the slot of an interrupted change, which goes on without one: it blocks workloads."""
+    """Try to take a slot for an interrupted change, which blocks workloads and cannot wait."""
     slots = attempt.deps.slots
     if slots is None or not attempt.journal.entries.blocks_workloads:
         return

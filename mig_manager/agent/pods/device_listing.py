@@ -7,8 +7,8 @@ from mig_manager.core.node import pod_object
 
 LISTED_WITHIN_S = 3.0  # how long kubelet may take to list the devices of a pod that was just bound
 ADMITTED_WITHIN_S = 20.0
-"""How long kubelet may take to admit such a pod: while its watch is broken, it sees no new pod,
-and it watches again with a backoff."""
+"""How long kubelet may take to admit such a pod. While its watch is broken it sees no new pod, and
+it retries with a backoff."""
 
 
 def is_any_new(
@@ -22,8 +22,8 @@ def is_any_new(
 
     Args:
         pods: The pods without a listed device.
-        first_s: When each was first seen, before and after its admission; gets new ones, because a
-            pod may be bound or admitted at any time during a wait.
+        first_s: When each was first seen, before and after its admission. This function adds new
+            pods, because a pod may be bound or admitted at any time during a wait.
         now_s: The time now.
         max_s: How long to wait for a pod at most.
     """

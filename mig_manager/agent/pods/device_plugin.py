@@ -86,8 +86,8 @@ class DevicePlugin(advertisers.Advertiser):
     ) -> bool:
         """Return whether a ready plugin of unknown strategy has other devices than the label says.
 
-        The label of GPU feature discovery may be of the strategy before a new plugin config, so
-        this is a reason for one restart, and for no failure.
+        The label of GPU feature discovery may show the strategy before a new plugin config. So
+        this is a reason for one restart, not for a failure.
         """
         plugins = tuple(filter(self.owns, pods))
         node = attempt.deps.node.latest()

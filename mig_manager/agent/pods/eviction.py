@@ -347,8 +347,8 @@ class Evictions:
     def _record_eviction(self) -> None:
         """Record before the first eviction that the run costs pods.
 
-        The record decides whether the node stays tainted, and whether a failure of the run counts,
-        also if the agent is killed or the answer to the eviction is lost.
+        The record decides whether the node stays tainted, and whether a failure of the run counts.
+        It comes first, because the agent may be killed, or the answer to the eviction be lost.
         """
         entries = self.attempt.journal.entries
         if not (entries.draining and entries.has_evicted):

@@ -16,8 +16,8 @@ from mig_manager.core.node import gpu_use, policies
 def remember(shared: attempts.Shared, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
     """Return the GPUs, with those that require a reset as they were when last verified.
 
-    None is remembered if any pod may use one of them and is not known to: an instance that another
-    program has created since would have such pods.
+    None is remembered if a pod may use one of them unnoticed, for example an instance that another
+    program has created since.
 
     Returns:
         The GPUs, and why GPUs that require a reset are not remembered, as part of a sentence.

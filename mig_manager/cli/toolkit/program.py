@@ -1,7 +1,7 @@
 """A program and its commands, as rows of a registry.
 
 Parser, help, completion, manual pages, documentation and dispatch follow from the rows. A row
-names a module, which is loaded only for its command: ``ABOUT`` is the rest of its help,
+names a module, which is loaded only for its command. ``ABOUT`` is the rest of its help,
 ``Settings`` declares its options, and ``run`` runs it and returns the exit status.
 """
 

@@ -184,7 +184,7 @@ def export(
 ) -> Layout:
     """Return the current state of the GPUs as a layout; LayoutError (NO_GPU_MATCHES) without GPUs.
 
-    GPUs in the same state share a rule. It has a filter only where models differ, and selects all
+    GPUs in the same state share a rule. It has a filter only where models differ. It selects all
     GPUs if it has every GPU of its models and the node has no others (``is_complete``). A GPU
     instance without a compute instance is useless and omitted. mig-parted does not support
     placements.

@@ -1,9 +1,9 @@
 """Check which layouts fit which GPUs, without touching any.
 
 A rule with a ``device-filter``, or with the UUID or PCI address of a GPU, must fit that GPU. Any
-other rule is meant for every GPU that supports it: a layout for A100s is valid
-although an A30 has no ``1g.5gb``. So a rule that does not fit is excused if it fits another known
-GPU, unless the user named the layout: then it is meant for these GPUs.
+other rule is meant for every GPU that supports it: a layout for A100s is valid although an A30 has
+no ``1g.5gb``. So a rule that does not fit is excused if it fits another known GPU. It is not if
+the user named the layout, which is then meant for these GPUs.
 """
 
 import dataclasses

@@ -6,9 +6,9 @@
       namespace: monitoring                             # optional; DaemonSets anywhere without it
       deploy-label: nvidia.com/gpu.deploy.gpu-watcher   # optional
 
-With ``deploy-label`` the daemon's DaemonSet selects nodes by that label's value ``true``, and the
+With ``deploy-label`` the daemon's DaemonSet selects nodes by that label's value ``true``. The
 daemon is paused and resumed like the operands of the GPU operator. Without it the pods are
-deleted, and a taint keeps their successors away until the device plugin runs again; a daemon that
+deleted, and a taint keeps their successors away until the device plugin runs again. A daemon that
 tolerates every taint returns too early, and is deleted once more after the change.
 """
 

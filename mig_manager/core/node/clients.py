@@ -104,8 +104,8 @@ def labels_to_pause(
     component) stay. A label with the paused value, from a manager that did not resume it, counts
     as ``true``, or its daemon would never run again.
 
-    In the order of the resume: a monitor that starts at the same time as the device plugin can
-    hang the driver, and a monitor that starts before its data source fails.
+    In the order of the resume. A monitor that starts at the same time as the device plugin can
+    hang the driver. One that starts before its data source fails.
     """
     operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if destroys_instances(plan) else ())
     keys = [well_known.DEPLOY_LABEL_PREFIX + operand for operand in operands]

@@ -1,8 +1,8 @@
 """Answers of the Eviction API, and the PodDisruptionBudgets on which they depend.
 
-The Eviction API answers for one pod at a time, and a dry run does not use up a budget: where one
-covers two pods and allows one disruption, a dry run of each eviction succeeds. So budgets are
-counted here, by the rules of the API server (kubernetes/kubernetes,
+The Eviction API answers for one pod at a time, and a dry run does not use up a budget. Where a
+budget covers two pods and allows one disruption, a dry run of each eviction succeeds. So budgets
+are counted here, by the rules of the API server (kubernetes/kubernetes,
 ``pkg/registry/core/pod/storage/eviction.go``).
 """
 

@@ -3,9 +3,9 @@
 ``Usage`` is the only definition of "in use": published capacity, planner, drain, custom layouts on
 demand, rollback and commands at a shell all use it.
 
-A device that may be in use counts as in use: kubelet does not show the devices of a pod that
-starts, nor all of a running init container, so such a pod may have any that its resource stands
-for.
+A device that may be in use counts as in use. Kubelet does not show the devices of a pod that
+starts, nor all of a running init container. Such a pod may have any device that its resource
+stands for.
 """
 
 import collections
@@ -79,13 +79,12 @@ class Usage:
     def users(self, affected: Collection[str] | None) -> tuple[pod_object.Pod, ...]:
         """Return the pods that use, or may use, one of the devices; None: any GPU.
 
-        A pod that requests a GPU and has no device in ``assigned`` counts, unless its resource is
-        of another MIG profile: kubelet does not list devices of ordinary init containers
-        (PodResources v1). So does a pod whose device's id is unknown or no UUID, and one with
-        ResourceClaims if they have such a device, or if their devices are not known. A pod that
-        only kubelet knows counts as ``is_unlisted``: it was deleted by force, or is static and has
-        no mirror. It may have a successor of the same name, which kubelet has not admitted yet or
-        lists too.
+        Kubelet does not list devices of ordinary init containers (PodResources v1). So a pod that
+        requests a GPU and has no device in ``assigned`` counts, unless its resource is of another
+        MIG profile. A pod also counts if its device's id is unknown or no UUID, and if it has
+        ResourceClaims for such a device or for unknown devices. A pod that only kubelet knows
+        counts as ``is_unlisted``: it was deleted by force, or is static and has no mirror. It may
+        have a successor of the same name, which kubelet has not admitted yet or lists too.
         """
         if affected is not None and not affected:
             return ()
@@ -119,7 +118,7 @@ class Usage:
     def why_incomplete(self) -> str:
         """Why kubelet's answer does not show which pods have which devices; empty if it does.
 
-        A kubelet that starts lists no pod at first, and without its checkpoint no device: then a
+        A kubelet that starts lists no pod at first, and without its checkpoint no device. Then a
         pod looks the same whether it has devices or never got any.
         """
         if self.no_answer or self.assigned is None:

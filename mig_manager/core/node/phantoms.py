@@ -2,7 +2,7 @@
 
 Five minutes after a device plugin stops, kubelet forgets its resources and reports that once
 (kubernetes, ``endpointStopGracePeriod`` in ``pkg/kubelet/cm/devicemanager/types.go``). If the API
-server is unavailable then, the update is lost: the Node keeps the capacity, and kubelet copies it
+server is unavailable then, the update is lost. The Node keeps the capacity, and kubelet copies it
 without a plugin into allocatable with each update (``MachineInfo`` in
 ``pkg/kubelet/nodestatus/setters.go``). Kubelet starts a pod that requests such a device without
 one, because it treats the resource as one that needs no allocation.
@@ -32,8 +32,8 @@ def find(
         gpus: The node's GPUs.
         node: The node, with its advertised devices.
         strategy: How the device plugin names MIG devices; None: unknown.
-        kubelet: Returns the healthy devices by resource, None if kubelet does not answer: then
-            the strategy, which may be of an outdated label, is not relied on. Called only if
+        kubelet: Returns the healthy devices by resource; None if kubelet does not answer, and
+            the strategy is not relied on, because its label may be outdated. Called only if
             something is in doubt.
     """
     if not is_possible(gpus, node, strategy):

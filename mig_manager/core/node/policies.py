@@ -1,7 +1,7 @@
 """Settings of a change: which pods it evicts, device-plugin configs and startup taints.
 
 **Time slicing beside MIG.** The device plugin picks its config, with the replicas of each device,
-by the node label ``nvidia.com/device-plugin.config``; a config that suits one layout is wrong for
+by the node label ``nvidia.com/device-plugin.config``. A config that suits one layout is wrong for
 the next. ``--plugin-configs all-1g.5gb=sliced,*=default`` maps layouts to configs; ``*`` stands
 for all other layouts, which do not change the label without it. A run writes the label when it
 resumes the plugin, and restores it if it does not succeed.

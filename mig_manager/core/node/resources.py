@@ -23,7 +23,7 @@ SHARED = ".shared"  # suffix of the device plugin for a resource with replicas, 
 def of_profile(profile: model.Profile) -> str | None:
     """Return the resource name of a MIG profile.
 
-    None for a profile that does not span its GPU instance: NVIDIA's device plugin has no name for
+    None for a profile that does not span its GPU instance. NVIDIA's device plugin has no name for
     such devices, and exits if there is one.
     """
     # Resource names may not contain a plus sign.

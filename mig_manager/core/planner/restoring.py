@@ -1,8 +1,8 @@
 """Restore a GPU to a snapshot or a checkpoint: profiles, placements and spans.
 
-A snapshot has all placements, so no search is necessary: instances of the snapshot stay,
-instances that the change created are destroyed, missing ones are created. All other instances are
-unowned and stay: the first observation missed them, or another program created them.
+A snapshot has all placements, so no search is necessary. Instances of the snapshot stay, instances
+that the change created are destroyed, missing ones are created. All other instances are unowned
+and stay: the first observation missed them, or another program created them.
 """
 
 import collections

@@ -28,7 +28,7 @@ def host_warnings(gpus: Sequence[model.Gpu], plan: steps.Plan) -> tuple[str, ...
     """Describe the effects of a plan on virtual machines of a vGPU host, with a remedy.
 
     A reset, and on some GPUs a mode change, destroys the SR-IOV virtual functions and the vGPUs on
-    them; the driver does not create them again (NVIDIA vGPU user guide; gpu-operator#2600).
+    them. The driver does not create them again (NVIDIA vGPU user guide; gpu-operator#2600).
     """
     hosts = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.HOST}
     changed = [each for each in plan.gpus if each.steps and each.gpu_uuid in hosts]

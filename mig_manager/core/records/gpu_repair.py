@@ -1,15 +1,14 @@
 """Repairs of GPUs by a reset: which may begin, which wait, and how each ended.
 
 A repair is a request of the agent itself, with the right to evict that the owner gives it
-(``--repair reset``). It is kept in the record of the node's request, so that a restart neither
-forgets a repair under way nor shortens the pause after it.
+(``--repair reset``). It is kept in the record of the node's request. So a restart neither forgets
+a repair under way nor shortens the pause after it.
 
 Only ``GPU_RESET`` is repaired, and a GPU that answers ``NVML_ERROR_RESET_REQUIRED``: the driver
-runs no new work before the reset (``nvml.h``).
-``DRAIN_AND_RESET`` is not, because running processes are not affected. GPUs with NVLink are reset
-alone since Ampere, the first architecture with MIG; on an NVSwitch system of Ampere only with
-Fabric Manager, else ``nvidia-smi`` refuses and names the others (``nvidia-smi(1)``,
-``--gpu-reset``).
+runs no new work before the reset (``nvml.h``). ``DRAIN_AND_RESET`` is not, because running
+processes are not affected. GPUs with NVLink are reset alone since Ampere, the first architecture
+with MIG. On an NVSwitch system of Ampere this takes Fabric Manager; else ``nvidia-smi`` refuses
+and names the others (``nvidia-smi(1)``, ``--gpu-reset``).
 """
 
 import dataclasses
@@ -139,8 +138,8 @@ def why_left_to_others(
 ) -> str:
     """Return which other program takes care of the node, as part of a sentence; empty: none.
 
-    A taint that a GPU pod names and tolerates is where the node belongs, not a sign of a repair;
-    Kubernetes' own taints are never that.
+    A taint that a GPU pod names and tolerates says where the node belongs, and is no sign of a
+    repair. Kubernetes' own taints never say that.
     """
     if why := why_cordoned(view):
         return why

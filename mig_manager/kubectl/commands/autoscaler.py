@@ -1,7 +1,7 @@
 """``kubectl mig autoscaler-tags``: describe a node group without nodes to an autoscaler.
 
 From a catalogue product and a layout, it computes the resources that a new node's device plugin
-will advertise, and writes them in every autoscaler's format:
+will advertise. It writes them in every autoscaler's format:
 
 - Cluster Autoscaler on AWS: tags of the Auto Scaling group
   (kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md).

@@ -1,7 +1,7 @@
 """The state of a simulated node as frozen values: GPUs, instances, clients, options.
 
 MIG UUIDs since R470 are a pure function of GPU, GPU instance and graphics engine, as in the open
-kernel modules (``gpu_uuid.c``): a new instance in an old slot has the old UUID.
+kernel modules (``gpu_uuid.c``). A new instance in an old slot has the old UUID.
 """
 
 import dataclasses
