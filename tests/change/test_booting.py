@@ -131,7 +131,7 @@ def test_a_failed_apply_keeps_the_layout_saved_before(ampere: ApplyingNode) -> N
     assert ampere.verified_layout_file.text == kept
 
 
-def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: ApplyingNode) -> None:
+def test_apply_that_cannot_save_its_layout_succeeds_and_reports_it(ampere: ApplyingNode) -> None:
     ampere.verified_layout_file.failing_operations = {"write"}
     ampere.change_to("off")
 
@@ -193,7 +193,7 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: ApplyingN
 
 
 @EACH_PRODUCT
-def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: ApplyingNode) -> None:
+def test_a_swapped_gpu_is_reported_twice_and_affects_no_other(node: ApplyingNode) -> None:
     first, second = node.gpus
     other = dataclasses.replace(second, uuid="GPU-new")
     node.gpus = (first, other)
@@ -233,7 +233,7 @@ def test_a_new_gpu_without_mig_is_no_problem(node: ApplyingNode) -> None:
 
 
 @EACH_PRODUCT
-def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: ApplyingNode) -> None:
+def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(node: ApplyingNode) -> None:
     empty = node.shape
     bad = node.gpus[1].uuid
     node.fails = lambda step: (
@@ -250,7 +250,7 @@ def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: ApplyingNode)
 
 
 @EACH_PRODUCT
-def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: ApplyingNode) -> None:
+def test_the_journal_names_only_the_gpu_left_in_between(node: ApplyingNode) -> None:
     bad = node.gpus[1].uuid
     with node.refusing_steps(
         lambda step: (

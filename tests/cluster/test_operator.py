@@ -68,7 +68,7 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
         stage.assert_restored()
 
 
-def test_operators_rights_fail_a_layout_that_must_evict_and_cost_nothing(
+def test_a_layout_that_must_evict_fails_cleanly_with_operators_rights(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(

@@ -219,6 +219,6 @@ def test_the_policy_refuses_all_but_the_request_for_a_custom_layout(
         lambda kube: kube.get(f"{clusters.LEASES}/other"),
     ],
 )
-def test_its_role_gives_it_nothing_else(kube: api.KubeApi, act: Act) -> None:
+def test_the_role_grants_nothing_else(kube: api.KubeApi, act: Act) -> None:
     with pytest.raises(Exception, match="403"):
         act(kube)

@@ -81,7 +81,7 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
     ],
     ids=["mode", "destroy-ci", "destroy-gi", "create-gi", "create-ci"],
 )
-def test_what_the_driver_did_for_a_worker_that_died_is_resumed_or_undone(
+def test_steps_of_a_killed_worker_are_resumed_or_undone(
     scenario: scenarios.Scenario, nth: int, latency: states.Latency, recorder: matrix.Recorder
 ) -> None:
     recording = recorder(scenario)

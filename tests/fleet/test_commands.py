@@ -93,7 +93,7 @@ def rig(tmp_path: pathlib.Path) -> Iterator[RolloutRig]:
             yield RolloutRig(server, server.kubeconfig(tmp_path / "kubeconfig"), names, played)
 
 
-def test_undo_brings_each_node_back_to_the_label_that_it_had_or_to_none(rig: RolloutRig) -> None:
+def test_undo_restores_every_nodes_former_label_or_removes_it(rig: RolloutRig) -> None:
     before: dict[str, str | None] = dict.fromkeys(rig.names)
     before |= dict.fromkeys(rig.names[:3], FORMER)
     rig.apply(FORMER, rig.names[:3])

@@ -248,7 +248,7 @@ def test_refused_layout_is_requested_again_after_minutes(rig: PartitionerRig) ->
     assert len(replica.kube.patches) == 2
 
 
-def test_failed_request_of_a_person_is_no_reason_to_decide_again(rig: PartitionerRig) -> None:
+def test_a_persons_failed_request_does_not_cause_a_decision(rig: PartitionerRig) -> None:
     rig.add_node(labels={well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT})
     rules = "[{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}]"
     layout = f"{{version: v1, mig-configs: {{mine: {rules}}}}}"

@@ -52,7 +52,7 @@ def agent(
         yield running
 
 
-def test_what_the_image_adds_to_its_base_stays_small(built: images.Images) -> None:
+def test_the_image_adds_little_to_its_base(built: images.Images) -> None:
     assert 0 < built.size().own_mb <= OWN_LIMIT_MB
 
 

@@ -438,7 +438,7 @@ def test_nvidias_agent_options_are_all_understood() -> None:
 # -- simulated nodes --------------------------------------------------------------------------
 
 
-def test_a_simulated_node_is_said_once_may_be_mixed_and_is_not_made_up(
+def test_a_simulated_node_is_announced_once_and_may_be_mixed(
     shell: Shell, tmp_path: pathlib.Path
 ) -> None:
     state = ("--simulate-state", str(tmp_path / "state.json"))

@@ -148,7 +148,7 @@ def test_products_that_share_a_name_are_reported_apart() -> None:
     assert len(result.verdicts) == len(templates)
 
 
-def test_what_cannot_be_reported_before_mig_is_on_is_said_to_be_unknown() -> None:
+def test_facts_that_need_mig_mode_are_unknown_before_it_is_on() -> None:
     gpu = dataclasses.replace(hardware.template(A100), profiles=None)
 
     result = validate.against_node([layout("balanced")], source="f", gpus=[gpu])

@@ -167,7 +167,7 @@ def test_a_gpu_that_needs_recovery_fails_with_what_to_do(patient: Patient) -> No
     assert "nvidia-smi --gpu-reset -i 1" in result.remedies("gpu-recovery")
 
 
-def test_a_driver_without_recovery_actions_is_no_finding(patient: Patient) -> None:
+def test_a_driver_without_recovery_actions_is_not_reported(patient: Patient) -> None:
     assert patient.born(reports_recovery_action=False).examine().verdict("gpu-recovery") is SKIPPED
 
 
@@ -194,7 +194,7 @@ def test_gpus_of_a_virtual_machine_are_explained(
     assert words in result.text("virtualization")
 
 
-def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient) -> None:
+def test_instances_that_may_not_be_listed_do_not_count_as_absent(patient: Patient) -> None:
     patient.born(permitted=False)
     patient.set_modes(is_enabled=True, is_pending=True)
 
@@ -311,7 +311,7 @@ def test_the_lock_is_reported_with_its_owner_and_not_taken(patient: Patient) -> 
     assert (before.verdict("lock"), after.verdict("lock")) == (OK, OK)
 
 
-def test_journal_of_persistence_mode_is_no_unfinished_change(patient: Patient) -> None:
+def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(patient: Patient) -> None:
     patient.born()
     journal = patient.folder / "j"
     entries = journals.Journal(config="all-1g.5gb", persistent_gpus=("GPU-1",))

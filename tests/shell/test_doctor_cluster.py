@@ -115,7 +115,7 @@ def test_phantom_devices_are_named_with_the_command_that_removes_them(
     assert "kubectl patch node n1 --subresource=status" in result.remedies("phantom-devices")
 
 
-def test_rights_that_are_lacking_are_named_and_events_are_no_failure(
+def test_missing_rights_are_named_and_those_for_events_do_not_fail(
     cluster_rig: DoctorCluster,
 ) -> None:
     cluster_rig.denied_rights = {("create", "pods", "eviction"), ("create", "events", "")}
@@ -130,7 +130,7 @@ def test_rights_that_are_lacking_are_named_and_events_are_no_failure(
 
 
 @pytest.mark.slow
-def test_what_an_interrupted_run_left_is_named(cluster_rig: DoctorCluster) -> None:
+def test_remnants_of_an_interrupted_run_are_named(cluster_rig: DoctorCluster) -> None:
     labels = {f"{well_known.DEPLOY_LABEL_PREFIX}dcgm": f"{well_known.PAUSED_VALUE}_by-another"}
     annotations = {
         well_known.JOURNAL_ANNOTATION: "{}",
@@ -149,7 +149,9 @@ def test_what_an_interrupted_run_left_is_named(cluster_rig: DoctorCluster) -> No
 
 
 @pytest.mark.slow
-def test_journal_of_an_unreachable_gpu_is_no_interrupted_run(cluster_rig: DoctorCluster) -> None:
+def test_a_journal_of_an_unreachable_gpu_is_not_an_interrupted_run(
+    cluster_rig: DoctorCluster,
+) -> None:
     snapshot = tuple(gpu.snapshot for gpu in samples.balanced_gpu())
     journal = journals.Journal(config="all-1g.5gb", snapshot=snapshot).to_json()
 
@@ -164,7 +166,7 @@ def test_journal_of_an_unreachable_gpu_is_no_interrupted_run(cluster_rig: Doctor
 
 
 @pytest.mark.parametrize("state", ["success", pytest.param("failed", marks=pytest.mark.slow)])
-def test_journal_of_persistence_mode_is_no_interrupted_run(
+def test_a_journal_of_persistence_mode_is_not_an_interrupted_run(
     cluster_rig: DoctorCluster, state: str
 ) -> None:
     journal = journals.Journal(config="all-1g.5gb", persistent_gpus=("GPU-1",)).to_json()

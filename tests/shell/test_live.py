@@ -131,7 +131,7 @@ def test_without_a_keyboard_the_view_stays_until_a_signal(node: ShellNode) -> No
 
 
 @pytest.mark.slow
-def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: ShellNode) -> None:
+def test_a_pipe_gets_a_line_for_every_change_until_its_reader_ends(node: ShellNode) -> None:
     with node.start("status", "--watch") as process:
         assert process.stdout is not None
         first = [process.stdout.readline() for _ in range(3)]

@@ -109,7 +109,7 @@ def test_a_known_secret_is_removed_also_where_it_is_encoded(secret: str, value: 
 
 
 @pytest.mark.parametrize("value", [True, None, 12345678])
-def test_json_stays_json_where_a_secret_is_no_text(value: object) -> None:
+def test_json_stays_json_if_a_secret_is_not_a_string(value: object) -> None:
     clean = redaction.redact(json.dumps({"has_token": value, "next": 1}))
 
     assert json.loads(clean) == {"has_token": redaction.REMOVED, "next": 1}

@@ -202,7 +202,7 @@ def test_without_a_pod_the_settings_are_those_of_the_variables_here(
     }
 
 
-def test_an_interrupted_change_is_there_with_its_journal(
+def test_an_interrupted_change_is_shown_with_its_journal(
     shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
     journal = tmp_path / "journal.json"

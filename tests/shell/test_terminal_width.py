@@ -129,7 +129,7 @@ def test_answer_and_remedy_fit_a_real_terminal(tmp_path: pathlib.Path, columns: 
 
 
 @pytest.mark.parametrize("columns", ["0", "", "-5", "wide"])
-def test_an_unusable_width_counts_as_none(shell: commandline.Shell, columns: str) -> None:
+def test_an_unusable_width_is_ignored(shell: commandline.Shell, columns: str) -> None:
     argv = ("status", "--simulate", "1xA30")
     assert shell(*argv, COLUMNS=columns).out == shell(*argv).out
 

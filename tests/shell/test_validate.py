@@ -225,7 +225,7 @@ def test_every_position_that_is_not_portable_is_named(shell: Shell) -> None:
     assert shell("validate", "-f", file, "--gpu", "A30").status == 0
 
 
-def test_a_portable_document_is_said_to_be_whether_it_fits_or_not(shell: Shell) -> None:
+def test_a_portable_document_is_called_portable_whether_it_fits_or_not(shell: Shell) -> None:
     for text, options, status in ((PORTABLE, (), 0), (layouts(x=FOR_A30), ("--gpu", "A30"), 1)):
         answer = shell("validate", "--portable", "-f", shell.file(text), *options)
 
@@ -327,7 +327,7 @@ SPEC = ("--simulate", "1xA30")
 
 
 @pytest.mark.slow
-def test_what_mig_parted_ignores_is_refused_unless_lenient(shell: Shell) -> None:
+def test_mistakes_that_mig_parted_ignores_are_refused_unless_lenient(shell: Shell) -> None:
     file = shell.file(DUBIOUS)
 
     strict = shell("apply", "-f", file, *SPEC)

@@ -188,7 +188,7 @@ def urls(wheel: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_wheel_built_without_an_address_claims_none(wheel: pathlib.Path) -> None:
+def test_a_wheel_built_without_an_address_names_none(wheel: pathlib.Path) -> None:
     assert urls(wheel) == []
 
 

@@ -98,7 +98,7 @@ def test_a_sentence_that_has_an_end_mark_gets_no_other() -> None:
         ("yesterday", ""), ("0001-01-01T00:00:00+23:00", ""), ("", ""), (None, ""), (7, ""),
     ],
 )  # fmt: skip
-def test_a_time_is_read_or_is_none(text: object, shown: str) -> None:
+def test_a_time_is_parsed_or_none(text: object, shown: str) -> None:
     assert timestamps.show(timestamps.parse(text)) == shown
 
 

@@ -88,7 +88,7 @@ def test_the_mounts_of_kubelet_show_the_pod(text: str, tmp_path: pathlib.Path) -
         pytest.param(CGROUP_1, id="control groups alone"),
     ],
 )
-def test_outside_a_pod_there_is_no_uid(text: str, tmp_path: pathlib.Path) -> None:
+def test_outside_a_pod_the_uid_is_empty(text: str, tmp_path: pathlib.Path) -> None:
     assert uid_from(text, tmp_path) is None
 
 
@@ -97,6 +97,6 @@ def test_the_downward_api_has_precedence_unless_empty(tmp_path: pathlib.Path) ->
     assert [uid_from(CONTAINERD, tmp_path, nothing) for nothing in (None, "", " \n")] == [UID] * 3
 
 
-def test_missing_mounts_are_no_error(tmp_path: pathlib.Path) -> None:
+def test_missing_mounts_raise_no_error(tmp_path: pathlib.Path) -> None:
     assert procfs.own_pod_uid(None, tmp_path / "missing") is None
     assert procfs.own_pod_uid(None, tmp_path) is None

@@ -235,7 +235,7 @@ def test_change_of_use_is_reported_only_for_pods_that_may_use_a_gpu(
     waiting.until(lambda: not pod_watches(), "the end of the watch of pods")
 
 
-def test_the_present_pods_cost_no_request_while_they_are_watched(
+def test_present_pods_need_no_request_while_they_are_watched(
     server: apiserver.ApiServer, of_pods: PodFollower, workloads: pods.KubeWorkloads
 ) -> None:
     server.create(api_objects.a_pod("here"))

@@ -37,7 +37,7 @@ def test_a_context_keeps_its_gpu_in_use_until_the_body_ends(
     waiting.until(lambda: node.state.read().clients == (), "the end of the client")
 
 
-def test_without_its_library_there_is_no_context(nvml: pathlib.Path) -> None:
+def test_a_missing_cuda_library_means_no_context(nvml: pathlib.Path) -> None:
     line = cuda.command(library_path=str(nvml), driver_roots=())
 
     with cuda.using(line, "MIG-0") as problem:
@@ -53,6 +53,6 @@ def test_the_function_that_fails_is_named_with_its_error(nvml: pathlib.Path) -> 
 
 
 @pytest.mark.parametrize("line", [("/nonexistent",), ("false",), ("echo", "text")])
-def test_a_process_without_an_answer_is_no_error(line: tuple[str, ...]) -> None:
+def test_a_process_that_gives_no_answer_raises_no_error(line: tuple[str, ...]) -> None:
     with cuda.using(line, "MIG-0") as problem:
         assert problem == "CUDA crashed"

@@ -36,7 +36,7 @@ def test_a_critical_error_is_reported_with_its_number(path: pathlib.Path) -> Non
 
 
 @pytest.mark.parametrize("xid", sorted(events.APPLICATION_XIDS))
-def test_an_error_of_an_application_is_no_event(path: pathlib.Path, xid: int) -> None:
+def test_an_applications_error_is_not_reported_as_an_event(path: pathlib.Path, xid: int) -> None:
     with nvml_rig.rig(path, "A30") as rig, events.listening(None) as changes:
         rig.state.fail_gpu(0, xid=xid)
         rig.state.fail_gpu(0, xid=94)

@@ -138,7 +138,7 @@ def test_instances_are_created_where_the_plan_wants_them(node: NvmlRig) -> None:
     assert node.calls("nvmlDeviceCreateGpuInstance") == 0
 
 
-def test_a_driver_that_chooses_placements_is_brought_to_each_of_them(boot: Boot) -> None:
+def test_every_placement_is_reached_on_a_driver_that_chooses_them(boot: Boot) -> None:
     absent = tuple(each for each in CHANGES if each.endswith("WithPlacement"))
     node = boot("2xa100-sxm4-40gb", options=states.Options(absent_functions=absent))
     whole = gi_step(node.enable(1), "3g.20gb", 0)

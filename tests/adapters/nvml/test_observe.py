@@ -330,7 +330,7 @@ def test_the_recovery_action_of_a_newer_driver_is_reported_as_other(boot: Boot) 
     assert node.observe().recovery_action is model.RecoveryAction.OTHER
 
 
-def test_a_driver_without_recovery_actions_is_no_failure(boot: Boot) -> None:
+def test_a_driver_without_recovery_actions_is_observed(boot: Boot) -> None:
     gpu = boot("A30", options=states.Options(reports_recovery_action=False)).observe()
     assert gpu.recovery_action is None
     assert not gpu.needs_recovery

@@ -236,7 +236,7 @@ def test_another_setup_of_the_machine_is_named(
     assert subject in {each["subject"] for each in answer["differences"]}
 
 
-def test_a_registered_fabric_is_no_difference_but_captured(tmp_path: pathlib.Path) -> None:
+def test_a_registered_fabric_is_captured_but_not_a_difference(tmp_path: pathlib.Path) -> None:
     with rig(tmp_path / "node", options=states.Options(fabric_state=3)):
         answer = report()
 

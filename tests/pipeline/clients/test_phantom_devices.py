@@ -36,7 +36,7 @@ def test_phantom_devices_after_a_change_are_removed_before_success() -> None:
     assert "PhantomDevicesRemoved" in rig.events
 
 
-def test_phantom_devices_of_an_active_layout_cost_no_wait() -> None:
+def test_phantom_devices_of_an_active_layout_do_not_delay_success() -> None:
     rig, agent, _ = node_at_rest()
     began, pods = rig.clock.monotonic(), dict(rig.pods)
 
@@ -141,7 +141,7 @@ def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
     assert "worker" in rig.pod_names
 
 
-def test_phantom_devices_of_a_node_without_plugin_are_no_lost_plugin() -> None:
+def test_phantom_devices_without_a_plugin_do_not_mean_a_lost_plugin() -> None:
     rig, agent, _ = node_at_rest()
     rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
     rig.pods.clear()

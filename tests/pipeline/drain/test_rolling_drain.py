@@ -45,7 +45,7 @@ def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
     assert all(outcome.should_retry for outcome in attempt_outcomes)
 
 
-def test_successors_that_start_slowly_elsewhere_are_no_stall() -> None:
+def test_drain_does_not_stall_while_successors_start_slowly_elsewhere() -> None:
     rig, serving = node_with(room_elsewhere=4, starts=False)
     uid = rig.add_pod("ended", labels={"app": "serving"}, phase="Succeeded", is_ready=False)
     rig.disruptions.elsewhere[uid] = dataclasses.replace(rig.pods.pop(uid), node_name="node-b")
@@ -266,7 +266,7 @@ def test_a_blocked_drain_asks_for_the_budgets_and_not_for_each_pod() -> None:
     assert rig.log.count("workloads.budgets") <= 6
 
 
-def test_agent_that_may_not_list_budgets_drains_and_says_so() -> None:
+def test_agent_without_the_right_to_list_budgets_drains_and_reports_it() -> None:
     rig, serving = node_with(room_elsewhere=0)
     forbidden = errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)
     rig.refusing = {"workloads.budgets": forbidden}

@@ -70,7 +70,7 @@ def test_another_action_and_the_recovery_are_reported_too() -> None:
     assert recovery(rig) == ("False", "NoRecoveryNeeded")
 
 
-def test_a_node_without_faults_costs_no_condition_and_no_event() -> None:
+def test_a_node_without_faults_gets_neither_condition_nor_event() -> None:
     rig, agent, outcome = node_at_rest()
     before = len(rig.log)
     agent.check_drift(LAYOUT, outcome)
@@ -186,7 +186,7 @@ def test_a_node_without_a_request_is_checked_too() -> None:
     assert recovery(rig) == ("True", "GpuReset")
 
 
-def test_xids_are_counted_and_each_is_an_event_once_an_hour() -> None:
+def test_xids_are_counted_and_each_causes_one_event_an_hour() -> None:
     rig = nodes.node(layout=LAYOUT)
     telemetry = fakes.FakeTelemetry()
     agent = agents.reconciler(rig, telemetry=telemetry)

@@ -56,7 +56,7 @@ def test_the_former_placements_return_although_the_planner_chooses_others() -> N
     assert gpu_values.geometry(rig.gpus) == before
 
 
-def test_a_gpu_that_a_person_resets_before_its_repair_costs_no_attempt() -> None:
+def test_a_gpu_reset_by_a_person_before_its_repair_uses_no_attempt() -> None:
     rig = repairs.faulty_node()
     agent = repairs.agent_of(rig)
     agent.recover(repairs.LAYOUT)

@@ -270,7 +270,7 @@ def test_linked_gpus_are_reset_only_together(boot: Boot) -> None:
     assert node.resets == [1, 1]
 
 
-def test_a_faulty_gpu_reboots_no_node_and_costs_no_pod(boot: Boot) -> None:
+def test_a_faulty_gpu_neither_reboots_the_node_nor_evicts_a_pod(boot: Boot) -> None:
     node = boot()
     node.assert_ends("all", Reason.APPLIED)
     node.may_reboot = True

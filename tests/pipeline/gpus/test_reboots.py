@@ -337,7 +337,7 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left() -> None:
     ("budget", "polkit", "reason"),
     [("budget", "", Reason.DRAIN_TIMEOUT), ("", "polkit", Reason.REBOOT_REQUIRED)],
 )
-def test_a_reboot_that_is_refused_costs_no_pod(budget: str, polkit: str, reason: Reason) -> None:
+def test_a_refused_reboot_evicts_no_pod(budget: str, polkit: str, reason: Reason) -> None:
     rig = node_with_bystander()
     rig.disruptions.refusals["bystander"] = budget
     rig.host.may_not_reboot = polkit

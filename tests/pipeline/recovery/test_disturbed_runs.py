@@ -135,7 +135,7 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
 
 
 @pytest.mark.parametrize("name", SWEPT)
-def test_api_outage_once_gpus_have_changed_is_no_failure_and_no_rollback(name: str) -> None:
+def test_api_outage_after_the_change_neither_fails_nor_rolls_back(name: str) -> None:
     change = CHANGES[name]
     undisturbed = change.calls()
     after = range(undisturbed.index("gpus.execute"), len(undisturbed))

@@ -93,7 +93,7 @@ def test_generated_layouts_precede_the_default_file_which_fills_up(rig: fakes.No
     assert apply(rig, "team-a", **DEFAULT) == (errors.Reason.APPLIED, "test.yaml:4")
 
 
-def test_a_default_file_that_cannot_be_read_costs_no_generated_layout(rig: fakes.NodeRig) -> None:
+def test_generated_layouts_are_served_without_a_readable_default_file(rig: fakes.NodeRig) -> None:
     broken = "version: v2"
 
     assert apply(rig, "all-1g.5gb", broken, **DEFAULT) == (errors.Reason.APPLIED, GENERATED)
@@ -167,7 +167,7 @@ def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRi
     assert "test.yaml and this node's generated layouts" in outcome.message
 
 
-def test_generated_layout_costs_no_further_observation(rig: fakes.NodeRig) -> None:
+def test_a_generated_layout_needs_no_second_observation(rig: fakes.NodeRig) -> None:
     assert strikes.calls(nodes.node, "all-balanced").count("gpus.observe") == (
         calls_of(rig, "all-2g.10gb").count("gpus.observe")
     )

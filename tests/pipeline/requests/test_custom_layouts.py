@@ -104,7 +104,7 @@ def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> N
     assert all(gpu.current_mode is model.MigMode.DISABLED for gpu in rig.gpus)
 
 
-def test_custom_request_without_setting_or_layout_says_so() -> None:
+def test_custom_request_without_setting_or_layout_fails_and_says_why() -> None:
     rig = nodes.busy_node()
 
     outcome = agents.run(rig, "custom")

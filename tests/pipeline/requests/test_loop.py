@@ -64,7 +64,7 @@ def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
     assert pipeline.stops == 1
 
 
-def test_early_change_of_the_config_file_is_no_removed_label() -> None:
+def test_early_change_of_the_config_file_does_not_remove_the_request() -> None:
     pipeline = Pipeline("a", Reason.APPLIED)
     pipeline.box = inboxes.Inbox(pipeline.clock, pipeline.pause)
     pipeline.box.put_file_change()
@@ -160,7 +160,7 @@ def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
     assert len(pipeline.recovered_layouts) == 1 + forgotten
 
 
-def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:
+def test_second_new_node_in_a_row_makes_no_new_request_either() -> None:
     lost = errors.ClusterError("the Node is gone", reason=Reason.API_ERROR)
     pipeline = Pipeline("a", Reason.APPLIED, lost, Reason.APPLIED, node_uid="u1")
     uids = ["u3", "u2"]
@@ -193,7 +193,7 @@ def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
     assert calls == ["alone", "run", "not alone"] * 2
 
 
-def test_end_of_the_opt_in_is_no_new_request() -> None:
+def test_end_of_the_opt_in_makes_no_new_request() -> None:
     custom = custom_layouts.Custom(node_name="n", text="x", is_on_demand=True)
     box = intake.Inbox()
     box.put_label("custom", custom=custom)

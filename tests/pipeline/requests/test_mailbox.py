@@ -26,7 +26,7 @@ def latest(box: intake.Inbox, generation: int = 0) -> intake.ReceivedRequest:
     return current
 
 
-def test_the_newest_request_replaces_older_ones_and_the_same_label_is_none(
+def test_the_newest_request_replaces_older_ones(
     box: intake.Inbox,
 ) -> None:
     box.put_label("b")
@@ -87,7 +87,7 @@ def test_changed_file_before_the_first_label_does_not_count() -> None:
     ],
     ids=["label removed", "file changed"],
 )
-def test_changed_file_is_a_new_request_and_a_removed_label_none(
+def test_a_changed_file_is_a_new_request_and_a_removed_label_is_not(
     box: intake.Inbox,
     act: Callable[[intake.Inbox], None],
     by: errors.SupersededBy,
@@ -198,7 +198,7 @@ def custom_layout(text: str | None, *, is_on_demand: bool = False) -> custom_lay
     return custom_layouts.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
 
 
-def test_another_annotation_is_a_request_of_its_own_and_the_same_is_none(
+def test_another_annotation_makes_a_new_request_and_the_same_none(
     box: intake.Inbox,
 ) -> None:
     box.put_label("custom", custom=custom_layout("one"))

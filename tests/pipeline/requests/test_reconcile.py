@@ -220,7 +220,7 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
     assert "workloads.evict" not in rig.log
 
 
-def test_a_node_with_no_gpu_pod_is_changed_although_kubelet_lists_none() -> None:
+def test_a_node_without_gpu_pods_changes_although_kubelet_lists_none() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.add_pod("web")
     rig.kubelet.lists_from_s = math.inf

@@ -63,7 +63,7 @@ def repartition(rig: fakes.NodeRig) -> None:
         pytest.param({}, {}, FILE, OTHER, Reason.UNKNOWN_CONFIG, id="owner's layout is gone"),
     ],
 )
-def test_content_that_changed_without_the_owner_is_no_new_request(
+def test_content_not_changed_by_the_owner_makes_no_new_request(
     before: dict[str, Any], after: dict[str, Any], text: str, new_text: str, reason: Reason
 ) -> None:
     rig = nodes.node()
@@ -82,7 +82,7 @@ def node_of(*names: str) -> fakes.NodeRig:
     return rig
 
 
-def test_a_layout_generated_without_an_unreachable_gpu_is_no_new_request() -> None:
+def test_generated_layout_that_lacks_a_lost_gpu_makes_no_new_request() -> None:
     rig = node_of("A100-SXM4-40GB", "A30")
     assert start(rig, OTHER) is Reason.APPLIED
     repartition(rig)

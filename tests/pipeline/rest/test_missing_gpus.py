@@ -40,7 +40,7 @@ def test_applied_label_goes_if_a_gpu_without_the_layout_is_back(
     assert well_known.APPLIED_LABEL not in rig.labels
 
 
-def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
+def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     rig.failing = {len(rig.log): NO_DRIVER}
 
@@ -222,7 +222,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
 
 
 @pytest.mark.parametrize("ends", ["reboot", "new request"])
-def test_a_gpu_that_vanished_is_no_drift_after(ends: str) -> None:
+def test_a_vanished_gpu_does_not_count_as_drift_after(ends: str) -> None:
     rig = nodes.node()
     agents.run(rig, "all-balanced")
     rig.gpus = rig.gpus[:1]

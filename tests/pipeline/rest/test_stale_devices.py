@@ -124,7 +124,7 @@ def test_a_plugin_with_too_few_devices_is_not_restarted_without_a_request() -> N
     assert node.plugins == plugins
 
 
-def test_a_plugin_that_is_no_pod_is_reported_once() -> None:
+def test_a_plugin_without_a_pod_is_reported_once() -> None:
     node = UnservedNode.of("no request")
     for uid in node.plugins:
         node.rig.remove_pod(uid)

@@ -23,7 +23,7 @@ def test_profiles_are_enumerated_by_enum_up_to_the_drivers_count(start: nvml_rig
     assert ask(device, 7).name == "MIG 1g.5gb+me"
 
 
-def test_an_instance_is_created_where_it_is_asked_for_listed_and_found(device: Any) -> None:
+def test_an_instance_is_created_at_its_placement_and_listed(device: Any) -> None:
     create = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
     info = pynvml.nvmlGpuInstanceGetInfo(create(device, 9, nvml_rig.at(0, 4)))
     assert (info.id, info.profileId) == (1, 9)
@@ -149,7 +149,7 @@ def test_compute_instances_share_their_gpu_instance(device: Any) -> None:
     assert nvml_rig.refusal(create, instance, 4) == "NOT_SUPPORTED"
 
 
-def test_compute_instance_is_created_where_it_is_asked_for(device: Any) -> None:
+def test_compute_instance_is_created_at_its_placement(device: Any) -> None:
     instance = pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     count = ctypes.c_uint()
     placements = (pynvml.c_nvmlComputeInstancePlacement_t * 3)()

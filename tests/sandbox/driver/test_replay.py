@@ -75,7 +75,7 @@ def test_a_row_of_a_capture_is_the_product_of_its_source(every: list[dict[str, A
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["all-balanced", "all-1g.5gb", "all-disabled"])
-def test_a_replayed_capture_gives_plan_and_order_of_its_source(
+def test_a_replayed_capture_gets_the_plan_and_order_of_its_source(
     tmp_path: pathlib.Path, layout: str
 ) -> None:
     file = capture(tmp_path, "2xA100-SXM4-40GB+A30" if layout != "all-1g.5gb" else A100)

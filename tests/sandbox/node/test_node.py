@@ -128,7 +128,7 @@ def test_stale_plugin_offers_a_dead_device_that_no_container_can_use(stage: Sand
     stage.shows("p1", "RunContainerError")
 
 
-def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(stage: SandboxStage) -> None:
+def test_a_monitor_watches_every_gpu_while_its_label_allows_it(stage: SandboxStage) -> None:
     stage.cluster.create(cluster_view.WatchedKind.DAEMON_SET, monitors.daemon_set())
     label = f"{well_known.DEPLOY_LABEL_PREFIX}dcgm-exporter"
     for value, expected in (("true", ["monitor"] * 2), (well_known.PAUSED_VALUE, [])):

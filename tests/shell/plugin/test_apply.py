@@ -122,7 +122,7 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
     assert well_known.LAYOUT_ANNOTATION not in metadata(user.server)["annotations"]
 
 
-def test_a_request_that_changes_no_gpu_says_so(user: rig.Viewer) -> None:
+def test_a_request_that_changes_no_gpu_is_reported_as_such(user: rig.Viewer) -> None:
     generated = served.generate(rig.gpus(SPEC)).values()
     listed = served.to_json(map(served.ServedLayout.of, generated))
     add_node(user.server, gpus=rig.gpus(SPEC, "all-1g.5gb"), listed=listed)
@@ -229,7 +229,7 @@ PARTITIONED = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
         (LISTED, {}, "on-demand mine", {NO_EVICTION}),
     ],
 )
-def test_what_an_agent_does_otherwise_with_the_layout_is_noted(
+def test_other_handling_of_the_layout_by_an_agent_is_noted(
     user: rig.Viewer, listed: str, labels: dict[str, str], name: str, notes: set[str]
 ) -> None:
     add_node(user.server, listed=listed, labels=labels)
@@ -328,7 +328,7 @@ def test_a_custom_layout_is_planned_from_the_nodes_annotation(user: rig.Viewer, 
         (OTHER.replace("custom", '"\\e[2J"') + '  "\\e[3J": []', "of node gpu-1:5:"),
     ],
 )
-def test_a_plan_says_why_there_is_no_custom_layout(
+def test_a_plan_says_why_the_custom_layout_is_missing(
     user: rig.Viewer, text: str | None, message: str
 ) -> None:
     add_custom(user.server, text)

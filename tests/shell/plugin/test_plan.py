@@ -42,7 +42,7 @@ def test_a_plan_is_drawn_with_the_affected_pods(viewer: rig.Viewer) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_for_many_nodes_is_a_line_each_and_changes_nothing(viewer: rig.Viewer) -> None:
+def test_a_plan_for_many_nodes_has_one_line_a_node_and_changes_nothing(viewer: rig.Viewer) -> None:
     viewer.server.log.clear()
 
     answer = viewer.alone("plan", "all-balanced")
@@ -179,7 +179,7 @@ def test_content_that_only_the_agent_has_is_unknown(
 
 
 @pytest.mark.slow
-def test_a_plan_as_json(viewer: rig.Viewer) -> None:
+def test_a_plan_as_json_has_verdicts_losses_and_no_ids(viewer: rig.Viewer) -> None:
     answer = viewer.alone("plan", "all-1g.5gb", "gpu-1", "gpu-2", "-o", "json")
 
     assert answer.status == 1

@@ -26,7 +26,7 @@ def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: rig.Viewer) -> None
     assert max(map(len, lines)) <= bar.WIDTH
 
 
-def test_many_nodes_are_a_line_each_with_explanations_below(viewer: rig.Viewer) -> None:
+def test_many_nodes_have_one_line_each_with_explanations_below(viewer: rig.Viewer) -> None:
     answer = viewer.alone("status")
 
     assert answer.status == 1

@@ -191,5 +191,5 @@ def test_members_of_any_type_raise_nothing(value: object) -> None:
 
 
 @pytest.mark.parametrize("attempt", [True, -1, 2**31, 1.5, "2", None])
-def test_an_attempt_that_is_no_number_counts_as_the_first(attempt: object) -> None:
+def test_a_malformed_attempt_number_counts_as_the_first(attempt: object) -> None:
     assert repr(run_status.parse(status(attempt=attempt)).attempt) == "1"

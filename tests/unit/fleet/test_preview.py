@@ -185,7 +185,7 @@ def test_a_node_without_readable_gpus_is_unknown(text: str, message: str) -> Non
     assert message in node_plan.message
 
 
-def test_without_known_profiles_nothing_is_said_to_fit() -> None:
+def test_without_known_profiles_no_layout_fits() -> None:
     blind = tuple(dataclasses.replace(gpu, profiles=None) for gpu in gpus())
 
     node_plans = [plan_for(node(blind), name) for name in ("all-1g.5gb", "too-much")]

@@ -103,7 +103,7 @@ def test_a_rollout_starts_the_nodes_that_its_budget_allows(
     assert decide(*there, most=most).start == start
 
 
-def test_a_failure_from_before_the_request_is_no_answer_to_it() -> None:
+def test_a_failure_before_the_request_does_not_count_as_its_outcome() -> None:
     earlier_run = run(
         LAYOUT, model.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z"
     )

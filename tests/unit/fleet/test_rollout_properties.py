@@ -106,9 +106,7 @@ def with_custom(text: str, *, reported: str, label: str = "custom") -> fleet_nod
 
 
 @hypothesis.given(text=st.text(min_size=1), reported=st.text(min_size=1))
-def test_the_status_of_one_custom_layout_is_no_answer_to_the_next(
-    text: str, reported: str
-) -> None:
+def test_status_of_one_custom_layout_does_not_count_for_the_next(text: str, reported: str) -> None:
     there = with_custom(text, reported=reported)
     is_same = text == reported
     assert (there.current_status is not None) is is_same

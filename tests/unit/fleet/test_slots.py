@@ -49,7 +49,7 @@ def test_a_slot_beyond_our_limit_counts_as_held_and_is_never_free() -> None:
         ("mig-manager-slot-1234567890", None), ("mig-manager", None), ("kube-scheduler", None),
     ],
 )  # fmt: skip
-def test_leases_of_others_are_no_slots(name: str, index: int | None) -> None:
+def test_leases_of_other_programs_do_not_count_as_slots(name: str, index: int | None) -> None:
     assert slots.index_of(name) == index
     assert index is None or slot(index).name == name
 

@@ -28,7 +28,9 @@ TEXTS = st.none() | st.text(max_size=20)
 
 
 @hypothesis.given(label=st.sampled_from([None, "", "all-disabled", "customs"]), text=TEXTS)
-def test_the_annotation_is_no_part_of_another_request(label: str | None, text: str | None) -> None:
+def test_the_annotation_does_not_belong_to_another_request(
+    label: str | None, text: str | None
+) -> None:
     assert custom_layouts.of_request(view(label, text)) is None
 
 

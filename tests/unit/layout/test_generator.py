@@ -128,7 +128,7 @@ def test_models_with_the_same_profiles_share_their_rules_but_for_balanced() -> N
     assert "device-filter" not in only(configs, "all-disabled")
 
 
-def test_one_profile_that_fits_not_equally_often_has_a_rule_for_each_count() -> None:
+def test_a_profile_that_fits_gpus_unequally_has_a_rule_for_each_count() -> None:
     rules = rules_by_name(A100_40, A100_80)["all-1g.10gb"]
 
     assert [(rule["device-filter"], rule["mig-devices"]) for rule in rules] == [

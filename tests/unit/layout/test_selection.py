@@ -212,7 +212,7 @@ def test_any_filter_is_read_or_refused_and_prints_as_itself(text: str) -> None:
         ('device-filter: ["0x20B010DE", "0x20B710DE:0x0"], devices: [0, 1]', ""),
     ],
 )
-def test_what_mig_parted_cannot_read_is_reported_with_its_location(
+def test_a_file_that_mig_parted_cannot_read_is_reported_with_location(
     rule: str, complaint: str
 ) -> None:
     extensions = document(rule).extensions

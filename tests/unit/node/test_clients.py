@@ -286,7 +286,7 @@ def test_a_foreign_manager_is_named_with_its_kind(other: pod_object.Pod, what: s
         ],
     ],
 )
-def test_software_that_changes_no_instances_is_no_foreign_manager(
+def test_software_that_changes_no_instances_is_not_a_foreign_manager(
     changed: Mapping[str, Any],
 ) -> None:
     for own_uid in (OWN_UID, None):
@@ -342,7 +342,7 @@ def test_vgpu_plugin_is_a_foreign_manager_only_in_mig_mode(
         assert mig_managers.others([plugin], OWN_UID, annotations) == ()
 
 
-def test_an_annotation_that_outlives_its_vgpu_plugin_is_no_foreign_manager() -> None:
+def test_an_annotation_without_its_vgpu_plugin_is_not_a_foreign_manager() -> None:
     left_behind = {HAMIS: REGISTERED["json"].format("mig")}
     gone = dataclasses.replace(HAMI, phase="Succeeded")
 

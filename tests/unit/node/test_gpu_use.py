@@ -259,7 +259,7 @@ def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
         ({"MIG-GPU-00000000-0000-0000-0000-000000000000/7/0"}, False),
     ],
 )
-def test_a_pod_counts_for_its_devices_and_for_a_gpu_whose_id_is_no_uuid(
+def test_a_pod_uses_its_devices_and_gpus_listed_without_a_uuid(
     ids: Collection[str], *, leaves: bool
 ) -> None:
     assert bool(users([pod()], (using(ids),), ONE)) is leaves

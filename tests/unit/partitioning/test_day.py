@@ -88,7 +88,7 @@ def test_nothing_that_is_computed_beats_the_bound(jobs: list[day.Job]) -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(small_days)
-def test_the_best_fixed_layout_is_no_worse_than_one_layout_for_all_gpus(
+def test_the_best_fixed_layout_is_at_least_as_good_as_one_for_all_gpus(
     jobs: list[day.Job],
 ) -> None:
     def count_unplaced(layout: collections.Counter[day_layouts.Counts]) -> int:

@@ -146,5 +146,5 @@ def test_the_room_is_unknown_if_a_missing_instance_is_in_use() -> None:
     ],
     ids=["disabled", "pending", "unknown profiles"],
 )
-def test_there_is_no_room_without_mig_mode_or_known_profiles(gpu: model.Gpu) -> None:
+def test_a_gpu_without_mig_mode_or_known_profiles_has_no_room(gpu: model.Gpu) -> None:
     assert room_of(gpu) == room.NONE

@@ -149,7 +149,7 @@ def test_malformed_record_is_refused(read: Callable[[str], object], text: str) -
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "1", "{", "[" * 100_000, OTHER_LIST])
-def test_malformed_mark_or_list_of_layouts_is_none(text: str) -> None:
+def test_a_malformed_mark_or_list_of_layouts_is_ignored(text: str) -> None:
     assert served.lists_custom(text) is None
     assert not served.is_complete(text)
     assert marks.parse(text) is None
@@ -225,7 +225,7 @@ def test_use_at_another_time_has_the_same_facts() -> None:
 
 
 @pytest.mark.parametrize("value", ["true", 1, None, {}])
-def test_only_true_lets_a_request_evict(value: object) -> None:
+def test_a_request_may_evict_only_with_true(value: object) -> None:
     assert not requests.RequestRecord.from_json(request_with(mayEvict=value)).may_evict
 
 
