@@ -232,16 +232,19 @@ class RealCluster:
         waiting.until(has_ended, f"an outcome of {layout}", within_s=within_s)
         return self.status(name)
 
+    def assert_ends(self, layout: str, name: str = NODE) -> None:
+        """Ask for a layout, and check that it becomes active."""
+        self.request(layout, name)
+        assert self.outcome(layout, name)["state"] == "success"
+
     def _is_new(self, status: Object) -> bool:
         """Check whether a run began after the last request; two can begin in one second."""
         return any(status.get(key) != self._before.get(key) for key in ("config", "startedAt"))
 
     def ensure_layout(self, layout: str, name: str = NODE) -> None:
         """Start a story on a node that has a layout."""
-        if self.labels(name).get("mig-manager.io/applied") == layout:
-            return
-        self.request(layout, name)
-        assert self.outcome(layout, name)["state"] == "success"
+        if self.labels(name).get("mig-manager.io/applied") != layout:
+            self.assert_ends(layout, name)
 
     def deploy(
         self, name: str, resource: str, replicas: int = 1, **spec: object

@@ -44,9 +44,7 @@ def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
     monitor, labels = operator.run_dcgm(), operands(cluster)
     requests = cluster.listen()
 
-    cluster.request("all-1g.5gb")
-
-    assert cluster.outcome("all-1g.5gb")["state"] == "success"
+    cluster.assert_ends("all-1g.5gb")
     assert cluster.driver.profiles() == [["1g.5gb"] * 7] * 2
     assert cluster.allocatable() == {"mig-1g.5gb": 14}
     assert requests.evicted_pods() == []
@@ -59,8 +57,7 @@ def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
     cluster: rig.RealCluster, operator: gpu_operator.Operator
 ) -> None:
     if cluster.driver.profiles() != [["1g.5gb"] * 7] * 2:
-        cluster.request("all-1g.5gb")
-        assert cluster.outcome("all-1g.5gb")["state"] == "success"
+        cluster.assert_ends("all-1g.5gb")
     cluster.deploy("serve", "mig-1g.5gb", 2)
     before, requests = judging.use(cluster, "serve"), cluster.listen()
     agent = operator.wait_for_operand(MANAGER, images.AGENT)
@@ -72,8 +69,7 @@ def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
     assert operator.wait_for_operand(MANAGER, images.AGENT)["uid"] != agent["uid"]
     waiting.until(lambda: cluster.allocatable() == {"gpu": 14}, "strategy single")
     assert (judging.use(cluster, "serve"), requests.evicted_pods()) == (before, [])
-    cluster.request("halves")
-    assert cluster.outcome("halves")["state"] == "success"
+    cluster.assert_ends("halves")
     assert cluster.allocatable() == {"gpu": 4}
     assert sorted(requests.evicted_pods()) == sorted(before)
     assert requests.requests(USER)["create pods/eviction"] >= len(before)

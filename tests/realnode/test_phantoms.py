@@ -35,8 +35,7 @@ def shape() -> rig.Shape:
 
 def be_at_rest(cluster: rig.RealCluster) -> None:
     """Have the new layout requested and active."""
-    cluster.request(_NEW)
-    assert cluster.outcome(_NEW)["state"] == "success"
+    cluster.assert_ends(_NEW)
 
 
 def keep_capacity(cluster: rig.RealCluster) -> None:
@@ -85,9 +84,7 @@ def test_a_change_beside_devices_that_no_gpu_has_succeeds(cluster: rig.RealClust
     cluster.ensure_layout("all-1g.5gb")
     keep_capacity(cluster)
 
-    cluster.request(_NEW)
-
-    assert cluster.outcome(_NEW)["state"] == "success"
+    cluster.assert_ends(_NEW)
     assert_clean(cluster)
 
 

@@ -52,9 +52,7 @@ def test_every_way_to_run_the_plugin_serves_a_new_layout(
 ) -> None:
     cluster.ensure_layout(before)
     _serve(cluster, plugin)
-    cluster.request(layout)
-
-    assert cluster.outcome(layout)["state"] == "success"
+    cluster.assert_ends(layout)
     assert cluster.allocatable() == devices
     judging.assert_at_rest(cluster)
 
@@ -101,14 +99,12 @@ def test_plugin_that_does_not_start_is_named_and_the_layout_stays(
 
 def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealCluster) -> None:
     _serve(cluster, *nvidia.plugin_with_configs("mig-1g.10gb", replicas=4))
-    cluster.request("all-1g.10gb")
-    assert cluster.outcome("all-1g.10gb")["state"] == "success"
+    cluster.assert_ends("all-1g.10gb")
     assert cluster.allocatable() == {"mig-1g.10gb": 32}
 
     pods = cluster.deploy("sharing", "mig-1g.10gb", 7)
     log = cluster.listen()
-    cluster.request("all-4g.20gb")
-    assert cluster.outcome("all-4g.20gb")["state"] == "success"
+    cluster.assert_ends("all-4g.20gb")
     assert cluster.allocatable() == {"mig-4g.20gb": 2}
     assert sorted(log.evicted_pods()) == sorted(pods)
     judging.assert_at_rest(cluster)
@@ -127,9 +123,7 @@ def test_feature_discovery_labels_what_pods_can_be_given(cluster: rig.RealCluste
     cluster.apply(nvidia.feature_discovery())
     cluster.kubectl("label", "node", rig.NODE, f"{nvidia.DISCOVERY_LABEL}=true")
     cluster.wait_for_daemons("kube-system", nvidia.DISCOVERY)
-    cluster.request("all-balanced")
-
-    assert cluster.outcome("all-balanced")["state"] == "success"
+    cluster.assert_ends("all-balanced")
     # Its pod is ready before it has written.
     waiting.until(
         lambda: labelled_counts() == cluster.allocatable(), "the labels of the new devices"

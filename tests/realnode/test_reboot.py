@@ -46,8 +46,7 @@ def assert_usable(cluster: rig.RealCluster, workload: str, pods: int) -> None:
 def test_rebooted_node_gets_its_layout_and_workload_without_an_eviction(
     cluster: rig.RealCluster,
 ) -> None:
-    cluster.request("all-balanced")
-    assert cluster.outcome("all-balanced")["state"] == "success"
+    cluster.assert_ends("all-balanced")
     cluster.deploy("train", "mig-3g.40gb")
     assert profiles(cluster) == BALANCED
     log, instances = cluster.listen(), cluster.driver.instances()

@@ -26,8 +26,7 @@ def shape() -> rig.Shape:
 
 def _request(cluster: rig.RealCluster) -> None:
     """Make a new request: a node without a request is not repaired, whatever it has."""
-    cluster.request("test-two-gpus")
-    assert cluster.outcome("test-two-gpus")["state"] == "success"
+    cluster.assert_ends("test-two-gpus")
 
 
 def _condition(cluster: rig.RealCluster) -> tuple[str, str]:
