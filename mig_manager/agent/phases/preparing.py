@@ -290,8 +290,14 @@ def _plan(
 ) -> PlannedChange:
     """Plan for the use of devices; ``used_ids`` are in use without a pod."""
     ending = change.usage.ending_ids(attempt.deps.clock.unix_s(), attempt.limits.drain_timeout_s)
+    # Undoing an interrupted change evicts no pod that got a device since.
+    undo = planner.restore(change.gpus, change.restoring)
+    is_used = bool(change.usage.users(clients.affected_ids(undo, change.gpus)))
     change = dataclasses.replace(
-        change, busy=change.usage.device_ids | used_ids, ending=ending - used_ids
+        change,
+        restoring=() if is_used else change.restoring,
+        busy=change.usage.device_ids | used_ids,
+        ending=ending - used_ids,
     )
     plan = change.replan(change.gpus)
     order = _order(attempt, change.gpus, plan, change.order.rights)

@@ -202,6 +202,29 @@ def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
     ends.assert_restored(rig)
 
 
+def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
+    rig, _, odd = odd_node()
+    gpu = rig.gpus[0]
+    rig.hooks.text = nodes.HOOKS
+
+    def bind() -> None:
+        if rig.log[-1] == "hooks.run":
+            rig.on_call = lambda: None
+            rig.add_pod("newcomer", devices=frozenset({odd}))
+
+    rig.on_call = bind
+    text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
+    rig.remove_pod(rig.uid_of("spared"))
+    agent = agents.reconciler(rig, text)
+    agent.recover(agents.LAYOUT)
+
+    ends.assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
+
+    assert "newcomer" in rig.pod_names
+    assert rig.gpus[0] == gpu
+    assert rig.gpus[1].current_mode is model.MigMode.DISABLED
+
+
 def test_a_rollback_waits_for_a_kubelet_that_has_just_started() -> None:
     rig, before, _ = odd_node()
     rig.kubelet.lists_from_s = rig.clock.now_s + 5
