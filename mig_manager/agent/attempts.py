@@ -65,7 +65,7 @@ class AttemptMemory:
     _removal_refused_s: float = dataclasses.field(default=-math.inf, init=False)
 
     def forget_restarts(self) -> None:
-        """Forget what attempts at an earlier request restarted, or what had other devices."""
+        """Forget the restarted programs: for a new request, or once devices have changed."""
         self.restarted = frozenset()
 
     def note_restarted(self, names: Iterable[str]) -> None:
@@ -89,7 +89,7 @@ class AttemptMemory:
         self.stopped_services -= {name}
 
     def may_remove_phantoms(self, now_s: float) -> bool:
-        """Return whether to request a removal: waits check more often, and each is a request."""
+        """Return whether to request a removal; a wait asks this more often than it may."""
         return now_s >= self._removal_refused_s + _REFUSAL_PAUSE_S
 
     def note_refused_removal(self, now_s: float) -> None:

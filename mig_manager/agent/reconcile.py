@@ -245,7 +245,7 @@ class Reconciler:
                 _log.info("recovery_waits", error=error.message)
 
     def _is_run_open(self, view: node_object.NodeView) -> bool:
-        """Return whether the node shows a run under way, or is kept from workloads by one."""
+        """Return whether the node shows a run under way, or keeps pods away for one."""
         is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
         keeps_pods_away = self._attempts.journal.keeps_pods_away
         return is_under_way or keeps_pods_away or well_known.HOLD_TAINT in view.taint_keys

@@ -170,8 +170,8 @@ def _postpone(attempt: attempts.Attempt, why: str) -> None:
 def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
     """Record and report how the repair of a run ended; the next patch publishes the record.
 
-    A repair that evicted no pod is neither counted nor reported if something else kept it from
-    it: the next drift check decides again.
+    A repair that an obstacle prevented before it evicted a pod is neither counted nor reported:
+    the next drift check decides again.
     """
     record = attempt.journal.record
     if outcome.reason in _OBSTACLES and not attempt.journal.entries.has_evicted:

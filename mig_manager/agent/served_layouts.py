@@ -102,8 +102,7 @@ def _fitting_names(
     """Return the names of the layouts that these idle GPUs can have.
 
     Cached: every run asks this, layouts and GPUs rarely change, and planning all layouts would
-    take half of a run's time. Equal layouts can differ in ``is_lenient``, which is given beside
-    each.
+    take half of a run's time. Equal layouts can differ in ``is_lenient``, so each comes with it.
     """
     fits = served.fitting((layout for layout, _ in candidates), idle)
     return frozenset(fit.layout.name for fit in fits)

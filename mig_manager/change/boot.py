@@ -235,8 +235,8 @@ def _restore(
     observed = local.observe(deps)
     journal = local.open_journal(deps, observed, config=saved.config)
     interrupted = {gpu.uuid: gpu for gpu in journal.entries.snapshot}
-    # A GPU that the saved layout does not list may have been part of the killed run. Outside its
-    # layout it may list GPUs as that run left them.
+    # The killed run may have changed GPUs that the saved layout does not cover. It lists such GPUs
+    # as that run left them, if at all.
     target = interrupted | {
         gpu.uuid: gpu
         for gpu in saved.snapshot
@@ -299,7 +299,7 @@ def _differing(
 def _earlier_states(
     observed: model.ObservedGpus, saved: verified_layouts.VerifiedLayout
 ) -> Iterator[str]:
-    """Yield sentences about the GPUs that do not get the saved layout, but an earlier one."""
+    """Describe the GPUs that get an earlier layout than the saved one."""
     for gpu in observed:
         if config := saved.earlier.get(gpu.uuid):
             yield (

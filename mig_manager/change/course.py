@@ -259,7 +259,7 @@ class _Course:
         self._change(_with_instances())
         with contextlib.suppress(WorkerKilledError), self.killing_after(_KILLED_AFTER):
             self._change(desired)
-        # As the next command does, from what the file has.
+        # The next command would undo it in the same way, from the file.
         observed = self.deps.gpus.observe()
         self.journal = local.open_journal(self.deps, observed, config=NAME)
         self.undo()

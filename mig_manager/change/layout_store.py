@@ -1,6 +1,6 @@
 """The layout that was verified last, saved on the host for the next boot.
 
-No MIG instance survives a reboot. Without a file, nothing is saved and nothing is there.
+No MIG instance survives a reboot. Without a file, nothing is saved or restored.
 """
 
 import dataclasses

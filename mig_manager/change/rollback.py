@@ -17,8 +17,8 @@ from mig_manager.core.planner import planner
 _log = structlog.get_logger()
 
 _PAUSES_S = (1.0, 2.0)
-"""Before the second and third attempt, however long the previous one took: the driver may need
-time to recover."""
+"""The pause before the second and third attempt, however long the previous one took: the driver
+may need time to recover."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,7 +182,7 @@ class Transaction:
         result = _with_failure(nothing, lambda: self.journal.note(snapshot=snapshot))
         if not now.earlier:
             return result
-        # The devices of an interrupted change may be in use since.
+        # The devices of an interrupted change may be in use by now.
         return self.roll_back(now.earlier, requires_idle=not now.executed)
 
     def _give_up_instances(
@@ -190,9 +190,9 @@ class Transaction:
     ) -> rollback.RollbackOutcome:
         """Roll back, but keep the modes that wait for a reset or a reboot.
 
-        That would activate a mode restored now, too. So where an interrupted change has set a mode
-        that this plan keeps, the GPU returns to how it was ``observed``. The journal keeps its
-        snapshot for a later rollback.
+        The reset or reboot would also activate a mode that is restored now. So where an
+        interrupted change has set a mode that this plan keeps, the GPU returns to how it was
+        ``observed``. The journal keeps its snapshot for a later rollback.
         """
         at_start = {gpu.uuid: gpu.snapshot for gpu in observed}
         new_modes = {step.gpu_uuid: step.mode for step in first.of(steps.SetMode)}

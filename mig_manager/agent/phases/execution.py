@@ -23,7 +23,8 @@ def execute(
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
-    An API outage before or between rounds leaves GPUs and clients as they are to the next attempt.
+    After an API outage before or between rounds, GPUs and clients stay as they are for the next
+    attempt.
 
     Raises:
         MigManagerError: As ``transaction.Transaction.run`` and ``refresh``, and as

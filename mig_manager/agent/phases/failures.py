@@ -21,7 +21,7 @@ def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcom
         attempt.status.phase is model.Phase.PAUSE
         and error.reason is not errors.Reason.API_UNAVAILABLE
     ):
-        # What keeps a begun drain from going on, such as a foreign manager, may last.
+        # What stops a drain that has begun, such as a foreign manager, may last.
         attempt.journal.note(draining=False)
     note_costs(attempt, error)
     outcome = attempt.failure(
@@ -43,9 +43,9 @@ def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcom
 
 
 def note_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> None:
-    """Record a failure that follows evictions, except of the drain: a few later no pod is evicted.
+    """Record a failure after evictions, except one of the drain; after a few, no pod is evicted.
 
-    Else a hook, a service or a driver that always fails would cost pods in every attempt.
+    Otherwise a hook, service or driver that always fails would cost pods in every attempt.
     """
     is_drain = isinstance(error, errors.DrainError) or (
         attempt.journal.entries.draining and _is_of_api(error)
@@ -62,7 +62,7 @@ def note_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> None
 
 
 def _is_of_api(error: errors.MigManagerError) -> bool:
-    """Return whether the API refuses or fails, which may pass; kubelet does not count."""
+    """Return whether the API refuses or fails, which may be temporary; kubelet does not count."""
     is_of_kubelet = isinstance(error, errors.KubeletError)
     return isinstance(error, errors.ClusterError) and not is_of_kubelet
 

@@ -18,7 +18,7 @@ def is_any_new(
     *,
     max_s: float = math.inf,
 ) -> bool:
-    """Return whether kubelet may not have had the time to list the devices of a pod yet.
+    """Return whether kubelet may still need time to list the devices of a pod.
 
     Args:
         pods: The pods without a listed device.

@@ -241,7 +241,7 @@ def is_being_replaced(attempt: attempts.Attempt, node: node_object.NodeView) -> 
 def _strategy(pods: Iterable[pod_object.Pod]) -> strategies.Strategy | None:
     """Return the strategy in the plugin's own settings; None: unknown.
 
-    The node's label may be of the strategy before a new plugin config.
+    The node's label may still show the strategy before a new plugin config.
     """
     return strategies.of_plugin(list(filter(clients.is_device_plugin, pods)), {})
 

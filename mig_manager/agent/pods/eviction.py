@@ -117,8 +117,8 @@ class Evictions:
         ]
         pending = [pod for pod in remaining if self._is_pending(pod)]
         if pending and self.attempt.deps.clock.monotonic() >= self._round.next_s:
-            # Pods without a controller last: no controller starts them again. Successors first: if
-            # others follow, no more pods are evicted in vain.
+            # Pods without a controller come last, because nothing starts them again. Returned pods
+            # come first: if pods keep returning, fewer are evicted in vain.
             pending.sort(
                 key=lambda pod: (
                     pod.owner_kind is None,
@@ -199,7 +199,7 @@ class Evictions:
                 return blocked
             self._has_begun = True
         if not are_evictable_or_ending(remaining):
-            # It became so since the first eviction, and others would be evicted in vain.
+            # A pod can no longer be evicted, so evicting others would be in vain.
             return dict(counted.refused)
         batch = pending
         if counted.refused:

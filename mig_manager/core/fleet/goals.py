@@ -77,7 +77,7 @@ class Goal:
     def withdrawal(
         self, node: fleet_nodes.FleetNode
     ) -> tuple[str | None, marks.Mark | None] | None:
-        """Return the request and the mark before the rollout's; None: the request is not its."""
+        """Return the request and the mark from before the rollout; None: not its request."""
         mark = node.mark
         if mark is None or node.requested != self.target(node):
             return None
@@ -94,7 +94,7 @@ class Goal:
         return node.requested not in (node.mark.layout, node.mark.before)
 
     def includes(self, node: fleet_nodes.FleetNode) -> bool:
-        """Return whether the rollout includes a node; an undo omits one superseded after it."""
+        """Return whether the rollout includes a node; an undo omits requests made since."""
         if self.layout is not None:
             return True
         mark = node.mark

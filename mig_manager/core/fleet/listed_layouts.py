@@ -49,8 +49,8 @@ def layout_of(
     """Return the layout that a node with these GPUs serves under a name; None if unknown.
 
     It is from the document, unless the node lists the content of a generated layout, or takes it
-    from its annotation. Unknown is a layout that the node lists, or may have unlisted, and whose
-    content is not in the document. A document that a person named may be newer than the list.
+    from its annotation. A layout is unknown if the node lists it, or may have it unlisted, and the
+    document lacks its content. A document that a person named may be newer than the list.
 
     Raises:
         ConfigError: The annotation is invalid.

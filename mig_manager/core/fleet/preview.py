@@ -232,7 +232,7 @@ def is_from_annotation(node: fleet_nodes.FleetNode, name: str) -> bool:
 def source_of(
     document: layouts.Document, name: str, among: Iterable[fleet_nodes.FleetNode]
 ) -> str:
-    """Return where a layout's content stands, for a sentence."""
+    """Return where a layout's content comes from, for a sentence."""
     is_custom = any(is_from_annotation(node, name) for node in among)
     return "the node's annotation" if is_custom else document.source
 
@@ -242,8 +242,8 @@ def misfit(
 ) -> NodePlan | None:
     """Return why a node cannot have a rollout's layout; None if it can, or that is unknown.
 
-    ``judged`` are the answers for other nodes: thousands have the same GPUs, and instances decide
-    nothing.
+    ``judged`` has the answers for other nodes: thousands have the same GPUs, and their instances
+    do not matter here.
     """
     if goal.layout is None:
         return None

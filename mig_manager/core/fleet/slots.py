@@ -84,7 +84,7 @@ def is_disrupted(view: node_object.NodeView) -> bool:
     """Return whether a node has the marks of a running or interrupted change.
 
     A journal that only keeps what cannot be restored yet, such as the instances of an unreachable
-    GPU, is none.
+    GPU, does not count.
     """
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.parse_or_none(text)
