@@ -14,7 +14,8 @@ instances for pods behind it.
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model
 from mig_manager.core.partitioning import (
@@ -120,9 +121,11 @@ class _Decider:
             is_full=self.changes.is_full,
             on_hold=self._on_hold,
         )
+        # Pods with equal needs share their cause.
+        why = functools.cache(causes.why)
         for rank in self._remaining:
             pod = self._batch.pods[rank]
-            reason, message = self._why(rank, causes)
+            reason, message = self._why(rank, why)
             if reason is None:
                 unmet.append(decisions.Unmet(pod=pod, message=message))
             else:
@@ -136,12 +139,14 @@ class _Decider:
             ignored=self._kept.ignored,
         )
 
-    def _why(self, rank: int, causes: waiting.Causes) -> waiting.Cause:
+    def _why(
+        self, rank: int, why: Callable[[batches.Group, node_sets.NodeSet], waiting.Cause]
+    ) -> waiting.Cause:
         if self._kept.is_backed_off(rank):
             message = "it did not use room on several nodes, and gets none for a while"
             return waiting.WaitReason.NOT_SCHEDULED, message
         unplaced = self._kept.unplaced.get(rank, node_sets.EMPTY)
-        return causes.why(self._batch.group[rank], unplaced)
+        return why(self._batch.group[rank], unplaced)
 
     def make_room(self) -> None:
         """Choose nodes one by one as long as a change serves a pod, then empty GPUs on hold."""

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from mig_manager.core import model
 from mig_manager.core.node import resources
@@ -130,10 +130,6 @@ class NodeIndex:
     def states(self, position: int) -> Mapping[int, fit_search.GpuFacts]:
         """Return the state of a node's GPUs that a change can include, by index."""
         return self.facts[position].gpus.states
-
-    def names_of(self, nodes: node_sets.NodeSet) -> Iterator[str]:
-        """Yield the names of the nodes of a set."""
-        return (self.nodes[position].name for position in nodes)
 
     def excluding(self, needs: demand.Needs) -> Mapping[str, node_sets.NodeSet]:
         """Return the sets of nodes on which a pod cannot run, by the first reason; disjoint."""

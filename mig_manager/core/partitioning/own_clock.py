@@ -62,29 +62,31 @@ class OwnClock:
             return dated
         kept = dated.times if dated else partitioned.Times()
         before = reported.times if dated else partitioned.Times()
-        requested_at = started_at = finished_at = unready_at = None
-        if pods.has_lost_agent or not node.is_ready:
-            unready_at = kept.unready_at or now
-        if node.times.requested_at:
-            # Another request does not restart a silent agent's time.
-            requested_at = kept.requested_at or now
-        if node.times.started_at:
-            is_known = before.started_at == node.times.started_at
-            started_at = kept.started_at if is_known else now
-        if node.times.finished_at and dated:
-            is_known = before.finished_at == node.times.finished_at
-            finished_at = kept.finished_at if is_known else now
-        elif node.times.finished_at:
-            # The run ended before this process knew the node, so only the agent's clock shows
-            # when. At worst a cooldown is too short or starts now.
-            finished_at = min(node.times.finished_at, now)
+        times = node.times
+        is_ready = node.is_ready and not pods.has_lost_agent
+        # When a run ended before this process knew the node, only the agent's clock shows. At
+        # worst a cooldown is too short or starts now.
+        finished_at = times.finished_at and min(times.finished_at, now)
+        if dated:
+            finished_at = _own_time(times.finished_at, before.finished_at, kept.finished_at, now)
         return dataclasses.replace(
             node,
             pods=pods,
             times=partitioned.Times(
-                requested_at=requested_at,
-                started_at=started_at,
+                # Another request does not restart a silent agent's time.
+                requested_at=times.requested_at and (kept.requested_at or now),
+                started_at=_own_time(times.started_at, before.started_at, kept.started_at, now),
                 finished_at=finished_at,
-                unready_at=unready_at,
+                unready_at=None if is_ready else kept.unready_at or now,
             ),
         )
+
+
+def _own_time(
+    reported: dt.datetime | None,
+    before: dt.datetime | None,
+    kept: dt.datetime | None,
+    now: dt.datetime,
+) -> dt.datetime | None:
+    """Return when this process first saw a reported time."""
+    return reported and (kept if reported == before else now)

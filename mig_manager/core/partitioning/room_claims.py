@@ -22,13 +22,6 @@ class RoomClaims:
         self._hosts: dict[batches.Group, node_sets.NodeSet] = {}
         """The nodes with room for pods of a group, and some without that had room before."""
 
-    def has_room(self, group: batches.Group, position: int) -> bool:
-        """Return whether the scheduler can place a pod of a group on a node as it is."""
-        if position not in self._index.ready or position in group.excluded:
-            return False
-        available = self.available[position]
-        return all(available.get(name, 0) >= count for name, count in group.needs.amounts)
-
     def hosts(self, group: batches.Group, preferred: node_sets.NodeSet) -> Iterator[int]:
         """Yield the nodes with room for a pod: preferred ones, then those not opted in."""
         index = self._index
@@ -42,7 +35,8 @@ class RoomClaims:
         self._hosts[group] = hosts
         for part in (hosts & preferred, hosts - preferred):
             for position in itertools.chain(part - index.opted_in, part & index.opted_in):
-                if self.has_room(group, position):
+                available = self.available[position]
+                if all(available.get(name, 0) >= count for name, count in amounts):
                     yield position
                 else:
                     self._hosts[group] -= node_sets.of([position])

@@ -33,7 +33,7 @@ Cause = tuple[WaitReason | None, str]
 
 
 class Causes:
-    """The causes for the pods of one batch; pods with equal needs share them."""
+    """The causes for the pods of one batch."""
 
     def __init__(
         self,
@@ -58,14 +58,6 @@ class Causes:
         self._why_not_now = why_not_now
         self._is_full = is_full
         self._on_hold = on_hold
-        self._causes: dict[tuple[batches.Group, node_sets.NodeSet], Cause] = {}
-
-    def why(self, group: batches.Group, unplaced: node_sets.NodeSet) -> Cause:
-        """Return why a pod is not served; the scheduler did not place it on ``unplaced`` nodes."""
-        key = group, unplaced
-        if key not in self._causes:
-            self._causes[key] = self._why(*key)
-        return self._causes[key]
 
     @functools.cached_property
     def _not_now(self) -> dict[tuple[WaitReason | None, str], node_sets.NodeSet]:
@@ -78,7 +70,8 @@ class Causes:
         """The sets of nodes without published GPUs, by the reason."""
         return node_sets.by_key(node.unusable for node in self._index.nodes)
 
-    def _why(self, group: batches.Group, unplaced: node_sets.NodeSet) -> Cause:
+    def why(self, group: batches.Group, unplaced: node_sets.NodeSet) -> Cause:
+        """Return why a pod is not served; the scheduler did not place it on ``unplaced`` nodes."""
         possible = [each for each in self._possible(group, unplaced) if each[1]]
         if possible:
             possible.sort(key=lambda each: (_ORDER.index(each[0]), each[1].first))
@@ -102,8 +95,9 @@ class Causes:
         sets: dict[str, node_sets.NodeSet] = {}
         for text, nodes in causes:
             sets[text] = sets.get(text, node_sets.EMPTY) | nodes
+        every = self._index.nodes
         return messages.list_groups(
-            [(text, len(nodes), self._index.names_of(nodes)) for text, nodes in sets.items()]
+            [(text, len(nodes), (every[i].name for i in nodes)) for text, nodes in sets.items()]
         )
 
     def _possible(

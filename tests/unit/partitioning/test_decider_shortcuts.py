@@ -56,14 +56,20 @@ class ClaimedBatch:
         self.claims = room_claims.RoomClaims(self.index)
         self.rest: list[int] = []
         for rank, group in enumerate(self.batch.group):
-            position = next(self.claims.hosts(group, node_sets.EMPTY), None)
-            if position is None:
-                self.rest.append(rank)
+            hosts = [*self.claims.hosts(group, node_sets.EMPTY)]
+            assert sorted(hosts) == [i for i in self.index.every if self.has_room(group, i)]
+            if hosts:
+                self.claims.claim(group, hosts[0])
             else:
-                assert self.claims.has_room(group, position)
-                self.claims.claim(group, position)
+                self.rest.append(rank)
         reserved = cluster.limits["reserved"]
         self.room = cluster_room.ClusterRoom(self.index, self.batch, reserved, self.claims)
+
+    def has_room(self, group: batches.Group, position: int) -> bool:
+        available = self.claims.available[position]
+        return position in self.index.ready - group.excluded and all(
+            available.get(name, 0) >= count for name, count in group.needs.amounts
+        )
 
     @property
     def search(self) -> offers.Offers:
