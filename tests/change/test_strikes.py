@@ -84,6 +84,7 @@ def play_undisturbed(change: GpuChange) -> UndisturbedChange:
     before, kills = forks.fork(node), list[ApplyingNode]()
     node.on_step = lambda _step: kills.append(forks.fork_at_kill(node))
     change.run(node)
+    assert kills
     assert all(killed.journal.text is not None for killed in kills)
     return UndisturbedChange(before, kills, node)
 

@@ -101,9 +101,10 @@ def test_names_that_are_too_long_are_cut(
 
 
 def test_memory_that_was_overwritten_can_still_be_read(memory: last_calls.LastCalls) -> None:
-    os.pwrite(memory.fd, os.urandom(4096) + b"\1\xff\x1b" * 500, 0)
-    for call in memory.read():
-        assert str(call).isprintable()
+    os.pwrite(memory.fd, b"\1\xff\x1b" * 2000, 0)
+    calls = memory.read()
+    assert len(calls) > 10
+    assert all(str(call).isprintable() for call in calls)
 
 
 def test_a_note_costs_microseconds(recorder: last_calls.Recorder) -> None:

@@ -384,6 +384,7 @@ def test_a_gpu_that_others_change_before_any_call_is_reachable(
     (full,) = node.state.read().gpus
     calls_left = 0
     node.observe()
+    assert calls_left < 0
 
     for number in range(1, 1 - calls_left):
         node.state.update(lambda machine: machine.with_gpu(0, full))

@@ -268,4 +268,7 @@ def test_new_content_of_a_layout_evicts_also_when_the_next_agent_retries() -> No
 
 
 def test_no_pod_is_evicted_on_a_new_node_with_an_unreadable_record() -> None:
-    new_node_object(None, record="{")
+    story = new_node_object(None, record="{")
+
+    assert "foreign" in story.rig.pod_names
+    assert story.rig.annotations[well_known.REQUEST_ANNOTATION] == story.rig.request_file.text
