@@ -75,7 +75,7 @@ def maximal(gpu: model.Gpu) -> tuple[Layout, ...]:
             spec, place = spots[i]
             if occupied & packing.mask(place):
                 continue
-            if not (drawn + spec.engines).within(capacity.pool):
+            if not model.Engines.total([drawn, spec.engines]).within(capacity.pool):
                 continue
             grow((*spot_numbers, i), occupied | packing.mask(place))
 

@@ -15,14 +15,13 @@ from mig_manager.adapters import rest
 from mig_manager.core import messages, timestamps
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import api_values, device_classes, pod_object
+from mig_manager.core.node import api_values, device_classes, pod_object, well_known
 
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _EVENTS = "/api/v1/namespaces/default/events"
 """The API server keeps Events about objects without a namespace here."""
 _MAX_NODE_QUERIES = 10  # for more nodes, all pods of the cluster are listed at once
-_COMPONENT = "mig-manager"
 OPERATOR_NAMESPACE = "gpu-operator"
 _CONFIG_MAPS = (
     ("mig-manager", "mig-manager-config"),
@@ -51,10 +50,10 @@ class NodeSearch:
 class Pods:
     """The pods of nodes, or why they are unknown."""
 
-    by_node: Mapping[str, tuple[pod_object.Pod, ...]] | None
+    by_node: Mapping[str, pod_object.Pods] | None
     why_not: str = ""
 
-    def of(self, name: str) -> tuple[pod_object.Pod, ...] | None:
+    def of(self, name: str) -> pod_object.Pods | None:
         """Return the pods of a node that request GPUs; None if unknown."""
         return None if self.by_node is None else self.by_node.get(name, ())
 
@@ -139,7 +138,7 @@ class ClusterReader:
         except errors.ClusterError as error:
             return Pods(by_node=None, why_not=error.message)
 
-    def gpu_pods(self, names: Sequence[str]) -> Mapping[str, tuple[pod_object.Pod, ...]]:
+    def gpu_pods(self, names: Sequence[str]) -> Mapping[str, pod_object.Pods]:
         """Return the pods that request GPUs, by the name of their node."""
         selectors = [f"spec.nodeName={name}" for name in names]
         if len(names) > _MAX_NODE_QUERIES:
@@ -152,7 +151,7 @@ class ClusterReader:
                     by_node[pod.node_name].append(pod)
         return {name: tuple(pods) for name, pods in by_node.items()}
 
-    def every_gpu_pod(self) -> tuple[pod_object.Pod, ...]:
+    def every_gpu_pod(self) -> pod_object.Pods:
         """Return the running or pending pods that request GPUs, also without a node yet."""
         query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
         pods = rest.list_items(self._get, _PODS, query, pod_object.parse_pod)
@@ -225,7 +224,11 @@ def agent_events(
 
     def parse_own(item: Mapping[str, Any]) -> _Event | None:
         source = (item.get("source") or {}).get("component")
-        return parse(item) if _COMPONENT in (item.get("reportingComponent"), source) else None
+        return (
+            parse(item)
+            if well_known.EVENT_COMPONENT in (item.get("reportingComponent"), source)
+            else None
+        )
 
     return tuple(filter(None, rest.list_items(get, _EVENTS, query, parse_own)))
 

@@ -15,7 +15,6 @@ from mig_manager import errors
 from mig_manager.core import messages
 from mig_manager.core.files import json_text
 
-_NODES = "/api/v1/nodes"
 _PROGRAMS = ("kubectl", "oc")
 """``oc`` of OpenShift runs kubectl plugins too, and has the same options."""
 _TIMEOUT_S = 300.0

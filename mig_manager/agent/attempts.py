@@ -205,8 +205,8 @@ class Attempt(Shared):
         )
 
     def until_solved(
-        self, find: Callable[[tuple[pod_object.Pod, ...]], _Problem], timeout_s: float
-    ) -> tuple[_Problem, tuple[pod_object.Pod, ...]]:
+        self, find: Callable[[pod_object.Pods], _Problem], timeout_s: float
+    ) -> tuple[_Problem, pod_object.Pods]:
         """Wait until ``find`` finds no problem with the node's pods.
 
         A list confirms the watch's report, because a watch may lag behind.

@@ -108,7 +108,7 @@ def _aware_of_hooks(
     return dataclasses.replace(deps, pods=pods)
 
 
-def _known_processes(deps: local.LocalDependencies) -> plans.Processes | None:
+def _known_processes(deps: local.LocalDependencies) -> steps.Processes | None:
     """Return the processes that use each GPU; None if the driver refuses."""
     # What blocks the change is asked again when it begins.
     with contextlib.suppress(errors.HardwareError):
@@ -255,7 +255,7 @@ class _LockedChange:
         self,
         plan: steps.GpuPlan,
         gpus: model.ObservedGpus,
-        processes: Callable[[], plans.Processes],
+        processes: Callable[[], steps.Processes],
     ) -> bool:
         """Return whether pods or processes prevent the rollback of a GPU."""
         try:

@@ -75,14 +75,13 @@ class Rollback:
             message = (
                 "only the new mode stays pending" if self.keep_pending else "nothing was changed"
             )
-        if foreign := planner.unowned_instances(now, self.before):
-            return _with_foreign(message, foreign, now)
-        unrestored = now.unreachable_snapshots(self.before)
-        if unrestored:
-            lost = "; ".join(gpu.sentence for gpu in now.unreachable)
-            described = "; ".join(map(_describe, unrestored))
-            message += f" on the reachable GPUs; {lost}; still to restore: {described}"
-        return RollbackOutcome(is_complete=True, message=message, unrestored=unrestored, gpus=now)
+        result = _conclude(message, now, self.before)
+        if not result.unrestored:
+            return result
+        lost = "; ".join(gpu.sentence for gpu in now.unreachable)
+        described = "; ".join(map(_describe, result.unrestored))
+        message += f" on the reachable GPUs; {lost}; still to restore: {described}"
+        return dataclasses.replace(result, message=message)
 
     def _execute(
         self, plan: steps.Plan, now: model.ObservedGpus, *, has_begun: bool
@@ -139,17 +138,16 @@ def _is_retried(error: errors.MigManagerError) -> bool:
 
 def verify_without_steps(now: model.ObservedGpus, before: model.Snapshots) -> RollbackOutcome:
     """Return the outcome for GPUs that need no step; a foreign instance makes it incomplete."""
+    result = _conclude("the former instances are restored", now, before)
+    return result if result.foreign else dataclasses.replace(result, message="")
+
+
+def _conclude(message: str, now: model.ObservedGpus, before: model.Snapshots) -> RollbackOutcome:
+    """Return the outcome for GPUs that need no further step."""
     foreign = planner.unowned_instances(now, before)
-    if foreign:
-        return _with_foreign("the former instances are restored", foreign, now)
-    return RollbackOutcome(
-        is_complete=True, message="", unrestored=now.unreachable_snapshots(before)
-    )
-
-
-def _with_foreign(
-    message: str, foreign: tuple[str, ...], now: model.ObservedGpus
-) -> RollbackOutcome:
+    if not foreign:
+        unrestored = now.unreachable_snapshots(before)
+        return RollbackOutcome(is_complete=True, message=message, unrestored=unrestored, gpus=now)
     _log.warning("foreign_instances_kept", instances=foreign)
     why = (
         "is new, and is kept because this change did not create it"

@@ -141,12 +141,14 @@ class Engines:
         """The counts in the order of the fields."""
         return self.decoders, self.encoders, self.jpegs, self.ofas
 
-    def __add__(self, other: "Engines") -> "Engines":
-        return Engines(*map(sum, zip(self.counts, other.counts, strict=True)))
-
     def within(self, pool: "Engines") -> bool:
         """Return whether ``pool`` has enough of each engine."""
         return all(one <= has for one, has in zip(self.counts, pool.counts, strict=True))
+
+    @staticmethod
+    def total(counts: Iterable["Engines"]) -> "Engines":
+        """Return the sum of each engine's counts."""
+        return Engines(*map(sum, zip(*(each.counts for each in counts), strict=True)))
 
     @staticmethod
     def pool(counts: Iterable["Engines"]) -> "Engines":

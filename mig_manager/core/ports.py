@@ -17,7 +17,6 @@ from mig_manager.core.node import (
     claims,
     client_table,
     evictions,
-    gpu_use,
     node_object,
     pod_object,
 )
@@ -137,17 +136,17 @@ class Node(Protocol):
 class Workloads(Protocol):
     """The pods on our node; a method raises ClusterError if the API refuses or does not answer."""
 
-    def list(self) -> tuple[pod_object.Pod, ...]:
+    def list(self) -> pod_object.Pods:
         """Return all pods bound to our node, finished ones included."""
 
-    def from_watch(self) -> tuple[pod_object.Pod, ...] | None:
+    def from_watch(self) -> pod_object.Pods | None:
         """Return the pods from the watch, without a request; they may be slightly outdated.
 
         Good enough to poll; decisions that evict or end a wait need ``list``. None without a
         watch, and from time to time to force a ``list``.
         """
 
-    def present(self) -> tuple[pod_object.Pod, ...]:
+    def present(self) -> pod_object.Pods:
         """Return all pods bound to our node, from the watch if there is one.
 
         Good enough to publish. Requests only the data that the watch lacks.
@@ -162,7 +161,7 @@ class Workloads(Protocol):
     def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
         """Return the PodDisruptionBudgets of some namespaces."""
 
-    def covered_by(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
+    def covered_by(self, budget: evictions.Budget) -> pod_object.Pods:
         """Return all pods that a budget covers, on any node or unscheduled."""
 
     def delete(self, pod: pod_object.Pod) -> None:
@@ -498,5 +497,5 @@ class Dependencies:
     extra_clients: Callable[[], tuple[client_table.ExtraClient, ...]] = tuple
     """Returns the GPU clients beside NVIDIA's; raises ConfigError if their file is invalid."""
     pod_watch: PodWatch | None = None  # None: pods are not watched
-    processes: Callable[[], gpu_use.Processes] | None = None
+    processes: Callable[[], steps.Processes] | None = None
     """Returns the GPU processes by UUID, or raises HardwareError; None: they are unknown."""

@@ -1,7 +1,7 @@
 """A plan as data: the steps of each GPU, in order, and the instances afterwards."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from mig_manager.core import model
@@ -254,6 +254,10 @@ class GpuProcess:
         where = ", ".join(f"GPU instance {each}" for each in self.gpu_instances)
         details = ", ".join(filter(None, (f"pid {self.pid}", where, self.owner)))
         return f"{self.name} ({details})"
+
+
+Processes = Mapping[str, Sequence[GpuProcess]]
+"""The processes that use GPUs, by UUID; a GPU that does not answer is missing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

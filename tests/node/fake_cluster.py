@@ -169,14 +169,14 @@ def _merge(target: dict[str, str], change: Mapping[str, str | None]) -> None:
 
 
 class FakeWorkloads(Port):
-    def list(self) -> tuple[pod_object.Pod, ...]:
+    def list(self) -> pod_object.Pods:
         self._rig.record_call("workloads.list")
         return tuple(self._rig.pods.values())
 
-    def from_watch(self) -> tuple[pod_object.Pod, ...] | None:
+    def from_watch(self) -> pod_object.Pods | None:
         return self._rig.watched_pods()
 
-    def present(self) -> tuple[pod_object.Pod, ...]:
+    def present(self) -> pod_object.Pods:
         watched = self._rig.watched_pods()
         return self.list() if watched is None else watched
 
@@ -196,7 +196,7 @@ class FakeWorkloads(Port):
         budgets = self._rig.disruptions.budgets if "default" in namespaces else ()
         return tuple(budget.with_status(self._rig.pods_everywhere) for budget in budgets)
 
-    def covered_by(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
+    def covered_by(self, budget: evictions.Budget) -> pod_object.Pods:
         self._rig.record_call("workloads.covered_by")
         return tuple(filter(budget.covers, self._rig.pods_everywhere))
 

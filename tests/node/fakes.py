@@ -159,7 +159,7 @@ class NodeRig:
     schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """The devices that the plugin has registered, by resource."""
     pods: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
-    watched_pods: Callable[[], tuple[pod_object.Pod, ...] | None] = lambda: None
+    watched_pods: Callable[[], pod_object.Pods | None] = lambda: None
     """The pods as a watch reports them; None: there is no watch."""
 
     # -- what was published, in order ---------------------------------------------------------
@@ -328,7 +328,7 @@ class NodeRig:
         return record
 
     @property
-    def pods_everywhere(self) -> tuple[pod_object.Pod, ...]:
+    def pods_everywhere(self) -> pod_object.Pods:
         return (*self.pods.values(), *self.disruptions.elsewhere.values())
 
     @property

@@ -89,7 +89,7 @@ class Budget:
     replicas: int
     max_unavailable: int
 
-    def with_status(self, pods: tuple[pod_object.Pod, ...]) -> evictions.Budget:
+    def with_status(self, pods: pod_object.Pods) -> evictions.Budget:
         """Return it with its status where these are the pods of the cluster."""
         ready = [
             pod for pod in pods if self.covers(pod) and pod.is_ready and not pod.is_terminating

@@ -86,7 +86,7 @@ class PodClaims:
         self._forbidden_s = -math.inf
         """When the API last refused to read a claim."""
 
-    def resolve(self, pods: Iterable[pod_object.Pod]) -> tuple[pod_object.Pod, ...]:
+    def resolve(self, pods: Iterable[pod_object.Pod]) -> pod_object.Pods:
         """Return pods with the devices of their claims, where all devices of a pod are known.
 
         Raises:
@@ -96,7 +96,7 @@ class PodClaims:
         self._read(pod for pod in listed if pod.has_claims and not pod.is_finished)
         return self.from_cache(listed)
 
-    def from_cache(self, pods: Iterable[pod_object.Pod]) -> tuple[pod_object.Pod, ...]:
+    def from_cache(self, pods: Iterable[pod_object.Pod]) -> pod_object.Pods:
         """Return the same from earlier answers, without a request."""
         return tuple(
             dataclasses.replace(pod, has_claims=bool(uuids), claimed_ids=uuids)

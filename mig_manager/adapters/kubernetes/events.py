@@ -6,8 +6,8 @@ from typing import Any
 
 from mig_manager.adapters import rest
 from mig_manager.core import messages
+from mig_manager.core.node import well_known
 
-_COMPONENT = "mig-manager"
 _MAX_NAME = 220
 """Characters; with a dot and 24 hex digits an Event's name stays below the 253 of RFC 1123."""
 _OF_THE_CLUSTER = "default"
@@ -61,8 +61,8 @@ class Event:
             "reason": self.reason,
             "message": messages.fit(self.message, messages.MAX_EVENT_BYTES),
             "type": "Warning" if self.is_warning else "Normal",
-            "source": {"component": _COMPONENT, "host": host},
-            "reportingComponent": _COMPONENT,
+            "source": {"component": well_known.EVENT_COMPONENT, "host": host},
+            "reportingComponent": well_known.EVENT_COMPONENT,
             "reportingInstance": host,
             "firstTimestamp": now,
             "lastTimestamp": now,

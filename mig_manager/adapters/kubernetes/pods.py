@@ -38,7 +38,7 @@ class KubeWorkloads:
         self._clock = clock
         self._listed_s = -math.inf
 
-    def list(self) -> tuple[pod_object.Pod, ...]:
+    def list(self) -> pod_object.Pods:
         pods = self._watch.first_list() if self._watch else None
         if pods is None:
             query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
@@ -49,14 +49,14 @@ class KubeWorkloads:
         self._claims.forget_all_but({pod.uid for pod in pods})
         return self._claims.resolve(pods)
 
-    def from_watch(self) -> tuple[pod_object.Pod, ...] | None:
+    def from_watch(self) -> pod_object.Pods | None:
         if self._watch is None or self._clock.monotonic() - self._listed_s >= _TRUSTED_S:
             return None
         pods = self._watch.pods()
         # A pod whose claims were not read yet counts until the next list reads them.
         return None if pods is None else self._claims.from_cache(pods)
 
-    def present(self) -> tuple[pod_object.Pod, ...]:
+    def present(self) -> pod_object.Pods:
         watched = self._watch.pods() if self._watch else None
         if watched is None:
             return self.list()
@@ -75,7 +75,7 @@ class KubeWorkloads:
             )
         )
 
-    def covered_by(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
+    def covered_by(self, budget: evictions.Budget) -> pod_object.Pods:
         path = rest.api_path("/api/v1/namespaces", budget.namespace, "pods")
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}
@@ -156,7 +156,7 @@ class PodWatch(standbys.Standby):
         self._watch: _StrictPods | None = None
         self._is_kept = False
 
-    def pods(self) -> tuple[pod_object.Pod, ...] | None:
+    def pods(self) -> pod_object.Pods | None:
         """Return the node's pods as last reported; None while the watch is not up to date."""
         watched = self._watch
         return watched.items() if watched and watched.is_current else None
@@ -175,7 +175,7 @@ class PodWatch(standbys.Standby):
                 selector={"fieldSelector": f"spec.nodeName={self._node_name}"},
             )
 
-    def first_list(self) -> tuple[pod_object.Pod, ...] | None:
+    def first_list(self) -> pod_object.Pods | None:
         """List the pods for the caller and a watch; None if a watch is not expected, or runs.
 
         Raises:

@@ -62,7 +62,7 @@ class PlannedChange:
         return planner.combine(plan, planner.restore(gpus, self.restoring))
 
     @property
-    def affected_pods(self) -> tuple[pod_object.Pod, ...]:
+    def affected_pods(self) -> pod_object.Pods:
         """The pods with devices that the change removes; the policy says what becomes of them."""
         return self.usage.users(self.order.affected)
 

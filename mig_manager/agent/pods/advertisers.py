@@ -13,8 +13,6 @@ from mig_manager.core import model
 from mig_manager.core.node import pod_object, strategies
 from mig_manager.core.records import journals
 
-Pods = tuple[pod_object.Pod, ...]
-
 
 class Advertiser(Protocol):
     """A program that advertises devices, even if the node does not run it.
@@ -48,7 +46,7 @@ class Advertiser(Protocol):
         self,
         attempt: attempts.Attempt,
         gpus: model.ObservedGpus,
-        pods: Pods,
+        pods: pod_object.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Return how the advertised devices differ from the GPUs'; None if they match.
@@ -60,12 +58,15 @@ class Advertiser(Protocol):
         """Return whether a ready pod advertises outdated devices."""
 
     def destroyed_devices(
-        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: Pods
+        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: pod_object.Pods
     ) -> frozenset[str] | None:
         """Return the advertised devices that no GPU has; None if unknown."""
 
     def why_refused(
-        self, attempt: attempts.Attempt, layouts: Sequence[strategies.GpuLayout], pods: Pods
+        self,
+        attempt: attempts.Attempt,
+        layouts: Sequence[strategies.GpuLayout],
+        pods: pod_object.Pods,
     ) -> str:
         """Return why it would exit with the new devices; empty if it would not, or if unknown."""
 
@@ -92,7 +93,7 @@ class PodWaitsError(errors.NotReadyError):
 
 
 def not_ready(
-    advertiser: Advertiser, pods: Pods, gpus: model.ObservedGpus, label: str | None
+    advertiser: Advertiser, pods: pod_object.Pods, gpus: model.ObservedGpus, label: str | None
 ) -> errors.NotReadyError:
     """Return the error that no pod of a program is ready, with kubelet's reasons.
 

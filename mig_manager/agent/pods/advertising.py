@@ -31,7 +31,6 @@ _PHANTOMS_STAY_S = 30.0  # kubelet reports within 10 s that a stopped plugin's d
 _log = structlog.get_logger()
 
 _Advertisers = frozenset[advertisers.Advertiser]
-_Pods = tuple[pod_object.Pod, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +95,9 @@ def find_resumed(attempt: attempts.Attempt) -> _Advertisers:
     )
 
 
-def find(attempt: attempts.Attempt, pods: _Pods, gpus: model.ObservedGpus) -> _Advertisers:
+def find(
+    attempt: attempts.Attempt, pods: pod_object.Pods, gpus: model.ObservedGpus
+) -> _Advertisers:
     """Return the programs that advertise the node's devices, or must do so again.
 
     Phantom devices are removed from the node first: they look like a lost plugin's devices.
@@ -137,7 +138,7 @@ def is_schedulable(
 
 def find_stale(
     attempt: attempts.Attempt,
-    pods: _Pods,
+    pods: pod_object.Pods,
     gpus: model.ObservedGpus,
     *,
     changed: frozenset[str] = frozenset(),
@@ -161,7 +162,7 @@ def find_stale(
 
 def to_restart(
     attempt: attempts.Attempt,
-    pods: _Pods,
+    pods: pod_object.Pods,
     gpus: model.ObservedGpus,
     changed: frozenset[str] = frozenset(),
 ) -> tuple[advertisers.Advertiser, ...]:
@@ -226,7 +227,7 @@ def wait_schedulable(attempt: attempts.Attempt, paused: Paused, gpus: model.Obse
 
 
 def require_served(
-    attempt: attempts.Attempt, layouts: Sequence[strategies.GpuLayout], pods: _Pods
+    attempt: attempts.Attempt, layouts: Sequence[strategies.GpuLayout], pods: pod_object.Pods
 ) -> None:
     """Fail if a plugin or driver would exit with the devices that the GPUs will have.
 
@@ -239,7 +240,7 @@ def require_served(
 
 
 def _missing(
-    attempt: attempts.Attempt, paused: Paused, gpus: model.ObservedGpus, pods: _Pods
+    attempt: attempts.Attempt, paused: Paused, gpus: model.ObservedGpus, pods: pod_object.Pods
 ) -> errors.NotReadyError | None:
     """Return what keeps pods from getting the GPUs' devices; None if nothing does."""
     new = tuple(pod for pod in pods if pod.uid not in paused.old_uids)

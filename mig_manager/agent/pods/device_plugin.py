@@ -45,7 +45,7 @@ class DevicePlugin(advertisers.Advertiser):
         self,
         attempt: attempts.Attempt,
         gpus: model.ObservedGpus,
-        pods: advertisers.Pods,
+        pods: pod_object.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Return the devices that kubelet lacks, or has although no GPU has them."""
@@ -71,7 +71,7 @@ class DevicePlugin(advertisers.Advertiser):
         return schedulable.is_plugin_stale(gpus, _healthy(attempt), node, strategy=strategy)
 
     def destroyed_devices(
-        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: advertisers.Pods
+        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: pod_object.Pods
     ) -> frozenset[str] | None:
         """Return kubelet's devices that no GPU has; None if kubelet does not answer."""
         if shared.deps.is_advertiser:
@@ -82,7 +82,7 @@ class DevicePlugin(advertisers.Advertiser):
         return None if healthy is None else schedulable.destroyed_devices(gpus, healthy, strategy)
 
     def contradicts_label(
-        self, attempt: attempts.Attempt, gpus: model.ObservedGpus, pods: advertisers.Pods
+        self, attempt: attempts.Attempt, gpus: model.ObservedGpus, pods: pod_object.Pods
     ) -> bool:
         """Return whether a ready plugin of unknown strategy has other devices than the label says.
 
@@ -103,7 +103,7 @@ class DevicePlugin(advertisers.Advertiser):
         self,
         attempt: attempts.Attempt,
         layouts: Sequence[strategies.GpuLayout],
-        pods: advertisers.Pods,
+        pods: pod_object.Pods,
     ) -> str:
         refusals = strategies.refusals(layouts)
         if not refusals:

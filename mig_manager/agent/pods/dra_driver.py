@@ -44,7 +44,7 @@ class DraDriver(advertisers.Advertiser):
         self,
         attempt: attempts.Attempt,
         gpus: model.ObservedGpus,
-        pods: advertisers.Pods,
+        pods: pod_object.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Return how the slices differ from the GPUs; None also if they cannot be listed."""
@@ -58,7 +58,7 @@ class DraDriver(advertisers.Advertiser):
         return self.missing(attempt, gpus, (), frozenset()) is not None
 
     def destroyed_devices(
-        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: advertisers.Pods
+        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: pod_object.Pods
     ) -> frozenset[str]:
         """Return the devices of the slices that no GPU has; none if they cannot be listed."""
         slices = shared.deps.slices.list() if shared.deps.slices else None
@@ -68,7 +68,7 @@ class DraDriver(advertisers.Advertiser):
         self,
         attempt: attempts.Attempt,
         layouts: Sequence[strategies.GpuLayout],
-        pods: advertisers.Pods,
+        pods: pod_object.Pods,
     ) -> str:
         why = claims.why_not_served(layouts)
         if why and (self.is_awaited(attempt) or _is_deployed(attempt, pods)):

@@ -26,8 +26,7 @@ class _End:
     """The result of a wait."""
 
     usage: gpu_use.Usage
-    remaining: tuple[pod_object.Pod, ...] = ()
-    """The affected pods that were not gone by the deadline."""
+    remaining: pod_object.Pods = ()  # the affected pods that were not gone by the deadline
     blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Key of a pod -> why it was neither evicted nor deleted."""
 
@@ -198,7 +197,7 @@ class Drain:
         is_passive = isinstance(self.order.rights, orders.WaitOnly)
         return bool(remaining) and (is_passive or not self.evictions.is_any_ready(remaining))
 
-    def _usage(self, pods: tuple[pod_object.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
+    def _usage(self, pods: pod_object.Pods, before: gpu_use.Usage) -> gpu_use.Usage:
         latest = before.with_pods(pods)
         if latest.assigned is None:
             return latest

@@ -25,16 +25,14 @@ from mig_manager.core.node import (
     well_known,
 )
 
-_Pods = tuple[pod_object.Pod, ...]
 
-
-def await_admission(attempt: attempts.Attempt, pods: _Pods) -> _Pods:
+def await_admission(attempt: attempts.Attempt, pods: pod_object.Pods) -> pod_object.Pods:
     """Wait until kubelet has admitted the pods that were bound before the taint; return the pods.
 
     Without the device plugin kubelet refuses them, and they fail: ``UnexpectedAdmissionError``.
     """
 
-    def find_waiting(pods: _Pods) -> list[pod_object.Pod]:
+    def find_waiting(pods: pod_object.Pods) -> list[pod_object.Pod]:
         return [
             pod
             for pod in pods
@@ -110,8 +108,8 @@ class _Pause:
     """Which GPU clients to pause, and how."""
 
     labels: Mapping[str, str]
-    label_managed: _Pods  # the labels stop them
-    to_delete: _Pods  # no label stops them
+    label_managed: pod_object.Pods  # the labels stop them
+    to_delete: pod_object.Pods  # no label stops them
 
 
 def _choose(
@@ -135,7 +133,9 @@ def _choose(
     )
 
 
-def _pause(attempt: attempts.Attempt, choose: Callable[[node_object.NodeView], _Pause]) -> _Pods:
+def _pause(
+    attempt: attempts.Attempt, choose: Callable[[node_object.NodeView], _Pause]
+) -> pod_object.Pods:
     """Pause the clients chosen for the node's current state, and wait until they have stopped.
 
     Returns:

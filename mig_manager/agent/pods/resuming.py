@@ -15,8 +15,6 @@ from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
 
-_Pods = tuple[pod_object.Pod, ...]
-
 
 def resume_advertisers(
     attempt: attempts.Attempt, paused: advertising.Paused, *, plugin_config: str | None = None
@@ -63,7 +61,7 @@ def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> No
     try:
         for key in waited_for:
 
-            def is_unready(pods: _Pods, key: str = key) -> bool:
+            def is_unready(pods: pod_object.Pods, key: str = key) -> bool:
                 placed = clients.gated_by(pods, (key,))
                 is_ready = placed and all(p.is_ready and not p.is_terminating for p in placed)
                 # Another value is the decision of another program or a person, also meanwhile.
@@ -130,7 +128,10 @@ def _resume(
 
 
 def await_driver(
-    attempt: attempts.Attempt, affected: _Pods, pods: _Pods, gpus: model.ObservedGpus
+    attempt: attempts.Attempt,
+    affected: pod_object.Pods,
+    pods: pod_object.Pods,
+    gpus: model.ObservedGpus,
 ) -> bool:
     """Wait for a DRA driver: without one, affected pods with ResourceClaims cannot end.
 
@@ -147,7 +148,7 @@ def await_driver(
         return False
     needs_slices = not all(pod.claimed_ids for pod in claiming)
 
-    def is_lacking(pods: _Pods) -> bool:
+    def is_lacking(pods: pod_object.Pods) -> bool:
         is_ready = dra_driver.has_ready(pods)
         return not is_ready or (needs_slices and advertising.DRIVER.is_stale(attempt, gpus))
 

@@ -190,7 +190,7 @@ def report_usage(
 
 def _observe(
     deps: ports.Dependencies,
-    list_pods: Callable[[], tuple[pod_object.Pod, ...]],
+    list_pods: Callable[[], pod_object.Pods],
     gpus: model.ObservedGpus,
     needs_processes: Callable[[gpu_use.Usage], bool],
     extra_clients: _ExtraClients,

@@ -13,7 +13,6 @@ _XID_PAUSE_S = 3600.0
 """After this time the same Xid of a GPU gets another Event: a GPU may repeat it every second."""
 _MAX_XIDS = 100
 _ALL_LOST = frozenset({("", None)})  # published while no GPU can be observed
-_LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
 
 _log = structlog.get_logger()
 
@@ -38,7 +37,7 @@ class FaultReport:
 
     def publish_failure(self, reason: errors.Reason | None, message: str) -> bool:
         """Publish that no GPU can be observed; return whether that is due to the GPUs."""
-        is_loss = reason in _LOSSES
+        is_loss = reason in gpu_recovery.LOSSES
         if self.is_on and is_loss:
             self._deps.node.set_condition(gpu_recovery.none_reachable(message))
             self._publish_xids()

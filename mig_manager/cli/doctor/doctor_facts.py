@@ -110,7 +110,7 @@ class Facts:
     inspection: Once[steps.Inspection]
     kube: Once[api.KubeApi]
     node: Once[node_object.NodeView]
-    pods: Once[tuple[pod_object.Pod, ...]]  # the pods of this node
+    pods: Once[pod_object.Pods]  # the pods of this node
     allocatable: Once[Mapping[str, frozenset[str]]]
     """Device ids that kubelet can schedule, by resource."""
     slices: Once[tuple[claims.Slice, ...] | None]

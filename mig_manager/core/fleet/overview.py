@@ -34,7 +34,7 @@ class Overview:
     pods: Sequence[pod_object.Pod]
 
     @property
-    def pending(self) -> tuple[pod_object.Pod, ...]:
+    def pending(self) -> pod_object.Pods:
         """The pods that request MIG devices and have no node yet."""
         return tuple(
             pod

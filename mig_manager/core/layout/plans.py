@@ -17,16 +17,12 @@ if TYPE_CHECKING:
     from mig_manager.core import answers
 
 
-Processes = Mapping[str, tuple[steps.GpuProcess, ...]]
-"""The processes that use each GPU, by its UUID."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStatus:
     """The GPUs of a node, with their processes."""
 
     gpus: model.ObservedGpus
-    processes: Processes | None = None  # None: unknown
+    processes: steps.Processes | None = None  # None: unknown
 
     def to_data(self) -> "answers.Status":
         """Return plain data for JSON and YAML."""
@@ -143,7 +139,7 @@ def plan(
     *,
     is_mode_only: bool = False,
     users: Callable[[], Mapping[str, tuple[str, ...]] | None] = dict,
-    processes: Callable[[], Processes | None] = dict,
+    processes: Callable[[], steps.Processes | None] = dict,
 ) -> Planned:
     """Plan a layout for observed GPUs; devices in use are destroyed last.
 

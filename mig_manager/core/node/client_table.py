@@ -39,9 +39,7 @@ class ExtraClient:
         return is_in_namespace and self.labels.items() <= pod.labels.items()
 
 
-def members(
-    pods: Iterable[pod_object.Pod], table: Sequence[ExtraClient]
-) -> tuple[pod_object.Pod, ...]:
+def members(pods: Iterable[pod_object.Pod], table: Sequence[ExtraClient]) -> pod_object.Pods:
     """Return the pods that belong to any of the clients."""
     return tuple(pod for pod in pods if any(client.matches(pod) for client in table))
 

@@ -113,7 +113,7 @@ def labels_to_pause(
     return {key: "true" for key in keys if labels.get(key) in ("true", well_known.PAUSED_VALUE)}
 
 
-def gated_by(pods: Iterable[pod_object.Pod], keys: Collection[str]) -> tuple[pod_object.Pod, ...]:
+def gated_by(pods: Iterable[pod_object.Pod], keys: Collection[str]) -> pod_object.Pods:
     """Return the pods of DaemonSets that select nodes by one of these labels.
 
     Only the DaemonSet controller deletes a pod when its node no longer matches.

@@ -85,7 +85,7 @@ class Budget:
 class Count:
     """The evictions, out of a set, that the budgets grant."""
 
-    rolling: tuple[pod_object.Pod, ...]
+    rolling: pod_object.Pods
     """Pods that can be evicted now and whose budget covers more pods than it grants."""
     refused: Mapping[str, str]
     """Key of a pod -> why it cannot be evicted together with all others; empty: all can."""

@@ -10,7 +10,7 @@ stands for.
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Self
 
 from mig_manager.core import messages, model, steps
@@ -26,9 +26,6 @@ from mig_manager.core.node import (
 
 _STUCK_AFTER_S = 120.0
 """More than kubelet needs after the grace period, and than clocks of nodes differ."""
-
-Processes = Mapping[str, Sequence[steps.GpuProcess]]
-"""The processes that use GPUs, by UUID; a GPU that does not answer is missing."""
 
 
 def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
@@ -58,25 +55,25 @@ def device_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
 class Usage:
     """The pods of a node, the devices that they use, and the processes that use its GPUs."""
 
-    pods: tuple[pod_object.Pod, ...]  # all pods of the node, as the API lists them
+    pods: pod_object.Pods  # all pods of the node, as the API lists them
     assigned: tuple[pod_object.PodDevices, ...] | None
     """Kubelet's allocations, or its last answer if it is silent now; None: it never answered."""
     no_answer: str = ""  # why kubelet does not answer now
     known_ids: frozenset[str] | None = None  # see ``device_ids.of_gpus``
     resource_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """See ``resource_names``; a device without a name here may have any."""
-    processes: Processes | None = None  # None: unknown
+    processes: steps.Processes | None = None  # None: unknown
     extra_clients: tuple[client_table.ExtraClient, ...] = ()
     """GPU clients beside NVIDIA's: a change pauses or deletes them, so they do not count."""
 
-    def with_pods(self, pods: tuple[pod_object.Pod, ...]) -> Self:
+    def with_pods(self, pods: pod_object.Pods) -> Self:
         """Return the usage with newer pods: a pod keeps its devices until it is gone."""
         present = {pod.uid for pod in pods}
         gone = {pod.key for pod in self.pods if pod.uid not in present}
         assigned = self.assigned and tuple(one for one in self.assigned if one.key not in gone)
         return dataclasses.replace(self, pods=pods, assigned=assigned)
 
-    def users(self, affected: Collection[str] | None) -> tuple[pod_object.Pod, ...]:
+    def users(self, affected: Collection[str] | None) -> pod_object.Pods:
         """Return the pods that use, or may use, one of the devices; None: any GPU.
 
         Kubelet does not list devices of ordinary init containers (PodResources v1). So a pod that
@@ -102,7 +99,7 @@ class Usage:
             and self._may_use(pod, _of(pod, allocations), affected)
         )
 
-    def undecided_users(self, affected: Collection[str] | None) -> tuple[pod_object.Pod, ...]:
+    def undecided_users(self, affected: Collection[str] | None) -> pod_object.Pods:
         """Return the users that kubelet may still exclude, because it lists no device of them yet.
 
         Empty if all devices are affected: then every pod with a GPU is a user.

@@ -97,6 +97,9 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
 
+Pods = tuple[Pod, ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodDevices:
     """The devices that kubelet allocated to one pod."""

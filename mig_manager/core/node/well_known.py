@@ -43,6 +43,7 @@ LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """A label's value to the API unless it is empty, and a label's key after the slash."""
 READY_CONDITION = "MigReady"
 RECOVERY_CONDITION = "GpuRecoveryNeeded"
+EVENT_COMPONENT = "mig-manager"  # reports our Events
 RESOURCE_PREFIX = "nvidia.com/"
 PLUGIN_CONFIG_LABEL = "nvidia.com/device-plugin.config"
 """Names the entry of the device plugin's ConfigMap that this node's plugin reads."""

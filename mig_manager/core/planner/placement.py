@@ -61,7 +61,7 @@ class Capacity:
     def engines(self, profiles: Iterable[model.Profile]) -> model.Engines:
         """Sum up the media engines of instances of these profiles."""
         specs = filter(None, map(self.by_profile.get, profiles))
-        return model.Engines(*map(sum, zip(*(spec.engines.counts for spec in specs), strict=True)))
+        return model.Engines.total(spec.engines for spec in specs)
 
     def maximum(self, profile: model.Profile) -> int:
         """Return how many instances of a profile fit the empty GPU."""

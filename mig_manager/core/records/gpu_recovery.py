@@ -50,7 +50,7 @@ five values; the comments of ``nvmlDeviceGpuRecoveryAction_t`` in nvml.h for the
 """
 _RESETTING = "The agent evicts its pods, and resets it."
 _UNREACHABLE = errors.Reason.GPU_UNREACHABLE
-_LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
+LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
 """Answers of the driver with a remedy of their own.
 
 ``nvml.h``: a lost GPU is inaccessible, and one that requires a reset can be used again after it.
@@ -75,7 +75,7 @@ def remedy(gpu: model.Gpu | model.UnreachableGpu) -> str:
     """Say what to do about a GPU with a fault, as a sentence."""
     need = _need(gpu)
     if need is None:
-        if isinstance(gpu, model.UnreachableGpu) and gpu.reason in _LOSSES:
+        if isinstance(gpu, model.UnreachableGpu) and gpu.reason in LOSSES:
             return gpu.reason.remedy
         return _UNREACHABLE.remedy
     advice = need[1].format(index=gpu.index)

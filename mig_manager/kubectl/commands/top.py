@@ -73,7 +73,7 @@ class Top:
         self._command = command
         self._names = names
         self._search = cluster_reader.NodeSearch(reports=(), missing=())
-        self._pods: tuple[pod_object.Pod, ...] = ()
+        self._pods: pod_object.Pods = ()
         self._choice = _Selection()
 
     def refresh(self) -> live.View:

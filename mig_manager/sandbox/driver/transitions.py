@@ -331,7 +331,7 @@ def _has_engines(now: Situation, row: hardware.GpuProfile) -> bool:
     """Return whether the media engines allow one more instance."""
     pool = model.Engines.pool(each.engines for each in now.board.product.profiles)
     used = [now.board.row(instance.profile_id).engines for instance in now.gpu.instances]
-    return sum(used, start=row.engines).within(pool)
+    return model.Engines.total([*used, row.engines]).within(pool)
 
 
 def gpu_instance_id(

@@ -159,7 +159,7 @@ class NewWorkloads(fake_cluster.FakeWorkloads):
         super().__init__(rig)
         self._resolved_uids: set[str] = set()
 
-    def list(self) -> tuple[pod_object.Pod, ...]:
+    def list(self) -> pod_object.Pods:
         pods, listed = super().list(), published_uuids(self._rig)
         self._resolved_uids |= {
             pod.uid for pod in pods if (pod.claimed_ids or frozenset()) <= listed

@@ -85,7 +85,7 @@ class Walk:
         gpu = self.gpu
         rows = [self.board.row(instance.profile_id) for instance in gpu.instances]
         pool = model.Engines.pool(row.engines for row in self.board.product.profiles)
-        assert sum((row.engines for row in rows), start=model.Engines()).within(pool)
+        assert model.Engines.total(row.engines for row in rows).within(pool)
         assert disjoint([instance.placement for instance in gpu.instances])
         ids = [instance.instance_id for instance in gpu.instances]
         assert ids == sorted(set(ids))

@@ -217,7 +217,7 @@ def users(
     assigned: tuple[pod_object.PodDevices, ...] | None,
     affected: frozenset[str] | None,
     **fields: Any,
-) -> tuple[pod_object.Pod, ...]:
+) -> pod_object.Pods:
     return gpu_use.Usage(pods=tuple(pods), assigned=assigned, **fields).users(affected)
 
 
