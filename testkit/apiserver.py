@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette import requests, types
 
-from mig_manager.sandbox.apiserver import request, resources, server
+from mig_manager.sandbox.apiserver import kinds, request, server
 from testkit import authorization, stored_objects
 
 Access = authorization.Access
@@ -263,7 +263,7 @@ class _Middleware:
         if fault.is_carried_out and not call.is_watch:
             await call.answer()
         if fault.status is not None:
-            error = resources.StatusError(
+            error = kinds.StatusError(
                 fault.status, fault.message, retry_after_s=fault.retry_after_s
             )
             await server.status_response(error)(call.http.scope, call.receive, call.send)
@@ -315,7 +315,7 @@ class _Middleware:
             case Break.CLOSE:
                 await call.write(b"", is_last=True)
             case Break.EXPIRE:
-                error = resources.StatusError(410, "The resourceVersion for the watch is too old.")
+                error = kinds.StatusError(410, "The resourceVersion for the watch is too old.")
                 line = json.dumps({"type": "ERROR", "object": error.to_status()}) + "\n"
                 await call.write(line.encode(), is_last=True)
             case Break.RESET:
@@ -406,7 +406,7 @@ class _Call:
 def _log_entry(http: requests.Request) -> LoggedRequest:
     try:
         info = request.parse(http.method, http.url.path, http.query_params)
-    except resources.StatusError:
+    except kinds.StatusError:
         info = None
     target = info.target if info else None
     return LoggedRequest(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from starlette import requests, responses, types
 
-from mig_manager.sandbox.apiserver import request, resources, server
+from mig_manager.sandbox.apiserver import kinds, request, server
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class AuthorizedApp:
         """Answer or forward a request."""
         http = requests.Request(scope, receive)
         token = bearer_token(http)
-        if http.url.path == f"/apis/{resources.REVIEW[0]}/v1/{resources.REVIEW[1]}":
+        if http.url.path == f"/apis/{kinds.REVIEW[0]}/v1/{kinds.REVIEW[1]}":
             review = await http.json()
             attributes = (review.get("spec") or {}).get("resourceAttributes") or {}
             names = {field.name for field in dataclasses.fields(Access)} - {"token"}
@@ -55,11 +55,11 @@ class AuthorizedApp:
         app = self._app if error is None else server.status_response(error)
         await app(scope, receive, send)
 
-    def _refusal(self, http: requests.Request, token: str) -> resources.StatusError | None:
+    def _refusal(self, http: requests.Request, token: str) -> kinds.StatusError | None:
         """Return 403 with the message of the real server's RBAC; None for an allowed request."""
         try:
             info = request.parse(http.method, http.url.path, http.query_params)
-        except resources.StatusError:
+        except kinds.StatusError:
             return None
         if info is None:
             return None
@@ -79,7 +79,7 @@ class AuthorizedApp:
         what = f'{kind.qualified} "{name}"' if name else kind.qualified
         user = "system:serviceaccount:sandbox:client" if token else "system:anonymous"
         where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-        return resources.StatusError(
+        return kinds.StatusError(
             403,
             f'{what} is forbidden: User "{user}" cannot {info.verb} resource '
             f'"{access.full_resource}" in API group "{kind.group}" {where}',

@@ -3,9 +3,9 @@
 import copy
 from collections.abc import Callable
 
-from mig_manager.sandbox.apiserver import content, resources, store
+from mig_manager.sandbox.apiserver import content, kinds, store
 
-Object = resources.Object
+Object = kinds.Object
 
 
 class StoredObjects:
@@ -13,14 +13,14 @@ class StoredObjects:
 
     store: store.Store
 
-    def get(self, resource: resources.Resource, name: str, namespace: str = "") -> Object:
+    def get(self, resource: kinds.Resource, name: str, namespace: str = "") -> Object:
         """Return a copy of an object."""
         obj = self.store.peek((resource.plural, namespace, name))
         if obj is None:
             raise resource.not_found(name)
         return copy.deepcopy(obj)
 
-    def objects(self, resource: resources.Resource, namespace: str = "") -> list[Object]:
+    def objects(self, resource: kinds.Resource, namespace: str = "") -> list[Object]:
         """Return copies of the objects of a namespace; of all namespaces if it is empty."""
         return copy.deepcopy(self.store.select(resource.plural, namespace=namespace))
 
@@ -31,7 +31,7 @@ class StoredObjects:
 
     def modify(
         self,
-        resource: resources.Resource,
+        resource: kinds.Resource,
         name: str,
         change: Callable[[Object], object],
         *,
@@ -44,7 +44,7 @@ class StoredObjects:
             return self.store.write((resource.plural, namespace, name), obj)
 
     def merge(
-        self, resource: resources.Resource, name: str, patch: Object, *, namespace: str = ""
+        self, resource: kinds.Resource, name: str, patch: Object, *, namespace: str = ""
     ) -> Object:
         """Merge a patch into an object, in which None stands for a member to remove."""
         with self.store.lock:
@@ -52,7 +52,7 @@ class StoredObjects:
             merged = content.patched("application/merge-patch+json", obj, patch)
             return self.store.write((resource.plural, namespace, name), merged)
 
-    def delete(self, resource: resources.Resource, name: str, namespace: str = "") -> None:
+    def delete(self, resource: kinds.Resource, name: str, namespace: str = "") -> None:
         """Remove an object at once, without its grace period and finalizers."""
         if self.store.remove((resource.plural, namespace, name)) is None:
             raise resource.not_found(name)

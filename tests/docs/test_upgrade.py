@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import programs
 from tests.docs import pages
@@ -83,7 +83,7 @@ def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
         server.store.create(other)
         kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
         programs.output("/bin/sh", "-euc", script, cwd=tmp_path, KUBECONFIG=str(kubeconfig))
-        nodes = {name: server.get(resources.NODES, name) for name in ("used", "other")}
+        nodes = {name: server.get(kinds.NODES, name) for name in ("used", "other")}
 
     metadata = nodes["used"]["metadata"]
     assert metadata["labels"] == kept

@@ -15,7 +15,7 @@ from mig_manager.agent import agent_settings, main
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, timing
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects
 from tests.node import agents, fake_cluster, fake_host, fakes
@@ -40,11 +40,11 @@ def label_all(server: apiserver.ApiServer, names: Sequence[str], layout: str) ->
     """Do what ``kubectl label nodes`` does for many."""
     metadata = {"labels": {well_known.CONFIG_LABEL: layout}}
     for name in names:
-        server.merge(resources.NODES, name, {"metadata": metadata})
+        server.merge(kinds.NODES, name, {"metadata": metadata})
 
 
 def is_applied(server: apiserver.ApiServer, name: str, layout: str) -> bool:
-    labels = server.get(resources.NODES, name)["metadata"]["labels"]
+    labels = server.get(kinds.NODES, name)["metadata"]["labels"]
     labels_now = (labels.get(well_known.APPLIED_LABEL), labels.get(well_known.STATE_LABEL))
     return labels_now == (layout, model.State.SUCCESS.value)
 

@@ -3,7 +3,7 @@
 import threading
 
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources, store
+from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 
 
@@ -23,12 +23,12 @@ class Census:
         """Nodes unavailable at once."""
         self.ever: set[str] = set()
         """Nodes that were unavailable at some time."""
-        for node in server.objects(resources.NODES):
+        for node in server.objects(kinds.NODES):
             self._count(node)
         server.store.subscribe(self._take)
 
     def _take(self, record: store.Record) -> None:
-        if record.key[0] == resources.NODES.plural:
+        if record.key[0] == kinds.NODES.plural:
             with self._lock:
                 self._count(record.obj)
 

@@ -18,7 +18,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources, store
+from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests import api_objects
 
@@ -76,7 +76,7 @@ class StandIns:
 
     def start(self) -> None:
         for name in self._names:
-            self._server.merge(resources.NODES, name, {"metadata": {"annotations": _GPUS}})
+            self._server.merge(kinds.NODES, name, {"metadata": {"annotations": _GPUS}})
             self._news.put(name)
         self._thread.start()
 
@@ -86,7 +86,7 @@ class StandIns:
         self._thread.join(30)
 
     def _notice(self, record: store.Record) -> None:
-        if record.key[0] == resources.NODES.plural and record.key[2] in self._names:
+        if record.key[0] == kinds.NODES.plural and record.key[2] in self._names:
             self._news.put(record.key[2])
 
     def _run(self) -> None:
@@ -161,7 +161,7 @@ class StandIns:
             "annotations": {well_known.STATUS_ANNOTATION: text},
         }
         change = {"metadata": metadata, "spec": {"unschedulable": is_cordoned}}
-        self._server.merge(resources.NODES, name, change)
+        self._server.merge(kinds.NODES, name, change)
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         self._serial += 1
@@ -169,7 +169,7 @@ class StandIns:
         heapq.heappush(self._queue, (at_s, self._serial, act))
 
     def _node(self, name: str) -> store.Object:
-        return self._server.get(resources.NODES, name)
+        return self._server.get(kinds.NODES, name)
 
 
 @contextlib.contextmanager

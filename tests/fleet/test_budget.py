@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core import timing
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import waiting
 from tests.fleet import agents, census
@@ -20,7 +20,7 @@ LAYOUT = "all-1g.5gb"
 
 
 def used_slots(server: apiserver.ApiServer) -> list[str]:
-    leases = server.objects(resources.LEASES, agents.NAMESPACE)
+    leases = server.objects(kinds.LEASES, agents.NAMESPACE)
     return [each["spec"]["holderIdentity"] for each in leases if each["spec"]["holderIdentity"]]
 
 
@@ -72,7 +72,7 @@ class Contender:
         self._kube.close()
 
     def _mark(self, *, is_cordoned: bool) -> None:
-        self._server.merge(resources.NODES, self._name, {"spec": {"unschedulable": is_cordoned}})
+        self._server.merge(kinds.NODES, self._name, {"spec": {"unschedulable": is_cordoned}})
 
 
 def contend(server: apiserver.ApiServer, count: int, *, limit: int) -> census.Census:

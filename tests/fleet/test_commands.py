@@ -13,7 +13,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
-from mig_manager.sandbox.apiserver import resources, store
+from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests import api_objects, layout_table, waiting
 from tests.fleet import agents, census, standins
@@ -46,7 +46,7 @@ class RolloutRig:
         return self(*argv, "-l", "gpu=yes", "--max-unavailable", "2", "-o", "json")
 
     def metadata(self, name: str) -> dict[str, Any]:
-        node_metadata: dict[str, Any] = self.server.get(resources.NODES, name)["metadata"]
+        node_metadata: dict[str, Any] = self.server.get(kinds.NODES, name)["metadata"]
         return node_metadata
 
     def label(self, name: str) -> str | None:
@@ -69,7 +69,7 @@ class RolloutRig:
 
     def write(self, name: str, **metadata: Mapping[str, str] | None) -> None:
         """Merge labels or annotations into those of a node; None removes them all."""
-        self.server.merge(resources.NODES, name, {"metadata": metadata})
+        self.server.merge(kinds.NODES, name, {"metadata": metadata})
 
     def list_layouts(self, name: str) -> None:
         """Let a node list the layouts that its agent generates for the published GPUs."""
@@ -214,7 +214,7 @@ def test_undo_without_an_agents_response_requests_the_layout_again(rig: RolloutR
 def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: RolloutRig) -> None:
     unknown = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
     for name in rig.names[:2]:
-        rig.server.merge(resources.NODES, name, unknown)
+        rig.server.merge(kinds.NODES, name, unknown)
 
     answer = rig.roll(LAYOUT, "--silence-timeout-s", "3")
 

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import waiting
 from tests.fleet import agents, census, standins
@@ -27,7 +27,7 @@ def requested_layouts(server: apiserver.ApiServer) -> dict[str, str | None]:
     """Name of each node -> what its label asks for."""
     return {
         node["metadata"]["name"]: node["metadata"]["labels"].get(well_known.CONFIG_LABEL)
-        for node in server.objects(resources.NODES)
+        for node in server.objects(kinds.NODES)
     }
 
 

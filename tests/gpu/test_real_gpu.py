@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import events, nvml_gpus, worker_client
-from mig_manager.cli.acceptance import report
+from mig_manager.cli.acceptance import acceptance_report
 from mig_manager.core import model, steps
 
 pytestmark = pytest.mark.gpu
@@ -65,7 +65,7 @@ def test_a_second_observation_and_one_by_a_worker_are_equal(gpus: tuple[model.Gp
 def test_acceptance_observes_every_gpu_without_a_difference_for_layouts(
     gpus: tuple[model.Gpu, ...],
 ) -> None:
-    answer = report.report(
+    answer = acceptance_report.report(
         worker_client.WorkerGpus(command=worker_client.worker_command(), timeout_s=60.0).survey(),
         timeout_s=60.0,
     )

@@ -9,7 +9,7 @@ import pytest
 from mig_manager.adapters.kubernetes import api, responses, watch
 from mig_manager.core import timing
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects, waiting
 
@@ -38,9 +38,7 @@ def a_node(layout: str = "one", name: str = "n1") -> dict[str, Any]:
 
 
 def label(server: apiserver.ApiServer, layout: str, name: str = "n1") -> None:
-    server.merge(
-        resources.NODES, name, {"metadata": {"labels": {well_known.CONFIG_LABEL: layout}}}
-    )
+    server.merge(kinds.NODES, name, {"metadata": {"labels": {well_known.CONFIG_LABEL: layout}}})
 
 
 @contextlib.contextmanager

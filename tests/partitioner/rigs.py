@@ -14,7 +14,7 @@ from mig_manager.core.node import device_classes, resources, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.planner import planner
 from mig_manager.partitioner import main, partitioner_settings
-from mig_manager.sandbox.apiserver import resources as kinds
+from mig_manager.sandbox.apiserver import kinds
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import api_objects, waiting

@@ -4,7 +4,7 @@ import pytest
 
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources as kinds
+from mig_manager.sandbox.apiserver import kinds
 from tests.partitioner import rigs
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 

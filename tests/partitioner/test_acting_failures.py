@@ -9,7 +9,7 @@ import structlog.testing
 from mig_manager.core import steps
 from mig_manager.core.partitioning import decisions
 from mig_manager.partitioner import announcer
-from mig_manager.sandbox.apiserver import resources as kinds
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 

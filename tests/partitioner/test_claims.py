@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager.core.node import device_classes
-from mig_manager.sandbox.apiserver import resources as kinds
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects, waiting
 from tests.kit import dra_driver

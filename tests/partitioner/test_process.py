@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mig_manager.partitioner import metrics
-from mig_manager.sandbox.apiserver import resources as kinds
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import waiting
 from tests.partitioner import rigs

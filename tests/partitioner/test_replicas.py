@@ -8,7 +8,7 @@ import structlog.testing
 from mig_manager.adapters import host
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import main
-from mig_manager.sandbox.apiserver import resources as kinds
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import waiting
 from tests.node import strikes

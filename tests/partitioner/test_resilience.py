@@ -10,7 +10,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources as kinds
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects, waiting
 from tests.partitioner import rigs

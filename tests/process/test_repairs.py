@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
-from tests.kit import library, systemd_rig
+from tests.kit import c_library, systemd_rig
 from tests.stage import agent_stage
 
 
@@ -37,7 +37,7 @@ class RepairStage(agent_stage.AgentStage):
 
 @pytest.fixture
 def stage(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RepairStage]:
-    for name, value in library.environ(tmp_path).items():
+    for name, value in c_library.environ(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     with RepairStage(tmp_path / "bin") as started:

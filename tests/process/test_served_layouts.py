@@ -13,7 +13,7 @@ from mig_manager.core.layout import served
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import machines
 from mig_manager.sandbox.node import objects
-from tests.kit import library
+from tests.kit import c_library
 from tests.stage import agent_stage
 
 UNKNOWN = "NVIDIA Q900-SXM9-120GB"
@@ -61,7 +61,7 @@ class UnknownStage(agent_stage.AgentStage):
 def unknown(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnknownStage]:
     product = tripled_product()
     monkeypatch.setattr(hardware, "parse_node", lambda _spec: (product, product))
-    for name, value in library.environ(tmp_path).items():
+    for name, value in c_library.environ(tmp_path).items():
         monkeypatch.setenv(name, value)
     with UnknownStage(f"2x{product.key}", text="", has_library=True) as stage:
         yield stage
@@ -77,7 +77,7 @@ def test_a_product_in_no_table_has_the_usual_layouts_without_any_file(
     unknown: UnknownStage,
 ) -> None:
     command = [sys.executable, "-m", "mig_manager", "plan", "all-1g.15gb"]
-    planned = library.run(*command, "--library-path", str(unknown.library))
+    planned = c_library.run(*command, "--library-path", str(unknown.library))
     assert f"Origin: generated for {UNKNOWN}" in planned
 
     unknown.assert_ends("all-1g.15gb")

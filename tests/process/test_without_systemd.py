@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit import library
+from tests.kit import c_library
 from tests.stage import agent_stage
 
 LAYOUT = "all-1g.10gb"
@@ -42,7 +42,7 @@ class Bus:
 
 @pytest.fixture
 def bus(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bus]:
-    for name, value in library.environ(tmp_path).items():
+    for name, value in c_library.environ(tmp_path).items():
         monkeypatch.setenv(name, value)
     made = Bus(tmp_path / "host/run/dbus/system_bus_socket")
     yield made

@@ -14,7 +14,7 @@ from typing import Any
 
 from mig_manager.sandbox.driver import simulated_nvml, states, transitions
 from testkit import nvidia_smi, nvml_faults
-from tests.kit import library
+from tests.kit import c_library
 from tests.node import simulated_rig
 
 _NVIDIA_SMI = """\
@@ -61,7 +61,7 @@ class Driver:
         program.write_text(_NVIDIA_SMI, encoding="utf-8")
         program.chmod(0o755)
         with (
-            library.serve(self._folder, self.gpus.path),
+            c_library.serve(self._folder, self.gpus.path),
             self._serving("containers.sock", self._answer),
             self._serving("nvidia-smi.sock", self._run_nvidia_smi),
         ):

@@ -9,8 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from testkit import apiserver
 from tests import api_objects, programs
-from tests.kit import commandline, doctor_rig
-from tests.kit import plugin_rig as rig
+from tests.kit import commandline, doctor_rig, plugin_rig
 
 
 @pytest.fixture
@@ -31,21 +30,21 @@ mig-configs:
 
 
 @pytest.fixture(scope="module")
-def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
+def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[plugin_rig.Viewer]:
     """A user of a cluster of five GPU nodes and one other; tests remove what they add."""
     programs.path_or_skip("kubectl")
     with apiserver.serve() as server:
         for each in [*nodes(), *others()]:
             server.store.create(each)
-        yield rig.viewer(server, tmp_path_factory.mktemp("home"))
+        yield plugin_rig.viewer(server, tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture
-def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[plugin_rig.Viewer]:
     """A user of an empty cluster."""
     programs.path_or_skip("kubectl")
     with apiserver.serve() as server:
-        yield rig.viewer(server, tmp_path_factory.mktemp("home"))
+        yield plugin_rig.viewer(server, tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture
@@ -56,38 +55,38 @@ def patient(tmp_path: pathlib.Path) -> doctor_rig.Patient:
 def nodes() -> list[api_objects.Object]:
     a100 = "1xA100-SXM4-40GB"
     return [
-        rig.node(
+        plugin_rig.node(
             "gpu-1",
-            gpus=rig.gpus("8xA100-SXM4-40GB", "all-balanced"),
+            gpus=plugin_rig.gpus("8xA100-SXM4-40GB", "all-balanced"),
             requested="all-balanced",
             labels={"pool": "train"},
         ),
-        rig.node(
+        plugin_rig.node(
             "gpu-2",
-            gpus=rig.gpus("2xH100-SXM5-80GB"),
+            gpus=plugin_rig.gpus("2xH100-SXM5-80GB"),
             requested="all-1g.5gb",
             state=model.State.FAILED,
             reason=errors.Reason.UNKNOWN_PROFILE,
             message="GPU 0 has no profile 1g.5gb",
             labels={"pool": "train"},
         ),
-        rig.node(
+        plugin_rig.node(
             "gpu-3",
-            gpus=rig.gpus(a100, "all-1g.5gb"),
+            gpus=plugin_rig.gpus(a100, "all-1g.5gb"),
             requested="all-balanced",
             reported="all-1g.5gb",
             is_ready=False,
         ),
-        rig.node(
+        plugin_rig.node(
             "gpu-4",
-            gpus=rig.gpus(a100),
+            gpus=plugin_rig.gpus(a100),
             requested="all-1g.5gb",
             state=model.State.PENDING,
             reason=None,
             message="draining",
             minutes=100,
         ),
-        rig.node(
+        plugin_rig.node(
             "gpu-5",
             requested="all-balanced",
             state=None,
@@ -102,20 +101,22 @@ def nodes() -> list[api_objects.Object]:
 
 def others() -> list[api_objects.Object]:
     return [
-        rig.pod("train", "gpu-1", mig_3g_20gb=1),
-        rig.pod("serve", "gpu-1", mig_1g_5gb=2),
-        rig.pod("elsewhere", "gpu-4", gpu=1),
-        api_objects.a_config_map(rig.CONFIG, "gpu-operator/default-mig-parted-config"),
-        api_objects.an_event("gpu-1", "Recovered", "resumed", at=rig.ago(hours=4)),
+        plugin_rig.pod("train", "gpu-1", mig_3g_20gb=1),
+        plugin_rig.pod("serve", "gpu-1", mig_1g_5gb=2),
+        plugin_rig.pod("elsewhere", "gpu-4", gpu=1),
+        api_objects.a_config_map(plugin_rig.CONFIG, "gpu-operator/default-mig-parted-config"),
+        api_objects.an_event("gpu-1", "Recovered", "resumed", at=plugin_rig.ago(hours=4)),
         api_objects.an_event(
-            "gpu-1", "Applied", "Layout all-balanced is applied", at=rig.ago(hours=3)
+            "gpu-1", "Applied", "Layout all-balanced is applied", at=plugin_rig.ago(hours=3)
         ),
-        api_objects.an_event("gpu-1", "AlreadyApplied", "it was applied", at=rig.ago(minutes=4)),
+        api_objects.an_event(
+            "gpu-1", "AlreadyApplied", "it was applied", at=plugin_rig.ago(minutes=4)
+        ),
         api_objects.an_event(
             "gpu-1",
             "NodeReady",
             "of kubelet",
-            at=rig.ago(minutes=6),
+            at=plugin_rig.ago(minutes=6),
             source={"component": "kubelet"},
             reportingComponent="kubelet",
         ),

@@ -9,8 +9,7 @@ from mig_manager.cli import main
 from mig_manager.cli.toolkit import console
 from testkit import nvml_faults
 from tests import contract
-from tests.kit import commandline, shell_node
-from tests.kit import library as c_library
+from tests.kit import c_library, commandline, shell_node
 
 SPEC = "2xA100-SXM4-40GB"
 

@@ -8,8 +8,7 @@ import pytest
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
 from tests import waiting
-from tests.kit import commandline, kubelet_rig, shell_node
-from tests.kit import library as c_library
+from tests.kit import c_library, commandline, kubelet_rig, shell_node
 
 A30 = "1xA30"
 UNKNOWN = 999  # NVML_ERROR_UNKNOWN

@@ -17,8 +17,7 @@ from starlette import requests, responses, types
 from mig_manager.cli.commands import bundle_content
 from mig_manager.sandbox.apiserver import server
 from tests import api_objects, contract
-from tests.kit import commandline
-from tests.kit import plugin_rig as rig
+from tests.kit import commandline, plugin_rig
 from tests.shell import terminal
 
 SPEC = ("--simulate", "1xA30")
@@ -59,13 +58,15 @@ class BundledCluster:
     def fill(self, *, secret: str = "", status: str = "", layouts: str = LAYOUTS) -> None:
         """Create the objects; foreign parts of them have the secret."""
         failed = {"state": "failed", "as_written": 1, "message": f"the hook said: token={secret}"}
-        node = rig.node("n1", requested="mine", state=None, labels={"example.com/team": "other"})
+        node = plugin_rig.node(
+            "n1", requested="mine", state=None, labels={"example.com/team": "other"}
+        )
         node["metadata"]["annotations"] = {
             "mig-manager.io/status": status or json.dumps(failed),
             "example.com/login": secret,
         }
         node["spec"] = {"taints": [{"key": "example.com/x", "effect": "NoSchedule"}]}
-        agent = rig.pod("mig-manager-x", "n1")
+        agent = plugin_rig.pod("mig-manager-x", "n1")
         labels = {"app.kubernetes.io/name": "mig-manager"}
         agent["metadata"] |= {"namespace": "default", "labels": labels}
         environ = {"DRAIN_POLICY": "none", "MIG_MANAGER_DRAIN_TIMEOUT_S": "7", "OTHER": secret}

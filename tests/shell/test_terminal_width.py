@@ -10,8 +10,7 @@ import pytest
 from mig_manager.cli.toolkit import plan_table
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import preview
-from tests.kit import commandline
-from tests.kit import plugin_rig as rig
+from tests.kit import commandline, plugin_rig
 from tests.shell import terminal
 
 _WIDTHS = (60, 80, 120, 200)
@@ -83,7 +82,9 @@ def test_quoted_commands_are_never_broken() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", _OF_THE_PLUGIN, ids=" ".join)
-def test_answer_of_the_plugin_fits_the_terminal(viewer: rig.Viewer, words: Sequence[str]) -> None:
+def test_answer_of_the_plugin_fits_the_terminal(
+    viewer: plugin_rig.Viewer, words: Sequence[str]
+) -> None:
     assert_fits(viewer.alone, words)
 
 

@@ -21,7 +21,7 @@ import yaml
 import mig_manager
 from testkit import apiserver
 from tests import api_objects, programs
-from tests.kit import plugin_rig as rig
+from tests.kit import plugin_rig
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACK = ROOT / "release" / "krew" / "pack.py"
@@ -135,12 +135,12 @@ def test_kubectl_runs_what_krew_installs(
     plugin_folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     with apiserver.serve() as server:
-        gpus = rig.gpus("1xA100-SXM4-40GB", "all-balanced")
-        server.store.create(rig.node("n1", gpus=gpus))
+        gpus = plugin_rig.gpus("1xA100-SXM4-40GB", "all-balanced")
+        server.store.create(plugin_rig.node("n1", gpus=gpus))
         product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
-        server.store.create(rig.node("n2", labels=product))
-        server.store.create(api_objects.a_config_map(rig.CONFIG))
-        viewer = rig.viewer(server, tmp_path, plugins=plugin_folder)
+        server.store.create(plugin_rig.node("n2", labels=product))
+        server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
+        viewer = plugin_rig.viewer(server, tmp_path, plugins=plugin_folder)
 
         assert viewer.mig("version").out == f"kubectl-mig {mig_manager.__version__}\n"
         status = viewer.mig("status", "n1")

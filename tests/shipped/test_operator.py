@@ -17,7 +17,7 @@ import yaml
 
 import mig_manager
 from mig_manager.core.layout import config
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import programs, waiting
 from tests.api_objects import Object
@@ -227,12 +227,12 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
             assert node.wait_for_end("all-1g.6gb") == "success"
             status = node.status()
             waiting.until(
-                lambda: bool(server.objects(resources.CONFIG_MAPS, operator_pod.NAMESPACE)),
+                lambda: bool(server.objects(kinds.CONFIG_MAPS, operator_pod.NAMESPACE)),
                 "the ConfigMap",
             )
     is_default = variable == "DEFAULT_CONFIG_FILE"
     assert (status["origin"] == "generated for NVIDIA A30") is is_default
-    (written,) = server.objects(resources.CONFIG_MAPS, operator_pod.NAMESPACE)
+    (written,) = server.objects(kinds.CONFIG_MAPS, operator_pod.NAMESPACE)
     assert written["metadata"]["name"] == "plain-mig-config"
     assert written["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
     layouts = config.parse(written["data"]["config.yaml"], source="ConfigMap").layouts

@@ -18,7 +18,7 @@ from mig_manager.sandbox import demo_layouts, machines, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
-from tests.kit import envtest, library
+from tests.kit import c_library, envtest
 from tests.node import gpu_values, judging
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
@@ -90,11 +90,11 @@ class AgentStage(stages.Stage):
     @property
     def library(self) -> pathlib.Path:
         """The file of the driver's library."""
-        return self.machine.state_file.parent / "driver" / library.NAME
+        return self.machine.state_file.parent / "driver" / c_library.NAME
 
     def start_agent(self) -> None:
         if self._has_library:
-            served = library.serve(self.library.parent, self.machine.state_file)
+            served = c_library.serve(self.library.parent, self.machine.state_file)
             self._driver.enter_context(served)
         if self._stderr is not None:
             self.machine.log = pathlib.Path(f"/proc/self/fd/{self._stderr}")

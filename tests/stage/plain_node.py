@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import waiting
@@ -22,14 +22,14 @@ class PlainNode:
 
     def register(self, *taints: Mapping[str, str], **labels: str) -> None:
         """Create the Node; one that is there is deleted, as by ``kubectl delete node``."""
-        if self._server.objects(resources.NODES):
-            self._server.delete(resources.NODES, self.name)
+        if self._server.objects(kinds.NODES):
+            self._server.delete(kinds.NODES, self.name)
         metadata = {"name": self.name, "labels": labels}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
         self._server.create(node | {"spec": {"taints": [*taints]}})
 
     def node(self) -> dict[str, Any]:
-        return self._server.get(resources.NODES, self.name)
+        return self._server.get(kinds.NODES, self.name)
 
     def schedulable(self) -> dict[str, str]:
         """Return the devices that pods can be scheduled on."""
@@ -44,7 +44,7 @@ class PlainNode:
 
     def label(self, layout: str) -> None:
         labels = {well_known.CONFIG_LABEL: layout}
-        self._server.merge(resources.NODES, self.name, {"metadata": {"labels": labels}})
+        self._server.merge(kinds.NODES, self.name, {"metadata": {"labels": labels}})
 
     def wait_for_end(self, layout: str) -> str:
         """Return the state in which the run for a layout ended."""

@@ -85,11 +85,11 @@ def run(settings: Settings, terminal: console.Console) -> int:
     from mig_manager.adapters.host import files
     from mig_manager.change import local
     from mig_manager.cli import gpu_access
-    from mig_manager.cli.acceptance import acceptance_course, report
+    from mig_manager.cli.acceptance import acceptance_course, acceptance_report
 
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
     if settings.row_source is not None:
-        terminal.say(report.catalogue_rows(settings.row_source))
+        terminal.say(acceptance_report.catalogue_rows(settings.row_source))
         return console.DONE
     access = gpu_access.CommandAdapters(settings, terminal)
     deps = access.dependencies()
@@ -101,7 +101,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     else:
         asked_at = None if settings.is_confirmed else terminal
         course = acceptance_course.play(settings.changed_gpu, survey, deps, access, asked_at)
-    answer = report.report(
+    answer = acceptance_report.report(
         survey,
         course,
         is_simulated=settings.gpus.is_simulated,
@@ -113,6 +113,6 @@ def run(settings: Settings, terminal: console.Console) -> int:
     else:
         path = settings.answer_file or _FILE
         files.write_output(path, text)
-        summary = report.summary(answer, path, terminal.style(settings.colour))
+        summary = acceptance_report.summary(answer, path, terminal.style(settings.colour))
         terminal.say(bar.harmless(summary))
     return console.FAILED if answer["differences"] else console.DONE

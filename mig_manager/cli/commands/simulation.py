@@ -9,8 +9,7 @@ from mig_manager.adapters.host import files
 from mig_manager.cli.toolkit import console
 from mig_manager.core import timing
 from mig_manager.partitioner import partitioner_settings, simulation
-from mig_manager.partitioner.replay import comparison, past_pods
-from mig_manager.partitioner.replay import report as replay_report
+from mig_manager.partitioner.replay import comparison, past_pods, replay_report
 
 _MAX_BYTES = 1 << 30  # a file with the objects of a cluster
 _DAY_S = 86400.0

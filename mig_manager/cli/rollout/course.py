@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.kubernetes import api, fleet
-from mig_manager.cli.rollout import report, rollout_settings
+from mig_manager.cli.rollout import rollout_report, rollout_settings
 from mig_manager.cli.toolkit import console, documents, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
@@ -129,7 +129,7 @@ def _roll_out(
     decisions = _decisions(settings, goal, terminal, selected)
     decision = next(decisions)  # an interrupt before this has no outcome to show
     skipped = decision.of(rollout.NodeProgressState.SKIPPED)
-    misfits = [report.event(node, node.message) for node in skipped if node.reason]
+    misfits = [rollout_report.event(node, node.message) for node in skipped if node.reason]
     if len(misfits) == len(decision.nodes):
         why = messages.list_names(misfits, limit=_MAX_MISFITS)
         raise errors.UsageError(
@@ -146,8 +146,8 @@ def _roll_out(
     display.clear()
     status = terminal.answer(
         settings.output_format,
-        lambda: report.data(decision, goal),
-        lambda: report.outcome(
+        lambda: rollout_report.data(decision, goal),
+        lambda: rollout_report.outcome(
             decision,
             _title(settings),
             style=terminal.style(settings.colour),
@@ -241,14 +241,14 @@ class _Display:
                 before = self._before.get(node.name, rollout.NodeProgressState.TO_DO)
                 self._before[node.name] = node.state
                 if node.state is not before:
-                    self._terminal.say(self._style.fit(report.event(node)))
+                    self._terminal.say(self._style.fit(rollout_report.event(node)))
             return
         now_s = self._clock.monotonic()
         if now_s - self._drawn_s < _DRAW_S:
             return
         self._drawn_s = now_s
         size = shutil.get_terminal_size()
-        text = report.table(
+        text = rollout_report.table(
             decision, self._title, style=self._style, size=(size.columns, size.lines)
         )
         self._terminal.write(self._block.draw(text.split("\n")))

@@ -17,7 +17,12 @@ from mig_manager.core.partitioning import (
     demand,
     partitioned,
 )
-from mig_manager.partitioner.replay import past_pods, report, simulated_cluster, simulated_node
+from mig_manager.partitioner.replay import (
+    past_pods,
+    replay_report,
+    simulated_cluster,
+    simulated_node,
+)
 
 PARTITIONER = "partitioner"
 REAL = "as it was"
@@ -46,7 +51,7 @@ def replay(
     forgotten: Iterable[past_pods.PastPod],
     settings: Replayed,
     proceed: Proceed,
-) -> report.ReplayReport:
+) -> replay_report.ReplayReport:
     """Replay past pods on nodes.
 
     Args:
@@ -74,7 +79,7 @@ def replay(
         raise errors.UsageError("no pod was created in these days; --replay-days allows more")
     rows = run.rows()
     decided = rows[0].result
-    return report.ReplayReport(
+    return replay_report.ReplayReport(
         begin=begin,
         end=begin + dt.timedelta(seconds=run.end_s),
         is_complete=run.is_complete,
@@ -156,11 +161,11 @@ class _Replay:
                     (each.start - each.created).total_seconds() if each.start else None
                 )
 
-    def rows(self) -> list[report.ReplayRow]:
+    def rows(self) -> list[replay_report.ReplayRow]:
         """Simulate; after a stop, every row is about the time that the partitioner reached."""
         decided = self._simulate(PARTITIONER, self._nodes, self._settings.limits)
         self.end_s = decided.end_s
-        present = self._simulate(report.PRESENT, self._nodes, None)
+        present = self._simulate(replay_report.PRESENT, self._nodes, None)
         self.counted = [job for job in self.counted if job.at_s <= self.end_s] or self.counted[:1]
         fixed = []
         for name, nodes in _with_layouts(self._nodes).items():
@@ -171,7 +176,7 @@ class _Replay:
         fixed.sort(key=lambda row: (-row.waits.placed, row.waits.mean_s))
         return [
             self._row(PARTITIONER, decided),
-            self._row(report.PRESENT, present),
+            self._row(replay_report.PRESENT, present),
             self._row(
                 REAL, simulated_cluster.SimulationResult(waits=self._real, end_s=self.end_s)
             ),
@@ -204,7 +209,7 @@ class _Replay:
             limits=limits,
             # The present layouts, without decisions, take far less time than the partitioner.
             proceed=lambda now_s: (
-                self._proceed(name, now_s / max(end_s, 1.0)) or name == report.PRESENT
+                self._proceed(name, now_s / max(end_s, 1.0)) or name == replay_report.PRESENT
             ),
         )
         self.is_complete &= result.end_s == end_s
@@ -217,10 +222,12 @@ class _Replay:
         except errors.LayoutError:
             return {}
 
-    def _row(self, name: str, result: simulated_cluster.SimulationResult) -> report.ReplayRow:
-        everything: list[report.PodWait] = []
-        by_profile = collections.defaultdict[str, list[report.PodWait]](list)
-        by_namespace = collections.defaultdict[str, list[report.PodWait]](list)
+    def _row(
+        self, name: str, result: simulated_cluster.SimulationResult
+    ) -> replay_report.ReplayRow:
+        everything: list[replay_report.PodWait] = []
+        by_profile = collections.defaultdict[str, list[replay_report.PodWait]](list)
+        by_namespace = collections.defaultdict[str, list[replay_report.PodWait]](list)
         for job in self.counted:
             wait = result.waits[job.pod.uid]
             late_s = self.end_s - job.at_s
@@ -230,9 +237,9 @@ class _Replay:
             everything.append(each)
             by_profile[profile_name.with_counts(job.pod.needs.profiles)].append(each)
             by_namespace[job.pod.namespace].append(each)
-        return report.ReplayRow(
+        return replay_report.ReplayRow(
             name=name,
-            waits=report.Waits.of(everything),
+            waits=replay_report.Waits.of(everything),
             by_profile=_waits(by_profile),
             by_namespace=_waits(by_namespace),
             result=result,
@@ -240,9 +247,9 @@ class _Replay:
 
 
 def _waits(
-    groups: Mapping[str, Sequence[report.PodWait]],
-) -> Mapping[str, report.Waits]:
-    return {key: report.Waits.of(groups[key]) for key in sorted(groups)}
+    groups: Mapping[str, Sequence[replay_report.PodWait]],
+) -> Mapping[str, replay_report.Waits]:
+    return {key: replay_report.Waits.of(groups[key]) for key in sorted(groups)}
 
 
 def _with_layouts(

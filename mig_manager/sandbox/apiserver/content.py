@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 
-Object = resources.Object
+Object = kinds.Object
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
@@ -41,12 +41,12 @@ _MUTABLE_POD_SPEC = (
 )
 
 
-def check(resource: resources.Resource, obj: Object, old: Object | None = None) -> None:
+def check(resource: kinds.Resource, obj: Object, old: Object | None = None) -> None:
     """Validate an object that replaces ``old``: 400 for wrong types, 422 with every cause."""
     causes = list(_metadata(obj["metadata"]))
     if rule := _RULES.get(resource.plural):
         causes += rule(obj, obj.get("spec") or {})
-    if old is not None and resource is resources.PODS:
+    if old is not None and resource is kinds.PODS:
         causes += _pod_update(obj.get("spec") or {}, old.get("spec") or {})
     if causes:
         raise resource.invalid(obj["metadata"]["name"], causes)
@@ -54,7 +54,7 @@ def check(resource: resources.Resource, obj: Object, old: Object | None = None) 
 
 def _wrong(field: str, value: object, rule: str) -> Object:
     shown = f'"{value}"' if isinstance(value, str) else str(value)
-    return resources.cause("FieldValueInvalid", f"Invalid value: {shown}: {rule}", field=field)
+    return kinds.cause("FieldValueInvalid", f"Invalid value: {shown}: {rule}", field=field)
 
 
 def _metadata(metadata: Object) -> Iterator[Object]:
@@ -70,7 +70,7 @@ def _metadata(metadata: Object) -> Iterator[Object]:
         yield from _key("metadata.annotations", key.lower())
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
     if size > _MAX_ANNOTATIONS_BYTES:
-        yield resources.cause(
+        yield kinds.cause(
             "FieldValueTooLong",
             f"Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes",
             field="metadata.annotations",
@@ -85,7 +85,7 @@ def _strings(metadata: Object, field: str) -> Mapping[str, str]:
                 f"json: cannot unmarshal {type(value).__name__} into Go struct field "
                 f"ObjectMeta.metadata.{field} of type string ({key})"
             )
-            raise resources.bad_request(message)
+            raise kinds.bad_request(message)
     return values
 
 
@@ -119,17 +119,17 @@ def _node(_obj: Object, spec: Object) -> Iterator[Object]:
         yield from _label_value(f"{field}.value", taint.get("value", ""))
         effect = taint.get("effect", "")
         if not effect:
-            yield resources.cause("FieldValueRequired", "Required value", field=f"{field}.effect")
+            yield kinds.cause("FieldValueRequired", "Required value", field=f"{field}.effect")
         elif effect not in _EFFECTS:
             supported = ", ".join(f'"{each}"' for each in _EFFECTS)
-            yield resources.cause(
+            yield kinds.cause(
                 "FieldValueNotSupported",
                 f'Unsupported value: "{effect}": supported values: {supported}',
                 field=f"{field}.effect",
             )
         identity = (taint.get("key"), effect)
         if identity in identities:
-            yield resources.cause("FieldValueDuplicate", f"Duplicate value: {taint}", field=field)
+            yield kinds.cause("FieldValueDuplicate", f"Duplicate value: {taint}", field=field)
         identities.add(identity)
 
 
@@ -148,7 +148,7 @@ def _pod_update(spec: Object, old: Object) -> Iterator[Object]:
             "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if "
             "it was previously negative)"
         )
-        yield resources.cause("FieldValueForbidden", message, field="spec")
+        yield kinds.cause("FieldValueForbidden", message, field="spec")
 
 
 def _event(event: Object, _spec: Object) -> Iterator[Object]:
@@ -156,7 +156,7 @@ def _event(event: Object, _spec: Object) -> Iterator[Object]:
         value = event.get(field)
         if value is not None and not _RFC_3339.fullmatch(str(value)):
             message = f'parsing time "{value}"'
-            raise resources.bad_request(
+            raise kinds.bad_request(
                 f'Event in version "v1" cannot be handled as a Event: {message}'
             )
     involved = (event.get("involvedObject") or {}).get("namespace", "")
@@ -171,11 +171,11 @@ def _lease(_obj: Object, spec: Object) -> Iterator[Object]:
         # Go's MicroTime takes exactly six digits of a second.
         if spec.get(field) is not None and not _MICRO_TIME.match(str(spec[field])):
             message = f'parsing time "{spec[field]}" as "2006-01-02T15:04:05.000000Z07:00"'
-            raise resources.bad_request(f"Lease cannot be handled as a Lease: {message}")
+            raise kinds.bad_request(f"Lease cannot be handled as a Lease: {message}")
     for field, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
         amount = spec.get(field)
         if amount is not None and not isinstance(amount, int):
-            raise resources.bad_request(f"json: cannot unmarshal {field}: not a whole number")
+            raise kinds.bad_request(f"json: cannot unmarshal {field}: not a whole number")
         if amount is not None and amount < least:
             bound = "greater than 0" if least else "greater than or equal to 0"
             yield _wrong(f"spec.{field}", amount, f"must be {bound}")
@@ -232,9 +232,9 @@ def patched(content_type: str, obj: Object, patch: Any) -> Object:
         message = (
             "the body of the request was in an unknown format - accepted media types include: "
         )
-        raise resources.StatusError(415, message + ", ".join(paths))
+        raise kinds.StatusError(415, message + ", ".join(paths))
     if not isinstance(patch, dict):
-        raise resources.bad_request("json: cannot unmarshal a value that is not an object")
+        raise kinds.bad_request("json: cannot unmarshal a value that is not an object")
     merged: Object = _merge(obj, patch, paths[content_type])
     return merged
 
@@ -267,7 +267,7 @@ def _merge_list(present: list[Object], patches: list[Object], path: str, key: st
     merged = {each.get(key): each for each in present}
     for patch in patches:
         if key not in patch:
-            raise resources.bad_request(f"map: {patch} does not contain declared merge key: {key}")
+            raise kinds.bad_request(f"map: {patch} does not contain declared merge key: {key}")
         if patch.get("$patch") == "delete":
             merged.pop(patch[key], None)
         else:

@@ -14,9 +14,9 @@ import datetime as dt
 import math
 from typing import Any
 
-from mig_manager.sandbox.apiserver import content, request, resources, store
+from mig_manager.sandbox.apiserver import content, kinds, request, store
 
-Object = resources.Object
+Object = kinds.Object
 Target = request.RequestTarget
 
 _DEFAULT_GRACE_S = 30  # the default of a pod's ``terminationGracePeriodSeconds``
@@ -59,14 +59,14 @@ class Registry:
             metadata.pop(field, None)
         if not metadata.get("name"):
             message = "Required value: name is required"
-            cause = resources.cause("FieldValueRequired", message, field="metadata.name")
+            cause = kinds.cause("FieldValueRequired", message, field="metadata.name")
             raise resource.invalid("", [cause])
-        if resource is resources.PODS:
+        if resource is kinds.PODS:
             obj["spec"] = _POD_DEFAULTS | (obj.get("spec") or {})
             obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
-        elif resource is resources.NAMESPACES:
+        elif resource is kinds.NAMESPACES:
             obj["status"] = {"phase": "Active"}
-        elif "status" in resource.subresources and resource is not resources.NODES:
+        elif "status" in resource.subresources and resource is not kinds.NODES:
             obj["status"] = {}
         content.check(resource, obj)
         return self._store.create(obj)
@@ -78,10 +78,10 @@ class Registry:
             old = self.get(target)
             resource = target.resource
             is_blind = not obj["metadata"].get("resourceVersion")
-            if is_blind and resource in (resources.LEASES, resources.BUDGETS):
+            if is_blind and resource in (kinds.LEASES, kinds.BUDGETS):
                 message = "Invalid value: 0x0: must be specified for an update"
                 field = "metadata.resourceVersion"
-                cause = resources.cause("FieldValueInvalid", message, field=field)
+                cause = kinds.cause("FieldValueInvalid", message, field=field)
                 raise resource.invalid(target.name, [cause])
             return self._replace(target, old, obj)
 
@@ -122,11 +122,11 @@ class Registry:
         with self._store.lock:
             obj = self.get(target)
             _check_preconditions(target, obj["metadata"], options.get("preconditions") or {})
-            if target.resource is resources.PODS:
+            if target.resource is kinds.PODS:
                 return self._delete_pod(target, obj, options.get("gracePeriodSeconds"))
             self._store.remove(target.key)
             uid = obj["metadata"]["uid"]
-            return resources.success(**target.resource.details(target.name), uid=uid)
+            return kinds.success(**target.resource.details(target.name), uid=uid)
 
     def _delete_pod(self, target: Target, pod: Object, grace_s: int | None) -> Object:
         spec = pod.get("spec") or {}
@@ -148,7 +148,7 @@ class Registry:
         """Delete a pod; 429 if its PodDisruptionBudget forbids that, 500 if it has two."""
         eviction = body if isinstance(body, dict) else {}
         if (eviction.get("metadata") or {}).get("name") != target.name:
-            raise resources.bad_request("name in URL does not match name in Eviction object")
+            raise kinds.bad_request("name in URL does not match name in Eviction object")
         options = eviction.get("deleteOptions") or {}
         with self._store.lock:
             pod = self.get(target)
@@ -156,7 +156,7 @@ class Registry:
             _check_preconditions(target, pod["metadata"], options.get("preconditions") or {})
             if not dry_run and "All" not in (options.get("dryRun") or ()):
                 self._delete_pod(target, pod, options.get("gracePeriodSeconds"))
-        return resources.success()
+        return kinds.success()
 
     def bind(self, target: Target, body: Any) -> Object:
         """Assign an unassigned pod to a node, as the scheduler does."""
@@ -165,14 +165,14 @@ class Registry:
             pod = self.get(target)
             present = pod["spec"].get("nodeName")
             if present:
-                raise resources.StatusError(
+                raise kinds.StatusError(
                     409,
                     f'Operation cannot be fulfilled on pods/binding "{target.name}": '
                     f"pod {target.name} is already assigned to node {present!r}",
                     details={"name": target.name, "kind": "pods/binding"},
                 )
             # In place of the scheduler's earlier refusal.
-            others = resources.at(pod, "status", "conditions", default=())
+            others = kinds.at(pod, "status", "conditions", default=())
             conditions = [each for each in others if each["type"] != "PodScheduled"]
             conditions.append({"type": "PodScheduled", "status": "True"})
             bound = {
@@ -181,32 +181,32 @@ class Registry:
                 "status": (pod.get("status") or {}) | {"conditions": conditions},
             }
             self._store.write(target.key, pod | bound)
-        return resources.success()
+        return kinds.success()
 
 
 def _identified(target: Target, body: Any) -> Object:
     """Return a copy of the body, after checks of its JSON types and of its name in the URL."""
     if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
-        raise resources.bad_request("the object provided is unrecognized")
+        raise kinds.bad_request("the object provided is unrecognized")
     obj = copy.deepcopy(body)
     resource = target.resource
     metadata = obj.setdefault("metadata", {})
     for parent, fields in ((obj, ("spec", "status")), (metadata, ("labels", "annotations"))):
         for field in fields:
             if not isinstance(parent.get(field) or {}, dict):
-                raise resources.bad_request(f"json: cannot unmarshal {field}: not an object")
+                raise kinds.bad_request(f"json: cannot unmarshal {field}: not an object")
     for field, expected in (("apiVersion", resource.api_version), ("kind", resource.kind)):
         if obj.setdefault(field, expected) != expected:
             message = f"the {field} in the data ({obj[field]}) does not match the expected one"
-            raise resources.bad_request(f"{message} ({expected})")
+            raise kinds.bad_request(f"{message} ({expected})")
     if resource.is_namespaced:
         metadata["namespace"] = metadata.get("namespace") or target.namespace
         if metadata["namespace"] != target.namespace:
             message = "the namespace of the provided object does not match the namespace sent on"
-            raise resources.bad_request(f"{message} the request")
+            raise kinds.bad_request(f"{message} the request")
     if target.name and metadata.setdefault("name", target.name) != target.name:
         message = f"the name of the object ({metadata['name']}) does not match the name on the URL"
-        raise resources.bad_request(f"{message} ({target.name})")
+        raise kinds.bad_request(f"{message} ({target.name})")
     return obj
 
 
@@ -238,7 +238,7 @@ def start_budget_controller(objects: store.Store) -> None:
             for budget in objects.select("poddisruptionbudgets", namespace=namespace):
                 status = (budget.get("status") or {}) | _counted(objects, budget)
                 new = budget | {"metadata": dict(budget["metadata"]), "status": status}
-                objects.write(store.key_of(resources.BUDGETS, budget), new)
+                objects.write(store.key_of(kinds.BUDGETS, budget), new)
 
     objects.subscribe(follow)
 
@@ -290,7 +290,7 @@ def _check_eviction(objects: store.Store, pod: Object) -> None:
             "This pod has more than one PodDisruptionBudget, which the eviction subresource "
             "does not support."
         )
-        raise resources.StatusError(500, message, reason="")
+        raise kinds.StatusError(500, message, reason="")
     for budget in budgets:
         now, name = budget["status"], budget["metadata"]["name"]
         healthy, desired = now["currentHealthy"], now["desiredHealthy"]
@@ -302,8 +302,8 @@ def _check_eviction(objects: store.Store, pod: Object) -> None:
                 f"The disruption budget {name} needs {desired} healthy pods and has {healthy} "
                 "currently"
             )
-            raise resources.StatusError(
+            raise kinds.StatusError(
                 429,
                 "Cannot evict pod as it would violate the pod's disruption budget.",
-                details={"causes": [resources.cause("DisruptionBudget", because)]},
+                details={"causes": [kinds.cause("DisruptionBudget", because)]},
             )

@@ -12,9 +12,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mig_manager.sandbox.apiserver import request, resources, store
+from mig_manager.sandbox.apiserver import kinds, request, store
 
-Object = resources.Object
+Object = kinds.Object
 
 _META_VERSION = "meta.k8s.io/v1"
 
@@ -23,7 +23,7 @@ _META_VERSION = "meta.k8s.io/v1"
 class Renderer:
     """Renders the objects of one resource in one form."""
 
-    resource: resources.Resource
+    resource: kinds.Resource
     is_table: bool
     has_objects: bool  # whether a table's rows have the whole object; otherwise its metadata
 
@@ -95,7 +95,7 @@ def accepts_table(accept: str) -> bool:
         if values["as"] == "Table" and values.get("v", "v1") == "v1":
             return True
     message = "only the following media types are accepted: application/json"
-    raise resources.StatusError(406, message)
+    raise kinds.StatusError(406, message)
 
 
 def list_collection(objects: store.Store, info: request.RequestInfo, form: Renderer) -> Object:
@@ -106,7 +106,7 @@ def list_collection(objects: store.Store, info: request.RequestInfo, form: Rende
         try:
             at, *after = json.loads(base64.urlsafe_b64decode(token))
         except (binascii.Error, TypeError, ValueError) as error:
-            raise resources.bad_request("continue key is not valid") from error
+            raise kinds.bad_request("continue key is not valid") from error
     limit = request.number(info.query, "limit")
     request.number(info.query, "resourceVersion")
     with objects.lock:
@@ -136,7 +136,7 @@ class _Column:
 
 
 def _at(*path: str, default: Any = "") -> Callable[[Object], Any]:
-    return lambda obj: resources.at(obj, *path, default=default)
+    return lambda obj: kinds.at(obj, *path, default=default)
 
 
 def _age(since: str | None) -> str:
@@ -152,20 +152,20 @@ def _age(since: str | None) -> str:
 
 
 def _node_status(node: Object) -> str:
-    conditions = resources.at(node, "status", "conditions", default=())
+    conditions = kinds.at(node, "status", "conditions", default=())
     ready = next((each["status"] for each in conditions if each["type"] == "Ready"), None)
     word = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
-    is_cordoned = resources.at(node, "spec", "unschedulable", default=False)
+    is_cordoned = kinds.at(node, "spec", "unschedulable", default=False)
     return f"{word},SchedulingDisabled" if is_cordoned else word
 
 
 def _containers(pod: Object) -> list[Object]:
-    return list(resources.at(pod, "status", "containerStatuses", default=()))
+    return list(kinds.at(pod, "status", "containerStatuses", default=()))
 
 
 def _pod_ready(pod: Object) -> str:
     ready = sum(bool(each.get("ready")) for each in _containers(pod))
-    return f"{ready}/{len(resources.at(pod, 'spec', 'containers', default=()))}"
+    return f"{ready}/{len(kinds.at(pod, 'spec', 'containers', default=()))}"
 
 
 def _pod_status(pod: Object) -> str:
@@ -173,7 +173,7 @@ def _pod_status(pod: Object) -> str:
         return "Terminating"
     for container in _containers(pod):
         for kind in ("waiting", "terminated"):
-            if reason := resources.at(container, "state", kind, "reason", default=""):
+            if reason := kinds.at(container, "state", kind, "reason", default=""):
                 return str(reason)
     now = pod.get("status") or {}
     return str(now.get("reason") or now.get("phase") or "Unknown")
@@ -186,7 +186,7 @@ def _event_object(event: Object) -> str:
 
 def _node_selector(daemon_set: Object) -> str:
     path = ("spec", "template", "spec", "nodeSelector")
-    selector = resources.at(daemon_set, *path, default={})
+    selector = kinds.at(daemon_set, *path, default={})
     return ",".join(sorted(f"{key}={value}" for key, value in selector.items())) or "<none>"
 
 

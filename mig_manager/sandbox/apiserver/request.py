@@ -8,9 +8,9 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 
-Object = resources.Object
+Object = kinds.Object
 Labels = Mapping[str, str]
 LabelMatcher = Callable[[Labels], bool]
 
@@ -21,7 +21,7 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 class RequestTarget:
     """The resource and object of a request."""
 
-    resource: resources.Resource
+    resource: kinds.Resource
     namespace: str = ""
     """Empty for cluster-wide resources, and for a collection over all namespaces."""
     name: str = ""  # empty for a collection
@@ -50,7 +50,7 @@ def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo | Non
     verb = _VERBS.get(method, "")
     if verb not in _allowed(target):
         message = "the server does not allow this method on the requested resource"
-        raise resources.StatusError(405, message)
+        raise kinds.StatusError(405, message)
     if verb == "get" and not target.name:
         verb = "watch" if query.get("watch", "") in ("1", "true") else "list"
     return RequestInfo(verb=verb, target=target, query=query)
@@ -71,7 +71,7 @@ def _target(parts: list[str]) -> RequestTarget | None:
             namespace = ""
         case _:
             return None
-    resource = resources.find(group, version, plural)
+    resource = kinds.find(group, version, plural)
     if resource is None or (namespace and not resource.is_namespaced):
         return None
     name, subresource, *more = [*rest, "", ""]
@@ -98,7 +98,7 @@ def number(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "") or "0"
     if not text.isdigit():
         message = f'strconv.ParseInt: parsing "{text}": invalid syntax ({name})'
-        raise resources.bad_request(message)
+        raise kinds.bad_request(message)
     return int(text)
 
 
@@ -152,7 +152,7 @@ def _parse_labels(text: str) -> LabelMatcher:
         match = _REQUIREMENT.match(text, position)
         if match is None:
             message = f"unable to parse requirement: found unexpected text in {text!r}"
-            raise resources.bad_request(message)
+            raise kinds.bad_request(message)
         position = match.end()
         key, operator = match["absent"] or match["key"], match["set"] or match["op"]
         if operator is None:
@@ -211,15 +211,15 @@ def _parse_fields(text: str, plural: str) -> Callable[[Object], bool]:
         pieces = _OPERATOR.split(part, maxsplit=1)
         if len(pieces) != 3:  # noqa: PLR2004 - left, operator, right
             message = f"invalid selector: '{text}'; can't understand '{part}'"
-            raise resources.bad_request(message)
+            raise kinds.bad_request(message)
         field, operator, value = pieces
         if field not in allowed:
-            raise resources.bad_request(f"field label not supported: {field}")
+            raise kinds.bad_request(f"field label not supported: {field}")
         requirements.append((field, operator != "!=", re.sub(r"\\(.)", r"\1", value)))
 
     def matches(obj: Object) -> bool:
         for field, is_equal, expected in requirements:
-            value = resources.at(obj, *field.split("."), default="")
+            value = kinds.at(obj, *field.split("."), default="")
             if field == "spec.unschedulable":
                 value = "true" if value else "false"
             if (str(value) == expected) is not is_equal:

@@ -22,9 +22,9 @@ import uvicorn.protocols.http.h11_impl
 import uvicorn.server
 from starlette import requests, responses, types
 
-from mig_manager.sandbox.apiserver import registry, rendering, request, resources, store
+from mig_manager.sandbox.apiserver import kinds, registry, rendering, request, store
 
-Object = resources.Object
+Object = kinds.Object
 
 _KEEP_ALIVE_S = 75
 _STOP_TIMEOUT_S = 5
@@ -56,7 +56,7 @@ class ApiServer:
         rules = registry.Registry(self.store)
         registry.start_budget_controller(self.store)
         for name in ("default", "kube-system"):
-            target = request.RequestTarget(resource=resources.NAMESPACES)
+            target = request.RequestTarget(resource=kinds.NAMESPACES)
             rules.create(target, {"metadata": {"name": name}})
         self._watchers: set[store.Watcher] = set()
         self._application = middleware(
@@ -211,7 +211,7 @@ class _Application:
                 else:
                     answer = renderer.item(self._perform(call, info))
                 response = _json_response(answer, 201 if info.verb == "create" else 200)
-        except resources.StatusError as error:
+        except kinds.StatusError as error:
             response = status_response(error)
         await response(scope, receive, send)
 
@@ -220,7 +220,7 @@ class _Application:
         target = info.target
         dry_run = "All" in info.query.get("dryRun", "")
         if dry_run and target.subresource != "eviction":
-            raise resources.bad_request("the sandbox has dry runs of evictions only")
+            raise kinds.bad_request("the sandbox has dry runs of evictions only")
         match info.verb:
             case "get":
                 return rules.get(target)
@@ -240,7 +240,7 @@ class _Application:
         """Answer a review, or a request for discovery or health."""
         path = call.http.url.path
         match [part for part in path.split("/") if part]:
-            case ["apis", group, "v1", plural] if (group, plural) == resources.REVIEW:
+            case ["apis", group, "v1", plural] if (group, plural) == kinds.REVIEW:
                 answer = {"kind": "SelfSubjectAccessReview", "status": {"allowed": True}}
                 return _json_response(call.json() | answer, 201)
             case ["openapi", "v2"]:
@@ -249,9 +249,9 @@ class _Application:
             case ["healthz" | "livez" | "readyz", *_]:
                 return responses.PlainTextResponse("ok")
             case _:
-                document = resources.discovery_documents().get(path.rstrip("/"))
+                document = kinds.discovery_documents().get(path.rstrip("/"))
                 if document is None:
-                    raise resources.no_such_path()
+                    raise kinds.no_such_path()
                 return _json_response(document)
 
     async def _watch(
@@ -278,7 +278,7 @@ class _Application:
                         await send(_chunk(chunk))
                 finally:
                     disconnect.cancel()
-        except resources.StatusError as error:
+        except kinds.StatusError as error:
             # As the real server answers from its watch cache.
             await send(start)
             await send(_chunk(_line("ERROR", error.to_status())))
@@ -334,7 +334,7 @@ class _HttpRequest:
         """Return the content of a JSON body."""
         if self.content_type not in ("", "application/json"):
             message = "the body of the request was in an unknown format - accepted media types "
-            raise resources.StatusError(415, f"{message}include: application/json")
+            raise kinds.StatusError(415, f"{message}include: application/json")
         return self.content()
 
     def content(self) -> Any:
@@ -342,10 +342,10 @@ class _HttpRequest:
         try:
             return json.loads(self.body or b"{}")
         except ValueError as error:
-            raise resources.bad_request(f"unable to decode the body: {error}") from error
+            raise kinds.bad_request(f"unable to decode the body: {error}") from error
 
 
-def status_response(error: resources.StatusError) -> responses.Response:
+def status_response(error: kinds.StatusError) -> responses.Response:
     """Return the response to a failed request."""
     response = _json_response(error.to_status(), error.code)
     if error.retry_after_s:

@@ -21,9 +21,9 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 
-from mig_manager.sandbox.apiserver import request, resources
+from mig_manager.sandbox.apiserver import kinds, request
 
-Object = resources.Object
+Object = kinds.Object
 Key = tuple[str, str, str]  # plural of the resource, namespace (empty for cluster-wide ones), name
 
 
@@ -102,7 +102,7 @@ class Store:
         with self.lock:
             if version < self._oldest:
                 message = f"too old resource version: {version} ({self._oldest})"
-                raise resources.StatusError(410, message)
+                raise kinds.StatusError(410, message)
             start = bisect.bisect_right(self._history, version, key=lambda each: each.version)
             return self._history[start:]
 
@@ -113,9 +113,9 @@ class Store:
             StatusError: 404 for an unknown kind, 409 for an existing name.
         """
         kind = obj.get("apiVersion"), obj.get("kind")
-        matches = (each for each in resources.RESOURCES if (each.api_version, each.kind) == kind)
+        matches = (each for each in kinds.RESOURCES if (each.api_version, each.kind) == kind)
         if (resource := next(matches, None)) is None:
-            raise resources.no_such_path()
+            raise kinds.no_such_path()
         obj = copy.deepcopy(obj)
         metadata = obj.setdefault("metadata", {})
         if resource.is_namespaced:
@@ -129,7 +129,7 @@ class Store:
             if key in self._objects:
                 message = f'{resource.qualified} "{key[2]}" already exists'
                 details = resource.details(key[2])
-                raise resources.StatusError(409, message, reason="AlreadyExists", details=details)
+                raise kinds.StatusError(409, message, reason="AlreadyExists", details=details)
             return copy.deepcopy(self.write(key, obj))
 
     def write(self, key: Key, obj: Object) -> Object:
@@ -187,7 +187,7 @@ class Store:
             self._is_delivering = False
 
 
-def key_of(resource: resources.Resource, obj: Object) -> Key:
+def key_of(resource: kinds.Resource, obj: Object) -> Key:
     """Return the key of an object."""
     metadata = obj["metadata"]
     namespace = metadata.get("namespace", "default") if resource.is_namespaced else ""

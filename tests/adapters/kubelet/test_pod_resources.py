@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node import pod_object
 from tests import programs
-from tests.kit import library, processes
+from tests.kit import c_library, processes
 from tests.kit.kubelet_rig import GPU, GrpcKubelet, devices, pod
 
 WRITTEN = pathlib.Path(__file__).parent / "kubelet_messages"
@@ -223,6 +223,6 @@ def test_allocatable_devices_are_read_from_what_kubelet_writes(kubelet: GrpcKube
 
 @pytest.mark.slow
 def test_the_kept_messages_are_what_kubernetes_types_write() -> None:
-    printed = library.run(programs.path_or_skip("go"), "run", ".", folder=WRITTEN)
+    printed = c_library.run(programs.path_or_skip("go"), "run", ".", folder=WRITTEN)
 
     assert json.loads(printed) == json.loads((WRITTEN / "messages.json").read_text("utf-8"))

@@ -20,7 +20,7 @@ from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.core import ports
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import claims, pod_object
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects
 from tests.kit import kubelet_rig
@@ -148,10 +148,10 @@ class OnServers:
         )
 
     def label(self, key: str, value: str) -> None:
-        self._server.merge(resources.NODES, NODE, {"metadata": {"labels": {key: value}}})
+        self._server.merge(kinds.NODES, NODE, {"metadata": {"labels": {key: value}}})
 
     def conditions(self) -> dict[str, str]:
-        stored = self._server.get(resources.NODES, NODE)["status"].get("conditions", ())
+        stored = self._server.get(kinds.NODES, NODE)["status"].get("conditions", ())
         return {entry["type"]: entry["status"] for entry in stored}
 
     def add_pod(
@@ -175,10 +175,10 @@ class OnServers:
 
     def unlabel(self, pod: pod_object.Pod) -> None:
         change = {"metadata": {"labels": None}}
-        self._server.merge(resources.PODS, pod.name, change, namespace=pod.namespace)
+        self._server.merge(kinds.PODS, pod.name, change, namespace=pod.namespace)
 
     def end(self, pod: pod_object.Pod) -> None:
-        self._server.delete(resources.PODS, pod.name, pod.namespace)
+        self._server.delete(kinds.PODS, pod.name, pod.namespace)
 
     def add_budget(self, name: str, max_unavailable: int) -> None:
         selector = {"matchLabels": LABELS}

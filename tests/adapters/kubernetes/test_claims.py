@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, claims, device_claims, pods
 from mig_manager.core.node import gpu_use, pod_object, well_known
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import waiting
 from tests.adapters.kubernetes import kube_rig
@@ -139,7 +139,7 @@ def test_a_claim_for_a_gpu_is_remembered_when_it_is_gone(
 ) -> None:
     server.create(*claiming("p1", on("d0")), a_resource_slice(a_device("d0", uuid="MIG-0")))
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
-    server.delete(resources.CLAIMS, "p1-0", "default")
+    server.delete(kinds.CLAIMS, "p1-0", "default")
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
 
 
@@ -163,10 +163,10 @@ def test_a_pod_has_the_device_of_the_newest_slice_until_it_has_started(
     server.create(thing, claim, a_resource_slice(a_device("d0", uuid="MIG-0")))
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
 
-    server.delete(resources.SLICES, f"n1-{DRIVER}-x", "")
+    server.delete(kinds.SLICES, f"n1-{DRIVER}-x", "")
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
     server.create(a_resource_slice(a_device("d0", uuid="MIG-new")))
-    server.merge(resources.PODS, "p1", {"status": {"phase": later_phase}}, namespace="default")
+    server.merge(kinds.PODS, "p1", {"status": {"phase": later_phase}}, namespace="default")
     for _ in range(2):
         assert [pod.claimed_ids for pod in workloads.list()] == [frozenset({now})]
 
@@ -242,7 +242,7 @@ def test_the_slices_of_the_driver_on_this_node_are_withdrawn_and_no_others(
         a_resource_slice(driver="other.example.com"),
     )
     claims.KubeSlices(kube, node_name="n1").withdraw()
-    names = {each["metadata"]["name"] for each in server.objects(resources.SLICES)}
+    names = {each["metadata"]["name"] for each in server.objects(kinds.SLICES)}
     assert names == {"n2-gpu.nvidia.com-x", "n1-other.example.com-x"}
 
 

@@ -11,7 +11,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader, lease_slots
 from mig_manager.core.node import lease
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects
 from tests.kit.mortal_api import MortalApi
@@ -57,7 +57,7 @@ class LeaderRig:
         )
 
     def holder(self) -> str:
-        obj = self.server.get(resources.LEASES, LEASE, NAMESPACE)
+        obj = self.server.get(kinds.LEASES, LEASE, NAMESPACE)
         return str(obj["spec"]["holderIdentity"])
 
     def pass_time(self, seconds: float, *replicas: "leader.Leader | Slot") -> None:
@@ -133,7 +133,7 @@ def test_lease_of_a_killed_leader_is_taken_after_its_duration(
     rig.pass_time(RENEW_S + 1, second)
 
     assert second.may_write
-    obj = rig.server.get(resources.LEASES, LEASE, NAMESPACE)
+    obj = rig.server.get(kinds.LEASES, LEASE, NAMESPACE)
     assert obj["spec"]["leaseTransitions"] == 1
 
 
@@ -226,9 +226,9 @@ def test_a_failed_request_loses_no_lease_and_makes_no_second_holder(
             (holding,) = (each for each in (first, second) if each.may_write)
             holding.release()
 
-        (obj,) = rig.server.objects(resources.LEASES, NAMESPACE)
+        (obj,) = rig.server.objects(kinds.LEASES, NAMESPACE)
         assert (obj["spec"]["holderIdentity"], rig.server.faults_waiting()) == ("", 0)
-        rig.server.delete(resources.LEASES, obj["metadata"]["name"], NAMESPACE)
+        rig.server.delete(kinds.LEASES, obj["metadata"]["name"], NAMESPACE)
 
 
 def test_a_leader_releases_its_lease_after_a_renewal_without_an_answer(rig: LeaderRig) -> None:
@@ -281,7 +281,7 @@ def test_a_lease_that_was_deleted_is_made_again(rig: LeaderRig) -> None:
     first = rig.replica("a")
     first.campaign()
 
-    rig.server.delete(resources.LEASES, LEASE, NAMESPACE)
+    rig.server.delete(kinds.LEASES, LEASE, NAMESPACE)
     rig.pass_time(RENEW_S, first)
 
     assert first.may_write
@@ -294,7 +294,7 @@ def test_a_lease_that_a_person_gave_to_another_stays_there(rig: LeaderRig) -> No
 
     first = rig.replica("a")
     first.campaign()
-    rig.server.modify(resources.LEASES, LEASE, give, namespace=NAMESPACE)
+    rig.server.modify(kinds.LEASES, LEASE, give, namespace=NAMESPACE)
 
     with structlog.testing.capture_logs():
         rig.pass_time(RENEW_S, first)
@@ -327,4 +327,4 @@ def test_replica_killed_at_any_request_leaves_a_usable_lease(
 
         assert second.may_write
         second.release()
-        rig.server.delete(resources.LEASES, LEASE, NAMESPACE)
+        rig.server.delete(kinds.LEASES, LEASE, NAMESPACE)

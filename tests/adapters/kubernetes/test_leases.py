@@ -9,7 +9,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects, waiting
 from tests.node import fakes
@@ -62,7 +62,7 @@ class LeasesRig:
 
     def holders(self) -> dict[str, str]:
         """Name of each Lease -> its holderIdentity."""
-        leases = self.server.objects(resources.LEASES, NAMESPACE)
+        leases = self.server.objects(kinds.LEASES, NAMESPACE)
         return {each["metadata"]["name"]: each["spec"]["holderIdentity"] for each in leases}
 
     def wait_for_renewal(self) -> None:
@@ -139,7 +139,7 @@ def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
     assert "under change now: a" in str(other.take())
     rig.clock.now_s = 90
     assert other.take() is None
-    lease = rig.server.get(resources.LEASES, LEASE, NAMESPACE)
+    lease = rig.server.get(kinds.LEASES, LEASE, NAMESPACE)
     assert lease["spec"]["leaseTransitions"] == 1
 
     rig.server.clear_faults()
@@ -164,11 +164,11 @@ def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
     rig: LeasesRig, silent: lease_slots.LeaseSlots
 ) -> None:
     annotations = {well_known.JOURNAL_ANNOTATION: "{}"}
-    rig.server.merge(resources.NODES, "a", {"metadata": {"annotations": annotations}})
+    rig.server.merge(kinds.NODES, "a", {"metadata": {"annotations": annotations}})
 
     assert "their agents are silent: a (" in str(silent.take())
     assert rig.holders() == {LEASE: "a"}
-    rig.server.delete(resources.NODES, "a")
+    rig.server.delete(kinds.NODES, "a")
     assert silent.take() is None
 
 
@@ -191,7 +191,7 @@ def test_a_renewed_slot_never_expires_and_its_lease_is_made_again(rig: LeasesRig
         rig.wait_for_renewal()
         assert "under change now: a" in str(other.take())
 
-    rig.server.delete(resources.LEASES, LEASE, NAMESPACE)
+    rig.server.delete(kinds.LEASES, LEASE, NAMESPACE)
     waiting.until(lambda: rig.holders() == {LEASE: "a"}, "the Lease")
 
 

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.node import fakes
 
@@ -65,11 +65,11 @@ class KubeNodeRig:
         self.node_port = node.KubeNode(self.kube, name="n1", clock=self.clock)
 
     def stored_node(self) -> dict[str, Any]:
-        return self.server.get(resources.NODES, "n1")
+        return self.server.get(kinds.NODES, "n1")
 
     def change(self, write: Callable[[dict[str, Any]], object]) -> None:
         """Change the node as another writer."""
-        self.server.modify(resources.NODES, "n1", write)
+        self.server.modify(kinds.NODES, "n1", write)
 
     def with_conditions(self, *conditions: dict[str, Any]) -> None:
         self.change(lambda thing: thing["status"].update(conditions=list(conditions)))

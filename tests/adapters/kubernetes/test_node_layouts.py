@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import api, node_layouts
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 
 NAMESPACE = "gpu-operator"
@@ -30,7 +30,7 @@ class LayoutsRig:
         )
 
     def config_maps(self) -> list[dict[str, Any]]:
-        return list(self.server.objects(resources.CONFIG_MAPS, NAMESPACE))
+        return list(self.server.objects(kinds.CONFIG_MAPS, NAMESPACE))
 
     def count(self) -> int:
         return self.server.log.count("create", "configmaps")

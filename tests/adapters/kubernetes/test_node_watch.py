@@ -16,7 +16,7 @@ import structlog.testing
 from mig_manager.adapters.kubernetes import responses, watch
 from mig_manager.core import timing
 from mig_manager.core.node import node_object, well_known
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import waiting
 from tests.kit import watch_rig
@@ -237,12 +237,12 @@ def test_listener_error_keeps_the_watch_and_delivers_the_node_again(
 
 
 def test_a_node_created_later_or_recreated_is_delivered(server: apiserver.ApiServer) -> None:
-    server.delete(resources.NODES, "n1")
+    server.delete(kinds.NODES, "n1")
     with following(server) as follower:
         wait_for_watch(server)
         server.create(a_node("two"))
         assert follower.layout() == "two"
-        server.delete(resources.NODES, "n1")
+        server.delete(kinds.NODES, "n1")
         server.create(a_node("three"))
         assert follower.layout() == "three"
 

@@ -14,7 +14,7 @@ from mig_manager.adapters.kubernetes import api, fleet, pods, watch
 from mig_manager.agent import agent_settings
 from mig_manager.agent.pods import drain, orders
 from mig_manager.core.node import gpu_use
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects, waiting
 from tests.kit import watch_rig
@@ -182,13 +182,13 @@ def test_pods_are_returned_only_while_the_watch_is_up_to_date(
     assert [pod.name for pod in of_pods.watch.first_list() or ()] == ["old"]
     waiting.until(lambda: of_pods.names() == {"old"}, "the pods")
     server.create(api_objects.a_pod("new"))
-    server.delete(resources.PODS, "old", "default")
+    server.delete(kinds.PODS, "old", "default")
     waiting.until(lambda: of_pods.names() == {"new"}, "the pods")
 
     server.inject(apiserver.Fault(verb="watch", resource="pods", status=500, times=None))
     server.break_watches(how)
     waiting.until(lambda: of_pods.names() is None, "pods that are unknown")
-    server.delete(resources.PODS, "new", "default")
+    server.delete(kinds.PODS, "new", "default")
     server.clear_faults()
     waiting.until(lambda: of_pods.names() == set(), "the pods")
     of_pods.watch.dismiss()
@@ -225,10 +225,10 @@ def test_change_of_use_is_reported_only_for_pods_that_may_use_a_gpu(
     assert not used.acquire(blocking=False)
     server.create(with_gpu)
     assert follower.hears()
-    server.delete(resources.PODS, "plain", "default")
+    server.delete(kinds.PODS, "plain", "default")
     waiting.until(lambda: follower.names() == {"a"}, "the pods")
     assert not used.acquire(blocking=False)
-    server.delete(resources.PODS, "a", "default")
+    server.delete(kinds.PODS, "a", "default")
     assert follower.hears()
 
     pod_watch.release()
@@ -271,7 +271,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
             server.inject(apiserver.Fault(verb="watch", status=500, times=None))
             server.break_watches(how)
         if clock.now_s >= 6 and not gone_at:
-            server.delete(resources.PODS, "a", "default")
+            server.delete(kinds.PODS, "a", "default")
             gone_at.append(clock.now_s)
 
     clock.on_wait.append(act)

@@ -7,8 +7,7 @@ import pytest
 
 from mig_manager.adapters import cuda
 from tests import waiting
-from tests.kit import library as c_library
-from tests.kit import shell_node
+from tests.kit import c_library, shell_node
 
 
 @pytest.fixture

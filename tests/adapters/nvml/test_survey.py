@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mig_manager.adapters.nvml import survey
 from mig_manager.catalogue import captured, hardware
-from mig_manager.cli.acceptance import report as acceptance_report
+from mig_manager.cli.acceptance import acceptance_report
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import surveys
 from mig_manager.core.files import json_text

@@ -11,7 +11,7 @@ import pytest
 from mig_manager.adapters.host import programs
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvidia_smi, nvml_faults
-from tests.kit import library
+from tests.kit import c_library
 
 _MISMATCH = 18  # ``NVML_ERROR_LIB_RM_VERSION_MISMATCH``
 _LAYOUT = """
@@ -26,7 +26,7 @@ class FoundMachine:
     """Runs commands as processes of their own, whose loader knows no NVML library."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.environ = library.environ(folder)
+        self.environ = c_library.environ(folder)
 
     def __call__(
         self, *argv: str, stdin: str = "", **environ: str
@@ -69,7 +69,7 @@ def node(folder: pathlib.Path, **options: object) -> pathlib.Path:
 def test_the_library_is_found_where_distributions_put_it(
     folder: str, tmp_path: pathlib.Path
 ) -> None:
-    file = library.build(tmp_path / folder)
+    file = c_library.build(tmp_path / folder)
 
     assert list(programs.libraries(tmp_path)) == [file]
 
@@ -79,13 +79,13 @@ def test_links_of_debians_alternatives_lead_to_paths_below_the_driver_root(
     shell: FoundMachine, tmp_path: pathlib.Path
 ) -> None:
     root = tmp_path / "root"
-    usual = root / "usr/lib/x86_64-linux-gnu" / library.NAME
+    usual = root / "usr/lib/x86_64-linux-gnu" / c_library.NAME
     alternative = root / "etc/alternatives/nvidia--libnvidia-ml.so.1"
     usual.parent.mkdir(parents=True)
     alternative.parent.mkdir(parents=True)
     usual.symlink_to("/etc/alternatives/nvidia--libnvidia-ml.so.1")
-    alternative.symlink_to(f"/opt/driver-550/{library.NAME}")
-    with library.serve(root / "opt/driver-550", node(tmp_path)):
+    alternative.symlink_to(f"/opt/driver-550/{c_library.NAME}")
+    with c_library.serve(root / "opt/driver-550", node(tmp_path)):
         answer = shell("apply", "whole", "-f", "-", "--driver-root", str(root), stdin=_LAYOUT)
 
     assert answer.returncode == 0, answer.stderr
@@ -97,13 +97,13 @@ def test_the_loaders_cache_of_a_driver_root_is_searched(
     root = tmp_path / "root"
     cache = root / "etc/ld.so.cache"
     cache.parent.mkdir(parents=True)
-    with library.serve(root / "opt/driver", node(tmp_path)) as file:
+    with c_library.serve(root / "opt/driver", node(tmp_path)) as file:
         # ldconfig writes the folder as it sees it; below the root it is a link to the real one.
         as_cached = root / file.parent.relative_to("/")
         as_cached.parent.mkdir(parents=True)
         as_cached.symlink_to("/opt/driver")
         (tmp_path / "conf").write_text(f"{file.parent}\n")
-        library.run("/sbin/ldconfig", "-X", "-C", str(cache), "-f", str(tmp_path / "conf"))
+        c_library.run("/sbin/ldconfig", "-X", "-C", str(cache), "-f", str(tmp_path / "conf"))
         answer = shell("status", DRIVER_ROOT_CTR_PATH=str(root))
 
     assert answer.returncode == 0, answer.stderr
@@ -113,7 +113,7 @@ def test_the_loaders_cache_of_a_driver_root_is_searched(
 def test_doctor_finds_the_library_by_the_loaders_variables(
     shell: FoundMachine, tmp_path: pathlib.Path
 ) -> None:
-    with library.serve(tmp_path / "library", node(tmp_path)) as file:
+    with c_library.serve(tmp_path / "library", node(tmp_path)) as file:
         done = shell("doctor", "-o", "json", LD_LIBRARY_PATH=str(file.parent))
 
     verdicts = {each["check"]: each["verdict"] for each in json.loads(done.stdout)["findings"]}
@@ -129,10 +129,10 @@ def test_mismatched_loader_library_gives_way_to_the_driver_roots(
     mismatch = nvml_faults.Fault(function="nvmlInit*", count=None, code=_MISMATCH)
     nvml_faults.SharedState(stale).add_fault(mismatch)
     root = tmp_path / "root"
-    with library.serve(tmp_path / "injected", stale) as file:
+    with c_library.serve(tmp_path / "injected", stale) as file:
         environ = {"LD_LIBRARY_PATH": str(file.parent), "DRIVER_ROOT_CTR_PATH": str(root)}
         alone = shell("status", **environ)
-        with library.serve(root / "usr/lib64", current):
+        with c_library.serve(root / "usr/lib64", current):
             both = shell("status", "-o", "json", **environ)
 
     assert alone.returncode == 1
@@ -148,7 +148,7 @@ def test_nvidia_smi_is_found_on_the_path_where_no_driver_root_has_it(
 ) -> None:
     state = node(tmp_path, resets_itself=False)
     nvidia_smi.install(tmp_path / "conda/bin", state)
-    with library.serve(tmp_path / "host/usr/lib64", state):
+    with c_library.serve(tmp_path / "host/usr/lib64", state):
         answer = shell(
             "apply", "whole", "-f", "-", stdin=_LAYOUT, PATH=f"nowhere:{tmp_path}/conda/bin"
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager.sandbox.apiserver import resources, store
+from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests import api_objects, programs
 
@@ -66,7 +66,7 @@ def test_a_pod_is_created_and_deleted(
     assert kubectl("create", "-f", str(manifest)) == "pod/p2 created\n"
     assert "AlreadyExists" in kubectl("create", "-f", str(manifest), fails=True)
     assert "deleted" in kubectl("delete", "pod", "p2")
-    assert [each["metadata"]["name"] for each in server.objects(resources.PODS)] == ["p1"]
+    assert [each["metadata"]["name"] for each in server.objects(kinds.PODS)] == ["p1"]
 
 
 def test_a_node_is_drained_tainted_and_restored(
@@ -74,11 +74,11 @@ def test_a_node_is_drained_tainted_and_restored(
 ) -> None:
     assert "pod/p1 evicted" in kubectl("drain", "n1", "--force")
     assert server.log.count("create", "pods/eviction") == 1
-    assert server.get(resources.NODES, "n1")["spec"]["unschedulable"] is True
+    assert server.get(kinds.NODES, "n1")["spec"]["unschedulable"] is True
 
     kubectl("taint", "node", "n1", "a=b:NoSchedule")
     kubectl("uncordon", "n1")
 
-    spec = server.get(resources.NODES, "n1")["spec"]
+    spec = server.get(kinds.NODES, "n1")["spec"]
     assert spec["taints"] == [{"key": "a", "value": "b", "effect": "NoSchedule"}]
     assert not spec.get("unschedulable")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects
 from tests.stage import apirig
@@ -81,7 +81,7 @@ def test_pages_of_a_list_show_one_moment_until_it_is_forgotten(
         return ask("GET", f"{apirig.NODES}?limit=2&continue={after['metadata']['continue']}")
 
     first = ask("GET", f"{apirig.NODES}?limit=2").body
-    server.delete(resources.NODES, "d")
+    server.delete(kinds.NODES, "d")
     server.create(api_objects.a_node("bb"))
     second = page(first).body
     third = page(second).body

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.sandbox.apiserver import resources, store
+from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests import api_objects
 from tests.stage import apirig
@@ -112,7 +112,7 @@ def test_a_pod_that_runs_nowhere_is_gone_at_once(
 
     ask("DELETE", POD)
 
-    assert server.objects(resources.PODS) == []
+    assert server.objects(kinds.PODS) == []
 
 
 # -- patches ----------------------------------------------------------------------------------

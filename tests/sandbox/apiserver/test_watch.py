@@ -12,7 +12,7 @@ from urllib import parse
 
 import pytest
 
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from mig_manager.sandbox.apiserver import server as sandbox_server
 from testkit import apiserver
 from tests import api_objects, waiting
@@ -70,7 +70,7 @@ def watch(server: apiserver.ApiServer) -> Iterator[Begin]:
 
 
 def label(server: apiserver.ApiServer, name: str, **labels: str) -> None:
-    server.merge(resources.NODES, name, {"metadata": {"labels": labels}})
+    server.merge(kinds.NODES, name, {"metadata": {"labels": labels}})
 
 
 def test_a_watch_without_a_version_begins_with_the_present_objects(
@@ -81,7 +81,7 @@ def test_a_watch_without_a_version_begins_with_the_present_objects(
 
     server.create(api_objects.a_node("n2"))
     label(server, "n1", a="b")
-    server.delete(resources.NODES, "n2")
+    server.delete(kinds.NODES, "n2")
 
     expected = ["ADDED n1", "ADDED n2", "MODIFIED n1", "DELETED n2"]
     assert unset.names(4) == expected
@@ -103,8 +103,8 @@ def test_an_object_that_enters_or_leaves_a_selection_is_added_or_deleted(
     label(server, "n1", mode="on")
 
     added, modified, deleted, again = (events.next() for _ in range(4))
-    kinds = [kind for kind, _ in (added, modified, deleted, again)]
-    assert kinds == ["ADDED", "MODIFIED", "DELETED", "ADDED"]
+    event_kinds = [kind for kind, _ in (added, modified, deleted, again)]
+    assert event_kinds == ["ADDED", "MODIFIED", "DELETED", "ADDED"]
     assert deleted[1]["metadata"]["labels"]["mode"] == "on"
     version = int(deleted[1]["metadata"]["resourceVersion"])
     assert version == int(modified[1]["metadata"]["resourceVersion"]) + 1

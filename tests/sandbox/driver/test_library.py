@@ -14,7 +14,7 @@ import pytest
 from mig_manager.sandbox.driver import calls, simulated_nvml
 from testkit import nvml_faults
 from tests import programs
-from tests.kit import commandline, kubelet_rig, library
+from tests.kit import c_library, commandline, kubelet_rig
 
 _FOLDER = pathlib.Path(__file__).parent
 _FILL = """
@@ -34,7 +34,7 @@ _WIDER_IN_PYNVML = {("nvmlGpuFabricInfo_t", "state", 24, 1): 4}
 @pytest.fixture
 def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
     shell = commandline.Shell(tmp_path)
-    shell.environ |= library.environ(tmp_path)
+    shell.environ |= c_library.environ(tmp_path)
     yield shell
     commandline.forget()
 
@@ -49,7 +49,7 @@ def state(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.fixture
 def library_file(tmp_path: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path]:
     """Give the file of a library that the simulated driver answers."""
-    with library.serve(tmp_path / "library", state) as file:
+    with c_library.serve(tmp_path / "library", state) as file:
         yield file
 
 
@@ -57,8 +57,8 @@ def fields_of(source: str, folder: pathlib.Path) -> set[tuple[str, str, int, int
     """Return struct, field, offset and size of each struct that a C file declares."""
     program = folder / "layout"
     declared_by = f'-DNVML_SOURCE="{source}"'
-    library.run(programs.path_or_skip("cc"), declared_by, f"-o{program}", _FOLDER / "layout.c")
-    printed = library.run(program)
+    c_library.run(programs.path_or_skip("cc"), declared_by, f"-o{program}", _FOLDER / "layout.c")
+    printed = c_library.run(program)
     rows = (line.split() for line in printed.splitlines())
     return {(kind, field, int(offset), int(size)) for kind, field, offset, size in rows}
 
@@ -73,9 +73,9 @@ def pynvml_field(kind: str, field: str) -> tuple[int, int]:
 
 
 def test_library_exports_the_simulated_drivers_functions_exactly(tmp_path: pathlib.Path) -> None:
-    file = library.build(tmp_path)
+    file = c_library.build(tmp_path)
 
-    listed = library.run("nm", "--dynamic", "--defined-only", file)
+    listed = c_library.run("nm", "--dynamic", "--defined-only", file)
     exported = {line.split()[-1] for line in listed.splitlines()}
 
     cuda = {"cuInit", "cuDeviceGet", "cuCtxCreate_v2"}
@@ -85,7 +85,7 @@ def test_library_exports_the_simulated_drivers_functions_exactly(tmp_path: pathl
 def test_structs_of_the_library_are_laid_out_as_pynvml_lays_them_out(
     tmp_path: pathlib.Path,
 ) -> None:
-    fields = fields_of(str(library.SOURCE), tmp_path)
+    fields = fields_of(str(c_library.SOURCE), tmp_path)
 
     assert len(fields) > 80
     expected = {(*row[:3], _WIDER_IN_PYNVML.get(row, row[3])) for row in fields}
@@ -99,7 +99,7 @@ def test_structs_of_the_library_are_laid_out_as_in_nvidias_header(tmp_path: path
 
     theirs = fields_of(f"{folder}/pkg/nvml/nvml.h", tmp_path)
 
-    assert fields_of(str(library.SOURCE), tmp_path) == theirs
+    assert fields_of(str(c_library.SOURCE), tmp_path) == theirs
 
 
 def test_pynvml_loads_the_library_and_reads_the_node_and_its_events(
@@ -124,7 +124,7 @@ pynvml.nvmlShutdown()
 """
 
     folder = str(library_file.parent)
-    printed = library.run(sys.executable, "-c", program, LD_LIBRARY_PATH=folder)
+    printed = c_library.run(sys.executable, "-c", program, LD_LIBRARY_PATH=folder)
 
     assert printed.splitlines() == [
         "NVIDIA A100-SXM4-40GB 00000000:07:00.0",
@@ -177,7 +177,7 @@ def test_apply_asks_the_kubelet_of_this_machine_without_an_option(
 def test_commands_report_that_no_driver_is_behind_the_library(
     shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
-    file = library.build(tmp_path / "library")
+    file = c_library.build(tmp_path / "library")
 
     answer = shell("status", "--library-path", str(file))
 
@@ -191,7 +191,7 @@ def test_a_write_past_the_memory_of_a_client_is_detected() -> None:
     code = b"v" + struct.pack("=Q", 0)
 
     with pytest.raises(BufferError, match="nvmlErrorString"):
-        library._answer(session, b"nvmlErrorString\0" + bytes([2]) + code + too_small)
+        c_library._answer(session, b"nvmlErrorString\0" + bytes([2]) + code + too_small)
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_nvidias_go_binding_sees_the_instances_that_we_made(
     at = ("--library-path", str(library_file))
     shell("apply", *at, "--config-file", "-", "--selected-config", "mixed", stdin=_FILL)
 
-    printed = library.run(client, library_file).splitlines()
+    printed = c_library.run(client, library_file).splitlines()
 
     gpus = shell("status", "--simulate-state", str(state), "-o", "json").data["gpus"]
     uuids = {
@@ -233,6 +233,6 @@ def instances(state: pathlib.Path) -> list[str]:
 
 
 def go(*arguments: str) -> str:
-    return library.run(
+    return c_library.run(
         programs.path_or_skip("go"), *arguments, folder=_FOLDER / "go_client"
     ).strip()

@@ -12,8 +12,7 @@ from mig_manager.cli import main
 from mig_manager.sandbox import replay
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.kit import alterations, commandline
-from tests.kit import library as c_library
+from tests.kit import alterations, c_library, commandline
 from tests.node import nvml_rig
 
 A100 = "1xA100-SXM4-40GB"

@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import advertising
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.node import fake_host, fakes
 
@@ -42,7 +42,7 @@ class AdvertisingRig:
         return advertising.AdvertisingGpus(fake_host.FakeGpus(self.node), self.kube, name="n1")
 
     def status(self) -> dict[str, dict[str, str]]:
-        node_status: dict[str, dict[str, str]] = self.server.get(resources.NODES, "n1")["status"]
+        node_status: dict[str, dict[str, str]] = self.server.get(kinds.NODES, "n1")["status"]
         return node_status
 
 
@@ -75,7 +75,7 @@ def test_node_advertises_observed_devices_and_zeroes_removed_ones(rig: Advertisi
 
 def test_a_node_that_was_registered_again_gets_its_devices_again(rig: AdvertisingRig) -> None:
     rig.gpus.observe()
-    rig.server.delete(resources.NODES, "n1")
+    rig.server.delete(kinds.NODES, "n1")
     rig.server.create(NODE)
 
     rig.gpus.observe()

@@ -13,8 +13,7 @@ from mig_manager.core.layout import config, custom_layouts, served
 from mig_manager.core.node import node_object, well_known
 from testkit import apiserver
 from tests import api_objects
-from tests.kit import commandline
-from tests.kit import plugin_rig as rig
+from tests.kit import commandline, plugin_rig
 
 SPEC = "2xA100-SXM4-40GB"
 KEY = ("nodes", "", "gpu-1")
@@ -42,8 +41,8 @@ def add_node(
     annotations: dict[str, str] | None = None,
     **fields: Any,
 ) -> None:
-    fields = {"gpus": rig.gpus(SPEC), "requested": "all-balanced", **fields}
-    node = rig.node("gpu-1", labels=labels, **fields)
+    fields = {"gpus": plugin_rig.gpus(SPEC), "requested": "all-balanced", **fields}
+    node = plugin_rig.node("gpu-1", labels=labels, **fields)
     node_annotations = node["metadata"]["annotations"]
     if fields["gpus"] is not None:
         node_annotations["mig-manager.io/layouts"] = listed
@@ -61,7 +60,7 @@ def metadata(server: apiserver.ApiServer) -> dict[str, Any]:
     return node_metadata
 
 
-def apply(viewer: rig.Viewer, *words: str, text: str = MINE) -> commandline.Answer:
+def apply(viewer: plugin_rig.Viewer, *words: str, text: str = MINE) -> commandline.Answer:
     """Run ``apply [LAYOUT] gpu-1 -f -``; words may begin with the layout."""
     layout = [word for word in words[:1] if not word.startswith("-")]
     return viewer.alone("apply", *layout, "gpu-1", "-f", "-", *words[len(layout) :], stdin=text)
@@ -72,7 +71,9 @@ def assert_nothing_requested(server: apiserver.ApiServer) -> None:
     assert well_known.LAYOUT_ANNOTATION not in metadata(server)["annotations"]
 
 
-def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: rig.Viewer) -> None:
+def test_apply_writes_label_and_annotation_together_and_draws_the_change(
+    user: plugin_rig.Viewer,
+) -> None:
     add_node(user.server)
     watched = user.server.store.version
 
@@ -112,9 +113,13 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
     ],
 )
 def test_without_a_file_a_layout_that_the_node_lists_is_requested(
-    user: rig.Viewer, layout: str | None, words: tuple[str, ...], message: str, requested: str
+    user: plugin_rig.Viewer,
+    layout: str | None,
+    words: tuple[str, ...],
+    message: str,
+    requested: str,
 ) -> None:
-    generated = served.generate(rig.gpus(SPEC)).values()
+    generated = served.generate(plugin_rig.gpus(SPEC)).values()
     add_node(user.server, listed=served.to_json(map(served.ServedLayout.of, generated)))
     answer = user.alone("apply", *filter(None, (layout, "gpu-1")), *words)
     assert message in answer.out + answer.err
@@ -122,16 +127,18 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
     assert well_known.LAYOUT_ANNOTATION not in metadata(user.server)["annotations"]
 
 
-def test_a_request_that_changes_no_gpu_is_reported_as_such(user: rig.Viewer) -> None:
-    generated = served.generate(rig.gpus(SPEC)).values()
+def test_a_request_that_changes_no_gpu_is_reported_as_such(user: plugin_rig.Viewer) -> None:
+    generated = served.generate(plugin_rig.gpus(SPEC)).values()
     listed = served.to_json(map(served.ServedLayout.of, generated))
-    add_node(user.server, gpus=rig.gpus(SPEC, "all-1g.5gb"), listed=listed)
+    add_node(user.server, gpus=plugin_rig.gpus(SPEC, "all-1g.5gb"), listed=listed)
     answer = user.alone("apply", "all-1g.5gb", "gpu-1")
     assert "already active: no GPU changes." in answer.out
     assert "Requested all-1g.5gb of gpu-1" in answer.out
 
 
-def test_a_listed_layout_of_the_agents_config_map_is_planned_first(user: rig.Viewer) -> None:
+def test_a_listed_layout_of_the_agents_config_map_is_planned_first(
+    user: plugin_rig.Viewer,
+) -> None:
     (mine,) = config.parse(MINE, source="file").layouts.values()
     add_node(user.server, listed=served.to_json([served.ServedLayout.of(mine)]))
     user.server.store.create(api_objects.a_config_map(MINE))
@@ -140,7 +147,7 @@ def test_a_listed_layout_of_the_agents_config_map_is_planned_first(user: rig.Vie
 
 
 @pytest.mark.slow
-def test_a_second_request_of_the_same_layout_is_a_new_one(user: rig.Viewer) -> None:
+def test_a_second_request_of_the_same_layout_is_a_new_one(user: plugin_rig.Viewer) -> None:
     add_node(user.server)
     texts = set()
     for _ in range(2):
@@ -150,7 +157,7 @@ def test_a_second_request_of_the_same_layout_is_a_new_one(user: rig.Viewer) -> N
 
 
 @pytest.mark.slow
-def test_a_dry_run_shows_the_change_and_writes_nothing(user: rig.Viewer) -> None:
+def test_a_dry_run_shows_the_change_and_writes_nothing(user: plugin_rig.Viewer) -> None:
     add_node(user.server)
     before = user.server.store.version
 
@@ -179,7 +186,7 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(user: rig.Viewer) -> None
     ],
 )
 def test_an_unusable_document_is_refused(
-    user: rig.Viewer, words: tuple[str, ...], text: str, status: int, message: str
+    user: plugin_rig.Viewer, words: tuple[str, ...], text: str, status: int, message: str
 ) -> None:
     add_node(user.server)
     answer = apply(user, *words, text=text)
@@ -188,7 +195,7 @@ def test_an_unusable_document_is_refused(
     assert_nothing_requested(user.server)
 
 
-def test_one_layout_of_several_is_named(user: rig.Viewer) -> None:
+def test_one_layout_of_several_is_named(user: plugin_rig.Viewer) -> None:
     add_node(user.server)
     assert apply(user, "whole", text=SEVERAL).status == 0
     text = metadata(user.server)["annotations"][well_known.LAYOUT_ANNOTATION]
@@ -196,7 +203,7 @@ def test_one_layout_of_several_is_named(user: rig.Viewer) -> None:
     assert layout.rules[0].desired.mode is model.MigMode.DISABLED
 
 
-def test_a_layout_that_does_not_fit_is_not_requested(user: rig.Viewer) -> None:
+def test_a_layout_that_does_not_fit_is_not_requested(user: plugin_rig.Viewer) -> None:
     add_node(user.server)
     answer = apply(user, text=MINE.replace("2g.10gb: 1", "7g.40gb: 1"))
     assert answer.status == 1
@@ -205,7 +212,7 @@ def test_a_layout_that_does_not_fit_is_not_requested(user: rig.Viewer) -> None:
     assert_nothing_requested(user.server)
 
 
-def test_a_node_without_an_agent_is_only_planned_for(user: rig.Viewer) -> None:
+def test_a_node_without_an_agent_is_only_planned_for(user: plugin_rig.Viewer) -> None:
     product = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
     add_node(user.server, gpus=None, state=None, labels=product)
     assert apply(user, "--dry-run").status == 0
@@ -230,7 +237,7 @@ PARTITIONED = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
     ],
 )
 def test_other_handling_of_the_layout_by_an_agent_is_noted(
-    user: rig.Viewer, listed: str, labels: dict[str, str], name: str, notes: set[str]
+    user: plugin_rig.Viewer, listed: str, labels: dict[str, str], name: str, notes: set[str]
 ) -> None:
     add_node(user.server, listed=listed, labels=labels)
     answer = apply(user, text=MINE.replace("mine", name))
@@ -245,7 +252,7 @@ def test_other_handling_of_the_layout_by_an_agent_is_noted(
 @pytest.mark.slow
 @pytest.mark.parametrize("matters", [True, False])
 def test_apply_reads_a_node_changed_in_between_again(
-    user: rig.Viewer, monkeypatch: pytest.MonkeyPatch, *, matters: bool
+    user: plugin_rig.Viewer, monkeypatch: pytest.MonkeyPatch, *, matters: bool
 ) -> None:
     add_node(user.server)
     patch_node = Kubectl.patch_node
@@ -267,7 +274,9 @@ def test_apply_reads_a_node_changed_in_between_again(
     assert ("has changed since" in answer.err) is matters
 
 
-def test_kubectl_itself_writes_the_request(user: rig.Viewer, tmp_path: pathlib.Path) -> None:
+def test_kubectl_itself_writes_the_request(
+    user: plugin_rig.Viewer, tmp_path: pathlib.Path
+) -> None:
     add_node(user.server)
     (tmp_path / "mine.yaml").write_text(MINE)
     answer = user.real("apply", "gpu-1", "-f", str(tmp_path / "mine.yaml"))
@@ -294,7 +303,7 @@ def add_custom(
 
 
 @pytest.mark.slow
-def test_status_distinguishes_one_custom_layout_from_the_next(user: rig.Viewer) -> None:
+def test_status_distinguishes_one_custom_layout_from_the_next(user: plugin_rig.Viewer) -> None:
     add_custom(user.server, MINE)
     assert user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["state"] == "success"
 
@@ -309,9 +318,13 @@ def test_status_distinguishes_one_custom_layout_from_the_next(user: rig.Viewer) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["custom", well_known.ON_DEMAND])
-def test_a_custom_layout_is_planned_from_the_nodes_annotation(user: rig.Viewer, name: str) -> None:
-    add_custom(user.server, OTHER.replace("custom", name), gpus=rig.gpus(SPEC, "all-1g.5gb"))
-    user.server.store.create(rig.pod("trainer", "gpu-1", mig_1g_5gb=14))
+def test_a_custom_layout_is_planned_from_the_nodes_annotation(
+    user: plugin_rig.Viewer, name: str
+) -> None:
+    add_custom(
+        user.server, OTHER.replace("custom", name), gpus=plugin_rig.gpus(SPEC, "all-1g.5gb")
+    )
+    user.server.store.create(plugin_rig.pod("trainer", "gpu-1", mig_1g_5gb=14))
     answer = user.alone("plan", "custom", "gpu-1")
     assert answer.status == 0, answer.err
     assert "custom of the node's annotation" in answer.out
@@ -329,7 +342,7 @@ def test_a_custom_layout_is_planned_from_the_nodes_annotation(user: rig.Viewer, 
     ],
 )
 def test_a_plan_says_why_the_custom_layout_is_missing(
-    user: rig.Viewer, text: str | None, message: str
+    user: plugin_rig.Viewer, text: str | None, message: str
 ) -> None:
     add_custom(user.server, text)
     answer = user.alone("plan", "custom", "gpu-1", "-o", "json")
@@ -338,7 +351,7 @@ def test_a_plan_says_why_the_custom_layout_is_missing(
     assert "\x1b" not in user.alone("plan", "custom", "gpu-1").out
 
 
-def test_the_list_of_layouts_has_the_custom_one(user: rig.Viewer) -> None:
+def test_the_list_of_layouts_has_the_custom_one(user: plugin_rig.Viewer) -> None:
     add_custom(user.server, MINE)
     listed = user.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
     (custom,) = (each for each in listed if each["layout"] == "custom")
@@ -347,13 +360,15 @@ def test_the_list_of_layouts_has_the_custom_one(user: rig.Viewer) -> None:
     assert custom["gpus"][0]["devices"] == {"1g.5gb": 1, "2g.10gb": 1}
 
 
-def test_a_history_does_not_take_another_custom_layout_for_this_one(user: rig.Viewer) -> None:
+def test_a_history_does_not_take_another_custom_layout_for_this_one(
+    user: plugin_rig.Viewer,
+) -> None:
     add_custom(user.server, OTHER, reported=OTHER)
     other, _ = custom_layouts.single(OTHER, source="annotation")
     applied = errors.Reason.APPLIED.value
     for hours, content_hash in ((9, other.content_hash), (8, "0123456789ab")):
         message = f"Layout custom ({content_hash}) is active."
-        at = rig.ago(hours=hours)
+        at = plugin_rig.ago(hours=hours)
         user.server.store.create(api_objects.an_event("gpu-1", applied, message, at=at))
 
     since = user.alone("history", "gpu-1", "-o", "json").data["appliedSince"]

@@ -7,7 +7,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from tests import api_objects
-from tests.kit import plugin_rig as rig
+from tests.kit import plugin_rig
 
 ON_DEMAND = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
 A100 = "A100-SXM4-40GB"
@@ -19,18 +19,18 @@ def node(
     in_use: Mapping[str, set[model.Placement]] | None,
     labels: Mapping[str, str] | None = None,
 ) -> api_objects.Object:
-    made = rig.node(name, requested="all-balanced", labels=labels)
+    made = plugin_rig.node(name, requested="all-balanced", labels=labels)
     made["metadata"]["annotations"] |= api_objects.annotations_of_agent(
-        gpus, in_use=in_use, at=rig.ago(minutes=7)
+        gpus, in_use=in_use, at=plugin_rig.ago(minutes=7)
     )
     return made
 
 
 def nodes() -> list[api_objects.Object]:
-    balanced = rig.gpus(f"2x{A100}", "all-balanced")
+    balanced = plugin_rig.gpus(f"2x{A100}", "all-balanced")
     one, two = (gpu.uuid for gpu in balanced)
     first = next(gi for gi in balanced[0].gpu_instances if str(gi.profile) == "2g.10gb")
-    whole = rig.gpus(A100)
+    whole = plugin_rig.gpus(A100)
     damaged = node("damaged", balanced, {})
     damaged["metadata"]["annotations"][well_known.CAPACITY_ANNOTATION] = "[]"
     cordoned = node("whole", whole, {whole[0].uuid: set()}, ON_DEMAND)
@@ -45,7 +45,7 @@ def nodes() -> list[api_objects.Object]:
 
 
 @pytest.fixture
-def viewer(user: rig.Viewer) -> rig.Viewer:
+def viewer(user: plugin_rig.Viewer) -> plugin_rig.Viewer:
     for each in nodes():
         user.server.store.create(each)
     return user
@@ -59,7 +59,7 @@ def rows(text: str) -> dict[str, list[str]]:
     }
 
 
-def test_capacity_shows_idle_possible_and_stranded_devices(viewer: rig.Viewer) -> None:
+def test_capacity_shows_idle_possible_and_stranded_devices(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("capacity")
 
     shown = rows(answer.out)
@@ -93,14 +93,14 @@ def test_capacity_shows_idle_possible_and_stranded_devices(viewer: rig.Viewer) -
     ],
 )
 def test_a_node_says_what_is_not_known_of_it_and_why(
-    viewer: rig.Viewer, name: str, why: str
+    viewer: plugin_rig.Viewer, name: str, why: str
 ) -> None:
     answer = viewer.alone("capacity", name)
 
     assert why in " ".join(answer.out.split())
 
 
-def test_a_single_node_with_a_known_use_is_in_order(viewer: rig.Viewer) -> None:
+def test_a_single_node_with_a_known_use_is_in_order(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("capacity", "busy")
 
     assert (answer.status, answer.err) == (0, "")
@@ -108,7 +108,7 @@ def test_a_single_node_with_a_known_use_is_in_order(viewer: rig.Viewer) -> None:
     assert "come and gone" not in answer.out
 
 
-def test_json_has_every_gpu_with_its_fragmentation(viewer: rig.Viewer) -> None:
+def test_json_has_every_gpu_with_its_fragmentation(viewer: plugin_rig.Viewer) -> None:
     data = viewer.alone("capacity", "-o", "json").data
 
     busy = data["nodes"][0]

@@ -3,14 +3,14 @@
 import pytest
 import yaml
 
-from tests.kit import plugin_rig as rig
+from tests.kit import plugin_rig
 
 AWS = "k8s.io/cluster-autoscaler/node-template"
 GCE = "nvidia.com/gpu=0,nvidia.com/mig-3g.20gb=8,nvidia.com/mig-2g.10gb=8,nvidia.com/mig-1g.5gb=16"
 AZURE = "k8s.io_cluster-autoscaler_node-template"
 
 
-def test_autoscaler_tags_are_the_devices_of_future_nodes(viewer: rig.Viewer) -> None:
+def test_autoscaler_tags_are_the_devices_of_future_nodes(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("autoscaler-tags", "all-balanced", "--gpu", "8xA100-SXM4-40GB")
 
     lines = [line.strip() for line in answer.out.splitlines()]
@@ -28,7 +28,7 @@ def test_autoscaler_tags_are_the_devices_of_future_nodes(viewer: rig.Viewer) -> 
         assert each in lines
 
 
-def test_with_the_strategy_single_the_tags_count_gpus(viewer: rig.Viewer) -> None:
+def test_with_the_strategy_single_the_tags_count_gpus(viewer: plugin_rig.Viewer) -> None:
     command = ("autoscaler-tags", "all-1g.5gb", "--gpu", "2xa100", "--strategy", "single")
 
     tags = yaml.safe_load(viewer.alone(*command, "-o", "yaml").out)
@@ -55,7 +55,7 @@ def test_with_the_strategy_single_the_tags_count_gpus(viewer: rig.Viewer) -> Non
     ],
 )
 def test_no_tags_are_printed_that_no_node_would_have(
-    viewer: rig.Viewer, words: tuple[str, ...], status: int, message: str
+    viewer: plugin_rig.Viewer, words: tuple[str, ...], status: int, message: str
 ) -> None:
     answer = viewer.alone("autoscaler-tags", *words)
 
@@ -64,8 +64,8 @@ def test_no_tags_are_printed_that_no_node_would_have(
 
 
 @pytest.mark.slow
-def test_device_classes_are_a_list_that_kubectl_applies(user: rig.Viewer) -> None:
-    user.server.create(rig.node("gpu-1", gpus=rig.gpus("1xH100-SXM5-80GB")))
+def test_device_classes_are_a_list_that_kubectl_applies(user: plugin_rig.Viewer) -> None:
+    user.server.create(plugin_rig.node("gpu-1", gpus=plugin_rig.gpus("1xH100-SXM5-80GB")))
     answer = user.real("device-classes", "-o", "yaml")
 
     items = yaml.safe_load(answer.out)["items"]
@@ -91,13 +91,16 @@ def test_device_classes_are_a_list_that_kubectl_applies(user: rig.Viewer) -> Non
 
 
 @pytest.mark.slow
-def test_no_device_class_is_made_beside_one_of_another_name(user: rig.Viewer) -> None:
+def test_no_device_class_is_made_beside_one_of_another_name(user: plugin_rig.Viewer) -> None:
     spec_7g = {"extendedResourceName": "nvidia.com/mig-7g.40gb", "selectors": []}
     other_spec = {"extendedResourceName": "nvidia.com/gpu", "selectors": []}
     for name, spec in (("own", spec_7g), ("gpu.nvidia.com", other_spec)):
         metadata = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
         user.server.create({**metadata, "metadata": {"name": name}, "spec": spec})
-    user.server.create(rig.node("gpu-1", gpus=rig.gpus("1xA100-SXM4-40GB")), rig.node("gpu-2"))
+    user.server.create(
+        plugin_rig.node("gpu-1", gpus=plugin_rig.gpus("1xA100-SXM4-40GB")),
+        plugin_rig.node("gpu-2"),
+    )
 
     table = user.alone("device-classes", "gpu-1", "gpu-2")
     made = user.alone("device-classes", "gpu-1", "-o", "json").data

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core.node import well_known
 from tests import programs
-from tests.kit import plugin_rig as rig
+from tests.kit import plugin_rig
 from tests.stage import agent_stage
 
 LAYOUT = "all-1g.5gb"
@@ -25,7 +25,7 @@ def stage() -> Iterator[agent_stage.AgentStage]:
 
 @pytest.fixture(scope="module")
 def kubectl(stage: agent_stage.AgentStage, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
-    user = rig.viewer(stage.server, tmp_path_factory.mktemp("kubectl"))
+    user = plugin_rig.viewer(stage.server, tmp_path_factory.mktemp("kubectl"))
 
     def run(*arguments: str) -> str:
         done = user.kubectl(*arguments)

@@ -11,7 +11,7 @@ from mig_manager.core.layout import config, generator, served
 from mig_manager.core.node import well_known
 from testkit import apiserver
 from tests import api_objects
-from tests.kit import plugin_rig as rig
+from tests.kit import plugin_rig
 
 SPEC = "2xA100-SXM4-40GB"
 OWNERS_FILE = """\
@@ -25,18 +25,18 @@ mig-configs:
 def entries(text: str = OWNERS_FILE) -> list[served.ServedLayout]:
     """Return what an agent with this file lists for these GPUs."""
     from_file = config.parse(text, source="/etc/mig-manager/config.yaml").layouts
-    made = generator.layouts_of(generator.kinds_of(rig.gpus(SPEC)))
+    made = generator.layouts_of(generator.kinds_of(plugin_rig.gpus(SPEC)))
     return [served.ServedLayout.of(layout) for layout in {**made, **from_file}.values()]
 
 
 def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "team-a") -> None:
-    node = rig.node("gpu-1", gpus=rig.gpus(SPEC), requested=requested)
+    node = plugin_rig.node("gpu-1", gpus=plugin_rig.gpus(SPEC), requested=requested)
     if listed is not None:
         node["metadata"]["annotations"][well_known.LAYOUTS_ANNOTATION] = listed
     server.store.create(node)
 
 
-def test_each_layout_is_drawn_with_its_origin(user: rig.Viewer) -> None:
+def test_each_layout_is_drawn_with_its_origin(user: plugin_rig.Viewer) -> None:
     add_node(user.server, served.to_json(entries()))
     user.server.store.create(api_objects.a_config_map(OWNERS_FILE))
 
@@ -58,7 +58,7 @@ def test_each_layout_is_drawn_with_its_origin(user: rig.Viewer) -> None:
 
 @pytest.mark.slow
 def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
-    user: rig.Viewer, tmp_path: pathlib.Path
+    user: plugin_rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
     add_node(user.server, served.to_json(entries()))
     # The file has another content under the same name.
@@ -88,16 +88,16 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     ids=["applied", "the file has changed since", "its change failed", "another one failed"],
 )
 def test_a_layout_is_active_with_the_content_that_was_applied(
-    user: rig.Viewer,
+    user: plugin_rig.Viewer,
     requested: str,
     state: model.State,
     is_same_content: bool,  # noqa: FBT001 - a case
     is_applied: bool,  # noqa: FBT001 - a case
 ) -> None:
     (entry,) = [each for each in entries() if each.name == "team-a"]
-    node = rig.node(
+    node = plugin_rig.node(
         "gpu-1",
-        gpus=rig.gpus(SPEC),
+        gpus=plugin_rig.gpus(SPEC),
         requested=requested,
         state=state,
         config_hash=entry.content_hash if is_same_content else "0123456789ab",
@@ -112,7 +112,9 @@ def test_a_layout_is_active_with_the_content_that_was_applied(
 
 
 @pytest.mark.slow
-def test_the_config_map_of_the_node_has_what_the_operators_agent_serves(user: rig.Viewer) -> None:
+def test_the_config_map_of_the_node_has_what_the_operators_agent_serves(
+    user: plugin_rig.Viewer,
+) -> None:
     add_node(user.server, served.to_json(entries()))
     user.server.store.create(
         api_objects.a_config_map(OWNERS_FILE, "gpu-operator/gpu-1-mig-config")
@@ -139,7 +141,7 @@ mig-configs:
     ids=["without it", "with it"],
 )
 def test_a_layout_is_planned_from_the_config_map_if_that_has_it(
-    user: rig.Viewer, document: str, origin: str
+    user: plugin_rig.Viewer, document: str, origin: str
 ) -> None:
     add_node(user.server, served.to_json(entries()))
     user.server.store.create(api_objects.a_config_map(document))
@@ -152,7 +154,9 @@ def test_a_layout_is_planned_from_the_config_map_if_that_has_it(
 
 
 @pytest.mark.slow
-def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(user: rig.Viewer) -> None:
+def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(
+    user: plugin_rig.Viewer,
+) -> None:
     add_node(user.server, served.to_json(entries()))
 
     answer = user.alone("plan", "all-7g.40gb", "gpu-1")
@@ -169,7 +173,7 @@ def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(user: rig.Vi
 
 @pytest.mark.parametrize("listed", [None, "{", '{"layouts": 1}', '{"layouts": {"a": []}}', "[[]]"])
 def test_without_a_valid_list_those_are_shown_that_can_be_generated(
-    listed: str | None, user: rig.Viewer
+    listed: str | None, user: plugin_rig.Viewer
 ) -> None:
     add_node(user.server, listed, requested="all-balanced")
 
@@ -184,7 +188,7 @@ def test_without_a_valid_list_those_are_shown_that_can_be_generated(
 
 
 def test_layouts_of_nodes_and_of_a_chosen_file_are_completed(
-    user: rig.Viewer, tmp_path: pathlib.Path
+    user: plugin_rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
     add_node(user.server, served.to_json(entries()))
     file = tmp_path / "own.yaml"
@@ -203,9 +207,9 @@ PARTITIONED = {"nvidia.com/gpu.product": "NVIDIA-A30-MIG-1g.6gb", "nvidia.com/gp
 
 @pytest.mark.parametrize("labels", [{}, PARTITIONED], ids=["none", "MIG devices"])
 def test_a_node_that_is_missing_or_shows_no_gpus_fails_in_a_line(
-    user: rig.Viewer, labels: dict[str, str]
+    user: plugin_rig.Viewer, labels: dict[str, str]
 ) -> None:
-    user.server.store.create(rig.node("plain", labels=labels))
+    user.server.store.create(plugin_rig.node("plain", labels=labels))
 
     assert user.alone("layouts", "gpu-9").status == 1
     answer = user.alone("layouts", "plain")

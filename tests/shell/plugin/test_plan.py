@@ -10,7 +10,7 @@ from mig_manager.cli import main
 from mig_manager.core import model
 from testkit import apiserver
 from tests import api_objects
-from tests.kit import plugin_rig as rig
+from tests.kit import plugin_rig
 
 DOCUMENT = """
 version: v1
@@ -21,12 +21,12 @@ mig-configs:
   no-such-profile: [{devices: all, mig-enabled: true, mig-devices: {1g.99gb: 1}}]
   other-gpu: [{device-filter: "0x233010DE", devices: all, mig-enabled: true, mig-devices: {}}]
 """
-IDLE = rig.gpus("2xA100-SXM4-40GB")
+IDLE = plugin_rig.gpus("2xA100-SXM4-40GB")
 # Such a driver lists profiles only with MIG on, and so whether they fit is not known before.
 BLIND = tuple(dataclasses.replace(gpu, profiles=None) for gpu in IDLE)
 
 
-def test_a_plan_is_drawn_with_the_affected_pods(viewer: rig.Viewer) -> None:
+def test_a_plan_is_drawn_with_the_affected_pods(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("plan", "all-1g.5gb", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
@@ -42,7 +42,9 @@ def test_a_plan_is_drawn_with_the_affected_pods(viewer: rig.Viewer) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_for_many_nodes_has_one_line_a_node_and_changes_nothing(viewer: rig.Viewer) -> None:
+def test_a_plan_for_many_nodes_has_one_line_a_node_and_changes_nothing(
+    viewer: plugin_rig.Viewer,
+) -> None:
     viewer.server.log.clear()
 
     answer = viewer.alone("plan", "all-balanced")
@@ -62,9 +64,9 @@ def test_a_plan_for_many_nodes_has_one_line_a_node_and_changes_nothing(viewer: r
 
 @pytest.mark.slow
 def test_a_layout_may_come_from_a_file_or_from_a_pipe(
-    viewer: rig.Viewer, tmp_path: pathlib.Path
+    viewer: plugin_rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
-    mine = rig.CONFIG.replace("all-1g.5gb", "mine")
+    mine = plugin_rig.CONFIG.replace("all-1g.5gb", "mine")
     file = tmp_path / "layouts.yaml"
     file.write_text(mine)
 
@@ -76,11 +78,11 @@ def test_a_layout_may_come_from_a_file_or_from_a_pipe(
 def test_nothing_is_presumed_of_gpus_that_their_agent_cannot_observe(
     tmp_path: pathlib.Path,
 ) -> None:
-    (tmp_path / "layouts.yaml").write_text(rig.CONFIG)
+    (tmp_path / "layouts.yaml").write_text(plugin_rig.CONFIG)
     with apiserver.serve() as server:
         product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
-        server.store.create(rig.node("lost", requested="all-1g.5gb", labels=product))
-        viewer = rig.viewer(server, tmp_path)
+        server.store.create(plugin_rig.node("lost", requested="all-1g.5gb", labels=product))
+        viewer = plugin_rig.viewer(server, tmp_path)
 
         options = ("-f", str(tmp_path / "layouts.yaml"))
         answer = viewer.alone("plan", "all-disabled", "lost", *options, "-o", "json")
@@ -94,10 +96,10 @@ def test_nothing_is_presumed_of_gpus_that_their_agent_cannot_observe(
 
 
 @pytest.mark.slow
-def test_another_layout_of_the_same_name_is_noted(user: rig.Viewer) -> None:
-    gpus = rig.gpus("1xA30")
-    odd = rig.node("odd", gpus=gpus, requested="all-disabled", config_hash="0123456789ab")
-    layouts = api_objects.a_config_map(rig.CONFIG, "gpu-operator/default-mig-parted-config")
+def test_another_layout_of_the_same_name_is_noted(user: plugin_rig.Viewer) -> None:
+    gpus = plugin_rig.gpus("1xA30")
+    odd = plugin_rig.node("odd", gpus=gpus, requested="all-disabled", config_hash="0123456789ab")
+    layouts = api_objects.a_config_map(plugin_rig.CONFIG, "gpu-operator/default-mig-parted-config")
     for each in (layouts, odd):
         user.server.store.create(each)
 
@@ -134,8 +136,8 @@ def test_both_previews_give_the_same_verdict(
     file = tmp_path / "layouts.yaml"
     file.write_text(DOCUMENT)
     with apiserver.serve() as server:
-        server.store.create(rig.node("gpu-1", gpus=published, labels={"pool": "a"}))
-        viewer = rig.viewer(server, tmp_path)
+        server.store.create(plugin_rig.node("gpu-1", gpus=published, labels={"pool": "a"}))
+        viewer = plugin_rig.viewer(server, tmp_path)
         kubeconfig = ("--kubeconfig", str(tmp_path / "kubeconfig"))
         for layout, verdict in expected.items():
             words = (layout, "-l", "pool=a", "-f", str(file), "-o", "json")
@@ -155,21 +157,23 @@ def test_content_that_only_the_agent_has_is_unknown(
     has_config_map: bool,  # noqa: FBT001 - a case
 ) -> None:
     listed = {"all-balanced": {"hash": "0123456789ab", "origin": "config.yaml:3"}}
-    node = rig.node("gpu-1", gpus=rig.gpus("1xA100-SXM4-40GB"), labels={"test": "listed"})
+    node = plugin_rig.node(
+        "gpu-1", gpus=plugin_rig.gpus("1xA100-SXM4-40GB"), labels={"test": "listed"}
+    )
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = json.dumps(
         {"version": 1, "layouts": listed}
     )
     with apiserver.serve() as server:
         server.store.create(node)
         if has_config_map:
-            server.store.create(api_objects.a_config_map(rig.CONFIG))
-        viewer = rig.viewer(server, tmp_path)
+            server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
+        viewer = plugin_rig.viewer(server, tmp_path)
         kubeconfig = ("--kubeconfig", str(tmp_path / "kubeconfig"))
         words = ("all-balanced", "-l", "test=listed", "-o", "json")
 
         planned = viewer.alone("plan", *words)
         rolled = viewer.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
-        named = viewer.alone("plan", *words, "-f", "-", stdin=rig.CONFIG)
+        named = viewer.alone("plan", *words, "-f", "-", stdin=plugin_rig.CONFIG)
 
     assert (planned.status, rolled.status, named.status) == (1, 1, 0)
     plan, preview, of_file = (each.data["nodes"][0] for each in (planned, rolled, named))
@@ -179,7 +183,7 @@ def test_content_that_only_the_agent_has_is_unknown(
 
 
 @pytest.mark.slow
-def test_a_plan_as_json_has_verdicts_losses_and_no_ids(viewer: rig.Viewer) -> None:
+def test_a_plan_as_json_has_verdicts_losses_and_no_ids(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("plan", "all-1g.5gb", "gpu-1", "gpu-2", "-o", "json")
 
     assert answer.status == 1
@@ -190,7 +194,9 @@ def test_a_plan_as_json_has_verdicts_losses_and_no_ids(viewer: rig.Viewer) -> No
     assert (second["verdict"], second["plan"]) == ("does-not-fit", None)
 
 
-def test_layouts_are_checked_against_the_products_that_the_nodes_have(viewer: rig.Viewer) -> None:
+def test_layouts_are_checked_against_the_products_that_the_nodes_have(
+    viewer: plugin_rig.Viewer,
+) -> None:
     answer = viewer.alone("validate", "all-1g.5gb", "all-1g.10gb", "-o", "json")
 
     assert answer.status == 1
@@ -209,7 +215,7 @@ def test_layouts_are_checked_against_the_products_that_the_nodes_have(viewer: ri
 
 
 @pytest.mark.slow
-def test_validate_without_a_name_checks_all_layouts(viewer: rig.Viewer) -> None:
+def test_validate_without_a_name_checks_all_layouts(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("validate", "-l", "pool=train", "-o", "json")
 
     assert answer.status == 0

@@ -9,21 +9,23 @@ import pytest
 import mig_manager
 from mig_manager import errors
 from mig_manager.core import model
-from tests.kit import plugin_rig as rig
+from tests.kit import plugin_rig
 
 
 @pytest.mark.slow
-def test_kubectl_lists_the_plugin_runs_it_and_completes_a_line_with_it(viewer: rig.Viewer) -> None:
+def test_kubectl_lists_the_plugin_runs_it_and_completes_a_line_with_it(
+    viewer: plugin_rig.Viewer,
+) -> None:
     completed = viewer.kubectl("__complete", "mig", "history", "gpu-2")
 
-    assert str(rig.BIN / "kubectl-mig") in viewer.kubectl("plugin", "list").out
+    assert str(plugin_rig.BIN / "kubectl-mig") in viewer.kubectl("plugin", "list").out
     assert viewer.mig("version").out == f"kubectl-mig {mig_manager.__version__}\n"
     assert completed.out.splitlines() == ["gpu-2", ":4"]
     # Files are left to the shell.
     assert viewer.complete("plan", "-f", "").out == ":0\n"
 
 
-def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
+def test_help_is_given_for_all_and_for_each(viewer: plugin_rig.Viewer) -> None:
     assert "kubectl mig" in viewer.alone().out
     answer = viewer.alone("plan", "--help")
     assert "LAYOUT" in answer.out
@@ -71,7 +73,7 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
     ],
 )
 def test_invalid_input_is_refused_in_a_line(
-    viewer: rig.Viewer, words: tuple[str, ...], status: int, message: str
+    viewer: plugin_rig.Viewer, words: tuple[str, ...], status: int, message: str
 ) -> None:
     answer = viewer.alone(*words)
 
@@ -82,7 +84,7 @@ def test_invalid_input_is_refused_in_a_line(
 
 
 def test_a_missing_kubectl_is_to_be_installed(
-    viewer: rig.Viewer, monkeypatch: pytest.MonkeyPatch
+    viewer: plugin_rig.Viewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(viewer.home / "empty"))
 
@@ -93,7 +95,7 @@ def test_a_missing_kubectl_is_to_be_installed(
 
 
 def test_contexts_and_kubeconfigs_are_those_of_kubectl(
-    viewer: rig.Viewer, tmp_path: pathlib.Path
+    viewer: plugin_rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
     document = json.loads((viewer.home / "kubeconfig").read_text())
     document["contexts"].append({"name": "other", "context": {"cluster": "gone", "user": ""}})
@@ -111,19 +113,24 @@ def test_contexts_and_kubeconfigs_are_those_of_kubectl(
     assert "nowhere" in unknown.err
 
 
-def test_more_nodes_than_a_page_holds_are_all_shown(user: rig.Viewer) -> None:
+def test_more_nodes_than_a_page_holds_are_all_shown(user: plugin_rig.Viewer) -> None:
     for number in range(501):
-        user.server.store.create(rig.node(f"n{number:03}"))
+        user.server.store.create(plugin_rig.node(f"n{number:03}"))
 
     answer = user.alone("status")
 
     assert len(re.findall(r"^n\d+ .*no-request", answer.out, re.MULTILINE)) == 501
 
 
-def test_a_failed_node_says_when_its_agent_tries_again(user: rig.Viewer) -> None:
-    failed = rig.node("n1", requested="a", state=model.State.FAILED, reason=errors.Reason.IN_USE)
+def test_a_failed_node_says_when_its_agent_tries_again(user: plugin_rig.Viewer) -> None:
+    failed = plugin_rig.node(
+        "n1", requested="a", state=model.State.FAILED, reason=errors.Reason.IN_USE
+    )
     run = json.loads(failed["metadata"]["annotations"]["mig-manager.io/status"])
-    for name, when in (("soon", rig.ago(minutes=-10.9)), ("over", rig.ago(minutes=10))):
+    for name, when in (
+        ("soon", plugin_rig.ago(minutes=-10.9)),
+        ("over", plugin_rig.ago(minutes=10)),
+    ):
         failed["metadata"]["name"] = name
         text = json.dumps(run | {"retryAt": when})
         failed["metadata"]["annotations"]["mig-manager.io/status"] = text
@@ -162,7 +169,7 @@ def test_a_failed_node_says_when_its_agent_tries_again(user: rig.Viewer) -> None
     ],
 )
 def test_a_line_is_completed(
-    viewer: rig.Viewer, words: tuple[str, ...], candidates: list[str]
+    viewer: plugin_rig.Viewer, words: tuple[str, ...], candidates: list[str]
 ) -> None:
     answer = viewer.complete(*words)
 

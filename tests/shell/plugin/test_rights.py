@@ -9,7 +9,7 @@ import yaml
 from mig_manager.core.layout import served
 from testkit import apiserver
 from tests import api_objects
-from tests.kit import plugin_rig as rig
+from tests.kit import plugin_rig
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs" / "kubectl-plugin.md"
 NASTY = "\x1b]0;owned\x07\x1b[2Jgone\r\u202etxt"
@@ -45,18 +45,20 @@ def without(*kinds: str) -> list[dict[str, list[str]]]:
 
 
 def add_objects(server: apiserver.ApiServer) -> apiserver.ApiServer:
-    gpus = rig.gpus("1xA100-SXM4-40GB", "all-balanced")
-    server.store.create(rig.node("n1", gpus=gpus, requested="all-balanced"))
-    server.store.create(rig.pod("train", "n1", mig_3g_20gb=1))
-    server.store.create(api_objects.a_config_map(rig.CONFIG))
-    server.store.create(api_objects.an_event("n1", "Applied", "it is", at=rig.ago(minutes=40)))
+    gpus = plugin_rig.gpus("1xA100-SXM4-40GB", "all-balanced")
+    server.store.create(plugin_rig.node("n1", gpus=gpus, requested="all-balanced"))
+    server.store.create(plugin_rig.pod("train", "n1", mig_3g_20gb=1))
+    server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
+    server.store.create(
+        api_objects.an_event("n1", "Applied", "it is", at=plugin_rig.ago(minutes=40))
+    )
     return server
 
 
 @pytest.mark.slow
 def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Path) -> None:
     with apiserver.serve(add_objects(server_with_rights(rules()))) as server:
-        viewer = rig.viewer(server, tmp_path)
+        viewer = plugin_rig.viewer(server, tmp_path)
         lines = ("status n1", "plan all-1g.5gb", "validate", "history n1")
         answers = [viewer.alone(*line.split()) for line in lines]
 
@@ -68,7 +70,7 @@ def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Pa
 def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path) -> None:
     layout = "version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: false}\n"
     with apiserver.serve(add_objects(server_with_rights(rules()))) as server:
-        viewer = rig.viewer(server, tmp_path)
+        viewer = plugin_rig.viewer(server, tmp_path)
         tried = viewer.alone("apply", "n1", "-f", "-", "--dry-run", stdin=layout)
         requested = viewer.alone("apply", "n1", "-f", "-", stdin=layout)
 
@@ -80,7 +82,7 @@ def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path
 @pytest.mark.slow
 def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.Path) -> None:
     with apiserver.serve(add_objects(server_with_rights(without("pods", "events")))) as server:
-        viewer = rig.viewer(server, tmp_path)
+        viewer = plugin_rig.viewer(server, tmp_path)
         lines = ("status n1", "plan all-1g.5gb n1", "history n1")
         status, plan, history = (viewer.alone(*line.split()) for line in lines)
 
@@ -100,7 +102,7 @@ def test_missing_rights_are_an_error_with_a_remedy(
     tmp_path: pathlib.Path, missing: str, words: tuple[str, ...]
 ) -> None:
     with apiserver.serve(add_objects(server_with_rights(without(missing)))) as server:
-        answer = rig.viewer(server, tmp_path).real(*words)
+        answer = plugin_rig.viewer(server, tmp_path).real(*words)
 
     assert (answer.status, answer.out) == (1, "")
     assert "forbidden" in answer.err
@@ -109,8 +111,10 @@ def test_missing_rights_are_an_error_with_a_remedy(
 
 @pytest.mark.slow
 def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> None:
-    gpus = rig.gpus("1xA100-SXM4-40GB")
-    thing = rig.node("n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY)
+    gpus = plugin_rig.gpus("1xA100-SXM4-40GB")
+    thing = plugin_rig.node(
+        "n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY
+    )
     notes = thing["metadata"]["annotations"]
     notes["mig-manager.io/gpus"] = notes["mig-manager.io/gpus"].replace(
         gpus[0].name, json.dumps(NASTY)[1:-1]
@@ -124,8 +128,10 @@ def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> 
     with apiserver.serve() as server:
         server.store.create(thing)
         server.store.create(api_objects.a_config_map(layouts))
-        server.store.create(api_objects.an_event("n1", "Applied", NASTY, at=rig.ago(minutes=1)))
-        viewer = rig.viewer(server, tmp_path)
+        server.store.create(
+            api_objects.an_event("n1", "Applied", NASTY, at=plugin_rig.ago(minutes=1))
+        )
+        viewer = plugin_rig.viewer(server, tmp_path)
         for words in (
             ("status", "n1"),
             ("status", "n1", "-o", "json"),
@@ -146,7 +152,7 @@ def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> 
 def test_layouts_of_nodes_are_completed_without_a_usable_config_map(
     tmp_path: pathlib.Path, text: str | None
 ) -> None:
-    node = rig.node("n1")
+    node = plugin_rig.node("n1")
     entry = served.ServedLayout(name="night", content_hash="0" * 12, origin="config.yaml:1")
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = served.to_json([entry])
     with apiserver.serve() as server:
@@ -155,7 +161,7 @@ def test_layouts_of_nodes_are_completed_without_a_usable_config_map(
             server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
         else:
             server.store.create(api_objects.a_config_map(text))
-        answer = rig.viewer(server, tmp_path).complete("plan", "")
+        answer = plugin_rig.viewer(server, tmp_path).complete("plan", "")
 
     assert answer.out == "night\n:4\n"
 
@@ -168,6 +174,6 @@ def test_a_name_that_a_shell_takes_for_something_else_is_not_completed(
     text = json.dumps({"version": "v1", "mig-configs": layouts})
     with apiserver.serve() as server:
         server.store.create(api_objects.a_config_map(text))
-        answer = rig.viewer(server, tmp_path).complete("plan", "")
+        answer = plugin_rig.viewer(server, tmp_path).complete("plan", "")
 
     assert answer.out == "fine\n:4\n"

@@ -14,7 +14,7 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources
 from mig_manager.kubectl import node_history, node_plans, node_status
 from mig_manager.kubectl.commands import history, status
-from tests.kit import plugin_rig as rig
+from tests.kit import plugin_rig
 from tests.node import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
@@ -76,13 +76,13 @@ def test_a_device_kind_is_named_by_its_profile_not_its_resource() -> None:
 def report(
     gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
 ) -> node_reports.NodeReport:
-    thing = rig.node("n1", gpus=gpus, requested="all-balanced", state=state)
+    thing = plugin_rig.node("n1", gpus=gpus, requested="all-balanced", state=state)
     return node_reports.of(fleet_nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
 
 
 def test_a_plan_without_known_profiles_is_provisional() -> None:
     blind = samples.gpu(None, mode=model.MigMode.DISABLED)
-    document = config.parse(rig.CONFIG, source="f")
+    document = config.parse(plugin_rig.CONFIG, source="f")
 
     result = node_plans.plan(
         "all-balanced",
@@ -106,7 +106,7 @@ def test_the_sum_of_a_plan_counts_each_node_once() -> None:
     result = node_plans.plan(
         "all-balanced",
         [blind, blind, readable, report()],
-        document=config.parse(rig.CONFIG, source="f"),
+        document=config.parse(plugin_rig.CONFIG, source="f"),
         pods=cluster_reader.Pods(by_node={}),
     )
 
@@ -131,7 +131,7 @@ def test_a_note_after_a_message_follows_its_end_mark() -> None:
 
 
 def test_pods_with_claims_are_named_separately() -> None:
-    item = rig.pod("dra", "n1")
+    item = plugin_rig.pod("dra", "n1")
     item["metadata"]["uid"] = "u"
     item["spec"]["resourceClaims"] = [{"name": "gpu"}]
     by_node = {"n1": (pod_object.parse_pod(item),)}

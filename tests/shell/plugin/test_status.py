@@ -8,10 +8,10 @@ import yaml
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.records import journals
-from tests.kit import plugin_rig as rig
+from tests.kit import plugin_rig
 
 
-def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: rig.Viewer) -> None:
+def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("status", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
@@ -26,7 +26,7 @@ def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: rig.Viewer) -> None
     assert max(map(len, lines)) <= bar.WIDTH
 
 
-def test_many_nodes_have_one_line_each_with_explanations_below(viewer: rig.Viewer) -> None:
+def test_many_nodes_have_one_line_each_with_explanations_below(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("status")
 
     assert answer.status == 1
@@ -49,7 +49,9 @@ def test_many_nodes_have_one_line_each_with_explanations_below(viewer: rig.Viewe
 
 
 @pytest.mark.slow
-def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(viewer: rig.Viewer) -> None:
+def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(
+    viewer: plugin_rig.Viewer,
+) -> None:
     answer = viewer.alone("status", "-l", "pool=train", "-o", "wide")
     coloured = viewer.alone("status", "gpu-2", "--color", "always")
 
@@ -71,21 +73,21 @@ def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(viewer: rig.V
     ],
 )
 def test_the_layout_applied_before_a_change_is_shown_during_it(
-    user: rig.Viewer, words: tuple[str, ...], shown: str
+    user: plugin_rig.Viewer, words: tuple[str, ...], shown: str
 ) -> None:
-    gpus = rig.gpus("1xA100-SXM4-40GB")
-    node = rig.node("gpu-1", gpus=gpus, requested="all-1g.5gb", state=model.State.PENDING)
+    gpus = plugin_rig.gpus("1xA100-SXM4-40GB")
+    node = plugin_rig.node("gpu-1", gpus=gpus, requested="all-1g.5gb", state=model.State.PENDING)
     journal = journals.Journal(config="all-1g.5gb", applied="all-balanced")
     node["metadata"]["annotations"]["mig-manager.io/journal"] = journal.to_json()
     user.server.store.create(node)
-    user.server.store.create(rig.node("gpu-2", gpus=gpus))
+    user.server.store.create(plugin_rig.node("gpu-2", gpus=gpus))
 
     assert shown in user.alone(*words).out
     (as_json,) = user.alone("status", "gpu-1", "-o", "json").data["nodes"]
     assert (as_json["applied"], as_json["appliedBefore"]) == (None, "all-balanced")
 
 
-def test_a_missing_node_does_not_hide_the_others(viewer: rig.Viewer) -> None:
+def test_a_missing_node_does_not_hide_the_others(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("status", "gpu-1", "gpu-9")
 
     assert answer.status == 1
@@ -103,14 +105,14 @@ def test_a_missing_node_does_not_hide_the_others(viewer: rig.Viewer) -> None:
     ],
     ids=" ".join,
 )
-def test_yaml_has_what_json_has(viewer: rig.Viewer, words: Sequence[str]) -> None:
+def test_yaml_has_what_json_has(viewer: plugin_rig.Viewer, words: Sequence[str]) -> None:
     as_json, as_yaml = (viewer.alone(*words, "-o", each) for each in ("json", "yaml"))
 
     assert yaml.safe_load(as_yaml.out) == as_json.data
 
 
 @pytest.mark.slow
-def test_json_has_everything(viewer: rig.Viewer) -> None:
+def test_json_has_everything(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("status", "-o", "json").data
 
     assert answer["isGood"] is False
@@ -128,7 +130,7 @@ def test_json_has_everything(viewer: rig.Viewer) -> None:
 
 
 @pytest.mark.slow
-def test_history_orders_own_events_and_dates_the_layout(viewer: rig.Viewer) -> None:
+def test_history_orders_own_events_and_dates_the_layout(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("history", "gpu-1", "-o", "json").data
     good, bad = viewer.alone("history", "gpu-1"), viewer.alone("history", "gpu-2")
 
@@ -143,13 +145,13 @@ def test_history_orders_own_events_and_dates_the_layout(viewer: rig.Viewer) -> N
     assert "UnknownProfile  GPU 0 has no profile 1g.5gb" in bad.out
 
 
-def test_a_history_names_the_writer_of_the_request(user: rig.Viewer) -> None:
-    thing = rig.node("owned", requested="all-disabled", state=None)
+def test_a_history_names_the_writer_of_the_request(user: plugin_rig.Viewer) -> None:
+    thing = plugin_rig.node("owned", requested="all-disabled", state=None)
     thing["metadata"]["managedFields"] = [
-        {"manager": "kubelet", "time": rig.ago(minutes=1), "fieldsV1": {"f:status": {}}},
+        {"manager": "kubelet", "time": plugin_rig.ago(minutes=1), "fieldsV1": {"f:status": {}}},
         {
             "manager": "kubectl-label",
-            "time": rig.ago(minutes=7),
+            "time": plugin_rig.ago(minutes=7),
             "fieldsV1": {"f:metadata": {"f:labels": {"f:nvidia.com/mig.config": {}}}},
         },
     ]

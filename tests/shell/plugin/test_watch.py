@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core.layout import config, served
-from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import kinds
 from tests import programs, waiting
-from tests.kit import commandline
-from tests.kit import plugin_rig as rig
+from tests.kit import commandline, plugin_rig
 from tests.shell import terminal
 
 _MODULE = "mig_manager.kubectl"
@@ -23,12 +22,14 @@ _REQUESTED = r"jsonpath={.metadata.labels.nvidia\.com/mig\.config}"
 
 
 def watch(
-    viewer: rig.Viewer, *names: str
+    viewer: plugin_rig.Viewer, *names: str
 ) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
     return commandline.start(["status", "-w", *names], viewer.environment, module=_MODULE)
 
 
-def top(viewer: rig.Viewer, *words: str) -> contextlib.AbstractContextManager[terminal.Session]:
+def top(
+    viewer: plugin_rig.Viewer, *words: str
+) -> contextlib.AbstractContextManager[terminal.Session]:
     argv = ["top", "--color=never", *words]
     return terminal.open_session(argv, columns=100, environ=viewer.environment, module=_MODULE)
 
@@ -50,7 +51,7 @@ def top(viewer: rig.Viewer, *words: str) -> contextlib.AbstractContextManager[te
     ],
 )
 def test_view_shows_the_nodes_until_q(
-    viewer: rig.Viewer, words: list[str], pattern: str, *, has_history: bool
+    viewer: plugin_rig.Viewer, words: list[str], pattern: str, *, has_history: bool
 ) -> None:
     argv = ["status", "--watch", *words]
     with terminal.open_session(
@@ -64,7 +65,7 @@ def test_view_shows_the_nodes_until_q(
 
 
 @pytest.mark.slow
-def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> None:
+def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: plugin_rig.Viewer) -> None:
     with watch(viewer, "gpu-1", "gpu-2") as process:
         assert process.stdout is not None
         first = [process.stdout.readline() for _ in range(2)]
@@ -80,16 +81,16 @@ def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> No
 
 
 @pytest.fixture
-def another_node(viewer: rig.Viewer) -> Iterator[None]:
+def another_node(viewer: plugin_rig.Viewer) -> Iterator[None]:
     """The node ``gpu-9`` for one test, which may remove it."""
-    viewer.server.store.create(rig.node("gpu-9"))
+    viewer.server.store.create(plugin_rig.node("gpu-9"))
     yield
     viewer.server.store.remove(("nodes", "", "gpu-9"))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("another_node")
-def test_deleted_node_is_named_until_it_returns(viewer: rig.Viewer) -> None:
+def test_deleted_node_is_named_until_it_returns(viewer: plugin_rig.Viewer) -> None:
     with watch(viewer, "gpu-1", "gpu-9") as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -98,7 +99,7 @@ def test_deleted_node_is_named_until_it_returns(viewer: rig.Viewer) -> None:
         viewer.server.store.remove(("nodes", "", "gpu-9"))
 
         after = {process.stdout.readline().split(" ", 1)[1] for _ in range(2)}
-        viewer.server.store.create(rig.node("gpu-9"))
+        viewer.server.store.create(plugin_rig.node("gpu-9"))
         again = process.stdout.readline().split(" ", 1)[1]
 
         process.kill()
@@ -110,7 +111,7 @@ def test_deleted_node_is_named_until_it_returns(viewer: rig.Viewer) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("another_node")
-def test_a_view_that_cannot_be_renewed_says_since_when_and_why(viewer: rig.Viewer) -> None:
+def test_a_view_that_cannot_be_renewed_says_since_when_and_why(viewer: plugin_rig.Viewer) -> None:
     with watch(viewer, "gpu-9") as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -121,7 +122,7 @@ def test_a_view_that_cannot_be_renewed_says_since_when_and_why(viewer: rig.Viewe
 
 
 @contextlib.contextmanager
-def _hanging(viewer: rig.Viewer, home: pathlib.Path) -> Iterator[terminal.Session]:
+def _hanging(viewer: plugin_rig.Viewer, home: pathlib.Path) -> Iterator[terminal.Session]:
     """Show a view whose kubectl does not answer any more."""
     hangs, folder = home / "hangs", home / "bin"
     folder.mkdir()
@@ -144,7 +145,7 @@ def _hanging(viewer: rig.Viewer, home: pathlib.Path) -> Iterator[terminal.Sessio
 
 @pytest.mark.slow
 def test_a_signal_ends_a_view_whose_refresh_hangs(
-    viewer: rig.Viewer, tmp_path: pathlib.Path
+    viewer: plugin_rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
     with _hanging(viewer, tmp_path) as session:
         session.process.send_signal(signal.SIGTERM)
@@ -154,11 +155,11 @@ def test_a_signal_ends_a_view_whose_refresh_hangs(
 
 
 @pytest.fixture
-def listing_node(viewer: rig.Viewer) -> Iterator[None]:
+def listing_node(viewer: plugin_rig.Viewer) -> Iterator[None]:
     """The node ``gpu-8``, whose agent lists its layouts, for one test."""
-    gpus = rig.gpus("2xA100-SXM4-40GB", "all-balanced")
-    node = rig.node("gpu-8", gpus=gpus, requested="all-balanced")
-    layouts = config.parse(rig.CONFIG, source="config.yaml").layouts.values()
+    gpus = plugin_rig.gpus("2xA100-SXM4-40GB", "all-balanced")
+    node = plugin_rig.node("gpu-8", gpus=gpus, requested="all-balanced")
+    layouts = config.parse(plugin_rig.CONFIG, source="config.yaml").layouts.values()
     listed = served.to_json(map(served.ServedLayout.of, layouts))
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = listed
     viewer.server.store.create(node)
@@ -168,7 +169,7 @@ def listing_node(viewer: rig.Viewer) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node")
-def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> None:
+def test_top_requests_a_layout_by_keys_after_its_plan(viewer: plugin_rig.Viewer) -> None:
     with top(viewer, "gpu-1", "gpu-8") as session:
         session.read_until(r"> gpu-1[\s\S]*gpu-8 +success +all-balanced[\s\S]*│2g")
         session.type("\x1b[B")
@@ -192,16 +193,16 @@ def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> Non
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node", "another_node")
-def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) -> None:
+def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: plugin_rig.Viewer) -> None:
     for name in ("gpu-8", "gpu-9"):
-        viewer.server.merge(resources.NODES, name, {"metadata": {"labels": {"pool": "top"}}})
+        viewer.server.merge(kinds.NODES, name, {"metadata": {"labels": {"pool": "top"}}})
     with top(viewer, "-l", "pool=top") as session:
         session.read_until("> gpu-8")
         session.type("l")
         session.read_until("> all-disabled")
         session.type("\r")
         session.read_until("y request it")
-        viewer.server.merge(resources.NODES, "gpu-8", {"metadata": {"labels": {"pool": None}}})
+        viewer.server.merge(kinds.NODES, "gpu-8", {"metadata": {"labels": {"pool": None}}})
         session.type("y")
         session.read_until(r"> gpu-9[\s\S]*gpu-8 has changed since it was planned")
         session.type("q")
@@ -211,9 +212,9 @@ def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node", "another_node")
-def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
-    gpus = rig.gpus("2xA100-SXM4-40GB", "all-disabled")
-    disabled = rig.node("gpu-8", gpus=gpus, requested="all-disabled")
+def test_top_plans_again_if_the_node_has_changed(viewer: plugin_rig.Viewer) -> None:
+    gpus = plugin_rig.gpus("2xA100-SXM4-40GB", "all-disabled")
+    disabled = plugin_rig.node("gpu-8", gpus=gpus, requested="all-disabled")
     with top(viewer, "gpu-9", "gpu-8") as session:
         session.read_until("> gpu-8")
         session.type("l")
@@ -222,7 +223,7 @@ def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
         session.read_until("> all-1g.5gb")
         session.type("\r")
         session.read_until(r"then[\s\S]*y request it")
-        viewer.server.merge(resources.NODES, "gpu-8", {"metadata": disabled["metadata"]})
+        viewer.server.merge(kinds.NODES, "gpu-8", {"metadata": disabled["metadata"]})
         viewer.server.store.remove(("nodes", "", "gpu-9"))
         session.read_until(r'"gpu-9" not found')  # the screen is refreshed
         session.type("y")
@@ -245,7 +246,7 @@ def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
     ],
 )
 def test_top_says_why_it_requests_nothing(
-    viewer: rig.Viewer, keys: str, layout: str, outcome: str
+    viewer: plugin_rig.Viewer, keys: str, layout: str, outcome: str
 ) -> None:
     with top(viewer, "gpu-8") as session:
         session.read_until("> gpu-8")
@@ -263,7 +264,7 @@ def test_top_says_why_it_requests_nothing(
     assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-balanced"
 
 
-def test_top_names_a_node_whose_agent_lists_no_layouts(viewer: rig.Viewer) -> None:
+def test_top_names_a_node_whose_agent_lists_no_layouts(viewer: plugin_rig.Viewer) -> None:
     with top(viewer, "gpu-1") as session:
         session.read_until("> gpu-1")
         session.type("l")

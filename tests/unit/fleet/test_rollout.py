@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli.rollout import report
+from mig_manager.cli.rollout import rollout_report
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
@@ -492,7 +492,7 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
     partial = dataclasses.replace(whole, unreachable=("GPU 3",))
     decision = decide(done_node("a"), done_node("b", status=partial))
 
-    shown = report.table(decision, "title", style=bar.Style(), size=(100, 24))
+    shown = rollout_report.table(decision, "title", style=bar.Style(), size=(100, 24))
 
     assert [line.split()[0] for line in shown.splitlines()] == ["title:", "b"]
     assert "without unreachable GPU 3" in shown
@@ -503,7 +503,7 @@ def test_the_live_table_marks_where_it_cuts_a_line() -> None:
     decision = decide(busy_node(name))
 
     wide, narrow = (
-        report.table(decision, "title", style=bar.Style(), size=(columns, 24)).splitlines()
+        rollout_report.table(decision, "title", style=bar.Style(), size=(columns, 24)).splitlines()
         for columns in (120, 44)
     )
 
