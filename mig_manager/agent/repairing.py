@@ -111,7 +111,7 @@ def decide(
     try:
         return _decide(shared, record, gpus, why)
     except errors.ClusterError as error:
-        # A fault, and a drift beside it, are published nevertheless.
+        # A fault, and a drift beside it, are still published.
         _log.warning("repair_not_decided", reason=error.reason.value, error=error.message)
         return Decision(why_not=f"Not reset now: {messages.with_full_stop(error.message)}")
 

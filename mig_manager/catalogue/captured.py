@@ -24,9 +24,8 @@ def rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each reachable GPU of a capture, in their order.
 
     Raises:
-        ValueError: The data are of another kind, a value is invalid, or no GPU was reachable.
-        LookupError: A key is missing.
-        TypeError: A value is of another type.
+        ValueError: The data is no capture, a value is invalid, or no GPU was reachable.
+        LookupError: A key is missing. TypeError: A value has another type.
     """
     if data.get("kind") != "Acceptance":
         raise ValueError("not a capture by 'mig-manager acceptance'")

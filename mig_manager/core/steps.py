@@ -248,7 +248,8 @@ class GpuProcess:
     is_running: bool = False
     """Whether NVML lists it because it computes or draws, besides having files open."""
     has_drm_node: bool = False
-    """Whether it has a node of the GPU in ``/dev/dri`` open; no such node is of an instance."""
+    """Whether it has a node of the GPU in ``/dev/dri`` open; such a node is never an
+    instance's."""
 
     def __str__(self) -> str:
         where = ", ".join(f"GPU instance {each}" for each in self.gpu_instances)

@@ -232,7 +232,7 @@ def _who(pid: int, text: bytes) -> Owner:
         fields = json_text.parse_object(text)
     except ValueError:
         fields = {}
-    # The description may be of a killed manager.
+    # A killed manager may have left the description.
     if fields and (not pid or fields.get("pid") == _own_pid(pid)):
         fields |= {"pid": pid} if pid else {}
         keys = ("program", "pid", "host", "doing", "since")

@@ -42,7 +42,7 @@ _BURST = 60  # a whole reconfiguration takes some forty requests, and must not b
 _ATTEMPTS = 4
 _MAX_RETRY_AFTER_S = 10.0  # a longer delay is left to the caller to plan
 _MAX_START_S = 30.0
-"""How long a server may take between its last silence and the first request that it grants."""
+"""How long a starting server may refuse requests, counted from its last silence."""
 _RETRY_READS = frozenset({429, 500, 502, 503, 504})
 _RETRY_WRITES = frozenset({429, 503})  # with these statuses a server reports that it has not acted
 _backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)

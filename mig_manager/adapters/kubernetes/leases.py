@@ -1,4 +1,4 @@
-"""Leases of one namespace: read, aged by our own clock, written and released."""
+"""The Leases of one namespace: read them, age them by our own clock, write and release them."""
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping

@@ -20,8 +20,8 @@ from mig_manager.core.node import api_values, node_object, resources, well_known
 from mig_manager.core.records import readiness
 
 _CONFLICTS_S = 10.0
-"""For how long an update that met another write is tried again. With a request of ordinary length
-it ends within the rest of a slot's Lease (``leases``)."""
+"""How long an update is retried after it met another write. With a request of ordinary length it
+ends within the rest of a slot's Lease (``leases``)."""
 _CONFLICT_PAUSES = timing.Backoff(first_s=0.02, max_s=1.0)
 _TRUSTED_S = 10.0
 """After the last answer or event. A connection that died unnoticed is as silent as a watch with no
@@ -91,7 +91,7 @@ class KubeNode:
         self._join_announcement()
         is_watched = self._take_watched()
         is_recent = self._clock.monotonic() - self._last_s < _TRUSTED_S
-        # A watch that lags behind our write for long is one of an etcd that was restored.
+        # A watch that lags behind our write for long belongs to a restored etcd.
         is_trusted = is_watched is not None and (is_recent or (is_at_rest and is_watched))
         return (self._last if is_trusted and self._last else self._get()).view
 
@@ -133,7 +133,7 @@ class KubeNode:
         change = None
         for _ in wait.attempts():
             if change is not None:
-                # Read after the pause: so the shortest time passes until the next attempt.
+                # Read after the pause, to be as close as possible to the next attempt.
                 node = self._get()
                 # The other write may be our own: its answer was lost, and it was retried.
                 if change.is_in(node.view):
@@ -159,8 +159,8 @@ class KubeNode:
         self._join_announcement()
         try:
             allocatable = (self._last or self._get()).view.allocatable
-            # Other resources are of other plugins, such as ``nvidia.com/hostdev``: NVIDIA's device
-            # plugin ignores other names in its config (``DisableResourceNamingInConfig``).
+            # Other resources belong to other plugins, such as ``nvidia.com/hostdev``: NVIDIA's
+            # device plugin ignores other names in its config (``DisableResourceNamingInConfig``).
             if stale := resources.devices_of(allocatable):
                 body = {"status": {"allocatable": dict.fromkeys(stale, "0")}}
                 self._parse(self._kube.patch(f"{self._path}/status", body))

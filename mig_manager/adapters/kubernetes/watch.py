@@ -153,8 +153,8 @@ class Watch(abc.ABC):
                     with contextlib.suppress(Exception):
                         self.lost(error)
             if time.monotonic() - self._contact_s >= self._times.silence_s:
-                # After a restore of etcd our version may be of the future: no change is sent until
-                # the cluster reaches it (kubernetes/kubernetes#107457).
+                # After a restore of etcd our version may lie in the future: no change is sent
+                # until the cluster reaches it (kubernetes/kubernetes#107457).
                 self.version = ""
             was_steady = time.monotonic() - self._opened_s >= self._times.steady_s
             failures = 1 if was_steady else failures + 1

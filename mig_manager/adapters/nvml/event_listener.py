@@ -40,7 +40,8 @@ class GpuEvents:
     """Called after each burst of changes, and after the replacement of a listener, which may have
     missed changes. In a thread of ours: it must neither block nor call us."""
     on_xids: Callable[[Sequence[tuple[str, int]]], object] = lambda _: None
-    """Called with the UUID and number of each critical error before ``on_change``; as that one."""
+    """Called before ``on_change``, and like it, with the UUID and number of each critical
+    error."""
     quiet_s: float = 0.5  # a burst of changes ends after this time without a change
     start_timeout_s: float = 60.0  # a listener that is not ready within this time is killed
     restarts: timing.Backoff = _RESTARTS  # for the replacement of listeners that died

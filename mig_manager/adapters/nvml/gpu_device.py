@@ -19,7 +19,7 @@ from mig_manager.core import model, profile_name
 Handle = Any  # an opaque NVML handle; valid until its object is destroyed, or MIG mode is switched
 
 _MIN_LISTED = 16
-"""Least length of an array for instances. NVML writes without a check of the length, on A30 more
+"""Minimum length of an array for instances. NVML writes without a check of the length, on A30 more
 than ``instanceCount``; no GPU has more than 8 GPU instances (GPUMGR_MAX_GPU_INSTANCES)."""
 
 _VIRTUALIZATIONS = {

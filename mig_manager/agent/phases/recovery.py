@@ -265,7 +265,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         try:
             # From now on kubelet cannot assign a device.
             _require_unused(attempt.deps, plan, now, cancel)
-            # If they cannot be stopped, the GPUs may be idle all the same.
+            # If they cannot be stopped, the GPUs may still be idle.
             with contextlib.suppress(errors.ConfigError, errors.HostError):
                 host.stop_services(attempt, attempt.deps.service_names(), plan)
             result = change.roll_back(snapshot, requires_idle=True)

@@ -256,7 +256,7 @@ def observe(attempt: attempts.Attempt) -> model.ObservedGpus:
 def observe_at_end(attempt: attempts.Attempt) -> model.ObservedGpus:
     """Observe the GPUs as a failed run left them; if that fails, return none and note none.
 
-    The modes that it left pending are still those of the GPUs that it saw last.
+    Then the last observation still shows the modes that the run left pending.
     """
     try:
         gpus = attempt.deps.gpus.observe()

@@ -25,7 +25,7 @@ class Advertiser(Protocol):
     deploy_label: str
 
     def owns(self, pod: pod_object.Pod) -> bool:
-        """Return whether a pod is of this program."""
+        """Return whether a pod belongs to this program."""
 
     def was_paused(self, entries: journals.Journal) -> bool:
         """Return whether it served the node before it was paused."""

@@ -230,7 +230,7 @@ def is_being_replaced(attempt: attempts.Attempt, node: node_object.NodeView) -> 
     """
     if attempt.deps.is_advertiser or well_known.PLUGIN_DEPLOY_LABEL in node.labels:
         return False
-    # Other resources are of other plugins, such as ``nvidia.com/hostdev``.
+    # Other resources belong to other plugins, such as ``nvidia.com/hostdev``.
     names = resources.devices_of(node.capacity)
     if not names:
         return False

@@ -23,7 +23,7 @@ class GpuMetrics:
         )
         self._xids = counter("xids", "Critical errors (Xid) of the GPUs.", ("uuid", "xid"))
         self._repairs = counter(
-            "gpu_repairs", "Resets of GPUs with a fault, with all around them.", ("result",)
+            "gpu_repairs", "Repairs of GPUs with a fault, by a reset.", ("result",)
         )
         self._unreachable = gauge(
             "unreachable_gpu",
@@ -100,7 +100,7 @@ class UseMetrics:
         *,
         at_s: float,
     ) -> None:
-        """Replace the series by those of the use at a time; GPUs of unknown use have none."""
+        """Replace the series by the use at a time; GPUs whose use is unknown have none."""
         rooms = {
             (str(gpu.index), gpu.uuid): room.room(gpu, in_use[gpu.uuid]) or room.NONE
             for gpu in gpus

@@ -229,7 +229,7 @@ def published_use(
 ) -> tuple[capacity.NodeUse | None, str]:
     """Return the use that an agent has published, or None and the reason.
 
-    A GPU that lacks a used instance is left out: its use is of another moment.
+    A GPU that lacks a used instance is left out: its use was observed at another time.
     """
     text = node.view.annotations.get(well_known.CAPACITY_ANNOTATION)
     if not text:

@@ -28,7 +28,7 @@ class Goal:
     def of_rollout(self, nodes: Iterable[fleet_nodes.FleetNode], now: dt.datetime) -> Self:
         """Return the goal of the last rollout of the layout, or for a new one.
 
-        An undo is of the last rollout of any layout.
+        An undo is for the last rollout, of any layout.
         """
         every = [node.mark for node in nodes if node.mark]
         last = max((mark.started_at for mark in every if mark.started_at), default=None)

@@ -81,7 +81,7 @@ def _layouts(
 
 
 def _check_kind(root: yaml_tree.Mapping) -> None:
-    """Raise a ConfigError if the document is of another kind than its user thinks."""
+    """Raise a ConfigError if the document is not of the kind that its user thinks."""
     kind = root.get("kind")
     if kind is not None and root.get("apiVersion") is not None:
         what = kind.text[:60] if isinstance(kind, yaml_tree.Scalar) else "object"

@@ -215,8 +215,8 @@ def _is_as_expected(
 ) -> bool:
     """Return whether counts are as expected, apart from replicas of shared devices.
 
-    GPU feature discovery's label for replicas may be of the former layout: replicas change only
-    with the plugin's config.
+    GPU feature discovery's label for replicas may still show the former layout: replicas change
+    only with the plugin's config.
     """
     has_replicas = any(
         resources.is_device_or_shared(key.removesuffix(_REPLICAS))

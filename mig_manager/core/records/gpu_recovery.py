@@ -1,6 +1,6 @@
 """GPUs with a fault: what recovers each, for people, and the Node condition ``GpuRecoveryNeeded``.
 
-The condition is named and behaves as those of node-problem-detector: ``True`` is the problem. It
+The condition is named and behaves like those of node-problem-detector: ``True`` is the problem. It
 is apart from ``MigReady``, because the layout of a GPU with a fault may still be active.
 """
 

@@ -88,7 +88,7 @@ def postpone(repairs: Repairs, now_s: float) -> Repairs:
 
 
 def end(repairs: Repairs, problem: Callable[[str], str] = lambda _uuid: "") -> Repairs:
-    """End the attempts under way; ``problem`` returns why that of a GPU failed."""
+    """End the attempts under way; ``problem`` returns why a GPU's repair failed."""
     return tuple(
         dataclasses.replace(each, is_open=False, problem=problem(each.gpu))
         if each.is_open

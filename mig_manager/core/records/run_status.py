@@ -41,8 +41,7 @@ class RunStatus:
     annotation_hash: str = ""
     """Hash of the annotation with the layout; empty if the layout is from another source."""
     gpus: model.ObservedGpus = model.NO_GPUS  # as last observed; empty if observation failed
-    config_problem: str = ""
-    """Why the file cannot be used for this layout, which is active nevertheless."""
+    config_problem: str = ""  # why the file cannot be used for this layout, which is still active
 
     @property
     def title(self) -> str:

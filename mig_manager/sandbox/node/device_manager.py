@@ -84,7 +84,7 @@ class DeviceManager:
     def admit(self, pod: Mapping[str, Any]) -> Allocation:
         """Allocate a pod's devices; another call for the pod returns the same ones.
 
-        A pod gets no device of a forgotten resource, and runs nevertheless. A resource that a
+        A pod gets no device of a forgotten resource, and still runs. A resource that a
         ResourceClaim provides is not ours (``isDRAExtendedResource`` of kubelet).
 
         Raises:
