@@ -48,6 +48,7 @@ def test_options_and_variables_set_the_limits() -> None:
         merge_back_after_s=600.0,
         prepare_for_s=0.0,
     )
+    assert read("--quiet-s", "5", "--longest-wait-s", "5").quiet_s == 5.0
     assert read(MIG_MANAGER_RESERVE="1g.5gb=2,2g.10gb=1").reserved == (
         (samples.profile("1g.5gb"), 2),
         (samples.profile("2g.10gb"), 1),
