@@ -90,7 +90,7 @@ def test_failing_api_does_not_block_the_rollback() -> None:
     call_indices = [
         i for i, call in enumerate(rig.log) if call.startswith("node.") and i > executes_at
     ]
-    assert len(call_indices) > 2
+    reported = 0
 
     for index in call_indices:
         rig = failing_node()
@@ -100,7 +100,9 @@ def test_failing_api_does_not_block_the_rollback() -> None:
         with contextlib.suppress(errors.ClusterError):
             outcome = agents.run(rig, "one-slice-changed")
             assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
+            reported += 1
         assert ends.is_as_before(rig, before), index
+    assert reported > 2
 
 
 @pytest.mark.parametrize("name", [*SWEPT, "on demand, devices in use"])

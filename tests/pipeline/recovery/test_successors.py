@@ -1,6 +1,5 @@
 """What a killed run leaves, and how its successor takes over."""
 
-import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -314,20 +313,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     assert rig.status["config"] == agents.LAYOUT
 
 
-@pytest.mark.parametrize("lost", ["run", "service", "hook"])
-def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) -> None:
-    rig = nodes.add_hooks(nodes.hosted_node())
-    agent = agents.reconciler(rig)
-
-    def fail() -> None:
-        if lost == "run" and rig.log[-1] == "node.patch" and rig.log.count("node.patch") > 1:
-            raise strikes.BROKEN["workloads"]
-        if rig.log[-1] == "gpus.execute":
-            rig.host.broken_services = {"dcgm.service"} if lost == "service" else set()
-            rig.hooks.broken = {"exit"} if lost == "hook" else set()
-
-    with strikes.on_calls(rig, fail), contextlib.suppress(errors.ClusterError):
-        assert agents.run(rig, by=agent).should_retry
+def assert_stop_restores(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
     rig.host.broken_services, rig.hooks.broken = set(), set()
 
     agent.stop()
@@ -336,3 +322,33 @@ def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) ->
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
     assert not rig.hooks.pending_exit
     ends.assert_restored(rig, is_stopped=True)
+
+
+@pytest.mark.parametrize("lost", ["service", "hook"])
+def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) -> None:
+    rig = nodes.add_hooks(nodes.hosted_node())
+    agent = agents.reconciler(rig)
+
+    def fail() -> None:
+        if rig.log[-1] == "gpus.execute":
+            rig.host.broken_services = {"dcgm.service"} if lost == "service" else set()
+            rig.hooks.broken = {"exit"} if lost == "hook" else set()
+
+    with strikes.on_calls(rig, fail):
+        assert agents.run(rig, by=agent).should_retry
+
+    assert_stop_restores(rig, agent)
+
+
+def test_an_agent_that_stops_after_an_unreported_run_restores_node_and_host() -> None:
+    rig = nodes.add_hooks(nodes.hosted_node())
+    agent = agents.reconciler(rig)
+
+    def fail() -> None:
+        if rig.log[-1] == "node.patch" and rig.log.count("node.patch") > 1:
+            raise strikes.BROKEN["workloads"]
+
+    with strikes.on_calls(rig, fail), pytest.raises(errors.ClusterError):
+        agents.run(rig, by=agent)
+
+    assert_stop_restores(rig, agent)
