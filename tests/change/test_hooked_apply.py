@@ -19,6 +19,7 @@ STEPS = {
     steps.CreateGpuInstance: "CREATE",
 }
 POINTS = ("start", "mode", "config", "exit")
+ASSIGNED_DEVICES = "allocations.assigned_devices"
 
 
 class RecordingNode(applying_rig.ApplyingNode):
@@ -204,25 +205,35 @@ def test_an_impossible_layout_runs_no_hook_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("start", "layout", "missing", "is_refused"),
+    ("layout", "missing"), [("before", "config"), ("wanted", "mode")], ids=["config", "mode"]
+)
+def test_missing_program_of_a_point_that_the_change_skips_is_ignored(
+    layout: str, missing: str
+) -> None:
+    node = RecordingNode("before")
+    node.hooks.missing = {missing}
+
+    node.change_to(layout)
+
+    assert node.has(layout)
+    assert missing not in node.history
+
+
+@pytest.mark.parametrize(
+    ("start", "layout", "missing"),
     [
-        ("before", "wanted", "config", True),
-        ("before", "before", "config", False),
-        ("before", "wanted", "mode", False),
-        ("off", "wanted", "mode", True),
-        ("before", "before", "exit", True),
-        ("before", "wanted", "start", True),
+        ("before", "wanted", "config"),
+        ("off", "wanted", "mode"),
+        ("before", "before", "exit"),
+        ("before", "wanted", "start"),
     ],
 )
 def test_missing_program_of_a_hook_is_reported_before_any_runs(
-    start: str, layout: str, missing: str, *, is_refused: bool
+    start: str, layout: str, missing: str
 ) -> None:
     node = RecordingNode(start)
     node.hooks.missing = {missing}
 
-    if not is_refused:
-        node.change_to(layout)
-        return
     with pytest.raises(
         errors.HostError, match=f"program {missing} is not found; nothing was touched"
     ):
@@ -389,27 +400,42 @@ def test_a_refusal_that_undoes_a_killed_change_claims_no_unchanged_gpus() -> Non
     assert "nothing was changed" not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("hooks", "is_changed"), [(nodes.HOOKS, True), ("", False)], ids=["by a hook", "by itself"]
-)
-@pytest.mark.parametrize("has_socket", [True, False], ids=["silent", "without a socket"])
-def test_a_kubelet_that_stops_ends_the_change_unless_a_hook_stopped_it(
-    hooks: str, *, is_changed: bool, has_socket: bool
+def apply_while_kubelet_stops(
+    node: RecordingNode, is_stopped: Callable[[], bool], *, has_socket: bool
 ) -> None:
-    node = RecordingNode("before", hooks)
-    call = "allocations.assigned_devices"
-
     def kubelet() -> ports.DeviceAllocations | None:
-        is_stopped = bool(node.history) if hooks else call in node.log
-        node.kubelet.is_silent = is_stopped
-        return fake_cluster.FakeAllocations(node) if has_socket or not is_stopped else None
+        node.kubelet.is_silent = is_stopped()
+        has_answer = has_socket or not node.kubelet.is_silent
+        return fake_cluster.FakeAllocations(node) if has_answer else None
 
     deps = dataclasses.replace(node.deps, pods=pod_use.PodUse(kubelet=kubelet))
-    refusal = contextlib.nullcontext() if is_changed else pytest.raises(errors.GpuInUseError)
+    apply.apply(deps, lambda: node.layouts.layout("wanted"))
 
-    with refusal:
-        apply.apply(deps, lambda: node.layouts.layout("wanted"))
 
-    assert call in node.log
+WITHOUT_ANSWER = pytest.mark.parametrize(
+    "has_socket", [True, False], ids=["silent", "without a socket"]
+)
+
+
+@WITHOUT_ANSWER
+def test_kubelet_that_a_hook_stops_does_not_end_the_change(*, has_socket: bool) -> None:
+    node = RecordingNode("before")
+
+    apply_while_kubelet_stops(node, lambda: bool(node.history), has_socket=has_socket)
+
+    assert ASSIGNED_DEVICES in node.log
     assert node.kubelet.is_silent
-    assert node.has("wanted") == is_changed
+    assert node.has("wanted")
+
+
+@WITHOUT_ANSWER
+def test_kubelet_that_stops_by_itself_ends_the_change(*, has_socket: bool) -> None:
+    node = RecordingNode("before", hooks="")
+
+    with pytest.raises(errors.GpuInUseError):
+        apply_while_kubelet_stops(
+            node, lambda: ASSIGNED_DEVICES in node.log, has_socket=has_socket
+        )
+
+    assert node.kubelet.is_silent
+    assert node.shape == node.before

@@ -309,26 +309,38 @@ def test_steps_that_a_driver_does_not_execute_are_noticed() -> None:
     )
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_pod_admitted_before_the_plugin_stops_leaves_too(*, is_kept: bool) -> None:
-    rig = nodes.busy_node()
-    before = rig.gpus
+def admit_late_pod(rig: fakes.NodeRig, *, is_kept: bool = False) -> None:
+    """Admit a pod on an affected device in the first wait in which the plugin is paused."""
     doomed = frozenset({nodes.device(rig, 0, "2g.10gb")})
-    late: list[str] = []
 
     def slip_in() -> None:
         # A pod that is bound to the node by its author passes the scheduler and its cordon.
-        if rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE and not late:
-            late.append(rig.add_pod("late", devices=doomed, is_kept=is_kept))
+        if rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
+            rig.clock.on_wait.remove(slip_in)
+            rig.add_pod("late", devices=doomed, is_kept=is_kept)
 
     rig.clock.on_wait.append(slip_in)
-    if is_kept:
-        why = "default/late (its annotation mig-manager.io/do-not-evict"
-        ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, why)
-        assert rig.gpus == before
-        return
+
+
+def test_kept_pod_admitted_before_the_plugin_stops_ends_the_run() -> None:
+    rig = nodes.busy_node()
+    before = rig.gpus
+    admit_late_pod(rig, is_kept=True)
+
+    why = "default/late (its annotation mig-manager.io/do-not-evict"
+    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, why)
+
+    assert "late" in rig.pod_names
+    assert rig.gpus == before
+
+
+def test_pod_admitted_before_the_plugin_stops_is_evicted_too() -> None:
+    rig = nodes.busy_node()
+    admit_late_pod(rig)
+
     ends.assert_ends(rig, Reason.APPLIED)
-    assert late[0] not in rig.pods
+
+    assert "late" not in rig.pod_names
     assert rig.log.count("workloads.evict") == 2
     last_eviction = len(rig.log) - rig.log[::-1].index("workloads.evict")
     assert last_eviction < rig.log.index("gpus.execute")
