@@ -49,8 +49,9 @@ class NodeLog:
         resting = [
             (node, left_s)
             for node in nodes
-            if node.is_opted_in and not node.unusable
-            if (left_s := past_decisions.cooldown_left_s(node, self._limits, history, now=now))
+            if node.is_opted_in
+            and not node.unusable
+            and (left_s := past_decisions.cooldown_left_s(node, self._limits, history, now=now))
         ]
         self._telemetry.resting.set(len(resting))
         for node, left_s in resting if has_pending else ():

@@ -92,7 +92,7 @@ _LARGE_MIX: day.Mix = {"1g": 0.10, "2g": 0.15, "3g": 0.35, "7g": 0.40}
 def test_pods_wait_no_longer_than_for_the_best_fixed_layout(
     mix: dict[float, day.Mix], load: float
 ) -> None:
-    fixed_s, ours_s = 0.0, 0.0
+    fixed_s = ours_s = 0.0
     pods = round(load * _GPUS * _HOUR_S / _LIFE_S / day.mean_share(mix, day.PRODUCT))
     balanced: dict[day_layouts.Counts, int] = {
         (("3g.20gb", 1), ("2g.10gb", 1), ("1g.5gb", 2)): _GPUS
@@ -100,20 +100,18 @@ def test_pods_wait_no_longer_than_for_the_best_fixed_layout(
     for seed in (1, 2, 3):
         jobs = day.jobs(seed=seed, pods=pods, day_s=_HOUR_S, gpus=_GPUS, load=load, mix=mix)
         best = day_layouts.best_fixed(jobs, gpus=_GPUS, end_s=_HOUR_S)
-        results = [
-            simulated_cluster.simulate(
-                day_layouts.pods(jobs),
-                day_layouts.cluster(
-                    day_layouts.spread(layouts), simulated_cluster.Scheduler.PACKED, seed=seed
-                ),
-                end_s=_HOUR_S,
-                limits=limits,
+        mean_waits = []
+        for layouts, limits in ((best, None), (balanced, decisions.PartitionerLimits())):
+            cluster = day_layouts.cluster(
+                day_layouts.spread(layouts), simulated_cluster.Scheduler.PACKED, seed=seed
             )
-            for layouts, limits in ((best, None), (balanced, decisions.PartitionerLimits()))
-        ]
-        assert [result.lost for result in results] == [0, 0]
-        waits = [day.mean(jobs, result.waits, end_s=_HOUR_S) for result in results]
-        fixed_s, ours_s = fixed_s + waits[0], ours_s + waits[1]
+            result = simulated_cluster.simulate(
+                day_layouts.pods(jobs), cluster, end_s=_HOUR_S, limits=limits
+            )
+            assert result.lost == 0
+            mean_waits.append(day.mean(jobs, result.waits, end_s=_HOUR_S))
+        fixed_s += mean_waits[0]
+        ours_s += mean_waits[1]
 
     assert ours_s <= fixed_s
 
