@@ -284,10 +284,11 @@ class _LockedChange:
             )
         if self.interrupted.snapshot and not first.plan.is_empty:
             restored = local.list_restored_outside(first.gpus, goal.idle, covered)
+            but = f", but not {inside}, which pods or processes use" if inside else ""
+            also = f"; this one also restores {restored}, outside its layout" if restored else ""
             self.deps.notify(
                 f"{unfinished}; if this one fails, the GPUs are rolled back to their state before "
-                f"that one{inside and f', but not {inside}, which pods or processes use'}"
-                f"{restored and f'; this one also restores {restored}, outside its layout'}"
+                f"that one{but}{also}"
             )
 
     def _execute(

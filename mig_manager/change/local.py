@@ -224,9 +224,10 @@ def describe_interrupted(
         return ""
     if not entries.snapshot:
         return ""
+    also = f", and restores {outside} outside its layout" if outside else ""
     return (
         f"{describe_unfinished(entries)}; the next 'apply', 'restore' or 'boot' finishes or "
-        f"undoes it{outside and f', and restores {outside} outside its layout'}"
+        f"undoes it{also}"
     )
 
 

@@ -137,7 +137,7 @@ def _explain(text: str) -> str:
     spelled = plain
     if parts:
         compute, slices, memory, rest = parts.groups("")
-        spelled = f"{compute}{'c.' * bool(compute)}{slices}g.{memory}gb{rest}"
+        spelled = f"{f'{compute}c.' if compute else ''}{slices}g.{memory}gb{rest}"
     spelled = re.sub(r"gb\.(?=[a-z])", "gb+", spelled, count=1)
     advice = (
         f"did you mean '{spelled}'?"

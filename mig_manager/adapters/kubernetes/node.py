@@ -366,5 +366,6 @@ def _spec(change: node_object.NodePatch, node: _Node) -> dict[str, Any]:
     taints = [taint for taint in node.taints if taint["key"] not in removed]
     if change.hold_taint not in (None, well_known.HOLD_TAINT in present):
         taints = [taint for taint in taints if taint["key"] != well_known.HOLD_TAINT]
-        taints += [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}] * change.hold_taint
+        if change.hold_taint:
+            taints.append({"key": well_known.HOLD_TAINT, "effect": "NoSchedule"})
     return {} if taints == list(node.taints) else {"taints": taints}

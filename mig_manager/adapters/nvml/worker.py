@@ -101,8 +101,8 @@ def _serve(
     with recorder.traced() if arguments.reports_steps else contextlib.nullcontext(()) as trace:
         outcome = subprocesses.attempt(answer)
     # One by one for ``acceptance``: a total hides a slow call, and refusals are quick.
-    each = tuple((function, 1, seconds) for function, code, seconds in trace if not code)
-    parent.send((outcome, each or recorder.take_totals()))
+    calls = tuple((function, 1, seconds) for function, code, seconds in trace if not code)
+    parent.send((outcome, calls or recorder.take_totals()))
     return 0
 
 

@@ -100,8 +100,9 @@ def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) 
         names[name] = names.get(name, 0) + 1
     tone, meaning = _VERDICTS[compared.Verdict(answer["verdict"])]
     gpus = ", ".join(f"{count} {name}" for name, count in names.items()) or "no GPU"
+    origin = "simulated: " if answer["is_simulated"] else ""
     lines = [
-        f"{'simulated: ' * answer['is_simulated']}{gpus}; driver {answer['driver_version']}",
+        f"{origin}{gpus}; driver {answer['driver_version']}",
         f"verdict: {style.paint(answer['verdict'], tone)}: {meaning}",
         messages.count(len(answer["differences"]), "difference"),
     ]

@@ -50,8 +50,10 @@ def usage(of: program.CommandLine, command: str) -> str:
     operands = "COMMAND"
     if command:
         operands = of.commands[command].operands or " ".join(
-            each.metavar if each.is_required else f"[{each.metavar}]{'...' * each.is_repeatable}"
-            for each in of.operands_of(command)
+            operand.metavar
+            if operand.is_required
+            else f"[{operand.metavar}]{'...' if operand.is_repeatable else ''}"
+            for operand in of.operands_of(command)
         )
     return " ".join(filter(None, (of.name, command, "[OPTION]...", operands)))
 

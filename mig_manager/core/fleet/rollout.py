@@ -140,6 +140,14 @@ class RolloutDecision:
 _MOVING = (NodeProgressState.PENDING, NodeProgressState.TIMED_OUT)
 
 
+class _FirstFailure(enum.Enum):
+    """When a node failed for the first time, even if the layout was applied later."""
+
+    NONE = enum.auto()
+    BEFORE = enum.auto()  # at the start: does not pause the rollout
+    DURING = enum.auto()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Unfinished:
     """A request that an agent has not finished."""
@@ -164,10 +172,12 @@ class _Track:
     since_s: float | None = None  # since when it is in progress, without its wait for a slot
     unfinished: _Unfinished | None = None
     failure: NodeProgress | None = None  # the last one; None if it is applied
-    has_failed: bool | None = None
-    """Whether it failed during the rollout, even if it was applied later; None: never failed.
+    first_failure: _FirstFailure = _FirstFailure.NONE
 
-    False: it had failed at the start, and does not pause the rollout."""
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed during the rollout."""
+        return self.first_failure is _FirstFailure.DURING
 
 
 class Rollout:
@@ -234,8 +244,9 @@ class Rollout:
         track = self._tracks.get(node.name)
         if track is None or track.uid != node.view.uid:
             # Else the replacement of a failed node would let further nodes start.
-            has_failed = (track is not None and track.has_failed) or None
-            track = _Track(uid=node.view.uid, has_failed=has_failed)
+            has_failed = track is not None and track.has_failed
+            first_failure = _FirstFailure.DURING if has_failed else _FirstFailure.NONE
+            track = _Track(uid=node.view.uid, first_failure=first_failure)
         if track.has_joined or node.gpus in (None, track.gpus):
             # A node that shows no GPUs for a while is judged by those that it had.
             return track
@@ -324,9 +335,11 @@ class Rollout:
             # A request that failed has changed nothing.
             and not (reported and reported.state is model.State.FAILED),
         )
-        failure, has_failed = track.failure, track.has_failed
+        failure, first_failure = track.failure, track.first_failure
         if state in BAD:
-            failure, has_failed = progress, self._has_begun if has_failed is None else has_failed
+            failure = progress
+            if first_failure is _FirstFailure.NONE:
+                first_failure = _FirstFailure.DURING if self._has_begun else _FirstFailure.BEFORE
         elif state is NodeProgressState.SUCCESS:
             failure = None
         track = dataclasses.replace(
@@ -334,7 +347,7 @@ class Rollout:
             since_s=since_s,
             unfinished=unfinished,
             failure=failure,
-            has_failed=has_failed,
+            first_failure=first_failure,
         )
         return track, progress
 

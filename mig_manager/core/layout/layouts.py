@@ -243,10 +243,11 @@ def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.Desired
             selected GPU has any (NOT_MIG_CAPABLE).
     """
     deciding = _deciding(layout, gpus)
-    for unreachable in _unreachable(layout, gpus):
-        raise unreachable
-    for problem, _ in () if layout.is_lenient else _problems(layout, gpus, deciding):
-        raise problem
+    first = next(_unreachable(layout, gpus), None)
+    if first is None and not layout.is_lenient:
+        first = next((problem for problem, _ in _problems(layout, gpus, deciding)), None)
+    if first is not None:
+        raise first
     return {uuid: rule.desired for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
 
 
@@ -379,21 +380,25 @@ def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[errors.L
     """Yield an error for every unreachable GPU that a rule names, or that alone it can select."""
     for gpu in model.unreachable_of(gpus):
         rule = next((each for each in reversed(layout.rules) if each.may_match(gpu)), None)
-        if rule is None:
-            continue
-        if rule.indices is not None:
-            how = "names"
-        elif not any(each.matches(other) for each in layout.rules for other in gpus):
-            how = "can only select"
-        elif rule.filters and not any(rule.filters_match(other) for other in gpus):
-            how = "has a device-filter that can only mean"
-            if gpu.pci_device_id is None:
-                # Its model is unknown: the rule may be for another node's GPUs.
-                continue
-        else:
-            continue
-        yield errors.LayoutError(
-            f"layout '{layout.name}' {how} {gpu}, which is unreachable: {gpu.message}",
-            reason=errors.Reason.GPU_UNREACHABLE,
-            location=rule.location,
-        )
+        verb = _verb_for_unreachable(layout, rule, gpu, gpus) if rule else ""
+        if rule and verb:
+            yield errors.LayoutError(
+                f"layout '{layout.name}' {verb} {gpu}, which is unreachable: {gpu.message}",
+                reason=errors.Reason.GPU_UNREACHABLE,
+                location=rule.location,
+            )
+
+
+def _verb_for_unreachable(
+    layout: Layout, rule: Rule, gpu: model.UnreachableGpu, gpus: Sequence[model.Gpu]
+) -> str:
+    """Return how a rule needs an unreachable GPU; empty if it can do without."""
+    if rule.indices is not None:
+        return "names"
+    if not any(each.matches(other) for each in layout.rules for other in gpus):
+        return "can only select"
+    is_for_others = rule.filters and not any(rule.filters_match(other) for other in gpus)
+    # If the model is unknown, the rule may be for another node's GPUs.
+    if is_for_others and gpu.pci_device_id is not None:
+        return "has a device-filter that can only mean"
+    return ""
