@@ -57,7 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mig-") as name:
         folder = pathlib.Path(name)
         server = envtest.EnvtestServer(envtest.assets(), folder)
-        with server.running(), contextlib.closing(clusters.RealCluster(server, folder)) as real:
+        with server.running(), contextlib.closing(clusters.EnvtestCluster(server, folder)) as real:
             real.grant(clusters.SHIPPED)
             for each in clusters.manifest_objects("evictions/evictions.yaml"):
                 real.kube.delete(_path(each))
@@ -66,7 +66,7 @@ def main() -> None:
 
 def _run(
     server: envtest.EnvtestServer,
-    real: clusters.RealCluster,
+    real: clusters.EnvtestCluster,
     folder: pathlib.Path,
     count: int,
     policies: Sequence[api_objects.Object],

@@ -159,7 +159,7 @@ def _entry(name: str, placed: int, waits: Mapping[float, float], **more: object)
 def _play(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
     """Play the day in one variant; return its row."""
     layouts, requested = _VARIANTS[name](plan)
-    shape = sandbox_nodes.Shape(
+    shape = sandbox_nodes.NodeShape(
         names=plan.nodes,
         layouts=agent_stage.PACKAGED.read_text(encoding="utf-8") + layouts,
         agent_options=("--custom-layouts",) if name == _ON_DEMAND else (),
@@ -167,7 +167,7 @@ def _play(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
     )
     server = envtest.EnvtestServer(envtest.assets(), folder)
     with server.running():
-        real = clusters.RealCluster(server, folder)
+        real = clusters.EnvtestCluster(server, folder)
         try:
             with sandbox_nodes.running(real, shape) as nodes:
                 nodes.apply(requested)

@@ -188,7 +188,7 @@ def main() -> None:
 def _measure(results: Results, options: argparse.Namespace, folder: pathlib.Path) -> None:
     stories = [each for each in _STORIES if any(part in each.name for part in options.only)]
     starts = [_start(each, folder / f"{number}.json") for number, each in enumerate(stories)]
-    shape = rig.Shape(gpus=f"2x{_PRODUCT}", overlay=None, latency=states.REALISTIC)
+    shape = rig.ClusterShape(gpus=f"2x{_PRODUCT}", overlay=None, latency=states.REALISTIC)
     if "nvidia" in options.manager:
         nvidia_manager.prepare()
     cluster = rig.RealCluster(folder / "cluster", rig.CACHE, shape)

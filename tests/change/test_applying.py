@@ -27,7 +27,7 @@ def test_apply_waits_for_another_manager_until_a_deadline(node: ApplyingNode) ->
     assert not node.exclusion.is_locked
 
 
-def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
+def test_a_lock_that_is_met_during_the_work_is_not_waited_for() -> None:
     clock = fakes.FakeClock()
     lock = fakes.FakeLock()
 

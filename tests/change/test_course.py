@@ -15,7 +15,7 @@ RESET = "reset the GPU"
 IN_USE = "refuse to destroy an instance in use"
 
 
-class Host(applying_rig.ApplyingNode):
+class CourseNode(applying_rig.ApplyingNode):
     """A node in memory with two idle GPUs, whose worker can be killed."""
 
     def __init__(self, product: str = "A30") -> None:
@@ -61,7 +61,7 @@ class Host(applying_rig.ApplyingNode):
 
 @pytest.mark.parametrize("product", ["A30", "A100-SXM4-40GB", "H100-SXM5-80GB", "RTX-PRO-6000"])
 def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> None:
-    host = Host(product)
+    host = CourseNode(product)
     before = host.shape
 
     result = host.play()
@@ -79,7 +79,7 @@ def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> 
 
 
 def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
-    host = Host("H100-SXM5-80GB")
+    host = CourseNode("H100-SXM5-80GB")
     host.set_up("bare")
     host.fails = lambda step: isinstance(step, steps.SetMode)
 
@@ -90,7 +90,7 @@ def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
 
 
 def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
-    host = Host()
+    host = CourseNode()
     before = host.shape
     host.fails = lambda step: (
         isinstance(step, steps.CreateGpuInstance) and str(step.profile) == "2g.12gb+me"
@@ -105,7 +105,9 @@ def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
 
 
 def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
-    result = Host().play(using=lambda _uuid: contextlib.nullcontext("no CUDA driver library"))
+    result = CourseNode().play(
+        using=lambda _uuid: contextlib.nullcontext("no CUDA driver library")
+    )
 
     (stage,) = (stage for stage in result.stages if stage.outcome is StageOutcome.NOT_TRIED)
     assert (stage.name, stage.why) == (IN_USE, "no CUDA driver library")
@@ -129,7 +131,7 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
 def test_a_failing_stage_is_named_and_the_gpu_restored(
     using: course.Using | None, refusal: str, name: str, why: str
 ) -> None:
-    host = Host()
+    host = CourseNode()
     before = host.shape
     host.resets.refusal = refusal
 
@@ -142,7 +144,7 @@ def test_a_failing_stage_is_named_and_the_gpu_restored(
 
 
 def test_without_mig_mode_no_instance_is_tried() -> None:
-    host = Host()
+    host = CourseNode()
     before = host.shape
     host.fails = lambda step: isinstance(step, steps.SetMode)
 
@@ -156,8 +158,8 @@ def test_without_mig_mode_no_instance_is_tried() -> None:
 
 
 def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
-    host = Host()
-    before, kills = host.shape, list[Host]()
+    host = CourseNode()
+    before, kills = host.shape, list[CourseNode]()
 
     def strike(step: steps.Step) -> None:
         kills.append(forks.fork_at_kill(host))

@@ -9,11 +9,11 @@ from tests.stage import clusters
 
 
 @pytest.fixture(scope="session")
-def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.RealCluster]:
+def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.EnvtestCluster]:
     folder = tmp_path_factory.mktemp("envtest")
     server = envtest.EnvtestServer(envtest.assets(), folder)
     with server.running():
-        real = clusters.RealCluster(server, folder)
+        real = clusters.EnvtestCluster(server, folder)
         yield real
         real.close()
 
@@ -37,5 +37,5 @@ def where_in_depth(request: pytest.FixtureRequest) -> clusters.Cluster:
 def _cluster(request: pytest.FixtureRequest) -> clusters.Cluster:
     if request.param == "embedded":
         return clusters.EmbeddedCluster()
-    real: clusters.RealCluster = request.getfixturevalue("real_cluster")
+    real: clusters.EnvtestCluster = request.getfixturevalue("real_cluster")
     return real

@@ -31,7 +31,7 @@ _CONTROLLERS = control_plane.sync_nodes, control_plane.sync_daemon_sets
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class NodeShape:
     """What the nodes are like."""
 
     names: Sequence[str]
@@ -48,7 +48,7 @@ class Shape:
 class Nodes(stages.Stage):
     """The nodes of a cluster with a real API server; use ``running``."""
 
-    def __init__(self, shape: Shape, real: clusters.RealCluster) -> None:
+    def __init__(self, shape: NodeShape, real: clusters.EnvtestCluster) -> None:
         super().__init__(
             shape.spec,
             shape.layouts,
@@ -140,7 +140,7 @@ class Nodes(stages.Stage):
 
 
 @contextlib.contextmanager
-def installed_partitioner(real: clusters.RealCluster) -> Iterator[None]:
+def installed_partitioner(real: clusters.EnvtestCluster) -> Iterator[None]:
     """Give the partitioner what its manifests give it, its Deployment aside."""
     manifest = clusters.manifest_objects("partitioner/partitioner.yaml")
     made = [obj for obj in manifest if obj["kind"] != "Deployment"]
@@ -156,7 +156,7 @@ def installed_partitioner(real: clusters.RealCluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(real: clusters.RealCluster, shape: Shape) -> Iterator[Nodes]:
+def running(real: clusters.EnvtestCluster, shape: NodeShape) -> Iterator[Nodes]:
     """Run nodes, agents and kube-scheduler; at the end the cluster is cleared."""
     with Nodes(shape, real) as nodes, real.server.scheduling():
         yield nodes

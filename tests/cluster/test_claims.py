@@ -35,12 +35,12 @@ _TIMES = ("--quiet-s", "0.3", "--longest-wait-s", "1", "--cooldown-s", "0.5")
 class ClaimsScene:
     """A node with seven small devices, which the scheduler allocates by claims."""
 
-    def __init__(self, real: clusters.RealCluster, nodes: sandbox_nodes.Nodes) -> None:
+    def __init__(self, real: clusters.EnvtestCluster, nodes: sandbox_nodes.Nodes) -> None:
         self.real = real
         self.nodes = nodes
         (machine,) = nodes.machines
         self._state = state_file.SharedState(machine.state_file)
-        self._driver = dra_driver.Driver(nodes.cluster, real.kube, self._devices, node=NODE)
+        self._driver = dra_driver.FakeDraDriver(nodes.cluster, real.kube, self._devices, node=NODE)
 
     def _devices(self) -> list[dict[str, Any]]:
         return [
@@ -98,8 +98,8 @@ class ClaimsScene:
 
 
 @pytest.fixture
-def scene(real_cluster: clusters.RealCluster) -> Iterator[ClaimsScene]:
-    shape = sandbox_nodes.Shape(
+def scene(real_cluster: clusters.EnvtestCluster) -> Iterator[ClaimsScene]:
+    shape = sandbox_nodes.NodeShape(
         names=(NODE,), spec=f"1x{PRODUCT}", layouts=LAYOUTS, agent_options=("--custom-layouts",)
     )
     kube = real_cluster.kube

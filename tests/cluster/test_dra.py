@@ -63,11 +63,11 @@ def run_with_limit(stage: agent_stage.AgentStage, name: str, device: str) -> Non
     stage.api.post(f"{path}/binding", {"metadata": {"name": name}, "target": target})
 
 
-def driver_of(stage: agent_stage.AgentStage) -> dra_driver.Driver:
+def driver_of(stage: agent_stage.AgentStage) -> dra_driver.FakeDraDriver:
     def observe() -> list[dict[str, Any]]:
         return dra_driver.devices(stage.gpus.observe())
 
-    return dra_driver.Driver(stage.cluster, stage.api, observe)
+    return dra_driver.FakeDraDriver(stage.cluster, stage.api, observe)
 
 
 def delete_all(kube: api.KubeApi, path: str) -> None:
@@ -126,7 +126,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
 
 @pytest.mark.cluster
 def test_policy_lets_an_agent_withdraw_only_its_nodes_slices(
-    real_cluster: clusters.RealCluster, tmp_path: pathlib.Path
+    real_cluster: clusters.EnvtestCluster, tmp_path: pathlib.Path
 ) -> None:
     foreign = [("other", dra_driver.NAME), (clusters.NODE, "nic.example.com")]
     with (

@@ -38,7 +38,7 @@ def unheard() -> demand_signal.DemandSignal:
 
 @pytest.fixture(scope="module")
 def kube(
-    real_cluster: clusters.RealCluster, tmp_path_factory: pytest.TempPathFactory
+    real_cluster: clusters.EnvtestCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[api.KubeApi]:
     """The API as the partitioner's account has it, with the shipped rights and policy."""
     folder = tmp_path_factory.mktemp("partitioner")

@@ -46,9 +46,9 @@ def jobs(profiles: Mapping[str, int]) -> list[day.Job]:
 
 
 def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
-    real_cluster: clusters.RealCluster,
+    real_cluster: clusters.EnvtestCluster,
 ) -> None:
-    shape = sandbox_nodes.Shape(
+    shape = sandbox_nodes.NodeShape(
         names=("node-a", "node-b"),
         spec="2xA100-SXM4-40GB",
         layouts=agent_stage.PACKAGED.read_text(encoding="utf-8"),
@@ -98,5 +98,5 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
     assert len(impossible) <= 2
 
 
-def leases(real: clusters.RealCluster) -> list[str]:
+def leases(real: clusters.EnvtestCluster) -> list[str]:
     return [objects.name(each) for each in real.kube.get(clusters.LEASES)["items"]]

@@ -62,7 +62,7 @@ Act = Callable[[PolicyScene], Any]
 
 @pytest.fixture(scope="module")
 def module_scene(
-    real_cluster: clusters.RealCluster, tmp_path_factory: pytest.TempPathFactory
+    real_cluster: clusters.EnvtestCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PolicyScene]:
     folder = tmp_path_factory.mktemp("policy")
     people = real_cluster.kube
@@ -471,7 +471,7 @@ def test_the_agent_writes_slots_alone_and_for_its_own_node(
 )
 def test_doctor_reports_whether_a_policy_confines_the_account(
     scene: PolicyScene,
-    real_cluster: clusters.RealCluster,
+    real_cluster: clusters.EnvtestCluster,
     tmp_path: pathlib.Path,
     account: clusters.Account | None,
     verdict: doctor_report.CheckResult,

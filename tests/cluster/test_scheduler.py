@@ -25,8 +25,8 @@ COUNT = 6
 
 @pytest.fixture(scope="module")
 def real(
-    real_cluster: clusters.RealCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[clusters.RealCluster]:
+    real_cluster: clusters.EnvtestCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[clusters.EnvtestCluster]:
     """Three nodes with seven devices each, the stock scheduler, and the shipped one."""
     folder = tmp_path_factory.mktemp("scheduler")
     kube = real_cluster.kube
@@ -61,7 +61,7 @@ def is_pod(obj: api_objects.Object) -> bool:
     return "spec" in obj
 
 
-def replica_set(real: clusters.RealCluster, name: str) -> dict[str, Any]:
+def replica_set(real: clusters.EnvtestCluster, name: str) -> dict[str, Any]:
     """Create the owner of pods, and return its reference."""
     template = manifests.gpu_pod(name, RESOURCE, labels={"app": name})
     spec = {
@@ -84,7 +84,7 @@ def replica_set(real: clusters.RealCluster, name: str) -> dict[str, Any]:
     ],
 )
 def test_small_pods_fill_one_node_with_the_profile_or_an_affinity(
-    real: clusters.RealCluster,
+    real: clusters.EnvtestCluster,
     scheduler: str,
     expected: int,
     *,
@@ -118,6 +118,6 @@ def affinity(app: str) -> dict[str, Any]:
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def nodes_of_pods(real: clusters.RealCluster) -> list[str]:
+def nodes_of_pods(real: clusters.EnvtestCluster) -> list[str]:
     pods = real.kube.get(PODS)["items"]
     return [name for each in pods if (name := objects.node_name(each))]

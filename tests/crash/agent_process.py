@@ -80,7 +80,7 @@ def _with_moments(moments: moments_.Moments, deps: ports.Dependencies) -> ports.
     """Return the same with a moment before and after each call of a port, also of later ones."""
     everything = {f.name: getattr(deps, f.name) for f in dataclasses.fields(deps)}
     with_moments: dict[str, Any] = {
-        name: moments_.Port(port, name, moments.call)
+        name: moments_.StruckPort(port, name, moments.call)
         for name, port in everything.items()
         if name not in _NO_PORTS and port is not None and not isinstance(port, str)
     }

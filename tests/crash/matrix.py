@@ -37,7 +37,7 @@ class Recording(NamedTuple):
     """
 
 
-class Result(NamedTuple):
+class KillResult(NamedTuple):
     phase: str  # of the node when our signal struck the agent at its moment
     problems: tuple[str, ...] = ()
 
@@ -85,7 +85,7 @@ def _start_of(scenario: scenarios.Scenario) -> stage.Start:
         )
 
 
-def play(variant: scenarios.Variant, recording: Recording, moment: str) -> Result | None:
+def play(variant: scenarios.Variant, recording: Recording, moment: str) -> KillResult | None:
     """Strike an agent at a moment, and start the next one on the node that it leaves.
 
     Returns:
@@ -103,7 +103,7 @@ def play(variant: scenarios.Variant, recording: Recording, moment: str) -> Resul
         return result
 
 
-def _kill(rig: stage.CrashStage, moment: str) -> Result | None:
+def _kill(rig: stage.CrashStage, moment: str) -> KillResult | None:
     agent = rig.spawn(strike_at=moment)
     rig.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {moment}")
     if not agent.is_gone():
@@ -111,10 +111,10 @@ def _kill(rig: stage.CrashStage, moment: str) -> Result | None:
         return None
     end = agent.status, agent.moments()[-1:]
     is_ours = end == (-signal.SIGKILL, [moment])
-    return Result(rig.phase(), () if is_ours else (f"not our kill ended it, but {end}",))
+    return KillResult(rig.phase(), () if is_ours else (f"not our kill ended it, but {end}",))
 
 
-def _stop(rig: stage.CrashStage, moment: str) -> Result | None:
+def _stop(rig: stage.CrashStage, moment: str) -> KillResult | None:
     agent = rig.spawn(strike_at=moment, strike_with=signal.SIGTERM)
     rig.wait(lambda: moment in agent.moments() or agent.has_served, f"the way to {moment}")
     if moment not in agent.moments():
@@ -130,7 +130,7 @@ def _stop(rig: stage.CrashStage, moment: str) -> Result | None:
     else:
         problems = [f"it still runs {_GRACE_S:g} s after SIGTERM"]
     agent.kill()
-    return Result(phase, tuple(problems))
+    return KillResult(phase, tuple(problems))
 
 
 def recovery_problems(rig: stage.CrashStage) -> tuple[str, ...]:

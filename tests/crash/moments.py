@@ -127,7 +127,7 @@ def _is_repeated(moment: str) -> bool:
     return bool(anchor) and not name.endswith(" #1")
 
 
-class Port:
+class StruckPort:
     """Stands before a port.
 
     Args:

@@ -23,7 +23,7 @@ from tests.kit import matrices
 
 Strike = Callable[..., None]
 PHASES = {"none", *(phase.value for phase in model.Phase)}
-STRUCK = [matrix.Result("Drain")] * 80
+STRUCK = [matrix.KillResult("Drain")] * 80
 _MATRIX = "kill matrix"
 _MAX_STEP = 4  # how many moments the phases of every scenario have at least, but one
 _SHORTEST = "Resume"  # the phase that may have three moments or fewer
@@ -33,13 +33,13 @@ def play_all(
     note: matrices.Note,
     variant: scenarios.Variant,
     moments: Sequence[str],
-    strike: Callable[[str], matrix.Result | None],
+    strike: Callable[[str], matrix.KillResult | None],
     *,
     phases: Collection[str],
     step: int = 1,
 ) -> None:
     """Play a scenario once for each of its moments, or for a sample of them, and judge all."""
-    row = matrices.Row(_MATRIX, scenario=variant.scenario.name, what=variant.what)
+    row = matrices.MatrixRow(_MATRIX, scenario=variant.scenario.name, what=variant.what)
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for moment in matrices.sample(moments, step):
         if result := row.play(moment, functools.partial(strike, moment)):
@@ -107,16 +107,16 @@ def test_the_published_results_are_those_of_the_present_matrix() -> None:
         ([], "Drain"),
         (STRUCK[:1], "Drain"),
         ([*STRUCK, None], "Drain"),
-        ([*STRUCK, matrix.Result("Drain", ("a pod was disturbed",))], "Drain"),
-        ([*STRUCK, matrix.Result("unknown")], "Drain"),
+        ([*STRUCK, matrix.KillResult("Drain", ("a pod was disturbed",))], "Drain"),
+        ([*STRUCK, matrix.KillResult("unknown")], "Drain"),
         (STRUCK, "Execute"),
     ],
     ids=["no-case", "fewer", "missed", "problem", "unknown-phase", "missed-phase"],
 )
 def test_a_matrix_that_missed_a_case_or_a_phase_fails(
-    results: Sequence[matrix.Result | None], phase: str
+    results: Sequence[matrix.KillResult | None], phase: str
 ) -> None:
-    def play_all_of(results: Sequence[matrix.Result | None], phase: str) -> None:
+    def play_all_of(results: Sequence[matrix.KillResult | None], phase: str) -> None:
         variant = scenarios.Variant(scenarios.ONE_SLICE)
         strike = dict(zip(map(str, itertools.count()), results, strict=False))
         play_all(lambda *_: None, variant, [*strike], strike.__getitem__, phases={phase})

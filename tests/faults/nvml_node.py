@@ -20,7 +20,7 @@ from tests.kit import lost_stderr, nvml_codes
 from tests.node import agents, fake_cluster, fakes, judging, simulated_rig
 
 
-class Scenario(NamedTuple):
+class FaultScenario(NamedTuple):
     spec: str
     before: str | None  # the layout that is active; None: a node that was never configured
     layout: str
@@ -29,13 +29,13 @@ class Scenario(NamedTuple):
 
 
 SCENARIOS = {
-    "first-on-ampere": Scenario("A30", None, "ampere"),
-    "first-on-two": Scenario("2xA30", None, "ampere", are_changes_all=True),
-    "first-on-hopper": Scenario("H100", None, "hopper"),
-    "one-slice": Scenario("A100-SXM4-40GB", "all-balanced", "one-slice", is_busy=True),
-    "inside": Scenario("A100-SXM4-40GB", "halves", "inside"),
-    "mode-off": Scenario("A30", "ampere", "all-disabled"),
-    "already-applied": Scenario("A30", "ampere", "ampere"),
+    "first-on-ampere": FaultScenario("A30", None, "ampere"),
+    "first-on-two": FaultScenario("2xA30", None, "ampere", are_changes_all=True),
+    "first-on-hopper": FaultScenario("H100", None, "hopper"),
+    "one-slice": FaultScenario("A100-SXM4-40GB", "all-balanced", "one-slice", is_busy=True),
+    "inside": FaultScenario("A100-SXM4-40GB", "halves", "inside"),
+    "mode-off": FaultScenario("A30", "ampere", "all-disabled"),
+    "already-applied": FaultScenario("A30", "ampere", "ampere"),
 }
 
 
@@ -53,7 +53,7 @@ class Moment(NamedTuple):
         return {"nvmlInitWithFlags": "nvmlInit"}.get(name, name)
 
 
-class End(NamedTuple):
+class RunEnd(NamedTuple):
     """How a run ended, and how it left the node."""
 
     outcome: outcomes.Outcome
@@ -72,7 +72,7 @@ class End(NamedTuple):
 class StruckNode:
     """One simulated node with the pipeline on it, which starts from the same state every time."""
 
-    def __init__(self, scenario: Scenario, path: pathlib.Path) -> None:
+    def __init__(self, scenario: FaultScenario, path: pathlib.Path) -> None:
         self.scenario = scenario
         simulated_nvml.create(scenario.spec, path)
         self.state = nvml_faults.SharedState(path)
@@ -98,7 +98,7 @@ class StruckNode:
 
     def run(
         self, layout: str = "", *, listen: lost_stderr.Listen = structlog.testing.capture_logs
-    ) -> End:
+    ) -> RunEnd:
         """Run the pipeline once; no log line may have a traceback."""
         rig = self.cluster
         with listen() as log:
@@ -109,7 +109,7 @@ class StruckNode:
         remaining = [
             each.split()[0] for each in judging.remaining(fake_cluster.FakeNode(rig).read())
         ]
-        return End(outcome, simulated_rig.geometry(self.state), remaining)
+        return RunEnd(outcome, simulated_rig.geometry(self.state), remaining)
 
     def strike(
         self,
@@ -118,7 +118,7 @@ class StruckNode:
         listen: lost_stderr.Listen = structlog.testing.capture_logs,
         code: int | None = None,
         hang_s: float = 0.0,
-    ) -> End:
+    ) -> RunEnd:
         """Run with one fault, which must have struck, and leave the node as the run leaves it."""
         self.begin()
         self.state.add_fault(

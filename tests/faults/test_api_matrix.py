@@ -39,7 +39,7 @@ _FURTHER = 2  # how many more there may be of what is written: each is a matter 
 _EVENT = Request("create", "events", _ALWAYS["create", "events"])
 
 
-class Failure(NamedTuple):
+class ApiFailure(NamedTuple):
     """A way to fail, and the reason that a run may end with because of it."""
 
     fault: apiserver.Fault
@@ -73,7 +73,7 @@ class Failure(NamedTuple):
 _REASONS = dict.fromkeys((401, 403), errors.Reason.FORBIDDEN)
 _REASONS |= dict.fromkeys((404, 409, 410), errors.Reason.API_ERROR)
 FAILURES = {
-    name: Failure(fault, _REASONS.get(fault.status or 0, errors.Reason.API_UNAVAILABLE))
+    name: ApiFailure(fault, _REASONS.get(fault.status or 0, errors.Reason.API_UNAVAILABLE))
     for name, fault in apiserver.FAULTS.items()
 }
 ON_PLAIN_NODES = {
@@ -130,7 +130,7 @@ def end_of(stage: api_node.InProcessStage, reasons: set[errors.Reason]) -> str:
     return "outcome unknown, then tried again" if lost else "failed, then tried again"
 
 
-def strike(stage: api_node.InProcessStage, failure: Failure, request: Request) -> str | None:
+def strike(stage: api_node.InProcessStage, failure: ApiFailure, request: Request) -> str | None:
     """Let a request fail; return the end, or None if the agent did not make the request."""
     stage.occupy()
     stage.server.inject(failure.at(request))
@@ -160,7 +160,7 @@ def play(
 ) -> None:
     failure = FAILURES[name]
     ends: collections.Counter[str] = collections.Counter()
-    row = matrices.Row(_MATRIX, failure=name, node=style.value)
+    row = matrices.MatrixRow(_MATRIX, failure=name, node=style.value)
     with api_node.stage_at_rest(
         style=style, api_timeout_s=failure.api_timeout_s, listen=listen
     ) as stage:

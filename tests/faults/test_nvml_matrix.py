@@ -38,7 +38,7 @@ def node(scenario: str, tmp_path: pathlib.Path) -> Iterator[nvml_node.StruckNode
         simulated_nvml.load(None)
 
 
-def check_reason(moment: nvml_node.Moment, code: int, end: nvml_node.End) -> None:
+def check_reason(moment: nvml_node.Moment, code: int, end: nvml_node.RunEnd) -> None:
     reason, message = end.outcome.reason, end.outcome.message
     plausible = nvml_answers.PLAUSIBLE.get((moment.function, code))
     if plausible is not None and (end.is_good or reason in plausible):
@@ -52,7 +52,7 @@ def check_reason(moment: nvml_node.Moment, code: int, end: nvml_node.End) -> Non
         assert f"GPU {moment.gpu}" in message
 
 
-def check_gpus(node: nvml_node.StruckNode, answer: tuple[str, int], end: nvml_node.End) -> None:
+def check_gpus(node: nvml_node.StruckNode, answer: tuple[str, int], end: nvml_node.RunEnd) -> None:
     reason = end.outcome.reason
     if end.is_good:
         assert answer == nvml_answers.NO_MIG or end.shape == node.after
@@ -71,7 +71,7 @@ def check_next(node: nvml_node.StruckNode) -> None:
 
 def play(
     node: nvml_node.StruckNode, moment: nvml_node.Moment, code: int, listen: lost_stderr.Listen
-) -> nvml_node.End:
+) -> nvml_node.RunEnd:
     """Have one call fail once, with a log that loses all and with a good one."""
     unheard = node.strike(moment, code=code, listen=listen)
     end = node.strike(moment, code=code)
@@ -96,8 +96,8 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
     record_property: matrices.Note,
     pytestconfig: pytest.Config,
 ) -> None:
-    faults = matrices.Row(_MATRIX, scenario=scenario)
-    logs = matrices.Row(_LOST_LOGS, scenario=scenario)
+    faults = matrices.MatrixRow(_MATRIX, scenario=scenario)
+    logs = matrices.MatrixRow(_LOST_LOGS, scenario=scenario)
     ends: collections.Counter[str] = collections.Counter()
     lost: collections.Counter[str] = collections.Counter()
 

@@ -177,7 +177,7 @@ def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
     name: str, record_property: matrices.Note
 ) -> None:
     flaky = Flaky(name)
-    row = matrices.Row(_MATRIX, failure=name)
+    row = matrices.MatrixRow(_MATRIX, failure=name)
     timeout_s = api_node.SILENCE_TIMEOUT_S if name in SILENT else api_node.REQUEST_TIMEOUT_S
     with api_node.stage_at_rest(wrap=flaky.wrap, kubelet_timeout_s=timeout_s) as stage:
 

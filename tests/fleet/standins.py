@@ -26,7 +26,7 @@ _GPUS = api_objects.annotations_of_agent([hardware.template(hardware.find("A100-
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class NodeFailure:
     """How a node fails, each time it tries."""
 
     reason: errors.Reason
@@ -40,7 +40,7 @@ class StandIns:
         server: apiserver.ApiServer,
         names: Collection[str],
         *,
-        failing: Mapping[str, Failure] | None = None,
+        failing: Mapping[str, NodeFailure] | None = None,
         dead: Collection[str] = (),
         work_s: float = 0.05,
     ) -> None:
@@ -144,7 +144,7 @@ class StandIns:
         *,
         phase: model.Phase,
         is_cordoned: bool,
-        failure: Failure | None = None,
+        failure: NodeFailure | None = None,
     ) -> None:
         members: dict[str, object] = {}
         if failure:

@@ -416,7 +416,7 @@ def test_one_api_failure_fails_no_node_and_exceeds_no_budget(rig: RolloutRig, na
     assert counted.ever == set(rig.names)
 
 
-def test_an_outage_longer_than_its_timeouts_costs_a_rollout_no_node(rig: RolloutRig) -> None:
+def test_an_outage_longer_than_its_timeouts_fails_no_node_of_a_rollout(rig: RolloutRig) -> None:
     rig.stand_ins.work_s = 0.2
     broken: list[store.Record] = []
 

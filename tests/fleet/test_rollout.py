@@ -18,8 +18,10 @@ from tests.kit import commandline
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"
 FAILURES = (
-    standins.Failure(reason=errors.Reason.DOES_NOT_FIT, message="no room on GPU 0"),
-    standins.Failure(reason=errors.Reason.DRAIN_TIMEOUT, message="pod a/b stays", is_retried=True),
+    standins.NodeFailure(reason=errors.Reason.DOES_NOT_FIT, message="no room on GPU 0"),
+    standins.NodeFailure(
+        reason=errors.Reason.DRAIN_TIMEOUT, message="pod a/b stays", is_retried=True
+    ),
 )
 
 

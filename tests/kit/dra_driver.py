@@ -45,7 +45,7 @@ DAEMON_SET = {
 """What the GPU operator's GPUCluster deploys, in short."""
 
 
-class Driver:
+class FakeDraDriver:
     """A node's driver: each new pod of it publishes the devices that it finds, once."""
 
     def __init__(

@@ -31,7 +31,7 @@ def sample(cases: Sequence[_Case], every: int, *, start: int | None = None) -> S
     return cases[every // 2 if start is None else start :: every]
 
 
-class Row:
+class MatrixRow:
     """Plays the cases of a row and counts them.
 
     Args:

@@ -22,7 +22,7 @@ from tests.node import fakes
 _CONFLICTS = 20  # after so many an update ends
 
 
-class Port:
+class FakePort:
     def __init__(self, rig: fakes.NodeRig) -> None:
         self._rig = rig
 
@@ -35,7 +35,7 @@ class Port:
         return True
 
 
-class FakeNode(Port):
+class FakeNode(FakePort):
     def read(self) -> node_object.NodeView:
         self._rig.record_call("node.read")
         return self._view()
@@ -168,7 +168,7 @@ def _merge(target: dict[str, str], change: Mapping[str, str | None]) -> None:
             target[key] = value
 
 
-class FakeWorkloads(Port):
+class FakeWorkloads(FakePort):
     def list(self) -> pod_object.Pods:
         self._rig.record_call("workloads.list")
         return tuple(self._rig.pods.values())
@@ -246,7 +246,7 @@ class UnansweredWorkloads(FakeWorkloads):
         raise self._error
 
 
-class FakeAllocations(Port):
+class FakeAllocations(FakePort):
     def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
         self._answer("allocations.assigned_devices")
         rig, kubelet, now_s = self._rig, self._rig.kubelet, self._rig.clock.now_s
@@ -287,7 +287,7 @@ class FakeAllocations(Port):
             raise errors.KubeletError("no socket")
 
 
-class FakeSlices(Port):
+class FakeSlices(FakePort):
     def list(self) -> tuple[claims.Slice, ...] | None:
         self._rig.record_call("slices.list")
         return self._rig.dra_driver.slices

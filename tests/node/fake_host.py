@@ -12,7 +12,7 @@ from mig_manager.core.node import (
 from tests.node import driver_rules, fake_cluster, gpu_values
 
 
-class FakeGpus(fake_cluster.Port):
+class FakeGpus(fake_cluster.FakePort):
     def observe(self) -> model.ObservedGpus:
         self._rig.record_call("gpus.observe")
         return gpu_values.seen_of(self._gpus_as_listed(), self._rig.driver.lost)
@@ -67,7 +67,7 @@ class FakeGpus(fake_cluster.Port):
             )
 
 
-class FakeHost(fake_cluster.Port):
+class FakeHost(fake_cluster.FakePort):
     """Implements the ports of the machine underneath, all in one."""
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class FakeHost(fake_cluster.Port):
         self._rig.host.refreshes += 1
 
 
-class FakeHooks(fake_cluster.Port):
+class FakeHooks(fake_cluster.FakePort):
     variables: Mapping[str, str] = {"MIG_PARTED_HOOKS_FILE": "hooks.yaml"}
 
     def read(self) -> hook_files.Table:

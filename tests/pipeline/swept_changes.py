@@ -39,17 +39,17 @@ class Change(NamedTuple):
         return layout_table.gpus_with(agents.LAYOUT if self.custom else self.layout)
 
     @property
-    def other(self) -> "End":
+    def other(self) -> "NodeEnd":
         """How a request of another layout ends."""
         layout = "all-balanced" if self.layout == "all-1g.5gb" else "all-1g.5gb"
-        return End("success", layout, layout_table.gpus_with(layout))
+        return NodeEnd("success", layout, layout_table.gpus_with(layout))
 
     @property
-    def end(self) -> "End":
+    def end(self) -> "NodeEnd":
         """How it ends."""
         if self.is_refused:
-            return End("failed", self.was, self.before)
-        return End("success", self.layout, self.after)
+            return NodeEnd("failed", self.was, self.before)
+        return NodeEnd("success", self.layout, self.after)
 
     def agent(self, rig: fakes.NodeRig) -> agents.AgentInMemory:
         """Return an agent of the node."""
@@ -69,7 +69,7 @@ class Change(NamedTuple):
         return rig.log
 
 
-class End(NamedTuple):
+class NodeEnd(NamedTuple):
     """How a node is at rest."""
 
     state: str | None

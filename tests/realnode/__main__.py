@@ -74,7 +74,7 @@ def _up() -> int:
 
 def _serve() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    cluster = rig.RealCluster(FOLDER, rig.CACHE, rig.Shape())
+    cluster = rig.RealCluster(FOLDER, rig.CACHE, rig.ClusterShape())
     with cluster.up():
         cluster.install_agent()
         _READY.touch()

@@ -48,7 +48,7 @@ class Clusters:
         self.is_spoiled = False
         """Whether the story under way leaves a cluster that no other can take."""
 
-    def of(self, shape: rig.Shape) -> rig.RealCluster:
+    def of(self, shape: rig.ClusterShape) -> rig.RealCluster:
         """Return a running cluster of a shape, without a requested layout."""
         if self._current is not None and self._current.shape != shape:
             self.end()
@@ -107,7 +107,7 @@ def clusters(
 
 
 @pytest.fixture
-def shape() -> rig.Shape:
+def shape() -> rig.ClusterShape:
     """The cluster that the stories of a module take; a module may have another.
 
     By default it is one node with layouts and settings of its owner.
@@ -116,12 +116,12 @@ def shape() -> rig.Shape:
         MIG_MANAGER_PLUGIN_TIMEOUT_S="30",
         MIG_MANAGER_PLUGIN_CONFIGS="all-1g.10gb=shared,all-4g.20gb=whole",
     )
-    return rig.Shape(patches=(manifests.layouts(_LAYOUTS), settings))
+    return rig.ClusterShape(patches=(manifests.layouts(_LAYOUTS), settings))
 
 
 @pytest.fixture
 def cluster(
-    clusters: Clusters, shape: rig.Shape, request: pytest.FixtureRequest
+    clusters: Clusters, shape: rig.ClusterShape, request: pytest.FixtureRequest
 ) -> Iterator[rig.RealCluster]:
     """A cluster at rest; the story after one that failed gets a new one."""
     current = clusters.of(shape)

@@ -32,7 +32,7 @@ sys.exit(status)
 _GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8  # how many per GPU the driver numbers (``nv-caps.c``)
 
 
-class Driver:
+class GpuDriver:
     """Simulated GPUs that outlive their node's programs, as real ones do.
 
     Args:

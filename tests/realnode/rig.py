@@ -33,7 +33,7 @@ _JOURNAL = "mig-manager.io/journal"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ClusterShape:
     """What a cluster consists of."""
 
     nodes: tuple[str, ...] = (NODE,)
@@ -49,13 +49,13 @@ class RealMachine:
     """One node with its driver."""
 
     node: node.RealNode
-    driver: driver.Driver
+    driver: driver.GpuDriver
 
 
 class RealCluster:
     """Control plane, nodes and images; ``kubectl`` speaks to it as its administrator."""
 
-    def __init__(self, folder: pathlib.Path, cache: pathlib.Path, shape: Shape) -> None:
+    def __init__(self, folder: pathlib.Path, cache: pathlib.Path, shape: ClusterShape) -> None:
         self.programs = built(*PROGRAMS)
         """The folder with the programs."""
         self.images = images.Images(cache)
@@ -68,7 +68,7 @@ class RealCluster:
         """The status before the last request."""
 
     @property
-    def driver(self) -> driver.Driver:
+    def driver(self) -> driver.GpuDriver:
         """The driver of the first node."""
         return self.machines[NODE].driver
 
@@ -89,7 +89,9 @@ class RealCluster:
                 progress.note(f"starting {name}")
                 home = self.folder / name
                 (home / "driver").mkdir(parents=True)
-                gpus = driver.Driver(home / "driver", self.shape.gpus, latency=self.shape.latency)
+                gpus = driver.GpuDriver(
+                    home / "driver", self.shape.gpus, latency=self.shape.latency
+                )
                 running.enter_context(gpus.serving())
                 each = node.RealNode(name, number, self.programs, home, group)
                 running.callback(each.halt)

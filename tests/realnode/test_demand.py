@@ -19,7 +19,7 @@ LABEL = f"app.kubernetes.io/name={PARTITIONER}"
 
 
 @pytest.fixture
-def shape() -> rig.Shape:
+def shape() -> rig.ClusterShape:
     container = {"name": "partitioner", "env": [{"name": "MIG_MANAGER_MODE", "value": "act"}]}
     acts = {
         "apiVersion": "apps/v1",
@@ -27,7 +27,7 @@ def shape() -> rig.Shape:
         "metadata": {"name": PARTITIONER, "namespace": "mig-manager"},
         "spec": {"template": {"spec": {"containers": [container]}}},
     }
-    return rig.Shape(overlay="partitioner", patches=(acts,), latency=states.REALISTIC)
+    return rig.ClusterShape(overlay="partitioner", patches=(acts,), latency=states.REALISTIC)
 
 
 def test_pods_that_need_other_devices_run_after_one_change(cluster: rig.RealCluster) -> None:

@@ -253,9 +253,9 @@ class StruckChange:
 
 
 @pytest.fixture
-def shape() -> rig.Shape:
+def shape() -> rig.ClusterShape:
     """A node whose agent knows the two layouts."""
-    return rig.Shape(patches=(manifests.layouts(_LAYOUTS),))
+    return rig.ClusterShape(patches=(manifests.layouts(_LAYOUTS),))
 
 
 @pytest.fixture

@@ -18,9 +18,11 @@ SLOTS = 2
 
 
 @pytest.fixture
-def shape() -> rig.Shape:
+def shape() -> rig.ClusterShape:
     budget = manifests.settings(MIG_MANAGER_MAX_CONCURRENT_NODES=str(SLOTS))
-    return rig.Shape(nodes=NODES, gpus="1xA100-SXM4-40GB", overlay="budget", patches=(budget,))
+    return rig.ClusterShape(
+        nodes=NODES, gpus="1xA100-SXM4-40GB", overlay="budget", patches=(budget,)
+    )
 
 
 def profiles(cluster: rig.RealCluster) -> dict[str, list[str]]:

@@ -19,8 +19,8 @@ HALVES = """
 
 
 @pytest.fixture
-def shape() -> rig.Shape:
-    return rig.Shape(overlay=None)
+def shape() -> rig.ClusterShape:
+    return rig.ClusterShape(overlay=None)
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ RUNC = {
 
 
 @pytest.fixture
-def shape() -> rig.Shape:
-    return rig.Shape(nodes=(rig.NODE, SIMULATED), overlay=None)
+def shape() -> rig.ClusterShape:
+    return rig.ClusterShape(nodes=(rig.NODE, SIMULATED), overlay=None)
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ _ACTIVE = {"mig-7g.40gb": 2}
 
 
 @pytest.fixture
-def shape() -> rig.Shape:
+def shape() -> rig.ClusterShape:
     """A node whose agent checks for drift every few seconds."""
     settings = manifests.settings(MIG_MANAGER_DRIFT_CHECK_INTERVAL_S="5")
-    return rig.Shape(patches=(settings,))
+    return rig.ClusterShape(patches=(settings,))
 
 
 def be_at_rest(cluster: rig.RealCluster) -> None:

@@ -23,8 +23,8 @@ BUS = "/run/nvidia/simulated/bus"
 
 
 @pytest.fixture
-def shape() -> rig.Shape:
-    return rig.Shape(gpus="1xA100-SXM4-40GB+1xH100-SXM5-80GB")
+def shape() -> rig.ClusterShape:
+    return rig.ClusterShape(gpus="1xA100-SXM4-40GB+1xH100-SXM5-80GB")
 
 
 def modes(cluster: rig.RealCluster) -> list[bool]:

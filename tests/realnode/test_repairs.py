@@ -16,12 +16,12 @@ _RESET = 1  # ``NVML_GPU_RECOVERY_ACTION_GPU_RESET``
 
 
 @pytest.fixture
-def shape() -> rig.Shape:
+def shape() -> rig.ClusterShape:
     """A node whose owner lets the agent repair GPUs."""
     allowed = manifests.settings(
         MIG_MANAGER_REPAIR="reset", MIG_MANAGER_DRIFT_CHECK_INTERVAL_S="2"
     )
-    return rig.Shape(patches=(manifests.layouts(_LAYOUTS), allowed))
+    return rig.ClusterShape(patches=(manifests.layouts(_LAYOUTS), allowed))
 
 
 def _request(cluster: rig.RealCluster) -> None:

@@ -31,7 +31,7 @@ class Version:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Watch:
+class NodeWatch:
     """A watch of all nodes."""
 
     _lines: IO[str]
@@ -49,7 +49,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def nodes(cluster: rig.RealCluster) -> Iterator[Watch]:
+def nodes(cluster: rig.RealCluster) -> Iterator[NodeWatch]:
     """Watch all nodes during the body."""
     columns = "|".join(_COLUMNS)
     with (
@@ -58,4 +58,4 @@ def nodes(cluster: rig.RealCluster) -> Iterator[Watch]:
             *("get", "nodes", "--watch", f"--output=jsonpath={columns}{{'\\n'}}"), output=lines
         ),
     ):
-        yield Watch(lines)
+        yield NodeWatch(lines)

@@ -22,7 +22,7 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class ApiAnswer:
     code: int
     body: Any
     headers: urllib3.HTTPHeaderDict
@@ -35,22 +35,24 @@ class Client:
         self.server = server
         self.http = urllib3.PoolManager(retries=False, timeout=60)
 
-    def __call__(self, method: str, path: str, body: object = None, /, **headers: str) -> Answer:
+    def __call__(
+        self, method: str, path: str, body: object = None, /, **headers: str
+    ) -> ApiAnswer:
         response = self.http.request(
             method,
             self.server.url + path,
             body=None if body is None else json.dumps(body),
             headers={key.replace("_", "-"): value for key, value in headers.items()},
         )
-        return Answer(response.status, response.json(), response.headers)
+        return ApiAnswer(response.status, response.json(), response.headers)
 
-    def merge(self, path: str, patch: object) -> Answer:
+    def merge(self, path: str, patch: object) -> ApiAnswer:
         return self("PATCH", path, patch, content_type=MERGE)
 
-    def strategic(self, path: str, patch: object) -> Answer:
+    def strategic(self, path: str, patch: object) -> ApiAnswer:
         return self("PATCH", path, patch, content_type=STRATEGIC)
 
-    def evict(self, name: str, /, **options: object) -> Answer:
+    def evict(self, name: str, /, **options: object) -> ApiAnswer:
         return self("POST", f"{PODS}/{name}/eviction", an_eviction(name, **options))
 
 

@@ -136,7 +136,7 @@ class EmbeddedCluster:
         """The server's own controller has done it already."""
 
 
-class RealCluster:
+class EnvtestCluster:
     """A real API server; it is cleared between tests, not replaced."""
 
     def __init__(self, server: envtest.EnvtestServer, folder: pathlib.Path) -> None:
@@ -275,7 +275,7 @@ class RealCluster:
                 raise
 
 
-Cluster = EmbeddedCluster | RealCluster  # a cluster that has no node yet
+Cluster = EmbeddedCluster | EnvtestCluster  # a cluster that has no node yet
 
 
 def collection(obj: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ def spec(*names: str, kind: str = "nvidia.com/gpu") -> str:
     return "\n".join([*lines, ""])
 
 
-class Host:
+class CdiHost:
     """A host below a folder, with a stand-in for ``nvidia-ctk`` that notes how it was run."""
 
     def __init__(self, root: pathlib.Path) -> None:
@@ -71,12 +71,12 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: pathlib.Path) -> Host:
-    return Host(tmp_path / "host")
+def host(tmp_path: pathlib.Path) -> CdiHost:
+    return CdiHost(tmp_path / "host")
 
 
 @needs_root
-def test_an_existing_spec_is_regenerated_and_written_only_if_it_changed(host: Host) -> None:
+def test_an_existing_spec_is_regenerated_and_written_only_if_it_changed(host: CdiHost) -> None:
     host.spec_in_run.write_text(spec("0"))
     host.install()
 
@@ -90,7 +90,7 @@ def test_an_existing_spec_is_regenerated_and_written_only_if_it_changed(host: Ho
     assert host.spec_in_run.stat().st_ino == before
 
 
-def test_the_tool_runs_only_if_it_is_installed_and_a_spec_exists(host: Host) -> None:
+def test_the_tool_runs_only_if_it_is_installed_and_a_spec_exists(host: CdiHost) -> None:
     host.install()
     assert host.specs() == ""
     assert host.runs() == []
@@ -106,7 +106,7 @@ def test_the_tool_runs_only_if_it_is_installed_and_a_spec_exists(host: Host) -> 
 
 
 @needs_root
-def test_a_spec_that_the_hosts_service_could_not_write_is_created(host: Host) -> None:
+def test_a_spec_that_the_hosts_service_could_not_write_is_created(host: CdiHost) -> None:
     host.install()
     unit = host.root / "usr/lib/systemd/system/nvidia-cdi-refresh.service"
     wants = host.root / "etc/systemd/system/multi-user.target.wants"
@@ -141,7 +141,7 @@ def test_a_spec_that_the_hosts_service_could_not_write_is_created(host: Host) ->
     ],
 )
 def test_devices_keep_their_naming_strategy_below_any_driver_root(
-    host: Host, before: str, options: str
+    host: CdiHost, before: str, options: str
 ) -> None:
     host.spec_in_etc.write_text(before)
     host.install()
@@ -157,7 +157,7 @@ def test_devices_keep_their_naming_strategy_below_any_driver_root(
 
 
 @needs_root
-def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: Host) -> None:
+def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: CdiHost) -> None:
     other = host.root / "run/cdi/other.yaml"
     other.write_text(spec("0"))
     host.spec_in_run.write_text("not the one")
@@ -181,7 +181,7 @@ def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: Host) -> None
 
 
 @needs_root
-def test_several_specs_of_one_run_get_the_file_names_of_the_tool(host: Host) -> None:
+def test_several_specs_of_one_run_get_the_file_names_of_the_tool(host: CdiHost) -> None:
     host.spec_in_run.write_text(spec("0"))
     more = spec("0", kind="nvidia.com/gpu.coherent")
     host.install(output=spec("0", "1") + more)
@@ -208,7 +208,7 @@ def test_several_specs_of_one_run_get_the_file_names_of_the_tool(host: Host) -> 
     ],
 )
 def test_a_failed_tool_leaves_the_spec_unchanged(
-    host: Host, then: str, output: str, why: str
+    host: CdiHost, then: str, output: str, why: str
 ) -> None:
     host.spec_in_run.write_text(spec("0"))
     host.install(then, output=output)
@@ -222,7 +222,7 @@ def test_a_failed_tool_leaves_the_spec_unchanged(
     assert [path.name for path in host.spec_in_run.parent.iterdir()] == ["nvidia.yaml"]
 
 
-def test_an_unwritable_spec_is_kept_with_a_warning(host: Host) -> None:
+def test_an_unwritable_spec_is_kept_with_a_warning(host: CdiHost) -> None:
     host.spec_in_run.write_text(spec("0"))
     host.spec_in_run.parent.chmod(0o555)
     host.install()
@@ -235,7 +235,7 @@ def test_an_unwritable_spec_is_kept_with_a_warning(host: Host) -> None:
 
 
 @needs_root
-def test_a_spec_without_devices_is_skipped(host: Host) -> None:
+def test_a_spec_without_devices_is_skipped(host: CdiHost) -> None:
     host.spec_in_run.write_text(spec("0"))
     for message in ("invalid spec, no devices", "invalid: empty device edits"):
         host.install(f'echo "{message}" >&2; exit 1', output="")
@@ -244,7 +244,7 @@ def test_a_spec_without_devices_is_skipped(host: Host) -> None:
 
 
 @needs_root
-def test_a_stale_temporary_file_is_replaced_and_a_write_error_is_reported(host: Host) -> None:
+def test_a_stale_temporary_file_is_replaced_and_a_write_error_is_reported(host: CdiHost) -> None:
     host.spec_in_run.write_text(spec("0"))
     temporary = host.spec_in_run.with_name(".nvidia.yaml.new")
     temporary.write_text("half")
@@ -261,7 +261,7 @@ def test_a_stale_temporary_file_is_replaced_and_a_write_error_is_reported(host: 
 
 
 @needs_root
-def test_the_management_spec_uses_the_hosts_paths(host: Host) -> None:
+def test_the_management_spec_uses_the_hosts_paths(host: CdiHost) -> None:
     host.roots = stand_ins.host_roots(
         host.root,
         driver="/run/nvidia/driver",
@@ -283,7 +283,7 @@ def test_the_management_spec_uses_the_hosts_paths(host: Host) -> None:
 
 @needs_root
 def test_paths_in_a_spec_of_our_own_tool_are_transformed_to_the_hosts(
-    host: Host, tmp_path: pathlib.Path
+    host: CdiHost, tmp_path: pathlib.Path
 ) -> None:
     host.install()
     roots = stand_ins.host_roots(
@@ -306,7 +306,7 @@ def test_paths_in_a_spec_of_our_own_tool_are_transformed_to_the_hosts(
     )
 
 
-def test_the_management_spec_is_skipped_without_tool_or_folder(host: Host) -> None:
+def test_the_management_spec_is_skipped_without_tool_or_folder(host: CdiHost) -> None:
     assert host.specs(makes_management=True) == (
         "device_files_skipped management.nvidia.com-gpu.yaml "
         "nvidia-ctk is found neither here nor on the host"
@@ -320,7 +320,7 @@ def test_the_management_spec_is_skipped_without_tool_or_folder(host: Host) -> No
 
 
 @needs_root
-def test_device_nodes_are_created_before_the_spec(host: Host) -> None:
+def test_device_nodes_are_created_before_the_spec(host: CdiHost) -> None:
     proc = proc_tree.ProcTree(host.root / "proc")
     proc.add_devices({"nvidia-caps": 240})
     proc.add_capabilities(0, {"gi1": 12})

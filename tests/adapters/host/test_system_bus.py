@@ -28,7 +28,7 @@ bus = systemd_rig.bus
     # A job is asked for when its end has not been signalled for a while.
     ["StopUnit", "Get"],
 )
-def test_a_bus_that_dies_in_the_middle_is_an_error_at_once(bus: Bus, method: str) -> None:
+def test_a_bus_that_disconnects_is_an_error_at_once(bus: Bus, method: str) -> None:
     unit = Unit(stops=Act("inactive", takes_s=60.0), stop_timeout_us=systemd_rig.NO_LIMIT_US)
     is_due = {"StopUnit": "active", "Get": "deactivating"}[method]
     with standing_in(bus, {NVSM: unit}) as played:

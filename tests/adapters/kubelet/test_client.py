@@ -28,7 +28,7 @@ def a_client(kubelet: GrpcKubelet, *command: str) -> pod_resources.WorkerPodReso
     )
 
 
-def test_questions_share_a_process_started_ahead_until_dismissed(
+def test_requests_share_a_process_started_ahead_until_dismissed(
     client: pod_resources.WorkerPodResources,
 ) -> None:
     before = children()

@@ -93,7 +93,7 @@ FAILURES: dict[str, tuple[Callable[[GrpcKubelet], object], str, int]] = {
 
 
 @pytest.mark.parametrize(("arrange", "why", "requests"), FAILURES.values(), ids=FAILURES)
-def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
+def test_an_unanswered_request_is_an_error_soon_and_no_traceback(
     arrange: Callable[[GrpcKubelet], object],
     why: str,
     requests: int,

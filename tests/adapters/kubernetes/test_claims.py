@@ -300,7 +300,7 @@ def test_claims_are_read_again_some_minutes_after_the_api_forbade_it(
     assert server.log.count("get", "resourceclaims") == 3
 
 
-def test_unstarted_pods_cost_one_request_a_list_once_claims_are_read(
+def test_unstarted_pods_need_one_request_a_list_once_claims_are_read(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
     for number in range(5):

@@ -176,7 +176,7 @@ class Slot(lease_slots.LeaseSlots):
         return False
 
 
-class Kind(NamedTuple):
+class LeaseKind(NamedTuple):
     """A lease that one of several programs holds."""
 
     campaigner: Callable[[LeaderRig, str], leader.Leader | Slot]
@@ -186,8 +186,8 @@ class Kind(NamedTuple):
     event: str  # the log event of taking it
 
 
-LEADERSHIP = Kind(LeaderRig.replica, LEASE, "get", [5] * 6, "leadership_taken")
-SLOT = Kind(LeaderRig.slot, "mig-manager-slot-0", "list", [10] * 13, "slot_taken")
+LEADERSHIP = LeaseKind(LeaderRig.replica, LEASE, "get", [5] * 6, "leadership_taken")
+SLOT = LeaseKind(LeaderRig.slot, "mig-manager-slot-0", "list", [10] * 13, "slot_taken")
 BOTH = pytest.mark.parametrize("kind", [LEADERSHIP, SLOT], ids=["leader", "slot"])
 FAULTS = {
     **apiserver.FAULTS,
@@ -208,7 +208,7 @@ RENEWALS = [(nth, "update") for nth in range(3)]
     "name", [*BY_DEFAULT, *(pytest.param(name, marks=pytest.mark.slow) for name in ALSO)]
 )
 def test_a_failed_request_loses_no_lease_and_makes_no_second_holder(
-    rig: LeaderRig, name: str, kind: Kind
+    rig: LeaderRig, name: str, kind: LeaseKind
 ) -> None:
     if FAULTS[name].stall:
         rig.request_timeout_s = 0.2
@@ -257,7 +257,7 @@ def test_a_lease_that_cannot_be_read_is_not_taken_for_missing(rig: LeaderRig, st
 
 @BOTH
 def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(
-    rig: LeaderRig, kind: Kind
+    rig: LeaderRig, kind: LeaseKind
 ) -> None:
     second = kind.campaigner(rig, "b")
     endless = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}

@@ -27,12 +27,12 @@ class SoakCluster(simulated_rig.SimulatedRig):
         )
         self.script = script_
         script_.acts |= {
-            script.Kind.POD_STARTS: self.start_pod,
-            script.Kind.POD_ENDS: self.end_pod,
-            script.Kind.CORDON: lambda _pick: self.cordon(is_on=True),
-            script.Kind.UNCORDON: lambda _pick: self.cordon(is_on=False),
-            script.Kind.DECIDE_MONITOR: lambda pick: self.decide(MONITOR_LABEL, pick),
-            script.Kind.DECIDE_PLUGIN: lambda pick: self.decide(
+            script.FaultKind.POD_STARTS: self.start_pod,
+            script.FaultKind.POD_ENDS: self.end_pod,
+            script.FaultKind.CORDON: lambda _pick: self.cordon(is_on=True),
+            script.FaultKind.UNCORDON: lambda _pick: self.cordon(is_on=False),
+            script.FaultKind.DECIDE_MONITOR: lambda pick: self.decide(MONITOR_LABEL, pick),
+            script.FaultKind.DECIDE_PLUGIN: lambda pick: self.decide(
                 well_known.PLUGIN_DEPLOY_LABEL, pick
             ),
         }

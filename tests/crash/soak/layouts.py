@@ -10,53 +10,55 @@ from tests import layout_table
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class GpuChoice:
     """What one GPU shall have."""
 
     devices: Mapping[str, int] | None  # compute instances by name; None: MIG off
     is_feasible: bool = True
 
 
-OFF = Choice(devices=None)
-BARE = Choice(devices={})
+OFF = GpuChoice(devices=None)
+BARE = GpuChoice(devices={})
 
-CHOICES: Mapping[str, Sequence[Choice]] = {
+CHOICES: Mapping[str, Sequence[GpuChoice]] = {
     "a100-sxm4-40gb": (
-        Choice(devices={"1g.5gb": 7}),
-        Choice(devices={"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}),
-        Choice(devices={"3g.20gb": 2}),
+        GpuChoice(devices={"1g.5gb": 7}),
+        GpuChoice(devices={"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}),
+        GpuChoice(devices={"3g.20gb": 2}),
         OFF,
-        Choice(devices={"1g.5gb": 4, "3g.20gb": 1}),
-        Choice(devices={"7g.40gb": 1}),
-        Choice(devices={"1c.3g.20gb": 3, "2g.10gb": 1}),
-        Choice(devices={"1g.5gb+me": 1, "2g.10gb": 2}),
+        GpuChoice(devices={"1g.5gb": 4, "3g.20gb": 1}),
+        GpuChoice(devices={"7g.40gb": 1}),
+        GpuChoice(devices={"1c.3g.20gb": 3, "2g.10gb": 1}),
+        GpuChoice(devices={"1g.5gb+me": 1, "2g.10gb": 2}),
         BARE,
-        Choice(devices={"1g.5gb": 8}, is_feasible=False),
-        Choice(devices={"1g.99gb": 1}, is_feasible=False),
+        GpuChoice(devices={"1g.5gb": 8}, is_feasible=False),
+        GpuChoice(devices={"1g.99gb": 1}, is_feasible=False),
     ),
     "h100-sxm5-80gb": (
-        Choice(devices={"1g.10gb": 7}),
-        Choice(devices={"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}),
-        Choice(devices={"3g.40gb": 2}),
+        GpuChoice(devices={"1g.10gb": 7}),
+        GpuChoice(devices={"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}),
+        GpuChoice(devices={"3g.40gb": 2}),
         OFF,
-        Choice(devices={"1g.20gb": 4}),
-        Choice(devices={"1c.4g.40gb": 2, "1g.10gb": 3}),
+        GpuChoice(devices={"1g.20gb": 4}),
+        GpuChoice(devices={"1c.4g.40gb": 2, "1g.10gb": 3}),
         BARE,
-        Choice(devices={"4g.40gb": 2}, is_feasible=False),
+        GpuChoice(devices={"4g.40gb": 2}, is_feasible=False),
     ),
     "a30": (
-        Choice(devices={"1g.6gb": 4}),
-        Choice(devices={"2g.12gb": 2}),
+        GpuChoice(devices={"1g.6gb": 4}),
+        GpuChoice(devices={"2g.12gb": 2}),
         OFF,
-        Choice(devices={"1g.6gb": 2, "2g.12gb": 1}),
-        Choice(devices={"1c.4g.24gb": 2}),
+        GpuChoice(devices={"1g.6gb": 2, "2g.12gb": 1}),
+        GpuChoice(devices={"1c.4g.24gb": 2}),
         BARE,
-        Choice(devices={"1g.6gb": 5}, is_feasible=False),
+        GpuChoice(devices={"1g.6gb": 5}, is_feasible=False),
     ),
 }
 """By product."""
 
-Layout = tuple[Choice | None, ...]  # for each GPU by index; None: the layout does not speak of it
+Layout = tuple[
+    GpuChoice | None, ...
+]  # for each GPU by index; None: the layout does not speak of it
 
 NAMES = ("a", "b", "c", "d")  # of the layouts that the config file has
 _RARELY, _OFTEN = 13, 6
@@ -67,7 +69,7 @@ BROKEN = "version: v1\nmig-configs: {a: [\n"
 
 def layout_of(products: Sequence[str], picks: Sequence[int]) -> Layout:
     """Step numbers into a layout of these GPUs that speaks of one GPU at least."""
-    choices: list[Choice | None] = []
+    choices: list[GpuChoice | None] = []
     for product, pick in zip(products, picks, strict=False):
         is_meant = pick % 20 != _RARELY
         offers = [choice for choice in CHOICES[product] if choice.is_feasible is is_meant]

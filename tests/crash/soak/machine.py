@@ -36,7 +36,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.process: process.Process | None = None
         self.is_at_rest = False
         """Whether nothing is under way, nor cut off by a kill or while it was undone."""
-        self.step = process.Step()
+        self.step = process.LoopStep()
         self.strikes_before: collections.Counter[int | None] = collections.Counter()
         """How often driver faults had struck before this step, by GPU."""
         self.foreign: set[tuple[int, simulated_rig.Instance]] = set()
@@ -62,13 +62,15 @@ class Soak(stateful.RuleBasedStateMachine):
         spec: str,
         is_gated: bool,  # noqa: FBT001 - hypothesis passes by name
         heals: bool,  # noqa: FBT001 - as above
-        kill: list[script.Fault],
+        kill: list[script.PortFault],
         seeds: list[tuple[int, int, int]],
     ) -> None:
         self.rig = soak_cluster.SoakCluster(spec, is_gated=is_gated, script_=script.Script())
         self.rig.script.acts |= {
-            script.Kind.LABEL: lambda pick: self._label(layouts.NAMES[pick % len(layouts.NAMES)]),
-            script.Kind.UNLABEL: lambda _pick: self._label(None),
+            script.FaultKind.LABEL: lambda pick: self._label(
+                layouts.NAMES[pick % len(layouts.NAMES)]
+            ),
+            script.FaultKind.UNLABEL: lambda _pick: self._label(None),
         }
         self.heals = heals
         self.products = [board.product.key for board in self.rig.state.boards]
@@ -89,7 +91,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     # -- what people request ------------------------------------------------------------------
 
-    def request(self, name: str, faults: list[script.Fault]) -> None:
+    def request(self, name: str, faults: list[script.PortFault]) -> None:
         self._label(name)
         self._serve(faults)
 
@@ -100,7 +102,7 @@ class Soak(stateful.RuleBasedStateMachine):
     )(request)
 
     @stateful.rule(faults=st.one_of(script.no_faults, script.faults))
-    def serve_again(self, faults: list[script.Fault]) -> None:
+    def serve_again(self, faults: list[script.PortFault]) -> None:
         self._serve(faults)
 
     @stateful.rule()
@@ -194,10 +196,10 @@ class Soak(stateful.RuleBasedStateMachine):
     # -- what others do -----------------------------------------------------------------------
 
     @stateful.rule(acts=script.acts)
-    def others_act(self, acts: list[tuple[script.Kind, int]]) -> None:
+    def others_act(self, acts: list[tuple[script.FaultKind, int]]) -> None:
         for kind, pick in acts:
             is_done = self.rig.script.acts[kind](pick)
-            COUNTS["pods"] += bool(is_done) and kind is script.Kind.POD_STARTS
+            COUNTS["pods"] += bool(is_done) and kind is script.FaultKind.POD_STARTS
 
     @stateful.rule(pick=script.picks)
     def other_client_starts(self, pick: int) -> None:
@@ -280,7 +282,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     # -- one step of the agent, and what is true after it -------------------------------------
 
-    def _serve(self, faults: list[script.Fault]) -> None:
+    def _serve(self, faults: list[script.PortFault]) -> None:
         if self.process is None:
             self.process = process.Process(self.rig, self.configs, heals=self.heals)
         self._begin_step()
@@ -295,7 +297,7 @@ class Soak(stateful.RuleBasedStateMachine):
         rig.evicted_devices.clear()
         self.strikes_before = self._strikes_by_gpu()
 
-    def _end_step(self, step: process.Step) -> None:
+    def _end_step(self, step: process.LoopStep) -> None:
         self.step = step
         # The next start undoes what the API refuses to a stopped agent. And a journal of an
         # earlier process that could not be read may be that of a run under way: it stays as it is.

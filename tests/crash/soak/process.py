@@ -33,19 +33,19 @@ _OPTIONS: Mapping[str, object] = {
 }
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     state: model.State
     reason: errors.Reason
     message: str
     should_retry: bool
 
 
-class Step(NamedTuple):
+class LoopStep(NamedTuple):
     """What became of one step of the agent's loop."""
 
     is_killed: bool = False
     is_over: bool = True  # whether the process is no more: it was killed, or stopped
-    outcome: Outcome | None = None
+    outcome: StepOutcome | None = None
     """None: there was no run, or the last one did not end, or the node has no label."""
     names: tuple[str, ...] = ()  # layouts of the runs, in order
     successes: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Process:
             "configs": configs,
         }
         heard: dict[str, Any] = {
-            n: moments.Port(p, n, rig.script.call) for n, p in in_memory.items()
+            n: moments.StruckPort(p, n, rig.script.call) for n, p in in_memory.items()
         }
         agent = in_process.new_agent(
             agent_settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
@@ -88,9 +88,9 @@ class Process:
         self._error: BaseException | None = None
         self._is_killed = False
         self._thread = threading.Thread(target=self._live, args=(agent,), daemon=True)
-        rig.script.acts[script.Kind.STOP] = self._stop
+        rig.script.acts[script.FaultKind.STOP] = self._stop
 
-    def step(self, faults: Sequence[script.Fault] = ()) -> Step:
+    def step(self, faults: Sequence[script.PortFault] = ()) -> LoopStep:
         """Let the agent work until it rests, and return how that ended."""
         self._rig.script.begin(faults)
         self.box.begin()
@@ -106,10 +106,10 @@ class Process:
             self._rig.script.end()
         end = None if self.box.is_dead else self.box.last_end
         message = self._rig.statuses[-1] if self._rig.statuses else ""
-        return Step(
+        return LoopStep(
             is_killed=self._is_killed,
             is_over=self.box.is_dead,
-            outcome=end and Outcome(*end, message, should_retry=not self.box.is_resting),
+            outcome=end and StepOutcome(*end, message, should_retry=not self.box.is_resting),
             names=tuple(self.box.names),
             successes=tuple(self.box.successes),
         )

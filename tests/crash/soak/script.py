@@ -13,7 +13,7 @@ from tests.crash.soak import layouts
 from tests.node import strikes
 
 
-class Kind(enum.Enum):
+class FaultKind(enum.Enum):
     """What may strike in the middle of a run."""
 
     KILL_BEFORE = "kill before the call"
@@ -33,16 +33,21 @@ class Kind(enum.Enum):
     STOP = "the agent is stopped"
 
 
-DEADLY = (Kind.KILL_BEFORE, Kind.KILL_AFTER, Kind.KILL_IN_DRIVER, Kind.KILL_AFTER_CHANGE)
-IN_DRIVER = frozenset({Kind.KILL_IN_DRIVER, Kind.KILL_AFTER_CHANGE})
+DEADLY = (
+    FaultKind.KILL_BEFORE,
+    FaultKind.KILL_AFTER,
+    FaultKind.KILL_IN_DRIVER,
+    FaultKind.KILL_AFTER_CHANGE,
+)
+IN_DRIVER = frozenset({FaultKind.KILL_IN_DRIVER, FaultKind.KILL_AFTER_CHANGE})
 """Their number is that of a change of a GPU, and not of a call."""
-_AFTER = frozenset({Kind.KILL_AFTER, Kind.FAIL_AFTER})
-_BEFORE = frozenset(Kind) - IN_DRIVER - _AFTER
+_AFTER = frozenset({FaultKind.KILL_AFTER, FaultKind.FAIL_AFTER})
+_BEFORE = frozenset(FaultKind) - IN_DRIVER - _AFTER
 
 
-class Fault(NamedTuple):
+class PortFault(NamedTuple):
     moment: int  # the n-th call of a port, or change of a GPU, of this run; from 1
-    kind: Kind
+    kind: FaultKind
     pick: int
 
 
@@ -69,13 +74,13 @@ picks = st.integers(min_value=0, max_value=999)
 names = st.sampled_from((*layouts.NAMES, layouts.NAMES[0], layouts.UNKNOWN))
 many_picks = st.tuples(picks, picks, picks)
 _OTHERS = (
-    *(Kind.POD_STARTS, Kind.POD_ENDS, Kind.CORDON, Kind.UNCORDON),
-    *(Kind.DECIDE_MONITOR, Kind.DECIDE_PLUGIN),
+    *(FaultKind.POD_STARTS, FaultKind.POD_ENDS, FaultKind.CORDON, FaultKind.UNCORDON),
+    *(FaultKind.DECIDE_MONITOR, FaultKind.DECIDE_PLUGIN),
 )
 """What others do between the runs; pods start most often."""
 
 
-def _faults_of(seed: bytes, kinds: Sequence[Kind], most: int) -> list[Fault]:
+def _faults_of(seed: bytes, kinds: Sequence[FaultKind], most: int) -> list[PortFault]:
     """Choose faults and their calls evenly: hypothesis' own numbers crowd at the edges."""
     dice = random.Random(seed)  # noqa: S311 - acts of a test
     faults = []
@@ -83,14 +88,14 @@ def _faults_of(seed: bytes, kinds: Sequence[Kind], most: int) -> list[Fault]:
         kind = dice.choice(kinds)
         # Many runs are short: most find their layout active.
         last = 14 if kind in IN_DRIVER else dice.choice((8, 25, 55))
-        faults.append(Fault(dice.randint(1, last), kind, dice.randrange(1000)))
+        faults.append(PortFault(dice.randint(1, last), kind, dice.randrange(1000)))
     return faults
 
 
 _seeds = st.binary(min_size=8, max_size=8)
-faults = _seeds.map(lambda seed: _faults_of(seed, tuple(Kind), 6))
+faults = _seeds.map(lambda seed: _faults_of(seed, tuple(FaultKind), 6))
 kills = _seeds.map(lambda seed: _faults_of(seed, DEADLY, 1))
-no_faults = st.just(list[Fault]())
+no_faults = st.just(list[PortFault]())
 acts = st.lists(
     st.tuples(st.sampled_from((*_OTHERS, *_OTHERS[:1] * 3)), picks), min_size=1, max_size=6
 )
@@ -100,16 +105,16 @@ class Script:
     """Counts the calls of one run, and strikes at those that have a fault."""
 
     def __init__(self) -> None:
-        self.acts: dict[Kind, Callable[[int], object]] = {}
+        self.acts: dict[FaultKind, Callable[[int], object]] = {}
         """What other people do."""
-        self.struck: list[Kind] = []
+        self.struck: list[FaultKind] = []
         self.failed_ports: set[str] = set()
-        self._faults: Sequence[Fault] = ()
+        self._faults: Sequence[PortFault] = ()
         self._calls = 0
         self._changes = 0
         self._is_dead = False
 
-    def begin(self, faults: Sequence[Fault]) -> None:
+    def begin(self, faults: Sequence[PortFault]) -> None:
         self._faults = faults
         self._calls = self._changes = 0
         self._is_dead = False
@@ -146,13 +151,13 @@ class Script:
     def before_change(self) -> None:
         self._live()
         self._changes += 1
-        self._strike("gpus", self._changes, {Kind.KILL_IN_DRIVER})
+        self._strike("gpus", self._changes, {FaultKind.KILL_IN_DRIVER})
 
     def after_change(self) -> None:
         """Strike after the same change."""
-        self._strike("gpus", self._changes, {Kind.KILL_AFTER_CHANGE})
+        self._strike("gpus", self._changes, {FaultKind.KILL_AFTER_CHANGE})
 
-    def _strike(self, port: str, number: int, kinds: Collection[Kind]) -> None:
+    def _strike(self, port: str, number: int, kinds: Collection[FaultKind]) -> None:
         for fault in self._faults:
             if fault.moment != number or fault.kind not in kinds:
                 continue
@@ -160,7 +165,7 @@ class Script:
                 self.struck.append(fault.kind)
                 self._is_dead = True
                 self._live()
-            elif fault.kind in (Kind.FAIL_BEFORE, Kind.FAIL_AFTER):
+            elif fault.kind in (FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER):
                 error = _failure(port, fault.pick)
                 if error is not None:
                     self.struck.append(fault.kind)

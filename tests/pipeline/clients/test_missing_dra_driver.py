@@ -57,7 +57,7 @@ def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
     ends.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent, attempt=3)
 
 
-def test_a_broken_driver_does_not_keep_a_change_that_affects_no_claim() -> None:
+def test_a_broken_driver_does_not_delay_a_change_without_claims() -> None:
     rig = without_driver(without_pods(nodes.dra_node(gated=False)))
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 

@@ -57,7 +57,7 @@ def test_forbidden_evictions_name_the_pods_and_the_missing_right(rig: NodeRig) -
 
 @pytest.mark.parametrize("passing", [FORBIDDEN, SILENT])
 @pytest.mark.parametrize("call", ["workloads.can_evict", "workloads.evict"])
-def test_a_refusal_that_passes_costs_a_few_seconds_and_not_the_run(
+def test_a_transient_refusal_delays_the_run_by_seconds(
     rig: NodeRig, call: str, passing: Exception
 ) -> None:
     rig.refusing = {call: passing}
@@ -185,7 +185,7 @@ def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
     assert str(error.status) not in failure.message
 
 
-def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain(rig: NodeRig) -> None:
+def test_a_briefly_silent_api_does_not_end_the_drain(rig: NodeRig) -> None:
     rig.clock.on_wait.clear()
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
     at(rig, 10, rig.refusing.clear)

@@ -99,7 +99,7 @@ def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     assert repairs.resets(rig) == 1
 
 
-def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
+def test_a_repair_that_waited_for_the_lock_leaves_no_node_pending() -> None:
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
     rig.slots = fake = fake_cluster.FakeSlots(rig)

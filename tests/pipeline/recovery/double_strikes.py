@@ -18,9 +18,9 @@ from tests.node import agents, nodes
 from tests.pipeline import lives
 from tests.pipeline.recovery import played_changes
 from tests.pipeline.recovery.played_changes import PlayedChange
-from tests.pipeline.swept_changes import Change, End
+from tests.pipeline.swept_changes import Change, NodeEnd
 
-_NEXT = End("success", "all-disabled", layout_table.gpus_with("all-disabled"))
+_NEXT = NodeEnd("success", "all-disabled", layout_table.gpus_with("all-disabled"))
 """How the request after a change ends."""
 
 
@@ -179,7 +179,9 @@ WRITES: Mapping[str, Callable[[PlayedChange], None]] = {
 """What another program or a person does to the node, by what it is written to."""
 
 
-def ends(change: Change, write: str, *, unread: layout_table.Gpus | None = None) -> Sequence[End]:
+def ends(
+    change: Change, write: str, *, unread: layout_table.Gpus | None = None
+) -> Sequence[NodeEnd]:
     """Return how a change may end during which another program writes once.
 
     Args:
@@ -188,17 +190,17 @@ def ends(change: Change, write: str, *, unread: layout_table.Gpus | None = None)
         unread: The GPUs at the start of an agent that has not read the journal yet.
     """
     keeps_file = change.custom is not None or change.is_refused
-    failed = End("failed", change.was, change.before)
-    unnamed = (End("failed", None, change.before), End("failed", None, change.after))
-    allowed: Sequence[End] = (change.end,)
+    failed = NodeEnd("failed", change.was, change.before)
+    unnamed = (NodeEnd("failed", None, change.before), NodeEnd("failed", None, change.after))
+    allowed: Sequence[NodeEnd] = (change.end,)
     match write:
         case "label, another layout":
             allowed = (change.other,)
         case "label, impossible layout":
             # Once instances were created they stay, under a name only if they were verified.
-            allowed = failed, *unnamed, End("failed", change.layout, change.after)
+            allowed = failed, *unnamed, NodeEnd("failed", change.layout, change.after)
         case "label, none":
-            untouched = End("success" if change.was else None, change.was, change.before)
+            untouched = NodeEnd("success" if change.was else None, change.was, change.before)
             allowed = change.end, failed, *unnamed, untouched
         case "file, another layout" if not keeps_file:
             allowed = (change.other._replace(applied=change.layout),)
@@ -216,19 +218,19 @@ def ends(change: Change, write: str, *, unread: layout_table.Gpus | None = None)
             allowed = failed, *unnamed
         case "journal removed" | "journal cut short" if change.is_refused and unread:
             # Nothing else says what the GPUs had: they stay as they are, under no layout's name.
-            allowed = change.end, End("failed", None, unread)
+            allowed = change.end, NodeEnd("failed", None, unread)
     return allowed
 
 
 # -- all of it --------------------------------------------------------------------------------
 
 
-class Result(NamedTuple):
+class Exploration(NamedTuple):
     counts: Mapping[str, int]
     problems: Sequence[str]
 
 
-def play_all(change: Change, *, step: int = 1) -> Result:
+def play_all(change: Change, *, step: int = 1) -> Exploration:
     """Kill the agent at each moment, and kill or disturb its successor at each of its moments.
 
     Args:
@@ -255,7 +257,7 @@ def moments(change: Change) -> int:
     return play.moment
 
 
-def play_sample(change: Change, *, step: int, every: int) -> Result:
+def play_sample(change: Change, *, step: int, every: int) -> Exploration:
     """Kill the agent at every n-th moment, and let it rest or be disturbed before the next one.
 
     Args:
@@ -330,7 +332,7 @@ class _Explorer:
                 unread = None if number > 2 else layout_table.layout_of(play.rig.gpus)
                 self._judge(forked, outcome, ends(self._change, name, unread=unread))
 
-    def result(self, counts: Mapping[str, int]) -> Result:
+    def result(self, counts: Mapping[str, int]) -> Exploration:
         """Return all counts, and what was not as it must be."""
         numbers = {
             "tried": self.tried,
@@ -339,7 +341,7 @@ class _Explorer:
             "judged": self.judged,
             "converged": self.converged,
         }
-        return Result(numbers | self.strikes, self.problems)
+        return Exploration(numbers | self.strikes, self.problems)
 
     def _write(self, write: Callable[[PlayedChange], object], play: PlayedChange) -> None:
         """Write, and go on only where no other strike has met the same node at the same call."""
@@ -348,13 +350,13 @@ class _Explorer:
         play.is_dead = key in self._visited
         self._visited.add(key)
 
-    def rest(self, play: PlayedChange, allowed: Sequence[End]) -> int:
+    def rest(self, play: PlayedChange, allowed: Sequence[NodeEnd]) -> int:
         """Let an agent serve undisturbed, and judge its end; return how many moments it had."""
         self._judge(play, play.serve(_nothing_happens), allowed)
         return play.moment
 
     def _judge(
-        self, play: PlayedChange, outcome: outcomes.Outcome | None, allowed: Sequence[End]
+        self, play: PlayedChange, outcome: outcomes.Outcome | None, allowed: Sequence[NodeEnd]
     ) -> None:
         problems = play.judge(outcome, allowed)
         self.problems += (f"{', '.join(play.path)}: {problem}" for problem in problems)

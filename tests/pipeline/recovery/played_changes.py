@@ -17,7 +17,7 @@ from mig_manager.core.node import well_known
 from tests import layout_table
 from tests.node import agents, ends, fakes, inboxes, judging, strikes
 from tests.pipeline import lives
-from tests.pipeline.swept_changes import Change, End
+from tests.pipeline.swept_changes import Change, NodeEnd
 
 _MAX_PAUSES = 16
 _REPAIR_PAUSE_S = 1000.0  # longer than the first pause after a failed repair
@@ -184,7 +184,7 @@ class PlayedChange:
             len(rig.verified_layout_file.saved),
         )
 
-    def judge(self, outcome: outcomes.Outcome | None, ends: Sequence[End]) -> list[str]:
+    def judge(self, outcome: outcomes.Outcome | None, ends: Sequence[NodeEnd]) -> list[str]:
         """Return what is not as it must be at rest."""
         rig = self.rig
         if not self.is_over:
@@ -194,7 +194,7 @@ class PlayedChange:
         labels, gpus = rig.labels, layout_table.layout_of(rig.gpus)
         problems = [*self.problems]
         state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
-        if not any(self._is_end(End(state, applied, gpus), each) for each in ends):
+        if not any(self._is_end(NodeEnd(state, applied, gpus), each) for each in ends):
             problems.append(f"ended {state} {applied} {gpus}: {rig.status.get('message')}")
         expected_states = {outcome.state.value} if outcome and self.request_key[0] else set()
         if len({state, rig.status.get("state"), *expected_states}) != 1:
@@ -217,7 +217,7 @@ class PlayedChange:
             problems.append(f"{len(serving)} plugins or drivers offer {sorted(devices)}")
         return problems
 
-    def _is_end(self, end: End, expected: End) -> bool:
+    def _is_end(self, end: NodeEnd, expected: NodeEnd) -> bool:
         """Return whether a node is as expected.
 
         What a killed agent created stays where it is if the changed file has it too: then it may

@@ -16,7 +16,10 @@ _SAMPLE = f"{_MATRIX}, a sample"
 
 
 def play(
-    note: matrices.Note, name: str, section: str, of: Callable[[Change], double_strikes.Result]
+    note: matrices.Note,
+    name: str,
+    section: str,
+    of: Callable[[Change], double_strikes.Exploration],
 ) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     counts, problems = of(STRUCK_TWICE[name])

@@ -226,7 +226,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
     assert well_known.CAPACITY_ANNOTATION not in rig.annotations
 
 
-def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(rig: fakes.NodeRig) -> None:
+def test_processes_are_listed_only_on_demand_and_until_they_end(rig: fakes.NodeRig) -> None:
     gpu = rig.gpus[0]
     (small, *_) = (gi for gi in gpu.gpu_instances if str(gi.profile) == "1g.5gb")
     user = steps.GpuProcess(pid=7, name="a", owner="", gpu_instances=(small.instance_id,))
@@ -361,7 +361,7 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
-def test_a_run_that_can_observe_no_gpu_leaves_none_shown(rig: fakes.NodeRig) -> None:
+def test_a_run_that_can_observe_no_gpu_publishes_none(rig: fakes.NodeRig) -> None:
     agent = on_demand(rig)
     rig.refusing["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
 

@@ -222,7 +222,7 @@ def test_dropped_log_lines_are_counted(heard: metrics.AgentMetrics) -> None:
         assert series(heard, "log_lines_dropped_total") == {"": before + 1}
 
 
-def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
+def test_a_failing_listener_is_logged_and_disturbs_nothing() -> None:
     def fail() -> None:
         raise ZeroDivisionError
 

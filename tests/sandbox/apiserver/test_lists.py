@@ -77,7 +77,7 @@ def test_pages_of_a_list_show_one_moment_until_it_is_forgotten(
 ) -> None:
     server.create(*(api_objects.a_node(name) for name in "abcde"))
 
-    def page(after: api_objects.Object) -> apirig.Answer:
+    def page(after: api_objects.Object) -> apirig.ApiAnswer:
         return ask("GET", f"{apirig.NODES}?limit=2&continue={after['metadata']['continue']}")
 
     first = ask("GET", f"{apirig.NODES}?limit=2").body

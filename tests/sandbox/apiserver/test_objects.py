@@ -30,7 +30,7 @@ def test_update_needs_no_version_except_for_a_lease(ask: apirig.Client) -> None:
     ask("POST", apirig.NODES, api_objects.a_node())
     lease = ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": {}}).body
 
-    def update(lease: api_objects.Object) -> apirig.Answer:
+    def update(lease: api_objects.Object) -> apirig.ApiAnswer:
         return ask("PUT", f"{apirig.LEASES}/l", lease)
 
     assert ask("PUT", NODE, api_objects.a_node(labels={"more": "labels"})).code == 200

@@ -21,7 +21,7 @@ from tests.stage import apirig
 DEADLINE_S = 60
 
 
-class Watch:
+class WatchClient:
     def __init__(self, server: apiserver.ApiServer, query: str, path: str, accept: str) -> None:
         address = parse.urlsplit(server.url)
         self._connection = http.client.HTTPConnection(
@@ -55,15 +55,15 @@ def server() -> Iterator[apiserver.ApiServer]:
         yield running
 
 
-Begin = Callable[..., Watch]
+Begin = Callable[..., WatchClient]
 
 
 @pytest.fixture
 def watch(server: apiserver.ApiServer) -> Iterator[Begin]:
     with contextlib.ExitStack() as stack:
 
-        def begin(query: str = "", path: str = apirig.NODES, accept: str = "*/*") -> Watch:
-            events = Watch(server, query, path, accept)
+        def begin(query: str = "", path: str = apirig.NODES, accept: str = "*/*") -> WatchClient:
+            events = WatchClient(server, query, path, accept)
             return stack.enter_context(contextlib.closing(events))
 
         yield begin

@@ -51,7 +51,7 @@ def gpu(
     ],
     ids=["none", "single-without-mig", "single", "mixed", "attribute", "no-device", "no-gpu"],
 )
-def test_each_strategy_names_the_devices_its_way(
+def test_each_strategy_has_its_own_names_of_devices(
     strategy: device_plugin.PluginStrategy,
     gpus: list[device_plugin.EnumeratedGpu],
     expected: dict[str, tuple[str, ...]],

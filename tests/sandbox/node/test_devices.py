@@ -106,7 +106,7 @@ def test_the_socket_lists_the_devices_of_pods_and_all_healthy_ones(
     assert client.assigned_devices() == ()
 
 
-def test_a_path_that_no_socket_can_have_is_refused(manager: device_manager.DeviceManager) -> None:
+def test_a_path_too_long_for_a_socket_is_refused(manager: device_manager.DeviceManager) -> None:
     serving = device_manager.serving_pod_resources(pathlib.Path("/" + "x" * 107), manager)
     with pytest.raises(errors.UsageError, match="107 bytes"), serving:
         pass

@@ -175,7 +175,7 @@ def test_a_resource_of_an_ended_plugin_is_forgotten_with_one_update(
     assert not bench.manager.assigned()[0].device_ids
 
 
-def test_a_pod_without_devices_for_it_fails_for_good(bench: Bench) -> None:
+def test_a_pod_that_finds_no_devices_fails_for_good(bench: Bench) -> None:
     bench.create()
     bench.kubelet.sync(0.0)
     bench.manager.register({_SMALL: ("MIG-a",)})
@@ -187,7 +187,7 @@ def test_a_pod_without_devices_for_it_fails_for_good(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("grace_s", "expected_s"), [(30, 5), (3, 3)], ids=["own-time", "grace"])
-def test_a_deleted_pod_stops_for_its_time_but_no_longer_than_its_grace(
+def test_a_deleted_pod_stops_within_its_grace_period(
     bench: Bench, grace_s: int, expected_s: float
 ) -> None:
     bench.admit(grace_s=grace_s)
@@ -254,7 +254,7 @@ def test_pods_of_other_nodes_are_left_alone(bench: Bench) -> None:
     assert bench.kubelet.next_at() is None
 
 
-def test_after_a_reboot_a_pod_starts_again_and_is_not_ready_until_it_has(bench: Bench) -> None:
+def test_after_a_reboot_a_pod_is_unready_until_it_has_restarted(bench: Bench) -> None:
     bench.run()
     bench.kubelet.stop()
     bench.kubelet.sync(3.0)

@@ -68,7 +68,7 @@ def test_late_answer_does_not_restore_a_deleted_object(
     assert names(cluster) == set()
 
 
-def test_creating_or_binding_again_and_changing_what_is_gone_does_nothing(
+def test_repeated_writes_and_writes_to_missing_objects_do_nothing(
     cluster: cluster_view.ClusterView,
 ) -> None:
     cluster.create(cluster_view.WatchedKind.POD, _POD)
@@ -86,7 +86,7 @@ def test_creating_or_binding_again_and_changing_what_is_gone_does_nothing(
     assert not names(cluster)
 
 
-def test_a_successor_of_the_same_name_is_not_deleted_in_its_place(
+def test_a_successor_of_the_same_name_is_not_deleted(
     cluster: cluster_view.ClusterView,
 ) -> None:
     cluster.create(cluster_view.WatchedKind.POD, _POD)
@@ -98,7 +98,7 @@ def test_a_successor_of_the_same_name_is_not_deleted_in_its_place(
     assert names(cluster) == {"p1"}
 
 
-def test_a_refusal_that_time_does_not_explain_is_raised(
+def test_a_refusal_that_no_earlier_write_explains_is_raised(
     server: apiserver.ApiServer, cluster: cluster_view.ClusterView
 ) -> None:
     server.inject(apiserver.Fault(method="POST", status=403))

@@ -38,7 +38,9 @@ PLAIN = bar.Style()
         ),
     ],
 )
-def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str) -> None:
+def test_the_use_of_a_device_kind_is_explained(
+    count: int, pods: dict[str, int], text: str
+) -> None:
     assert node_status.usage(resources.DeviceKind(resource=KIND, count=count, pods=pods)) == text
 
 
@@ -193,7 +195,7 @@ def test_a_failed_layout_is_never_applied() -> None:
     assert past_of(report(state=model.State.FAILED)).applied_since is None
 
 
-def test_a_node_without_history_or_gpu() -> None:
+def test_a_node_without_history_or_gpu_has_short_answers() -> None:
     node = fleet_nodes.parse({"metadata": {"name": "n1"}})
     past = past_of(node_reports.of(node, NOW))
     shown = node_status.ClusterStatus(

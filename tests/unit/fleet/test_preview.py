@@ -85,7 +85,7 @@ PLUGIN_POD = pod(
         ),
     ],
 )
-def test_a_layout_that_fits_costs_instances_and_pods(
+def test_a_layout_that_fits_names_lost_instances_and_evicted_pods(
     there: fleet_nodes.FleetNode,
     layout: str,
     pods: list[pod_object.Pod],

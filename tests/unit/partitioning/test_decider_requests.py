@@ -224,7 +224,7 @@ def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
 
 
 @pytest.mark.slow
-def test_pod_that_never_uses_its_room_costs_fewer_and_fewer_changes() -> None:
+def test_a_pod_that_never_uses_its_room_causes_ever_fewer_changes() -> None:
     nodes = {f"n{n}": node(f"n{n}", EMPTY) for n in range(20)}
     pods = [pod("phantom", "7g.40gb")]
     history = past_decisions.History()

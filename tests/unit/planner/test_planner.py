@@ -103,7 +103,7 @@ def test_a_profile_name_is_resolved_for_each_gpu() -> None:
     assert ids == {"GPU-0": 15, "GPU-1": 19}
 
 
-def test_busy_devices_are_spared_even_if_that_costs_calls() -> None:
+def test_busy_devices_are_kept_even_if_that_takes_more_calls() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@0]", "3g.20gb@4[1c@0 1c@1 1c@2]")
     wanted, busy = {"1c.3g.20gb": 3, "2g.10gb": 1}, frozenset({"MIG-0-0-0"})
     free, sparing = plan_to(gpu, wanted), plan_to(gpu, wanted, busy=busy)
