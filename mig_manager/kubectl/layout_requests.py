@@ -38,14 +38,14 @@ class RequestedPlan:
 def apply(
     command: cluster.ClusterCommand,
     report: node_reports.NodeReport,
-    wanted: layouts.Layout | str,
+    requested: layouts.Layout | str,
     document: layouts.Document,
     *,
     is_dry_run: bool,
 ) -> RequestedPlan:
     """Plan a layout for a node's published GPUs, and request it if it fits.
 
-    ``wanted`` is a custom layout, or the name of one that the node lists; its content is in the
+    ``requested`` is a custom layout, or the name of one that the node lists; its content is in the
     document, unless it is generated.
 
     Raises:
@@ -60,14 +60,41 @@ def apply(
             f"no agent shows the GPUs of node {node.name}: either none runs there, or it can "
             "observe none"
         )
-    if isinstance(wanted, str):
-        name = wanted
+    name, text, plans = _plan(command, report, requested, document)
+    if plans.nodes[0].feasibility.fits is False:
+        outcome = f"Layout {name} does not fit {node.name}. Nothing was requested."
+    elif is_dry_run:
+        outcome = "Nothing was requested (--dry-run)."
+    elif text is None and node.requested == name:
+        outcome = (
+            f"The node requests layout {name} already. To have it applied again, first remove the "
+            f"label: kubectl label node {node.name} {well_known.CONFIG_LABEL}-"
+        )
+    else:
+        _request(command, report, name, text)
+        outcome = (
+            f"Requested {name} of {node.name}; 'kubectl mig status {node.name}' shows the outcome."
+        )
+        return RequestedPlan(plans=plans, is_requested=True, outcome=outcome)
+    return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
+
+
+def _plan(
+    command: cluster.ClusterCommand,
+    report: node_reports.NodeReport,
+    requested: layouts.Layout | str,
+    document: layouts.Document,
+) -> tuple[str, str | None, preview.ClusterPlan]:
+    """Return the label's value, the annotation of a custom layout, and the plan."""
+    node = report.node
+    if isinstance(requested, str):
+        name = requested
         custom = text = None
         planned = report
     else:
         name = well_known.CUSTOM_LAYOUT
-        custom = wanted
-        text = annotation(wanted, command.now)
+        custom = requested
+        text = annotation(requested, command.now)
         custom_layouts.single(text, source=custom.location.source)
         document = layouts.Document(source=custom.origin, layouts={})
         annotations = {**node.view.annotations, well_known.LAYOUT_ANNOTATION: text}
@@ -81,24 +108,8 @@ def apply(
         layout=custom,
     )
     notes = (*plans.nodes[0].notes, *(_notes(node) if custom else ()))
-    plans = dataclasses.replace(plans, nodes=(dataclasses.replace(plans.nodes[0], notes=notes),))
-    if plans.nodes[0].feasibility.fits is False:
-        outcome = f"Layout {name} does not fit {node.name}. Nothing was requested."
-        return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
-    if is_dry_run:
-        outcome = "Nothing was requested (--dry-run)."
-        return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
-    if custom is None and node.requested == name:
-        outcome = (
-            f"The node requests layout {name} already. To have it applied again, first remove the "
-            f"label: kubectl label node {node.name} {well_known.CONFIG_LABEL}-"
-        )
-        return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
-    _request(command, report, name, text)
-    outcome = (
-        f"Requested {name} of {node.name}; 'kubectl mig status {node.name}' shows the outcome."
-    )
-    return RequestedPlan(plans=plans, is_requested=True, outcome=outcome)
+    changed = dataclasses.replace(plans.nodes[0], notes=notes)
+    return name, text, dataclasses.replace(plans, nodes=(changed,))
 
 
 def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
