@@ -15,11 +15,9 @@ import structlog
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import log
-from mig_manager.agent.reports import gpu_metrics
+from mig_manager.agent.reports import gpu_metrics, run_metrics
 from mig_manager.core import model, ports
 
-_SUCCESSES = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
-_WAIT_BUCKETS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _GPU_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 _log = structlog.get_logger()
@@ -68,38 +66,10 @@ class AgentMetrics(ports.Telemetry):
         self._now = now
         self._exposing = threading.Lock()
         self._lines_counted = log.LineWriter.dropped
-        self._state = gauge("state", "1 for the state of the node, else 0.", ("state",))
-        self._last_outcome = gauge(
-            "last_outcome_info", "How the last run ended; always 1.", ("state", "reason")
-        )
-        self._runs = counter("runs", "Runs that published their end.", ("state", "reason"))
-        self._run_s = histogram(
-            "run_duration_seconds", "How long runs took.", ("state",), buckets=_WAIT_BUCKETS_S
-        )
-        self._phase_s = histogram(
-            "phase_duration_seconds", "How long phases took.", ("phase",), buckets=_WAIT_BUCKETS_S
-        )
-        self._superseded = counter("superseded_runs", "Runs that a newer request superseded.")
-        self._lost = counter(
-            "lost_outcomes", "Runs whose end the Kubernetes API did not accept.", ("reason",)
-        )
-        self._success_time = gauge(
-            "last_success_timestamp_seconds", "When a run last succeeded; 0: not yet."
-        )
+        self._runs = run_metrics.RunMetrics(gauge, counter, histogram)
         self._evictions = counter("evictions", "Pods evicted.")
         self._lines_dropped = counter(
             "log_lines_dropped", "Log lines that standard error did not take."
-        )
-        for state in model.State:
-            self._state.labels(state=state.value)
-        for reason in errors.Reason:
-            # Start at zero: increase() misses the first event of a series that appears as 1.
-            state = model.State.SUCCESS if reason in _SUCCESSES else model.State.FAILED
-            self._runs.labels(state=state.value, reason=reason.value)
-        self._attempt = gauge("attempt", "Number of the last attempt at the present request.")
-        self._retries = counter("retries", "Attempts that will be repeated.")
-        self._retry_time = gauge(
-            "retry_timestamp_seconds", "When the next attempt begins; 0: none is scheduled."
         )
         age = gauge("api_contact_age_seconds", "Time since the Kubernetes API last sent any data.")
         age.set_function(contact_age_s)
@@ -142,33 +112,26 @@ class AgentMetrics(ports.Telemetry):
         return prometheus_client.generate_latest(self.registry)
 
     def attempt_began(self, number: int) -> None:
-        self._attempt.set(number)
-        self._retry_time.set(0)
+        self._runs.begin_attempt(number)
 
     def state_published(self, state: model.State) -> None:
-        for each in model.State:
-            self._state.labels(state=each.value).set(each is state)
+        self._runs.set_state(state)
 
     def phase_ended(self, phase: model.Phase, seconds: float) -> None:
-        self._phase_s.labels(phase=phase.value).observe(seconds)
+        self._runs.end_phase(phase, seconds)
         self._on_progress()
 
     def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        self._runs.labels(state=state.value, reason=reason.value).inc()
-        self._run_s.labels(state=state.value).observe(seconds)
-        gpu_metrics.replace(self._last_outcome, {(state.value, reason.value): 1})
-        if state is model.State.SUCCESS:
-            self._success_time.set(self._now())
+        self._runs.end_run(state, reason, seconds, at_s=self._now())
 
     def run_superseded(self) -> None:
-        self._superseded.inc()
+        self._runs.superseded.inc()
 
     def outcome_lost(self, reason: errors.Reason) -> None:
-        self._lost.labels(reason=reason.value).inc()
+        self._runs.lost.labels(reason=reason.value).inc()
 
     def retry_scheduled(self, delay_s: float) -> None:
-        self._retries.inc()
-        self._retry_time.set(self._now() + delay_s)
+        self._runs.schedule_retry(self._now() + delay_s)
 
     def pod_evicted(self) -> None:
         self._evictions.inc()
@@ -212,7 +175,7 @@ class AgentMetrics(ports.Telemetry):
         self._drifted.set(0)
         self._config_unusable.set(0)
         self._phantoms.set(0)
-        gpu_metrics.replace(self._last_outcome, {})
+        self._runs.forget_outcome()
 
     def drift_found(self, *, is_drifted: bool) -> None:
         self._drifted.set(is_drifted)
