@@ -139,6 +139,7 @@ def test_a_spec_that_the_hosts_service_could_not_write_is_created(host: CdiHost)
         (spec("all"), ""),
         ("not yet written", ""),
     ],
+    ids=["by index", "by index and UUID", "by type and index", "another kind", "all", "none"],
 )
 def test_devices_keep_their_naming_strategy_below_any_driver_root(
     host: CdiHost, before: str, options: str
@@ -205,6 +206,16 @@ def test_several_specs_of_one_run_get_the_file_names_of_the_tool(host: CdiHost) 
         ("", "No devices were found", "is not a CDI spec"),
         ("", spec("0") + "# x\n" * 300_000, r"nvidia-ctk .* wrote more than 1048576 bytes"),
         ("sleep 1000", spec("0", "1"), "did not end within 2 s and was killed"),
+    ],
+    ids=[
+        "error",
+        "killed",
+        "no output",
+        "cut off",
+        "not YAML",
+        "no spec",
+        "too long",
+        "too slow",
     ],
 )
 def test_a_failed_tool_leaves_the_spec_unchanged(

@@ -63,6 +63,7 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
             "of node node-a:4:",
         ),
     ],
+    ids=["missing", "not YAML", "missing GPU", "unknown profile", "too large"],
 )
 def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
     text: str | None, reason: Reason, message: str

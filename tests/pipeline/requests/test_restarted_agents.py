@@ -132,7 +132,7 @@ def test_driver_that_lists_profiles_late_makes_no_new_request() -> None:
     assert "training" in rig.pod_names
 
 
-@pytest.mark.parametrize("text", [OTHER, FILE])
+@pytest.mark.parametrize("text", [OTHER, FILE], ids=["another layout", "other content"])
 def test_new_content_that_the_owner_wrote_is_a_new_request(text: str) -> None:
     rig = nodes.node()
     assert start(rig, text) is Reason.APPLIED
