@@ -153,7 +153,7 @@ def _run(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Goal:
+class _CombinedTarget:
     """The target, and GPUs as before a killed run."""
 
     target: _Target
@@ -199,8 +199,8 @@ class _LockedChange:
         with contextlib.ExitStack() as stack:
             check: Callable[[], object] = tuple
             try:
-                goal = self._goal(observed)
-                first = goal.plan(observed)
+                combined = self._combine(observed)
+                first = combined.plan(observed)
                 if self.points.has_hooks:
                     self.points.require(first.plan)
                     self._require_unused(first)
@@ -210,14 +210,14 @@ class _LockedChange:
                     stack.enter_context(self.points.around(check))
                     # Hooks may change the GPUs.
                     after = self.deps.gpus.observe()
-                    goal = self._goal(after)
-                    first = goal.plan(after)
+                    combined = self._combine(after)
+                    first = combined.plan(after)
             except errors.MigManagerError as error:
                 if undone := self.journal.undo(observed):
                     error.add(undone)
                 raise
-            self._describe_interrupted(goal, first)
-            return self._execute(goal, first, check)
+            self._describe_interrupted(combined, first)
+            return self._execute(combined, first, check)
 
     def _require_unused(self, first: plans.Planned) -> None:
         """Refuse to destroy the devices of pods before hooks run, which may stop kubelet.
@@ -234,7 +234,7 @@ class _LockedChange:
                 error.add("nothing was changed")
             raise
 
-    def _goal(self, gpus: model.ObservedGpus) -> _Goal:
+    def _combine(self, gpus: model.ObservedGpus) -> _CombinedTarget:
         """Return the target, with the interrupted changes of idle GPUs outside it to undo."""
         covered, before = self.target.gpu_uuids(gpus), self.interrupted.snapshot
         processes = functools.cache(self.deps.processes)
@@ -244,7 +244,7 @@ class _LockedChange:
             if self._is_in_use(each, gpus, processes)
         }
         idle = tuple(gpu for gpu in before if gpu.uuid not in used)
-        return _Goal(
+        return _CombinedTarget(
             target=self.target,
             idle=tuple(gpu for gpu in idle if gpu.uuid not in covered),
             in_use=tuple(gpu for gpu in before if gpu.uuid in used),
@@ -272,18 +272,18 @@ class _LockedChange:
             return bool(steps.blocking(plan, users))
         return False
 
-    def _describe_interrupted(self, goal: _Goal, first: plans.Planned) -> None:
+    def _describe_interrupted(self, combined: _CombinedTarget, first: plans.Planned) -> None:
         """Say what becomes of an interrupted change."""
         unfinished = local.describe_unfinished(self.interrupted)
         covered = self.target.gpu_uuids(first.gpus)
-        used = first.gpus.only(gpu.uuid for gpu in goal.in_use)
+        used = first.gpus.only(gpu.uuid for gpu in combined.in_use)
         inside = ", ".join(map(str, used.only(covered)))
         if outside := ", ".join(str(gpu) for gpu in used if gpu.uuid not in covered):
             self.deps.notify(
                 f"{unfinished}; {outside}, outside this layout, is not restored while it is in use"
             )
         if self.interrupted.snapshot and not first.plan.is_empty:
-            restored = local.list_restored_outside(first.gpus, goal.idle, covered)
+            restored = local.list_restored_outside(first.gpus, combined.idle, covered)
             but = f", but not {inside}, which pods or processes use" if inside else ""
             also = f"; this one also restores {restored}, outside its layout" if restored else ""
             self.deps.notify(
@@ -292,34 +292,34 @@ class _LockedChange:
             )
 
     def _execute(
-        self, goal: _Goal, first: plans.Planned, check: Callable[[], object]
+        self, combined: _CombinedTarget, first: plans.Planned, check: Callable[[], object]
     ) -> plans.Applied:
         change = local.new_transaction(
             self.deps,
             self.journal,
             check=check,
-            may_stay_pending=goal.may_stay_pending,
-            kept_snapshots=goal.in_use,
+            may_stay_pending=combined.may_stay_pending,
+            kept_snapshots=combined.in_use,
         )
         covered = self.target.gpu_uuids(first.gpus)
-        outside = tuple(gpu for gpu in goal.in_use if gpu.uuid not in covered)
+        outside = tuple(gpu for gpu in combined.in_use if gpu.uuid not in covered)
         try:
             after, executed = change.run(
                 first.plan,
                 transaction.Goal(
-                    goal.replan,
+                    combined.replan,
                     lambda *now: (*outside, *self.target.unrestored_snapshots(*now)),
                 ),
                 observed=first.gpus,
                 interrupted=tuple(
-                    gpu for gpu in self.interrupted.snapshot if gpu not in goal.in_use
+                    gpu for gpu in self.interrupted.snapshot if gpu not in combined.in_use
                 ),
                 points=self.points,
             )
             if self.journal.entries.snapshot:
                 # The snapshot belongs to the interrupted change.
                 self.journal.note(config=self.interrupted.config)
-            waiting = [*_pending(goal.plan(after))]
+            waiting = [*_pending(combined.plan(after))]
             for gpu in waiting:
                 self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
             if waiting and all(gpu.has_pending_mode for gpu in self._selected_gpus(after)):

@@ -68,7 +68,7 @@ class Transaction:
 
     def run(
         self,
-        first: steps.Plan,
+        first_plan: steps.Plan,
         goal: Goal,
         *,
         observed: model.ObservedGpus,
@@ -81,7 +81,7 @@ class Transaction:
         The caller then calls ``refresh``, if anything was executed.
 
         Args:
-            first: The plan. If it is empty, nothing is executed.
+            first_plan: The plan. If it is empty, nothing is executed.
             goal: Plans again; an empty plan verifies that it is reached.
             observed: The GPUs that the plan was made for. GPUs without steps are not observed
                 again: the drift check detects changes by other programs.
@@ -105,18 +105,18 @@ class Transaction:
             Superseded: The change was superseded before its first step, or while a hook ran.
         """
         points = points or hook_points.HookPoints()
-        stage = points.first_stage(first)
-        now = dataclasses.replace(self._begin(first, observed, interrupted), plan=stage)
+        stage = points.first_stage(first_plan)
+        current = dataclasses.replace(self._begin(first_plan, observed, interrupted), plan=stage)
         has_begun = False
         try:
-            while not now.plan.is_empty:
-                points.before(now.plan)
+            while not current.plan.is_empty:
+                points.before(current.plan)
                 has_begun = True
-                now = self._execute(now, first, goal)
+                current = self._execute(current, first_plan, goal)
                 has_begun = False
         except errors.Superseded as end:
             _log.info("change_superseded", why=end.why)
-            self._give_up(now, has_begun=False)
+            self._undo_round(current, has_begun=False)
             raise
         except errors.MigManagerError as error:
             if is_resumed(error):
@@ -126,16 +126,16 @@ class Transaction:
             has_begun = has_begun and not isinstance(error, execution.REFUSALS)
             # A reboot activates a pending mode; cancelling the mode would waste the reboot.
             result = (
-                self._give_up_instances(now.before, first, observed)
+                self._undo_instances(current.before, first_plan, observed)
                 if error.reason.is_mode_pending
-                else self._give_up(now, has_begun=has_begun)
+                else self._undo_round(current, has_begun=has_begun)
             )
-            _require_no_foreign(error, result, vgpus.host_warnings(observed, first))
+            _require_no_foreign(error, result, vgpus.host_warnings(observed, first_plan))
             raise
-        snapshot = goal.unrestored_snapshots(now.gpus, now.before)
-        is_stale = bool(now.executed) or self.journal.entries.stale_files
+        snapshot = goal.unrestored_snapshots(current.gpus, current.before)
+        is_stale = bool(current.executed) or self.journal.entries.stale_files
         self.journal.note(snapshot=snapshot, stale_files=is_stale)
-        return now.gpus, now.executed
+        return current.gpus, current.executed
 
     def _begin(
         self,
@@ -156,37 +156,37 @@ class Transaction:
             executed=executed,
         )
 
-    def _execute(self, now: _Round, first: steps.Plan, goal: Goal) -> _Round:
+    def _execute(self, current: _Round, first_plan: steps.Plan, goal: Goal) -> _Round:
         """Execute a plan once no process or pod uses the instances that it destroys.
 
         The executor checks processes in the NVML session of the change, so no process can start in
         between.
         """
-        guarded = dataclasses.replace(now.plan, requires_idle=True)
+        guarded = dataclasses.replace(current.plan, requires_idle=True)
         after, was_reset = self.idle_wait.retry(
-            lambda: self.executor.run(guarded, now.gpus),
+            lambda: self.executor.run(guarded, current.gpus),
             may_pass=lambda error: isinstance(error, errors.GpuInUseError),
         )
         rest = goal.replan(after)
         if not rest.is_empty:
-            _require_progress(now, first, after, rest, was_reset=was_reset)
-        executed = (*now.executed, Executed(plan=now.plan, gpus=now.gpus))
-        return self._begin(rest, after, now.before, executed)
+            _require_progress(current, first_plan, after, rest, was_reset=was_reset)
+        executed = (*current.executed, Executed(plan=current.plan, gpus=current.gpus))
+        return self._begin(rest, after, current.before, executed)
 
-    def _give_up(self, now: _Round, *, has_begun: bool) -> rollback.RollbackOutcome:
+    def _undo_round(self, current: _Round, *, has_begun: bool) -> rollback.RollbackOutcome:
         """Roll back; ``has_begun`` is whether a step of the plan may have been executed."""
         if has_begun:
-            return self.roll_back(now.before)
+            return self.roll_back(current.before)
         nothing = rollback.RollbackOutcome(is_complete=True, message="nothing was changed")
-        snapshot = self._with_kept(now.earlier)
+        snapshot = self._with_kept(current.earlier)
         result = _with_failure(nothing, lambda: self.journal.note(snapshot=snapshot))
-        if not now.earlier:
+        if not current.earlier:
             return result
         # The devices of an interrupted change may be in use by now.
-        return self.roll_back(now.earlier, requires_idle=not now.executed)
+        return self.roll_back(current.earlier, requires_idle=not current.executed)
 
-    def _give_up_instances(
-        self, before: model.Snapshots, first: steps.Plan, observed: model.ObservedGpus
+    def _undo_instances(
+        self, before: model.Snapshots, first_plan: steps.Plan, observed: model.ObservedGpus
     ) -> rollback.RollbackOutcome:
         """Roll back, but keep the modes that wait for a reset or a reboot.
 
@@ -195,7 +195,7 @@ class Transaction:
         ``observed``. The journal keeps its snapshot for a later rollback.
         """
         at_start = {gpu.uuid: gpu.snapshot for gpu in observed}
-        new_modes = {step.gpu_uuid: step.mode for step in first.of(steps.SetMode)}
+        new_modes = {step.gpu_uuid: step.mode for step in first_plan.of(steps.SetMode)}
         target = tuple(
             dataclasses.replace(at_start[gpu.uuid], created=gpu.created)
             if gpu.uuid in at_start
@@ -253,7 +253,12 @@ class Transaction:
 
 
 def _require_progress(
-    now: _Round, first: steps.Plan, after: model.ObservedGpus, rest: steps.Plan, *, was_reset: bool
+    current: _Round,
+    first_plan: steps.Plan,
+    after: model.ObservedGpus,
+    rest: steps.Plan,
+    *,
+    was_reset: bool,
 ) -> None:
     """Check that what remains after a plan is what the plan could not do yet.
 
@@ -265,11 +270,11 @@ def _require_progress(
             "the GPU still needs a reset, although it was reset",
             reason=errors.Reason.GPU_NEEDS_RESET,
         )
-    is_more_known = now.plan.is_provisional and not rest.is_provisional
-    is_staged = not now.executed and now.plan is not first
-    is_last = len(now.executed) + 1 == _MAX_ROUNDS
+    is_more_known = current.plan.is_provisional and not rest.is_provisional
+    is_staged = not current.executed and current.plan is not first_plan
+    is_last = len(current.executed) + 1 == _MAX_ROUNDS
     # The pods of other GPUs were not drained.
-    is_drained = rest.gpu_uuids <= first.gpu_uuids
+    is_drained = rest.gpu_uuids <= first_plan.gpu_uuids
     if is_last or not (is_drained and (was_reset or is_more_known or is_staged)):
         raise errors.HardwareError(
             "the layout is not active, although every step succeeded, on "

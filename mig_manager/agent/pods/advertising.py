@@ -24,7 +24,7 @@ from mig_manager.core.node import (
 PLUGIN = device_plugin.DevicePlugin()
 DRIVER = dra_driver.DraDriver()
 ALL: tuple[advertisers.Advertiser, ...] = (PLUGIN, DRIVER)
-DEPLOY_LABELS = tuple(each.deploy_label for each in ALL)
+DEPLOY_LABELS = tuple(program.deploy_label for program in ALL)
 
 _PHANTOMS_STAY_S = 30.0  # kubelet reports within 10 s that a stopped plugin's devices are gone
 
@@ -53,23 +53,23 @@ class Paused:
     def restarted(self) -> tuple[advertisers.Advertiser, ...]:
         """The advertisers to restart."""
         kept = {DRIVER} if self.kept_uids else set()
-        return tuple(each for each in ALL if each in self.programs - kept)
+        return tuple(program for program in ALL if program in self.programs - kept)
 
 
 def is_advertiser(pod: pod_object.Pod) -> bool:
     """Return whether a pod is the device plugin or the DRA driver."""
-    return any(each.owns(pod) for each in ALL)
+    return any(program.owns(pod) for program in ALL)
 
 
 def owners(pods: Iterable[pod_object.Pod]) -> _Advertisers:
     """Return the advertisers that these pods run."""
-    return frozenset(each for pod in pods for each in ALL if each.owns(pod))
+    return frozenset(program for pod in pods for program in ALL if program.owns(pod))
 
 
 def labels_to_await(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
     """Return the deploy labels of the advertisers that run here without one."""
     ungated = (pod for pod in pods if not clients.gated_by((pod,), DEPLOY_LABELS))
-    return frozenset(each.deploy_label for each in owners(ungated))
+    return frozenset(program.deploy_label for program in owners(ungated))
 
 
 def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
@@ -79,19 +79,21 @@ def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
 
 def find_awaited(attempt: attempts.Attempt) -> _Advertisers:
     """Return the advertisers that must serve the node again, even without a pod now."""
-    return _with_replaced(attempt, frozenset(each for each in ALL if each.is_awaited(attempt)))
+    return _with_replaced(
+        attempt, frozenset(program for program in ALL if program.is_awaited(attempt))
+    )
 
 
 def find_resumed(attempt: attempts.Attempt) -> _Advertisers:
     """Return the advertisers that were paused for a change, and may run again."""
     entries = attempt.journal.entries
     return frozenset(
-        each
-        for each in ALL
-        if each.is_awaited(attempt)
-        and each.was_paused(entries)
+        program
+        for program in ALL
+        if program.is_awaited(attempt)
+        and program.was_paused(entries)
         and not entries.hold_taint
-        and each.deploy_label not in entries.paused_labels
+        and program.deploy_label not in entries.paused_labels
     )
 
 
@@ -105,9 +107,10 @@ def find(
     node, _ = device_plugin.without_phantoms(attempt, gpus, pods)
     # Any other value is another program's decision to keep it away, not a failure.
     deployed = frozenset(
-        each
-        for each in ALL
-        if well_known.is_deployed(node.labels.get(each.deploy_label)) or each.is_awaited(attempt)
+        program
+        for program in ALL
+        if well_known.is_deployed(node.labels.get(program.deploy_label))
+        or program.is_awaited(attempt)
     )
     return _with_replaced(attempt, owners(pods) | deployed, node)
 
@@ -148,14 +151,14 @@ def find_stale(
 
     All devices of the GPUs with the UUIDs ``changed`` must be healthy.
     """
-    ready = (each for each in ALL if advertisers.is_any_ready(filter(each.owns, pods)))
+    ready = (program for program in ALL if advertisers.is_any_ready(filter(program.owns, pods)))
     return tuple(
-        each
-        for each in ready
-        if each.name not in ignored
+        program
+        for program in ready
+        if program.name not in ignored
         and (
-            each.is_stale(attempt, gpus)
-            or (changed and each.missing(attempt, gpus, pods, changed))
+            program.is_stale(attempt, gpus)
+            or (changed and program.missing(attempt, gpus, pods, changed))
         )
     )
 
@@ -189,9 +192,9 @@ def restart_stale(
     pods = attempt.deps.workloads.list()
     present = find(attempt, pods, gpus)
     again = to_restart(attempt, pods, gpus, changed)
-    stale = tuple(pod for each in again for pod in pods if each.owns(pod))
+    stale = tuple(pod for program in again for pod in pods if program.owns(pod))
     delete(attempt, stale)
-    attempt.memory.note_restarted(each.name for each in again)
+    attempt.memory.note_restarted(program.name for program in again)
     return Paused(programs=present, old_uids=uids(stale), changed=changed)
 
 
@@ -234,8 +237,8 @@ def require_served(
     Raises:
         LayoutError: STRATEGY_MISMATCH.
     """
-    for each in reversed(ALL):
-        if why := each.why_refused(attempt, layouts, pods):
+    for program in reversed(ALL):
+        if why := program.why_refused(attempt, layouts, pods):
             raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)
 
 
@@ -244,13 +247,13 @@ def _missing(
 ) -> errors.NotReadyError | None:
     """Return what keeps pods from getting the GPUs' devices; None if nothing does."""
     new = tuple(pod for pod in pods if pod.uid not in paused.old_uids)
-    present = [each for each in ALL if each in paused.programs]
-    for each in present:
-        program_pods = tuple(filter(each.owns, new))
+    present = [program for program in ALL if program in paused.programs]
+    for program in present:
+        program_pods = tuple(filter(program.owns, new))
         if not advertisers.is_any_ready(program_pods):
-            label = attempt.deps.node.latest().labels.get(each.deploy_label)
-            return advertisers.not_ready(each, program_pods, gpus, label)
-    problems = (each.missing(attempt, gpus, new, paused.changed) for each in present)
+            label = attempt.deps.node.latest().labels.get(program.deploy_label)
+            return advertisers.not_ready(program, program_pods, gpus, label)
+    problems = (program.missing(attempt, gpus, new, paused.changed) for program in present)
     problem = next(filter(None, problems), None)
     if problem is None and PLUGIN not in present:
         return device_plugin.unknown_plugin(attempt, gpus)

@@ -95,8 +95,8 @@ class Drain:
             DrainError: Names the pods; the node does not stay tainted.
             MigManagerError: As ``run``.
         """
-        now = self._usage(self.attempt.deps.workloads.list(), usage)
-        names = messages.list_names([pod.key for pod in now.users(self.order.affected)])
+        current = self._usage(self.attempt.deps.workloads.list(), usage)
+        names = messages.list_names([pod.key for pod in current.users(self.order.affected)])
         self.order.require_allowed(names)
         if names:
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
@@ -113,49 +113,49 @@ class Drain:
         self,
         act: Callable[[Sequence[pod_object.Pod]], Mapping[str, str]],
         before: gpu_use.Usage,
-        now: gpu_use.Usage | None = None,
+        usage: gpu_use.Usage | None = None,
     ) -> _End:
         """Evict or delete the affected pods until they are gone, or until the deadline.
 
         Args:
             act: Evicts or deletes if possible, and returns why other pods stay for now.
             before: The use of the devices before.
-            now: The use now; None: pause first.
+            usage: The current use; None: pause first.
         """
         deadline_s = self._new_deadline_s()
         first_s: dict[tuple[str, bool], float] = {}
         pauses_s = map(self.attempt.limits.backoff.delay_s, itertools.count())
         while True:
-            if now is None:
+            if usage is None:
                 self.attempt.cancel.pause(next(pauses_s))
-                now = self._observe(before, deadline_s)
-            remaining = now.users(self.order.affected) if now else ()
-            if now and not remaining:
-                return _End(usage=now)
+                usage = self._observe(before, deadline_s)
+            remaining = usage.users(self.order.affected) if usage else ()
+            if usage and not remaining:
+                return _End(usage=usage)
             self.attempt.cancel.check()
-            if now:
+            if usage:
                 progress = self.evictions.progress
-                blocked = self._await_listing(now, first_s) or act(remaining)
+                blocked = self._await_listing(usage, first_s) or act(remaining)
                 if self.evictions.progress > progress and self.evictions.is_rolling:
                     # A rolling drain lasts until successors are ready.
                     deadline_s = self._new_deadline_s()
                 if self._is_late(deadline_s):
-                    return _End(usage=now, remaining=remaining, blocked=blocked)
-                now = None
+                    return _End(usage=usage, remaining=remaining, blocked=blocked)
+                usage = None
 
     def _await_listing(
-        self, now: gpu_use.Usage, first_s: dict[tuple[str, bool], float]
+        self, usage: gpu_use.Usage, first_s: dict[tuple[str, bool], float]
     ) -> Mapping[str, str]:
         """Return the affected pods for which kubelet may still list other devices, with a reason.
 
         Empty once kubelet had the time; ``first_s`` is that of ``device_listing.is_any_new``.
         """
-        undecided = now.undecided_users(self.order.affected)
+        undecided = usage.undecided_users(self.order.affected)
         now_s = self.attempt.deps.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
         max_s = self.attempt.limits.drain_timeout_s * 3 / 4
         is_any_new = device_listing.is_any_new(undecided, first_s, now_s, max_s=max_s)
-        if not (is_any_new or now.no_answer):
+        if not (is_any_new or usage.no_answer):
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}
 
@@ -192,8 +192,8 @@ class Drain:
             return None
         return self._usage(pods, before)
 
-    def _has_only_to_wait(self, now: gpu_use.Usage) -> bool:
-        remaining = now.users(self.order.affected)
+    def _has_only_to_wait(self, usage: gpu_use.Usage) -> bool:
+        remaining = usage.users(self.order.affected)
         is_passive = isinstance(self.order.rights, orders.WaitOnly)
         return bool(remaining) and (is_passive or not self.evictions.is_any_ready(remaining))
 

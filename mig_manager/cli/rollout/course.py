@@ -210,7 +210,7 @@ def _act(
     for name in decision.withdraw:
         former = goal.withdrawal(nodes[name])
         if former and selected.request(nodes[name], *former):
-            decider.withdrawn(name)
+            decider.record_withdrawal(name)
     for name in decision.start:
         node = nodes[name]
         if selected.request(node, goal.target(node), goal.mark(node)):

@@ -196,7 +196,7 @@ class Rollout:
         """Record that a node's label was written."""
         self._tracks[name] = dataclasses.replace(self._tracks[name], is_requested=True)
 
-    def withdrawn(self, name: str) -> None:
+    def record_withdrawal(self, name: str) -> None:
         """Record that a node's previous request was restored."""
         self._tracks[name] = dataclasses.replace(self._tracks[name], is_withdrawn=True)
 

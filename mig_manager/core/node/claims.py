@@ -54,7 +54,9 @@ def parse_slice(item: Mapping[str, Any]) -> Slice:
     """Parse a ResourceSlice; see ``api_values.as_cluster_error`` for its exceptions."""
     spec = item["spec"]
     # In v1beta1 they are one level down.
-    bodies = {str(each["name"]): each.get("basic") or each for each in spec.get("devices") or ()}
+    bodies = {
+        str(device["name"]): device.get("basic") or device for device in spec.get("devices") or ()
+    }
     devices = {name: body.get("attributes") or {} for name, body in bodies.items()}
     taints = {name: _taints(body) for name, body in bodies.items()}
     return Slice(
@@ -68,7 +70,7 @@ def parse_slice(item: Mapping[str, Any]) -> Slice:
             for name, attributes in devices.items()
             if _text(attributes, "type") == _PASSTHROUGH
         ),
-        taints={name: each for name, each in taints.items() if each},
+        taints={name: text for name, text in taints.items() if text},
         profiles={
             name: profile
             for name, attributes in devices.items()
@@ -84,9 +86,9 @@ def _text(attributes: Mapping[str, Any], name: str) -> str:
 def _taints(device: Mapping[str, Any]) -> str:
     # The effect "None" informs only: an Xid that is not fatal, a GPU without health checks.
     return ", ".join(
-        f"{each['key']}={each['value']}" if each.get("value") else str(each["key"])
-        for each in device.get("taints") or ()
-        if each.get("effect") in _REPELLING
+        f"{taint['key']}={taint['value']}" if taint.get("value") else str(taint["key"])
+        for taint in device.get("taints") or ()
+        if taint.get("effect") in _REPELLING
     )
 
 
@@ -99,31 +101,31 @@ def parse_claim(item: Mapping[str, Any]) -> frozenset[Device] | None:
     if allocation is None:
         return None
     return frozenset(
-        (str(each["pool"]), str(each["device"]))
-        for each in (allocation.get("devices") or {}).get("results") or ()
-        if each["driver"] == well_known.GPU_CLAIM_DRIVER and not each.get("adminAccess")
+        (str(result["pool"]), str(result["device"]))
+        for result in (allocation.get("devices") or {}).get("results") or ()
+        if result["driver"] == well_known.GPU_CLAIM_DRIVER and not result.get("adminAccess")
     )
 
 
 def resolve(devices: Iterable[Device], slices: Iterable[Slice]) -> frozenset[str] | None:
     """Return the UUIDs of claimed devices; None if one is unknown."""
     uuids = {
-        (each.pool, name): uuid
-        for each in newest(slices)
-        for name, uuid in each.uuids.items()
+        (resource_slice.pool, name): uuid
+        for resource_slice in newest(slices)
+        for name, uuid in resource_slice.uuids.items()
         if uuid
     }
     claimed = frozenset(devices)
-    return frozenset(uuids[each] for each in claimed) if claimed <= uuids.keys() else None
+    return frozenset(uuids[device] for device in claimed) if claimed <= uuids.keys() else None
 
 
 def why_not_advertised(gpus: model.ObservedGpus, slices: Iterable[Slice]) -> str:
     """Explain how the slices of our node differ from its GPUs; empty if they match."""
     current = newest(slices)
-    sizes = collections.Counter(each.pool for each in current)
-    for each in current:
-        if (size := sizes[each.pool]) < each.count:
-            return f"the DRA driver has published {size} of {each.count} ResourceSlices"
+    sizes = collections.Counter(resource_slice.pool for resource_slice in current)
+    for resource_slice in current:
+        if (size := sizes[resource_slice.pool]) < resource_slice.count:
+            return f"the DRA driver has published {size} of {resource_slice.count} ResourceSlices"
     # The driver may have devices of unreachable GPUs too.
     is_partial = bool(gpus.unreachable)
     expected, _ = device_ids.expected_ids(gpus)
@@ -148,9 +150,9 @@ def _container_uuids(slices: Iterable[Slice]) -> list[str]:
     """Return the UUIDs of the devices for containers; empty: the device does not exist yet."""
     return [
         uuid
-        for each in slices
-        for name, uuid in each.uuids.items()
-        if name not in each.for_machines
+        for resource_slice in slices
+        for name, uuid in resource_slice.uuids.items()
+        if name not in resource_slice.for_machines
     ]
 
 
@@ -161,8 +163,12 @@ def tainted_devices(slices: Iterable[Slice]) -> tuple[str, ...]:
     GPU (``gpu.nvidia.com/gpu-lost``). It removes a taint only when it starts again, whether or not
     the GPU has recovered (``device_health.go``, dra-driver-nvidia-gpu#1455).
     """
-    taints = {name: each for one in newest(slices) for name, each in one.taints.items()}
-    return tuple(f"{name} ({each})" for name, each in sorted(taints.items()))
+    taints = {
+        name: text
+        for resource_slice in newest(slices)
+        for name, text in resource_slice.taints.items()
+    }
+    return tuple(f"{name} ({text})" for name, text in sorted(taints.items()))
 
 
 def why_not_served(layouts: Iterable[strategies.GpuLayout]) -> str:
@@ -179,6 +185,12 @@ def newest(slices: Iterable[Slice]) -> tuple[Slice, ...]:
     """Return the slices of the newest generation of their pool; others are outdated."""
     slices = tuple(slices)
     generations: dict[str, int] = {}
-    for each in slices:
-        generations[each.pool] = max(each.generation, generations.get(each.pool, 0))
-    return tuple(each for each in slices if each.generation == generations[each.pool])
+    for resource_slice in slices:
+        generations[resource_slice.pool] = max(
+            resource_slice.generation, generations.get(resource_slice.pool, 0)
+        )
+    return tuple(
+        resource_slice
+        for resource_slice in slices
+        if resource_slice.generation == generations[resource_slice.pool]
+    )

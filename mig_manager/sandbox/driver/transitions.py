@@ -26,7 +26,7 @@ class Situation:
     serial: int
 
 
-def set_mode(now: Situation, mode: int) -> tuple[states.GpuState, states.Code]:
+def set_mode(situation: Situation, mode: int) -> tuple[states.GpuState, states.Code]:
     """Change MIG mode, which drops all instances.
 
     Ampere resets the GPU; clients and instances prevent that, and the change stays pending. Newer
@@ -40,20 +40,20 @@ def set_mode(now: Situation, mode: int) -> tuple[states.GpuState, states.Code]:
     """
     if mode not in (0, 1):
         raise states.Refused(states.Code.INVALID_ARGUMENT)
-    require_capable(now)
-    require_permission(now.options)
+    require_capable(situation)
+    require_permission(situation.options)
     is_on = mode == 1
-    pending = dataclasses.replace(now.gpu, is_pending=is_on)
-    if is_on == now.gpu.is_enabled:
+    pending = dataclasses.replace(situation.gpu, is_pending=is_on)
+    if is_on == situation.gpu.is_enabled:
         return pending, states.Code.SUCCESS
-    if not now.board.product.mode_needs_reset:
-        if _is_computing(now.clients):
-            return now.gpu, states.Code.IN_USE
-    elif now.options.virtualization is states.Virtualization.PASSTHROUGH:
+    if not situation.board.product.mode_needs_reset:
+        if _is_computing(situation.clients):
+            return situation.gpu, states.Code.IN_USE
+    elif situation.options.virtualization is states.Virtualization.PASSTHROUGH:
         return pending, states.Code.RESET_REQUIRED
-    elif now.clients or now.gpu.instances:
+    elif situation.clients or situation.gpu.instances:
         return pending, states.Code.IN_USE
-    elif not now.options.resets_itself:
+    elif not situation.options.resets_itself:
         return pending, states.Code.RESET_REQUIRED
     else:
         pending = _without_cleared_action(pending)
@@ -86,7 +86,7 @@ def reboot(board: states.Board, gpu: states.GpuState) -> states.GpuState:
 
 
 def create_gpu_instance(
-    now: Situation, profile_id: int, placement: model.Placement | None
+    situation: Situation, profile_id: int, placement: model.Placement | None
 ) -> tuple[states.GpuState, states.GpuInstance]:
     """Create a GPU instance at a placement, or where the driver chooses.
 
@@ -94,40 +94,42 @@ def create_gpu_instance(
         Refused: NO_PERMISSION, NOT_SUPPORTED (MIG is off), INVALID_ARGUMENT, IN_USE (the first
             instance of a GPU with a running process) or INSUFFICIENT_RESOURCES.
     """
-    require_permission(now.options)
-    require_mig(now)
-    row = now.board.row(profile_id)
+    require_permission(situation.options)
+    require_mig(situation)
+    row = situation.board.row(profile_id)
     if placement is not None and placement not in row.placements:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
-    if not now.gpu.instances and _is_computing(now.clients):
+    if not situation.gpu.instances and _is_computing(situation.clients):
         raise states.Refused(states.Code.IN_USE)
     place = _choose(
         row.placements if placement is None else (placement,),
-        [each.placement for each in now.gpu.instances],
-        [other.placements for other in now.board.product.profiles],
+        [each.placement for each in situation.gpu.instances],
+        [other.placements for other in situation.board.product.profiles],
     )
-    if place is None or not _has_engines(now, row):
+    if place is None or not _has_engines(situation, row):
         raise states.Refused(states.Code.INSUFFICIENT_RESOURCES)
     instance = states.GpuInstance(
-        instance_id=gpu_instance_id(now.board.product, place, is_swapped=now.board.is_swapped),
-        serial=now.serial,
+        instance_id=gpu_instance_id(
+            situation.board.product, place, is_swapped=situation.board.is_swapped
+        ),
+        serial=situation.serial,
         profile_id=profile_id,
         placement=place,
     )
-    return now.gpu.replaced(None, instance), instance
+    return situation.gpu.replaced(None, instance), instance
 
 
-def destroy_gpu_instance(now: Situation, instance: states.GpuInstance) -> states.GpuState:
+def destroy_gpu_instance(situation: Situation, instance: states.GpuInstance) -> states.GpuState:
     """Destroy a GPU instance that has no compute instance and no client."""
-    require_permission(now.options)
-    in_use = any(client.gpu_instance_id == instance.instance_id for client in now.clients)
+    require_permission(situation.options)
+    in_use = any(client.gpu_instance_id == instance.instance_id for client in situation.clients)
     if instance.compute_instances or in_use:
         raise states.Refused(states.Code.IN_USE)
-    return now.gpu.replaced(instance)
+    return situation.gpu.replaced(instance)
 
 
 def create_compute_instance(
-    now: Situation,
+    situation: Situation,
     instance: states.GpuInstance,
     profile_id: int,
     placement: model.Placement | None,
@@ -138,9 +140,9 @@ def create_compute_instance(
         Refused: NO_PERMISSION, NOT_SUPPORTED (no profile of this GPU instance),
             INVALID_ARGUMENT or INSUFFICIENT_RESOURCES.
     """
-    require_permission(now.options)
-    rows = now.board.row(instance.profile_id).compute
-    row = compute_row(now.board, instance, profile_id)
+    require_permission(situation.options)
+    rows = situation.board.row(instance.profile_id).compute
+    row = compute_row(situation.board, instance, profile_id)
     if placement is not None and placement not in row.placements:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
     place = _choose(
@@ -153,25 +155,25 @@ def create_compute_instance(
     used = {compute.instance_id for compute in instance.compute_instances}
     compute = states.ComputeInstance(
         instance_id=next(number for number in range(len(used) + 1) if number not in used),
-        serial=now.serial,
+        serial=situation.serial,
         profile_id=profile_id,
         placement=place,
     )
     ordered = sorted((*instance.compute_instances, compute), key=lambda each: each.instance_id)
     changed = dataclasses.replace(instance, compute_instances=tuple(ordered))
-    return now.gpu.replaced(instance, changed), compute
+    return situation.gpu.replaced(instance, changed), compute
 
 
 def destroy_compute_instance(
-    now: Situation, instance: states.GpuInstance, compute: states.ComputeInstance
+    situation: Situation, instance: states.GpuInstance, compute: states.ComputeInstance
 ) -> states.GpuState:
     """Destroy a compute instance without a client."""
-    require_permission(now.options)
+    require_permission(situation.options)
     ids = (instance.instance_id, compute.instance_id)
-    if any((each.gpu_instance_id, each.compute_instance_id) == ids for each in now.clients):
+    if any((each.gpu_instance_id, each.compute_instance_id) == ids for each in situation.clients):
         raise states.Refused(states.Code.IN_USE)
     kept = tuple(other for other in instance.compute_instances if other is not compute)
-    return now.gpu.replaced(instance, dataclasses.replace(instance, compute_instances=kept))
+    return situation.gpu.replaced(instance, dataclasses.replace(instance, compute_instances=kept))
 
 
 def compute_row(
@@ -224,17 +226,17 @@ def require_permission(options: states.Options) -> None:
         raise states.Refused(states.Code.NO_PERMISSION)
 
 
-def require_capable(now: Situation) -> None:
+def require_capable(situation: Situation) -> None:
     """Refuse GPUs without MIG, and GPUs of a vGPU guest, which cannot configure them."""
-    is_guest = now.options.virtualization is states.Virtualization.VGPU
-    if is_guest or not now.board.product.is_mig_capable:
+    is_guest = situation.options.virtualization is states.Virtualization.VGPU
+    if is_guest or not situation.board.product.is_mig_capable:
         raise states.Refused(states.Code.NOT_SUPPORTED)
 
 
-def require_mig(now: Situation) -> None:
+def require_mig(situation: Situation) -> None:
     """Refuse GPUs whose MIG mode is off."""
-    require_capable(now)
-    if not now.gpu.is_enabled:
+    require_capable(situation)
+    if not situation.gpu.is_enabled:
         raise states.Refused(states.Code.NOT_SUPPORTED)
 
 
@@ -327,10 +329,12 @@ def _is_free(place: model.Placement, used: Iterable[model.Placement]) -> bool:
     return not any(place.overlaps(other) for other in used)
 
 
-def _has_engines(now: Situation, row: hardware.GpuProfile) -> bool:
+def _has_engines(situation: Situation, row: hardware.GpuProfile) -> bool:
     """Return whether the media engines allow one more instance."""
-    pool = model.Engines.pool(each.engines for each in now.board.product.profiles)
-    used = [now.board.row(instance.profile_id).engines for instance in now.gpu.instances]
+    pool = model.Engines.pool(each.engines for each in situation.board.product.profiles)
+    used = [
+        situation.board.row(instance.profile_id).engines for instance in situation.gpu.instances
+    ]
     return model.Engines.total([*used, row.engines]).within(pool)
 
 

@@ -483,7 +483,7 @@ def test_a_rollout_takes_its_course_step_by_step(
         for name in decision.start if is_carried_out else ():
             rolled.record_request(name)
         for name in decision.withdraw if is_carried_out else ():
-            rolled.withdrawn(name)
+            rolled.record_withdrawal(name)
 
 
 def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:

@@ -40,7 +40,7 @@ class Simulation:
     def act(self, decision: rollout.RolloutDecision) -> None:
         for name in decision.withdraw:
             self.nodes[name] = node(name)
-            self._rollout.withdrawn(name)
+            self._rollout.record_withdrawal(name)
         for name in decision.start:
             self._unseen[name] = requested_node(name)
             self._rollout.record_request(name)
