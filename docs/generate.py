@@ -8,7 +8,7 @@ import mig_manager
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import help_pages, program
 from mig_manager.core.settings import options
-from mig_manager.kubectl import registry as kubectl_registry
+from mig_manager.kubectl import plugin_registry
 
 PROGRAM = registry.PROGRAM.name
 REFERENCE = "command-reference.md"
@@ -33,7 +33,7 @@ def manual() -> Mapping[str, str]:
     """Return the manual pages of programs and commands by name."""
     return {
         f"{_title(of, each)}.1": _man(of, each)
-        for of in (registry.PROGRAM, kubectl_registry.PROGRAM)
+        for of in (registry.PROGRAM, plugin_registry.PROGRAM)
         for each in ("", *of.commands)
     }
 

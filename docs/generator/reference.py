@@ -12,7 +12,7 @@ from mig_manager.cli.doctor import examination
 from mig_manager.cli.toolkit import help_pages, program
 from mig_manager.core import model
 from mig_manager.core.settings import options
-from mig_manager.kubectl import registry as kubectl_registry
+from mig_manager.kubectl import plugin_registry
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
 
@@ -171,7 +171,7 @@ def checks_table(_body: str) -> str:
 
 def plugin_commands(_body: str) -> str:
     """Return the commands of the kubectl plugin."""
-    of = kubectl_registry.PROGRAM
+    of = plugin_registry.PROGRAM
     rows = ((f"`{help_pages.usage(of, row.name)}`", row.summary) for row in of.rows)
     return blocks.table(("Command", "What it does"), rows)
 

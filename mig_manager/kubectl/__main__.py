@@ -10,7 +10,7 @@ from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import completion, console, documents, parser
 from mig_manager.core.fleet import listed_layouts
 from mig_manager.core.settings import options
-from mig_manager.kubectl import plugin_settings, registry
+from mig_manager.kubectl import plugin_registry, plugin_settings
 
 _COMPLETER = "kubectl_complete-mig"
 """The program that kubectl runs to complete the arguments of the plugin ``mig``."""
@@ -47,10 +47,10 @@ def run(argv: Sequence[str], terminal: console.Console) -> int:
         The exit status: 0 OK, 1 problem found or failed, 2 unusable input, 3 unknown command.
     """
     return terminal.exit_status(
-        lambda: parser.run(registry.PROGRAM, argv, terminal),
+        lambda: parser.run(plugin_registry.PROGRAM, argv, terminal),
         remedy=lambda error: str(
             error.own_remedy
-            or registry.PROGRAM.usage_remedy(error, argv)
+            or plugin_registry.PROGRAM.usage_remedy(error, argv)
             or _REMEDIES.get(error.reason, error.reason.remedy_at_shell)
         ),
         bug_remedy="This is a bug in kubectl-mig; please report it with these lines:",
@@ -67,7 +67,7 @@ def answer_completion(argv: Sequence[str], terminal: console.Console) -> int:
         except errors.MigManagerError:
             return ()
 
-    terminal.say(completion.answer(registry.PROGRAM, argv, of_option))
+    terminal.say(completion.answer(plugin_registry.PROGRAM, argv, of_option))
     return console.DONE
 
 
@@ -99,7 +99,7 @@ def _layouts(
     line: completion.Line, reader: cluster_reader.ClusterReader, terminal: console.Console
 ) -> Iterable[str]:
     """Return the layouts of the chosen document and, if the command takes them, of nodes."""
-    settings = registry.PROGRAM.settings({**line.values, "command": line.command}, {})
+    settings = plugin_registry.PROGRAM.settings({**line.values, "command": line.command}, {})
     # The user is still typing on standard input, and no shell has expanded the tilde.
     file = settings.filename and str(pathlib.Path(settings.filename).expanduser())
     names: tuple[str, ...] = ()

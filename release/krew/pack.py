@@ -22,7 +22,7 @@ import tarfile
 import time
 import zipfile
 
-from mig_manager.kubectl import registry
+from mig_manager.kubectl import plugin_registry
 
 HERE = pathlib.Path(__file__).parent
 ENTRY = "mig_manager.kubectl.__main__"
@@ -95,8 +95,8 @@ def sources() -> dict[str, bytes]:
     finder = modulefinder.ModuleFinder(path=path, excludes=UNUSED)
     finder.import_hook(ENTRY)
     # The registry names the commands' modules, and does not import them.
-    for row in filter(lambda row: row.module, registry.PROGRAM.rows):
-        finder.import_hook(f"{registry.PROGRAM.folder}.{row.module}")
+    for row in filter(lambda row: row.module, plugin_registry.PROGRAM.rows):
+        finder.import_hook(f"{plugin_registry.PROGRAM.folder}.{row.module}")
     found: dict[str, bytes] = {}
     for name, module in finder.modules.items():
         if name in sys.builtin_module_names:

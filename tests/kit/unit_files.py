@@ -9,7 +9,7 @@ from typing import Any
 from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
-from mig_manager.kubectl import registry as plugin
+from mig_manager.kubectl import plugin_registry
 
 ROOT = pathlib.Path(__file__).parents[2]
 SYSTEMD = ROOT / "systemd"
@@ -17,7 +17,10 @@ BOOT = "mig-manager-boot.service"
 UNITS = ["mig-manager.service", BOOT]
 MANUAL = ["mig-manager.1", *(f"mig-manager-{command}.1" for command in registry.PROGRAM.commands)]
 """The pages for man about the program."""
-PLUGIN_MANUAL = ["kubectl-mig.1", *(f"kubectl-mig-{row.name}.1" for row in plugin.PROGRAM.rows)]
+PLUGIN_MANUAL = [
+    "kubectl-mig.1",
+    *(f"kubectl-mig-{row.name}.1" for row in plugin_registry.PROGRAM.rows),
+]
 
 
 class RecordedEnvironment(dict[str, str]):

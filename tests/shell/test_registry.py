@@ -11,11 +11,11 @@ from mig_manager.cli import go_spellings
 from mig_manager.cli import registry as cli
 from mig_manager.cli.toolkit import console, program
 from mig_manager.core.settings import options
-from mig_manager.kubectl import registry as plugin
+from mig_manager.kubectl import plugin_registry
 
 ROWS = [
     pytest.param(of, row, id=f"{of.name} {row.name}")
-    for of in (cli.PROGRAM, plugin.PROGRAM)
+    for of in (cli.PROGRAM, plugin_registry.PROGRAM)
     for row in of.rows
     if row.module
 ]
@@ -40,7 +40,10 @@ def test_a_row_names_a_module_with_settings_and_their_runner(
 
 @pytest.mark.parametrize(
     ("of", "folder"),
-    [(cli.PROGRAM, "mig_manager.cli.commands"), (plugin.PROGRAM, "mig_manager.kubectl.commands")],
+    [
+        (cli.PROGRAM, "mig_manager.cli.commands"),
+        (plugin_registry.PROGRAM, "mig_manager.kubectl.commands"),
+    ],
 )
 def test_rows_name_all_commands_of_their_programs_layer(
     of: program.CommandLine, folder: str

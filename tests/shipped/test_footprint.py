@@ -85,9 +85,9 @@ assert sys.modules["mig_manager.change.apply"]
     "the kubectl plugin": (
         """
 import mig_manager.kubectl.__main__
-from mig_manager.kubectl import registry
-for row in registry.PROGRAM.rows:
-    registry.PROGRAM.options_of(row.name)
+from mig_manager.kubectl import plugin_registry
+for row in plugin_registry.PROGRAM.rows:
+    plugin_registry.PROGRAM.options_of(row.name)
 """,
         """
         google grpc kubernetes prometheus_client pynvml starlette structlog tenacity urllib3
