@@ -5,14 +5,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, ports, steps
-from mig_manager.core.files import hook_files
-from mig_manager.core.node import (
-    clients,
-)
+from mig_manager.core.files import hook_files, service_files
+from mig_manager.core.node import clients
 from tests.node import driver_rules, fake_cluster, gpu_values
 
 
 class FakeGpus(fake_cluster.FakePort):
+    """Knows unreachable GPUs from before, as the agent's worker does."""
+
     def observe(self) -> model.ObservedGpus:
         self._rig.record_call("gpus.observe")
         return gpu_values.seen_of(self._gpus_as_listed(), self._rig.driver.lost)
@@ -68,11 +68,15 @@ class FakeGpus(fake_cluster.FakePort):
 
 
 class FakeHost(fake_cluster.FakePort):
-    """Implements the ports of the machine underneath, all in one."""
+    """Implements the ports of the machine underneath, all in one.
+
+    No service stops along with another.
+    """
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
         self._rig.record_call("services.running")
-        return tuple(name for name in names if self._rig.host.services.get(name))
+        running = [name for name in names if self._rig.host.services.get(name)]
+        return service_files.stop_order(running)
 
     def stop(self, name: str) -> None:
         self._switch(name, "services.stop", is_on=False)
@@ -173,6 +177,8 @@ class FakeHooks(fake_cluster.FakePort):
         check: Callable[[], object],
     ) -> None:
         self._rig.record_call("hooks.run")
+        if why := self.missing(hook):
+            raise errors.HostError(why, reason=errors.Reason.HOOK_FAILED)
         check()
         self._rig.hooks.commands.append(hook.command)
         self._rig.hooks.environment = environment

@@ -1,0 +1,117 @@
+"""GPUs through NVML, and the fake that stands for them: the same tests for both."""
+
+import dataclasses
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model, ports, profile_name, steps
+from mig_manager.core.planner import planner
+from tests.node import fake_host, fakes, gpu_values, nvml_rig
+
+SPEC = "2xA100-SXM4-40GB"
+WHOLE, SLICED = (
+    model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse(name): count})
+    for name, count in (("7g.40gb", 1), ("1g.5gb", 7))
+)
+
+
+class InMemory:
+    def __init__(self) -> None:
+        self._node = fakes.NodeRig(gpus=gpu_values.with_devices(SPEC))
+        self.gpus: ports.Gpus = fake_host.FakeGpus(self._node)
+
+    def use(self, gpu: model.Gpu) -> None:
+        def refuse(step: steps.Step) -> Exception | None:
+            is_used = step.gpu_uuid == gpu.uuid
+            return errors.HardwareError("in use", reason=errors.Reason.IN_USE) if is_used else None
+
+        self._node.driver.clients = "train"
+        self._node.driver.step_error = refuse
+
+    def lose(self, gpu: model.Gpu) -> None:
+        self._node.driver.lost.add(gpu.uuid)
+
+
+class Simulated:
+    def __init__(self, node: nvml_rig.NvmlRig) -> None:
+        self._state = node.state
+        self.gpus: ports.Gpus = node.gpus
+
+    def use(self, gpu: model.Gpu) -> None:
+        (device,) = gpu.mig_uuids
+        self._state.add_client(device, name="train")
+
+    def lose(self, gpu: model.Gpu) -> None:
+        self._state.lose_gpu(gpu.index)
+
+
+Rig = InMemory | Simulated
+
+
+@pytest.fixture(params=["fake", "adapter"])
+def rig(request: pytest.FixtureRequest, boot: nvml_rig.Boot) -> Rig:
+    """Return two GPUs with one device each."""
+    is_fake = request.param == "fake"
+    made: Rig = InMemory() if is_fake else Simulated(boot(SPEC, in_use_timeout_s=0.0))
+    made.gpus.execute(plan_of(made.gpus.observe(), WHOLE))
+    return made
+
+
+def plan_of(
+    gpus: model.ObservedGpus, wanted: model.DesiredGpu, *, requires_idle: bool = False
+) -> steps.Plan:
+    plan = planner.plan(gpus, {gpu.uuid: wanted for gpu in gpus})
+    return dataclasses.replace(plan, requires_idle=requires_idle)
+
+
+def test_executed_plan_is_observed_afterwards(rig: Rig) -> None:
+    before = rig.gpus.observe()
+
+    after = rig.gpus.execute(plan_of(before, SLICED), before)
+
+    assert [len(gpu.mig_uuids) for gpu in after] == [7, 7]
+    assert gpu_values.geometry(after) == gpu_values.geometry(rig.gpus.observe())
+    assert plan_of(after, SLICED).is_empty
+
+
+def test_only_the_gpus_of_a_plan_are_returned(rig: Rig) -> None:
+    _, second = rig.gpus.observe()
+
+    after = rig.gpus.execute(plan_of(model.ObservedGpus([second]), SLICED))
+
+    assert [gpu.uuid for gpu in after] == [second.uuid]
+
+
+def test_refused_step_on_one_gpu_does_not_stop_the_other(rig: Rig) -> None:
+    before = rig.gpus.observe()
+    rig.use(before[0])
+
+    with pytest.raises(errors.HardwareError) as caught:
+        rig.gpus.execute(plan_of(before, SLICED))
+
+    assert caught.value.reason is errors.Reason.IN_USE
+    assert [len(gpu.mig_uuids) for gpu in rig.gpus.observe()] == [1, 7]
+
+
+def test_plan_for_idle_gpus_is_refused_before_its_first_step(rig: Rig) -> None:
+    before = rig.gpus.observe()
+    rig.use(before[0])
+
+    with pytest.raises(errors.GpuInUseError, match="train"):
+        rig.gpus.execute(plan_of(before, SLICED, requires_idle=True), before)
+
+    assert gpu_values.geometry(rig.gpus.observe()) == gpu_values.geometry(before)
+
+
+def test_lost_gpu_is_unreachable_and_the_other_one_changes(rig: Rig) -> None:
+    before = rig.gpus.observe()
+    rig.lose(before[0])
+
+    after = rig.gpus.execute(plan_of(before, SLICED), before)
+
+    assert after.unreachable[0].uuid == before[0].uuid
+    for observed in (after, rig.gpus.observe()):
+        (lost,), (other,) = observed.unreachable, observed
+        assert (lost.index, lost.reason) == (0, errors.Reason.GPU_LOST)
+        assert len(other.mig_uuids) == 7
