@@ -20,7 +20,7 @@ from mig_manager.core.node import (
     policies,
     well_known,
 )
-from mig_manager.core.records import journals
+from mig_manager.core.records import gpu_codec, journals
 from tests.node import knobs, samples
 from tests.node.kept_file import FakeKeptFile
 
@@ -316,6 +316,10 @@ class NodeRig:
         text = self.annotations.get(well_known.STATUS_ANNOTATION, "{}")
         status: dict[str, Any] = json.loads(text)
         return status
+
+    @property
+    def published_gpus(self) -> model.ObservedGpus:
+        return gpu_codec.from_json(self.annotations[well_known.GPUS_ANNOTATION])
 
     @property
     def open_journal(self) -> journals.Journal:

@@ -10,7 +10,6 @@ from mig_manager import errors
 from mig_manager.agent import agent_settings, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec
 from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 from tests.pipeline import repairs
 
@@ -56,7 +55,7 @@ def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
     ]
     assert (rig.condition, rig.annotations[well_known.STATUS_ANNOTATION]) == (ready, status)
     assert rig.labels[well_known.STATE_LABEL] == "success"
-    published = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
+    published = rig.published_gpus
     assert [gpu.recovery_action for gpu in published][:2] == [RESET, None]
 
 
@@ -219,5 +218,5 @@ def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
     agent.check_drift(LAYOUT, outcome)
 
     assert rig.events == ["GpuRecoveryNeeded"]
-    published = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
+    published = rig.published_gpus
     assert published[0].recovery_action is RESET

@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec, journals
+from mig_manager.core.records import journals
 from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 
 
@@ -199,7 +199,7 @@ def test_node_without_a_request_publishes_its_gpus() -> None:
     assert rig.annotations == {}
     rig.refusing.clear()
     assert not reconciler.rest()
-    assert gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION]) == rig.gpus
+    assert rig.published_gpus == rig.gpus
     rig.log.clear()
     assert not reconciler.rest()
     assert "node.patch" not in rig.log

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec, journals
+from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import agents, driver_rules, ends, fakes, gpu_values, nodes, strikes
 
@@ -225,7 +225,7 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
 
     assert agents.resume(rig, agents.LAYOUT, text).reason is Reason.DOES_NOT_FIT
 
-    published = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
+    published = rig.published_gpus
     assert gpu_values.geometry(published) == gpu_values.geometry(before)
     assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
 

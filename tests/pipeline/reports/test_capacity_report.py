@@ -11,7 +11,6 @@ from mig_manager import errors
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec
 from tests import layout_table
 from tests.node import agents, fakes, gpu_values, nodes
 
@@ -276,7 +275,7 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) ->
     agent.check_drift("all-balanced", outcome)
     catch_up(rig, agent)
 
-    inventory = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
+    inventory = rig.published_gpus
     assert len(inventory[0].gpu_instances) == len(kept)
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
@@ -308,7 +307,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     for key in (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION):
         rig.annotations[key] = backup[key]
     check()
-    inventory = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
+    inventory = rig.published_gpus
     assert gpu_values.geometry(inventory) == gpu_values.geometry(rig.gpus)
     assert published_use(rig) == [[[0, 2]], []]
 
