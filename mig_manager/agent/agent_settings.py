@@ -12,10 +12,10 @@ from typing import ClassVar, Self
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
-from mig_manager.catalogue import spellings
 from mig_manager.core import timing
 from mig_manager.core.node import policies
 from mig_manager.core.settings import host_settings, node_settings, options
+from mig_manager.sandbox import spellings
 
 
 class GeneratedLayouts(enum.Enum):

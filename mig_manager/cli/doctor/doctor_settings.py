@@ -4,10 +4,10 @@ import pathlib
 from typing import Any
 
 from mig_manager.agent import agent_settings
-from mig_manager.catalogue import spellings
 from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import command_settings
 from mig_manager.core.settings import host_settings, node_settings, options
+from mig_manager.sandbox import spellings
 
 _PROC = pathlib.Path("/proc")
 
