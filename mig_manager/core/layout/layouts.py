@@ -252,7 +252,7 @@ def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.Desired
 
 
 def goal_hashes(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, str]:
-    """Return 12 hexadecimal digits per GPU, equal for layouts that make the same of that GPU.
+    """Return 12 hexadecimal digits per GPU, equal for layouts with the same goal for that GPU.
 
     Empty for a GPU that the layout does not select.
     """
@@ -377,7 +377,7 @@ def _product(gpu: model.Gpu) -> str:
 
 
 def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[errors.LayoutError]:
-    """Yield an error for every unreachable GPU that a rule names, or that alone it can select."""
+    """Yield an error for every unreachable GPU that is named or alone can match a rule."""
     for gpu in model.unreachable_of(gpus):
         rule = next((each for each in reversed(layout.rules) if each.may_match(gpu)), None)
         verb = _verb_for_unreachable(layout, rule, gpu, gpus) if rule else ""

@@ -74,7 +74,7 @@ def is_device_plugin(pod: pod_object.Pod) -> bool:
 def is_feature_discovery(pod: pod_object.Pod) -> bool:
     """Return whether a pod is NVIDIA's GPU feature discovery, which labels the node.
 
-    Any user can choose this name, as of the device plugin.
+    Any user can choose this name, as with the device plugin.
     """
     has_known_name = not _GFD_CONTAINERS.isdisjoint(pod.container_names)
     return has_known_name and pod.owner_kind == "DaemonSet"
@@ -83,7 +83,7 @@ def is_feature_discovery(pod: pod_object.Pod) -> bool:
 def is_validator(pod: pod_object.Pod) -> bool:
     """Return whether a pod is one of the GPU operator's validators.
 
-    Any user can choose this label, as of the device plugin.
+    Any user can choose this label, as with the device plugin.
     """
     return pod.labels.get("app") in _VALIDATORS and pod.owner_kind in _OF_OPERATOR
 

@@ -203,8 +203,8 @@ class Usage:
         """Describe the processes that block a plan and will not end before it.
 
         Processes of drained pods, GPU clients and ``services`` end before the change and do not
-        count. Processes of no known pod or unit may be such, and count only if they prevent the
-        first instance. The NVML session of the change checks them all.
+        count. A process of no known pod or unit may be one of these, so it counts only if it
+        prevents the first instance. The NVML session of the change checks them all.
         """
         names = {f"pod {pod.uid}": f"pod {pod.key}" for pod in self.pods}
         ending = {f"pod {pod.uid}" for pod in leaving} | self.client_owners

@@ -37,8 +37,9 @@ NONE = GpuRoom(free=0, profiles={}, stranded=0, largest=0)
 def room(gpu: model.Gpu, in_use: Collection[model.Placement]) -> GpuRoom | None:
     """Measure the room on a GPU whose GPU instances at these placements are in use.
 
-    None if the GPU has no instance at one of them: use and GPU are not of the same moment. A GPU
-    whose MIG mode is disabled or pending has no room, because a mode change affects the whole GPU.
+    None if the GPU has no instance at one of them: use and GPU were not observed at the same time.
+    A GPU whose MIG mode is disabled or pending has no room, because a mode change affects the
+    whole GPU.
     """
     used = [gi for gi in gpu.gpu_instances if gi.placement in in_use]
     if len(used) != len(set(in_use)):
