@@ -10,21 +10,21 @@ from typing import Any
 
 import grpc
 
-from mig_manager.adapters import kubelet_messages as messages
+from mig_manager.adapters import kubelet_messages
 
 GPU = "nvidia.com/mig-1g.10gb"
 
 
 def devices(resource: str, *ids: str) -> Any:
-    return messages.ContainerDevices(resource_name=resource, device_ids=ids)
+    return kubelet_messages.ContainerDevices(resource_name=resource, device_ids=ids)
 
 
 def pod(name: str, *containers: Any, namespace: str = "ns") -> Any:
     resources = [
-        messages.ContainerResources(name=f"c{number}", devices=[entry])
+        kubelet_messages.ContainerResources(name=f"c{number}", devices=[entry])
         for number, entry in enumerate(containers)
     ]
-    return messages.PodResources(name=name, namespace=namespace, containers=resources)
+    return kubelet_messages.PodResources(name=name, namespace=namespace, containers=resources)
 
 
 class GrpcKubelet:
@@ -43,12 +43,12 @@ class GrpcKubelet:
 
     def start(self) -> None:
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
-        handlers = {"List": self._handler(self._list, messages.ListPodResourcesRequest)}
+        handlers = {"List": self._handler(self._list, kubelet_messages.ListPodResourcesRequest)}
         if self.has_allocatable:
             handlers["GetAllocatableResources"] = self._handler(
-                self._allocatable, messages.AllocatableResourcesRequest
+                self._allocatable, kubelet_messages.AllocatableResourcesRequest
             )
-        generic = grpc.method_handlers_generic_handler(messages.SERVICE, handlers)
+        generic = grpc.method_handlers_generic_handler(kubelet_messages.SERVICE, handlers)
         self._server.add_generic_rpc_handlers((generic,))
         self._server.add_insecure_port(f"unix:{urllib.parse.quote(str(self.path))}")
         self._server.start()
@@ -70,10 +70,10 @@ class GrpcKubelet:
         )
 
     def _list(self, _request: Any, _context: Any) -> Any:
-        return messages.ListPodResourcesResponse(pod_resources=self.pods)
+        return kubelet_messages.ListPodResourcesResponse(pod_resources=self.pods)
 
     def _allocatable(self, _request: Any, _context: Any) -> Any:
-        return messages.AllocatableResourcesResponse(devices=self.devices)
+        return kubelet_messages.AllocatableResourcesResponse(devices=self.devices)
 
 
 @contextlib.contextmanager

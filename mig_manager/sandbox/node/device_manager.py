@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from mig_manager import errors
-from mig_manager.adapters import kubelet_messages as messages
+from mig_manager.adapters import kubelet_messages
 from mig_manager.core import timing
 from mig_manager.sandbox.node import objects
 
@@ -199,13 +199,15 @@ def serving_pod_resources(path: pathlib.Path, manager: DeviceManager) -> Iterato
 
 def _handlers(manager: DeviceManager) -> grpc.GenericRpcHandler:
     def list_pods(_request: Any, _context: grpc.ServicerContext) -> Any:
-        return messages.ListPodResourcesResponse(
+        return kubelet_messages.ListPodResourcesResponse(
             pod_resources=[
-                messages.PodResources(
+                kubelet_messages.PodResources(
                     name=allocation.name,
                     namespace=allocation.namespace,
                     containers=[
-                        messages.ContainerResources(name=container, devices=_devices(by_resource))
+                        kubelet_messages.ContainerResources(
+                            name=container, devices=_devices(by_resource)
+                        )
                         for container, by_resource in allocation.containers.items()
                     ],
                 )
@@ -214,14 +216,19 @@ def _handlers(manager: DeviceManager) -> grpc.GenericRpcHandler:
         )
 
     def list_allocatable(_request: Any, _context: grpc.ServicerContext) -> Any:
-        return messages.AllocatableResourcesResponse(devices=_devices(manager.allocatable()))
+        return kubelet_messages.AllocatableResourcesResponse(
+            devices=_devices(manager.allocatable())
+        )
 
     methods = {
-        "List": (list_pods, messages.ListPodResourcesRequest),
-        "GetAllocatableResources": (list_allocatable, messages.AllocatableResourcesRequest),
+        "List": (list_pods, kubelet_messages.ListPodResourcesRequest),
+        "GetAllocatableResources": (
+            list_allocatable,
+            kubelet_messages.AllocatableResourcesRequest,
+        ),
     }
     return grpc.method_handlers_generic_handler(
-        messages.SERVICE,
+        kubelet_messages.SERVICE,
         {
             name: grpc.unary_unary_rpc_method_handler(
                 behaviour,
@@ -235,6 +242,6 @@ def _handlers(manager: DeviceManager) -> grpc.GenericRpcHandler:
 
 def _devices(by_resource: Mapping[str, Sequence[str]]) -> list[Any]:
     return [
-        messages.ContainerDevices(resource_name=resource, device_ids=device_ids)
+        kubelet_messages.ContainerDevices(resource_name=resource, device_ids=device_ids)
         for resource, device_ids in sorted(by_resource.items())
     ]
