@@ -74,7 +74,7 @@ def test_go_spellings_are_known_of_every_option_of_mig_parted() -> None:
     assert {each.name for each in declared} - switches.keys() == go_spellings.OPTIONS
 
 
-def test_options_that_are_not_declared_are_refused_wherever_a_class_names_them() -> None:
+def test_undeclared_options_are_refused_wherever_a_class_names_them() -> None:
     @dataclasses.dataclass(kw_only=True)
     class Settings:
         takes: typing.ClassVar = ("label", "takn")

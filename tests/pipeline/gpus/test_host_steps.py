@@ -165,7 +165,7 @@ def test_a_gpu_that_returns_at_a_reset_was_not_drained_and_is_not_changed() -> N
     assert rig.gpus[1] == before
 
 
-def test_a_gpu_that_is_altered_at_a_reset_was_not_drained_and_is_not_changed() -> None:
+def test_a_gpu_altered_at_a_reset_was_not_drained_and_is_not_changed() -> None:
     rig = node_before_reset("new")
     altered = dataclasses.replace(rig.gpus[1], gpu_instances=rig.gpus[1].gpu_instances[:2])
 

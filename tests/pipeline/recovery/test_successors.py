@@ -340,7 +340,7 @@ def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) ->
     assert_stop_restores(rig, agent)
 
 
-def test_an_agent_that_stops_after_an_unreported_run_restores_node_and_host() -> None:
+def test_an_agent_stopped_after_an_unreported_run_restores_node_and_host() -> None:
     rig = nodes.add_hooks(nodes.hosted_node())
     agent = agents.reconciler(rig)
 
