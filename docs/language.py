@@ -2,8 +2,8 @@
 
 Identifiers are split at underscores and capitals: ``told_as`` has ``told``. A line of output is
 ``file:line: word (say: ...)``. Also: locals of the product that hide a name of their
-module, fields that are not documented as CONTRIBUTING.md says, and stale references such as
-``module.name``.
+module, fields and errors that are not documented as CONTRIBUTING.md says, and stale references
+such as ``module.name``.
 """
 
 import ast
@@ -81,9 +81,13 @@ STRICT = (
 _JSON_KEYS = "mig_manager/core/answers.py"
 _HIDES = "another name: this one is a function, class or import of the module"
 _FIELD_RULE = "a phrase that fits: comment, lower case, no full stop; otherwise: docstring"
+_ERROR_RULE = "a section 'Raises:', or '; HostError if it fails' at the end of the first line"
 _MAX_COLUMNS = 99
 _COMMENT = re.compile(r"  # (?!noqa|type:)(?P<text>.+)")
 _SENTENCE = re.compile(r"(?!None|True|False|Unix|Kubernetes)(?:A|[A-Z][a-z]+)\b|.*\.$")
+_ERROR = re.compile(
+    r"\b[Rr]aises\s+\w+Error|(?:^|\.\s+)`*\w+Error\b|;\s+`*\w+Error`*(?: \(?[A-Z_]+\)?)?:"
+)
 _REFERENCE = re.compile(r"``(?:\w+\.)*([a-z_]+)\.(\w+)")
 _FOREIGN = frozenset(
     {"h", "go", "json", "unit", "yaml", "allocatable", "conditions", "io"}
@@ -174,6 +178,8 @@ def findings(path: pathlib.Path) -> list[Finding]:
     if path.suffix == ".py" and name.startswith("mig_manager/"):
         hiding = {*_hiding_names(ast.parse(text))}
         every += [Finding(name, line, f"local {word}", _HIDES) for line, word in hiding]
+        errors = _misdocumented_errors(ast.parse(text))
+        every += [Finding(name, line, "text of an error", _ERROR_RULE) for line in errors]
         stale = _stale_references(text)
         every += [Finding(name, line, word, "a name that exists") for line, word in stale]
     if path.suffix == ".py":
@@ -267,6 +273,15 @@ def _misdocumented_fields(module: ast.Module, lines: Sequence[str]) -> Iterator[
                     yield field.lineno
                 case _:
                     pass
+
+
+def _misdocumented_errors(module: ast.Module) -> Iterator[int]:
+    """Yield the lines of functions whose docstrings name an error in another form."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef):
+            text, *_ = (ast.get_docstring(node) or "").partition("\nRaises:\n")
+            if _ERROR.search(text):
+                yield node.lineno
 
 
 @functools.cache

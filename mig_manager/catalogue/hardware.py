@@ -235,7 +235,8 @@ def _idle(product: Product, rows: Iterable[model.GpuInstanceProfile], index: int
 def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[model.Gpu, ...]:
     """Return one idle GPU of every product that names or globs select; warn of omitted products.
 
-    UsageError if a pattern selects no product, or no selected product can be simulated.
+    Raises:
+        UsageError: A pattern selects no product, or no selected product can be simulated.
     """
     return tuple(template(product) for product in _select_products(patterns, warn))
 

@@ -94,7 +94,12 @@ def run(
 
 
 def find_gpu(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
-    """Return the GPU with this UUID; UsageError: it is not there; LayoutError: it has no MIG."""
+    """Return the GPU with this UUID.
+
+    Raises:
+        LayoutError: It has no MIG.
+        UsageError: It does not exist.
+    """
     gpu = next((each for each in observed if each.uuid == uuid), None)
     if gpu is None:
         uuids = ", ".join(each.uuid for each in observed)

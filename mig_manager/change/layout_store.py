@@ -19,7 +19,7 @@ class VerifiedLayoutStore:
     boot_id: str
 
     def parse(self) -> verified_layouts.VerifiedLayout | None:
-        """Return the layout, None if there is none; ConfigError: unreadable or invalid."""
+        """Return the layout, None if there is none; ConfigError if unreadable or invalid."""
         text = self.file.read() if self.file else None
         try:
             return None if text is None else verified_layouts.VerifiedLayout.from_json(text)

@@ -139,7 +139,7 @@ class LocalJournal:
     config: str = ""  # the layout that the next change applies
 
     def begin(self, before: model.Snapshots, _plan: steps.Plan) -> None:
-        """Write the snapshot that a rollback restores; UsageError: it cannot be written."""
+        """Write the snapshot that a rollback restores; UsageError if that is impossible."""
         self.note(config=self.config, snapshot=before)
 
     def begin_rollback(self) -> None:
@@ -179,7 +179,7 @@ class LocalJournal:
             self.deps.notify(error.message)
 
     def refresh_files(self) -> None:
-        """Refresh device files that may be outdated; ``HostError``: DEVICE_FILES_FAILED."""
+        """Refresh outdated device files; HostError (DEVICE_FILES_FAILED) if that fails."""
         if self.entries.stale_files:
             new_transaction(self.deps, self).refresh()
 

@@ -246,7 +246,7 @@ class Transaction:
         return (*(gpu for gpu in self.kept_snapshots if gpu.uuid not in uuids), *before)
 
     def refresh(self) -> None:
-        """Bring device nodes and CDI specs up to date; ``HostError``: DEVICE_FILES_FAILED."""
+        """Refresh device nodes and CDI specs; HostError (DEVICE_FILES_FAILED) if that fails."""
         if self.refresh_files is not None:
             self.refresh_files()
             self.journal.note(stale_files=False)

@@ -29,8 +29,9 @@ class Gpus(Protocol):
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index, and the unreachable ones.
 
-        HardwareError if NVML cannot be loaded, refuses, fails or does not answer in time, or if no
-        GPU is reachable.
+        Raises:
+            HardwareError: NVML cannot be loaded, refuses, fails or does not answer in time, or no
+                GPU is reachable.
         """
 
     def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
@@ -86,7 +87,9 @@ class Node(Protocol):
 
         ``decide`` computes the patch. After a conflict it computes it again with the newer node,
         unless that node has the patch already. The answer to our own write may have been lost.
-        ClusterError also if every attempt conflicts.
+
+        Raises:
+            ClusterError: The API refuses or does not answer, or every attempt conflicts.
         """
 
     def withdraw_devices(self) -> None:
@@ -237,7 +240,8 @@ class NodeLock(Protocol):
 
         They also read whether its owner ``changes_gpus``, or only observes them.
 
-        Entering raises LockedError at once if another manager has it; the error names it.
+        Raises:
+            LockedError: On entering, at once: another manager, which it names, has the lock.
         """
 
 
@@ -370,8 +374,11 @@ class Hooks(Protocol):
     ) -> None:
         """Run a hook to its end, and kill every process that it leaves behind.
 
-        ``check`` is called repeatedly; its exceptions end the hook. HostError HOOK_FAILED, with
-        the hook's location and last output, if it cannot run, fails, or takes too long.
+        ``check`` is called repeatedly; its exceptions end the hook.
+
+        Raises:
+            HostError: HOOK_FAILED, with the hook's location and last output: it cannot run, fails,
+                or takes too long.
         """
 
 

@@ -90,8 +90,10 @@ def from_nvml(*, enum_index: int, slice_count: int, memory_gb: int) -> model.Pro
 
     ``1_SLICE_REV2`` (9) is a plain ``1g`` with more memory. ``3_SLICE_GFX`` (17) is ``3g+gfx``;
     mig-parted stops enumerating at it and then knows no profile at all.
-    ValueError if the enum is newer than this version: named without its attributes, the profile
-    could be mistaken for another.
+
+    Raises:
+        ValueError: The enum is newer than this version: named without its attributes, the profile
+            could be mistaken for another.
     """
     if enum_index not in GPU_INSTANCE_PROFILES:
         raise ValueError(f"GPU-instance profile number {enum_index} is unknown to this version")

@@ -23,7 +23,8 @@ def plan(
 ) -> preview.ClusterPlan:
     """Plan a layout for nodes: ``layout`` itself, or one of the document or the node.
 
-    LayoutError (UNKNOWN_CONFIG) if the layout is unknown.
+    Raises:
+        LayoutError: UNKNOWN_CONFIG.
     """
     if layout is None:
         listed_layouts.require_layout([report.node for report in reports], document, name)

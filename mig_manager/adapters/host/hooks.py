@@ -66,7 +66,9 @@ class HookPrograms:
     ) -> None:
         """Run a hook to its end, and kill the rest of its process group.
 
-        Raises HostError HOOK_FAILED, and every error of ``check``.
+        Raises:
+            HostError: HOOK_FAILED, as ``ports.Hooks.run``.
+            MigManagerError: Of ``check``.
         """
         shown = _shown(hook.command)
         name = f"{hook.location}: the {point.value} hook {shown}"

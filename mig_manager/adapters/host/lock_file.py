@@ -67,7 +67,9 @@ class LockFile:
     def hold(self, doing: str, *, changes_gpus: bool = True) -> Iterator[None]:
         """Exclude every other manager during the context, and show them ``doing``.
 
-        Raises LockedError at once, UsageError if the file cannot be locked but is required.
+        Raises:
+            LockedError: At once, if another manager has the lock.
+            UsageError: The file cannot be locked, but is required.
         """
         try:
             file = self._lock_unless_probed()

@@ -79,7 +79,11 @@ def require_idle(plan: steps.Plan, files: OpenFiles, by_uuid: Mapping[str, model
     """Raise GpuInUseError if a process blocks a plan; call within a session.
 
     The driver itself refuses for processes that are hidden from us. ``by_uuid`` has the observed
-    GPUs by UUID. HardwareError if a GPU cannot be found.
+    GPUs by UUID.
+
+    Raises:
+        GpuInUseError: Such a process exists.
+        HardwareError: A GPU cannot be found.
     """
     busy: list[str] = []
     for gpu in plan.gpus:

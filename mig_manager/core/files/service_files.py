@@ -32,7 +32,8 @@ _PROTECTED = re.compile(r"(dbus|dbus-broker|systemd-.*)(@.*)?")
 def parse(text: str, *, source: str) -> tuple[str, ...]:
     """Parse a list of systemd units, in the order in which to stop them; it may be empty.
 
-    ConfigError: the format is broken, or a unit is named twice or must not be stopped.
+    Raises:
+        ConfigError: The format is broken, or a unit is named twice or must not be stopped.
     """
     section = "systemd-services"
     root = yaml_fields.document(text, source=source, section=section, version=_VERSION)

@@ -180,7 +180,7 @@ class FleetNode:
 
 
 def parse(item: Mapping[str, Any]) -> FleetNode:
-    """Parse a Node object of the API. Raises ClusterError: It is malformed."""
+    """Parse a Node object of the API; ClusterError if it is malformed."""
     view = node_object.parse_node(item)
     with api_values.as_cluster_error(f"node {view.name}"):
         is_ready = api_values.is_ready(item.get("status") or {})

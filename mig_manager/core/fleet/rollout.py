@@ -45,7 +45,7 @@ BAD = frozenset(
 
 
 def parse_amount(text: str) -> str:
-    """Return an amount of nodes; ValueError: it is neither a number nor a percentage."""
+    """Return an amount of nodes; ValueError if it is neither a number nor a percentage."""
     if not _AMOUNT.fullmatch(text):
         raise ValueError("is neither a number of nodes, at least 1, nor a percentage")
     return text

@@ -37,8 +37,11 @@ _NAME_LAYOUTS = "Name a file with 'mig-configs'."
 def parse(text: str, *, source: str, is_lenient: bool = False) -> layouts.Document:
     """Parse a config document; an empty one has no layouts.
 
-    If lenient, warn about input that mig-parted ignores. ConfigError about the first error, with
-    location and remedy; it has the messages of the others.
+    If lenient, warn about input that mig-parted ignores.
+
+    Raises:
+        ConfigError: The document has an error. It names the first one with location and remedy,
+            and has the messages of the others.
     """
     diagnostics = yaml_tree.Diagnostics(is_lenient=is_lenient)
     parsed: dict[str, layouts.Layout] = {}

@@ -112,7 +112,8 @@ class PartitionedNode:
 def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     """Parse a Node object; None if it neither has MIG devices nor is opted in.
 
-    Raises ClusterError: It is malformed.
+    Raises:
+        ClusterError: It is malformed.
     """
     node = fleet_nodes.parse(item)
     is_opted_in = node.view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND

@@ -19,8 +19,11 @@ from mig_manager.core.planner import misfits, packing, placement, search
 def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.GpuDecision:
     """Decide which GPU instances stay and which are created.
 
-    An instance of the snapshot that overlaps an unowned one is omitted. LayoutError (DOES_NOT_FIT)
-    if the snapshot lacks the spans of compute instances, and they cannot be packed again.
+    An instance of the snapshot that overlaps an unowned one is omitted.
+
+    Raises:
+        LayoutError: DOES_NOT_FIT: the snapshot lacks the spans of compute instances, and they
+            cannot be packed again.
     """
     past = _by_place(before)
     unowned = {_place(gi): gi for gi in _unowned_instances(gpu, before)}

@@ -315,7 +315,7 @@ def choosing(
 
 
 def parse_switch(value: str) -> bool:
-    """Return a truth value. Raises ValueError: It is neither true nor false."""
+    """Return a truth value; ValueError if it is neither true nor false."""
     if value in _TRUE or value in _FALSE:
         return value in _TRUE
     raise ValueError("is neither true nor false")

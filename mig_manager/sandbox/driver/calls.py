@@ -358,7 +358,7 @@ class DeviceView(DriverView):
 
     @property
     def instance(self) -> states.GpuInstance:
-        """Its GPU instance. Raises Refused: INVALID_ARGUMENT, it was destroyed."""
+        """Its GPU instance; Refused (INVALID_ARGUMENT) if it was destroyed."""
         for instance in self.gpu.instances:
             if instance.serial == self.target.instance:
                 return instance
@@ -366,7 +366,7 @@ class DeviceView(DriverView):
 
     @property
     def compute(self) -> states.ComputeInstance:
-        """Its compute instance. Raises Refused: INVALID_ARGUMENT, it was destroyed."""
+        """Its compute instance; Refused (INVALID_ARGUMENT) if it was destroyed."""
         for compute in self.instance.compute_instances:
             if compute.serial == self.target.compute:
                 return compute

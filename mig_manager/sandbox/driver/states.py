@@ -278,7 +278,7 @@ def physical_engine(
 
 
 def booted(spec: str, options: Options) -> MachineState:
-    """Return a node after its first boot; UsageError: the spec is malformed."""
+    """Return a node after its first boot; UsageError if the spec is malformed."""
     return MachineState(
         spec=spec, options=options, gpus=tuple(GpuState() for _ in hardware.parse_node(spec))
     )

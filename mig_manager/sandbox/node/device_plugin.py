@@ -87,7 +87,7 @@ class PodProgram(Protocol):
         """
 
     def poll(self, now: float) -> None:
-        """Let it act; ExitedError: it exited with a failure."""
+        """Let it act; ExitedError if it exited with a failure."""
 
     def stop(self) -> None:
         """End it, if it runs."""
