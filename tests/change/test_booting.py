@@ -270,7 +270,7 @@ def test_the_journal_names_only_the_gpu_left_in_between(node: ApplyingNode) -> N
 
 
 @EACH_PRODUCT
-def test_a_boot_that_leaves_every_gpu_in_between_has_changed_them(node: ApplyingNode) -> None:
+def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(node: ApplyingNode) -> None:
     node.fails = lambda step: isinstance(
         step, steps.CreateComputeInstance | steps.DestroyGpuInstance
     )
@@ -310,7 +310,7 @@ def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
     assert ampere.has("off")
 
 
-def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: ApplyingNode) -> None:
+def test_the_wait_for_the_driver_ends_at_the_deadline(node: ApplyingNode) -> None:
     node.refusing["gpus.observe"] = NO_DRIVER
 
     with pytest.raises(errors.HardwareError, match="no driver; waited 7 s for it") as caught:

@@ -81,7 +81,7 @@ def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode
     assert node.journal.text is None
 
 
-def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(
+def test_a_stale_plan_is_abandoned_before_its_first_step(
     node: ApplyingNode,
 ) -> None:
     before = node.shape

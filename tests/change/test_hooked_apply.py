@@ -429,7 +429,7 @@ def test_kubelet_that_a_hook_stops_does_not_end_the_change(*, has_socket: bool) 
 
 
 @WITHOUT_ANSWER
-def test_kubelet_that_stops_by_itself_ends_the_change(*, has_socket: bool) -> None:
+def test_a_kubelet_that_stops_without_a_hook_ends_the_change(*, has_socket: bool) -> None:
     node = RecordingNode("before", hooks="")
 
     with pytest.raises(errors.GpuInUseError):

@@ -320,14 +320,14 @@ AGENT = f"mig-manager of node {NODE}"
         ),
     ],
 )
-def test_the_agent_may_not_touch_what_is_of_others_whatever_its_role_says(
+def test_the_policy_forbids_foreign_objects_whatever_the_role_grants(
     scene: PolicyScene, words: str, acts: list[Act]
 ) -> None:
     for act in acts:
         assert words in clusters.refusal(functools.partial(act, scene))
 
 
-def test_agent_may_write_what_its_work_needs_on_its_own_node(scene: PolicyScene) -> None:
+def test_the_agent_may_write_all_that_it_needs_on_its_own_node(scene: PolicyScene) -> None:
     published = {well_known.STATE_LABEL: "pending", well_known.APPLIED_LABEL: "all-disabled"}
     paused = {
         well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE,

@@ -142,7 +142,7 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
         ("inside", "nvmlGpuInstanceCreateComputeInstanceWithPlacement"),
     ],
 )
-def test_a_call_that_hangs_is_given_up_and_the_change_undone(
+def test_a_hung_call_is_abandoned_and_the_change_undone(
     node: nvml_node.StruckNode, function: str
 ) -> None:
     moments = [moment for moment in node.moments() if moment.function == function]

@@ -14,7 +14,7 @@ from testkit import apiserver
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 
-def test_a_node_that_changed_since_it_was_seen_is_decided_on_again(rig: PartitionerRig) -> None:
+def test_a_node_that_changed_since_the_decision_is_decided_on_again(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")
     replica = rig.replica()
@@ -125,7 +125,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(rig: PartitionerRig, jump_s: fl
 
 
 @pytest.mark.slow
-def test_a_storm_of_pods_costs_few_requests_and_few_events(rig: PartitionerRig) -> None:
+def test_a_storm_of_pods_causes_few_requests_and_few_events(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     replica = rig.replica()
     rig.pass_time(SOON_S, replica)

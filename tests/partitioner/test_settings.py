@@ -101,7 +101,7 @@ def test_a_value_that_cannot_be_used_is_named(words: tuple[str, ...], message: s
         ("gpu.memory < 40000", {"gpu.memory": "81559"}, False),
     ],
 )
-def test_a_node_selector_means_what_it_means_to_kubectl(
+def test_a_node_selector_means_the_same_as_in_kubectl(
     text: str,
     labels: dict[str, Any],
     is_selected: bool,  # noqa: FBT001 - a row of the table

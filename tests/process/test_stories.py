@@ -68,7 +68,7 @@ def test_malformed_hooks_file_is_served_once_it_is_corrected(tmp_path: pathlib.P
 
 
 @pytest.mark.slow
-def test_boot_restores_what_an_agent_verified() -> None:
+def test_boot_restores_the_layout_that_an_agent_verified() -> None:
     with agent_stage.AgentStage("1xH100-SXM5-80GB+1xA30") as stage:
         stage.assert_ends("all-balanced")
         stage.stop_agent()

@@ -111,7 +111,7 @@ def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealC
     cluster.kubectl("label", "node", rig.NODE, "nvidia.com/device-plugin.config-")
 
 
-def test_feature_discovery_labels_what_pods_can_be_given(cluster: rig.RealCluster) -> None:
+def test_feature_discovery_labels_the_devices_that_pods_can_get(cluster: rig.RealCluster) -> None:
     def labelled_counts() -> dict[str, int]:
         return {
             key.removesuffix(".count"): int(value)

@@ -159,7 +159,7 @@ def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
     judging.assert_at_rest(cluster)
 
 
-def test_mig_goes_off_under_a_deaf_pod_and_the_owners_settings_stay(
+def test_mig_is_disabled_despite_a_deaf_pod_and_settings_stay(
     cluster: rig.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-2g.10gb")

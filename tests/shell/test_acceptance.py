@@ -79,7 +79,7 @@ def test_a_loaded_library_is_surveyed_as_the_simulated_one(node: shell_node.Shel
     }
 
 
-def test_a_gpu_with_a_fault_is_named_with_what_to_do(node: shell_node.ShellNode) -> None:
+def test_a_gpu_with_a_fault_is_named_with_its_remedy(node: shell_node.ShellNode) -> None:
     node.state.fail_gpu(1, action=1)
 
     answer = accept(node, "--output-file", str(node.path.with_name("found.json")))

@@ -38,7 +38,7 @@ def layouts(shell: Shell) -> str:
     return shell.file(LAYOUTS)
 
 
-def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str) -> None:
+def test_apply_and_assert_print_the_messages_of_nvidias_tool(shell: Shell, layouts: str) -> None:
     def run(command: str, *more: str) -> Answer:
         return shell(command, "one", "-f", layouts, *more, *SPEC)
 

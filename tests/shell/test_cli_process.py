@@ -28,7 +28,7 @@ def program(*argv: str, folder: pathlib.Path) -> "subprocess.Popen[str]":
 @pytest.mark.parametrize(
     "stream", ["0<", *(pytest.param(each, marks=pytest.mark.slow) for each in ("1>", "2>"))]
 )
-def test_a_closed_stream_is_as_good_as_an_empty_one(tmp_path: pathlib.Path, stream: str) -> None:
+def test_a_closed_stream_counts_as_an_empty_one(tmp_path: pathlib.Path, stream: str) -> None:
     command = [*PROGRAM, "apply", "-f", "-", "all", *SPEC]
     closing = ("/bin/sh", "-c", f'exec "$@" {stream}&-', "sh")
     with program(*closing, *command, folder=tmp_path) as child:

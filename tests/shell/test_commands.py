@@ -79,7 +79,7 @@ def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
     assert has(full, "balanced")
 
 
-def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
+def test_a_plan_names_the_pods_or_devices_that_it_ends() -> None:
     node = with_layout("balanced", count=1)
     by_profile = {str(gi.profile): gi for gi in node.gpus[0].gpu_instances}
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}

@@ -134,7 +134,9 @@ def typing(shell: str, home: pathlib.Path) -> Iterator[Callable[[str], str]]:
         ),
     ],
 )
-def test_a_shell_completes_what_was_begun(shell: str, step: int, home: pathlib.Path) -> None:
+def test_a_shell_completes_words_as_they_are_begun(
+    shell: str, step: int, home: pathlib.Path
+) -> None:
     whole = {line: line + rest for line, rest in LINES.items()} | IN_LOWER_CASE
     lines = [*whole][::step]
     with typing(shell, home) as complete:
@@ -144,7 +146,7 @@ def test_a_shell_completes_what_was_begun(shell: str, step: int, home: pathlib.P
 
 
 @pytest.mark.slow
-def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
+def test_fish_completes_words_as_they_are_begun(home: pathlib.Path) -> None:
     code = """
         mig-manager completion fish | source
         for line in $argv

@@ -155,7 +155,7 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
     assert result.verdict("gpu-processes") is WARN
 
 
-def test_a_gpu_that_needs_recovery_fails_with_what_to_do(patient: Patient) -> None:
+def test_a_gpu_that_needs_recovery_fails_with_its_remedy(patient: Patient) -> None:
     patient.born()
     patient.state.fail_gpu(1, action=4)
 

@@ -102,7 +102,7 @@ def settings_of(argv: list[str], environ: Mapping[str, str]) -> Any:
 
 
 @pytest.mark.parametrize("row", FLAGS, ids=lambda row: f"{row.command} {row.long}")
-def test_every_spelling_sets_what_it_stands_for(row: Flag) -> None:
+def test_every_spelling_of_an_option_sets_its_field(row: Flag) -> None:
     plain = settings_of([row.command], {})
     to_setting = TYPED.get(row.field)
     expected = to_setting(row.value) if to_setting else row.value or True
@@ -148,7 +148,7 @@ def gpu(shell: Shell) -> dict[str, Any]:
         ("assert -f FILE -c mine --valid-config", VALID, []),
     ],
 )
-def test_every_flag_of_apply_and_assert_does_what_it_says(
+def test_every_flag_of_apply_and_assert_has_its_effect(
     shell: Shell, layouts: str, line: str, out: str, instances: list[str]
 ) -> None:
     answer = shell(*line.replace("FILE", layouts).split(), *SPEC)

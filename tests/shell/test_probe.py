@@ -52,7 +52,7 @@ def free_port() -> Iterator[int]:
     ],
     ids=["alive", "stuck", "behind a shell"],
 )
-def test_an_agent_is_found_by_the_environment_and_says_what_is_wrong(
+def test_an_agent_found_by_the_environment_reports_its_problem(
     command: tuple[str, ...], silence_s: float, answer: tuple[bool, str]
 ) -> None:
     with agent(silence_s=silence_s) as port:
@@ -74,7 +74,7 @@ def test_without_a_health_port_there_is_nothing_to_be_unhealthy(command: tuple[s
         ("tini", "--", "/opt/mig-manager/bin/nvidia-mig-manager", "-n", "node-1"),
     ],
 )
-def test_an_option_of_what_serves_health_outdoes_the_environment(
+def test_an_option_of_the_health_server_precedes_the_environment(
     start: tuple[str, ...], free_port: int
 ) -> None:
     environ = {"MIG_MANAGER_HEALTH_PORT": str(free_port)}
@@ -95,7 +95,7 @@ def test_a_command_without_a_health_server_is_healthy(free_port: int) -> None:
     "address",
     ["", "0.0.0.0", "127.0.0.2", "::"],  # noqa: S104 - any address is meant
 )
-def test_the_agent_is_asked_where_it_listens_or_on_this_machine(address: str) -> None:
+def test_the_agent_is_probed_at_its_address_or_on_this_machine(address: str) -> None:
     if address == "::" and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     with agent(address=address) as port:

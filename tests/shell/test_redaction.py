@@ -383,7 +383,7 @@ def test_a_named_credential_is_removed() -> None:
             assert set(json.loads(clean.splitlines()[1])) == set(json.loads(text))
 
 
-def test_a_credential_without_a_name_is_removed_by_its_looks() -> None:
+def test_a_credential_without_a_name_is_removed_by_its_form() -> None:
     clean = [redaction.redact(f"{before}{credential}, then") for before, credential in LOOKS]
 
     assert clean == [f"{before}[removed], then" for before, _ in LOOKS]

@@ -237,7 +237,7 @@ def silent_file() -> Iterator[str]:
     os.close(reading)
 
 
-def test_a_source_that_hangs_is_given_up_at_the_deadline(
+def test_a_hung_source_is_abandoned_at_the_deadline(
     shell: commandline.Shell,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -76,7 +76,9 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
     ]
 
 
-def test_status_names_a_gpu_that_needs_recovery_and_what_to_do(node: shell_node.ShellNode) -> None:
+def test_status_names_a_gpu_that_needs_recovery_with_its_remedy(
+    node: shell_node.ShellNode,
+) -> None:
     node.state.fail_gpu(LOST, action=1)
 
     text = " ".join(node.run("status").out.split())
@@ -176,7 +178,7 @@ def test_gpu_lost_in_the_rollback_stays_in_the_journal(
 
 
 @pytest.mark.slow
-def test_a_layout_for_all_gpus_replaces_what_the_journal_has_of_a_lost_one(
+def test_a_layout_for_all_gpus_replaces_the_journal_of_a_lost_one(
     node: shell_node.ShellNode,
 ) -> None:
     lose_in_rollback(node)

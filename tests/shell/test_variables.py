@@ -27,7 +27,7 @@ def test_an_unset_variable_of_a_script_is_not_taken_for_the_default(
             assert "the value is empty" in answer.err
 
 
-def test_the_agent_logs_a_variable_of_ours_that_no_option_has(shell: Shell) -> None:
+def test_the_agent_logs_a_variable_that_no_option_has(shell: Shell) -> None:
     answer = shell("agent", "-n", "n1", MIG_MANAGER_DRAIN_TIMEOUT="5")
 
     logged = json.loads(answer.err.splitlines()[0])
@@ -36,7 +36,7 @@ def test_the_agent_logs_a_variable_of_ours_that_no_option_has(shell: Shell) -> N
     assert logged["did_you_mean"] == "MIG_MANAGER_DRAIN_TIMEOUT_S"
 
 
-def test_a_variable_of_ours_that_no_option_has_gives_one_warning(shell: Shell) -> None:
+def test_a_variable_that_no_option_has_gives_one_warning(shell: Shell) -> None:
     mistaken = shell("status", *SPEC, MIG_MANAGER_GPU_TIMEOUT="5", MIG_MANAGER_NODE_NAME="n1")
     # Of Services called mig-manager and mig-manager-metrics, in the pod's namespace.
     of_services = {

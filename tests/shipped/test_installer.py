@@ -150,7 +150,7 @@ def test_installation_is_repeatable_and_removed_as_a_whole(machine: InstalledMac
     assert not machine.path(LIBRARY).exists()
 
 
-def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
+def test_an_uninstallation_leaves_no_failed_unit_and_no_link(
     machine: InstalledMachine, tmp_path: pathlib.Path
 ) -> None:
     systemctl, log = tmp_path / "bin" / "systemctl", tmp_path / "log"

@@ -124,7 +124,7 @@ def test_the_simulating_container_wants_no_gpu() -> None:
 
 
 @every_agent
-def test_container_mounts_what_its_settings_name(name: str) -> None:
+def test_the_container_mounts_the_paths_of_its_settings(name: str) -> None:
     of = overlay(name)
     parsed = of.settings
     image = f"mig-manager:{mig_manager.__version__}"
@@ -161,7 +161,7 @@ def test_variables_of_the_container_are_read(name: str) -> None:
     assert not parsed.not_needed
 
 
-def test_only_real_gpus_are_served_unless_simulated_ones_are_asked_for() -> None:
+def test_only_real_gpus_are_served_unless_simulated_ones_are_requested() -> None:
     served = {name: overlay(name).settings for name in AGENTS}
 
     assert [name for name in AGENTS if served[name].gpus.is_simulated] == ["simulated"]

@@ -120,7 +120,7 @@ def test_no_shipped_file_names_the_test_kit() -> None:
 
 
 @pytest.mark.slow
-def test_the_source_archive_has_what_a_distributor_needs(sources: pathlib.Path) -> None:
+def test_the_source_archive_has_the_files_that_distributors_need(sources: pathlib.Path) -> None:
     wanted = (
         ".ci/run .dockerignore CHANGELOG.md CONTRIBUTING.md Dockerfile LICENSE README.md bench "
         "charts deploy docs justfile mkdocs.yml profiles pyproject.toml release systemd testkit "

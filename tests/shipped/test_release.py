@@ -115,7 +115,7 @@ def test_another_build_in_another_place_gives_the_same_bytes(
         assert {member.mtime for member in archive} == {int(EPOCH)}
 
 
-def test_the_plugin_is_packed_from_what_was_built_and_runs_by_itself(
+def test_the_plugin_is_packed_from_the_build_and_runs_alone(
     release: Release, tmp_path: pathlib.Path
 ) -> None:
     folder = release.dist / "krew"
@@ -130,7 +130,7 @@ def test_the_plugin_is_packed_from_what_was_built_and_runs_by_itself(
 # -- the bill of materials --------------------------------------------------------------------
 
 
-def test_the_bill_lists_what_the_image_has_of_its_lock_and_nothing_else(release: Release) -> None:
+def test_the_bill_lists_exactly_the_locked_packages_of_the_image(release: Release) -> None:
     text = (ROOT / "systemd" / "omit-unused").read_text(encoding="utf-8")
     (omitted,) = re.findall(r"^for name in (.*); do$", text, re.MULTILINE)
     unused = set(map(packaging.utils.canonicalize_name, omitted.split()))

@@ -14,7 +14,7 @@ def read(folder: pathlib.Path, selection: tuple[str, ...] = journald.OF_DRIVER) 
     return journald.read(search, selection, timeout_s=30.0)
 
 
-def test_the_last_lines_of_a_selection_are_asked_for(tmp_path: pathlib.Path) -> None:
+def test_the_last_lines_of_a_selection_are_requested(tmp_path: pathlib.Path) -> None:
     stand_ins.script(tmp_path / "journalctl", 'echo "$@"')
 
     assert read(tmp_path) == "--no-pager --quiet -o short-iso -n 2000 -k -g NVRM\n"

@@ -193,7 +193,7 @@ def test_a_response_that_is_not_an_object_is_an_error(server: KubeServer, body: 
     ("status", "reason", "words"),
     [(200, OTHER, "more than 64 MiB"), (403, FORBIDDEN, "too large")],
 )
-def test_an_endless_response_is_read_in_part_and_not_asked_for_again(
+def test_an_endless_response_is_read_in_part_and_not_requested_again(
     server: KubeServer, status: int, reason: errors.Reason, words: str
 ) -> None:
     server.script = [endless(status, b" " * (1 << 20))]

@@ -201,7 +201,7 @@ def test_api_version_is_discovered_once_and_again_after_an_upgrade() -> None:
         assert versions == ["v1", "v1beta2", *["v1beta1"] * 3, "v1"]
 
 
-def test_without_claims_the_api_is_not_asked_about_them(
+def test_no_claims_are_requested_for_pods_without_claims(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
     server.create(a_pod())

@@ -134,7 +134,7 @@ def test_slot_of_another_node_is_denied(rig: Rig) -> None:
     rig.slots.release()
 
 
-def test_slot_is_ours_from_its_taking_to_its_release(rig: Rig) -> None:
+def test_a_slot_is_ours_until_its_release(rig: Rig) -> None:
     assert rig.slots.take() is None
     assert rig.slots.take() is None
     rig.slots.check()

@@ -45,7 +45,7 @@ def says_none(function: str, code: int) -> bool:
 
 @pytest.mark.slow
 @each_code(pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN)
-def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
+def test_any_answer_while_observing_is_tolerated_or_a_typed_error(
     codes: tuple[int, ...], node: NvmlRig
 ) -> None:
     create = gi_step(node.fill("1g.5gb"), "3g.20gb")
@@ -72,7 +72,7 @@ def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
 
 @pytest.mark.slow
 @each_code(pynvml.NVML_ERROR_NOT_SUPPORTED)
-def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
+def test_any_answer_while_changing_is_tolerated_or_a_typed_error(
     codes: tuple[int, ...], boot: Boot
 ) -> None:
     node = boot(in_use_timeout_s=0.5)

@@ -107,7 +107,7 @@ def test_memory_that_was_overwritten_can_still_be_read(memory: last_calls.LastCa
     assert all(str(call).isprintable() for call in calls)
 
 
-def test_a_note_costs_microseconds(recorder: last_calls.Recorder) -> None:
+def test_a_note_takes_microseconds(recorder: last_calls.Recorder) -> None:
     rounds = 10_000
     since = time.thread_time()
     for _ in range(rounds):

@@ -89,7 +89,7 @@ def test_library_is_found_below_the_first_root_or_by_the_loader(
 
 
 @pytest.mark.parametrize("folder", ["usr", "usr/lib64/libnvidia-ml.so.1"])
-def test_where_no_root_has_it_the_loader_says_what_is_wrong(
+def test_a_library_in_no_root_is_reported_with_the_loaders_message(
     folder: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "_is_loadable", lambda: False)
@@ -98,7 +98,7 @@ def test_where_no_root_has_it_the_loader_says_what_is_wrong(
     assert library.find([str(tmp_path)]) is None
 
 
-def test_without_a_root_the_loader_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_root_the_loader_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(library, "_is_loadable")
 
     assert library.find([]) is None

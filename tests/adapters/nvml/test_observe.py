@@ -54,7 +54,7 @@ def test_every_product_is_observed_as_it_is(product: hardware.Product, boot: Boo
 
 
 @pytest.mark.parametrize("product", CAPABLE)
-def test_every_profile_of_a_product_can_be_made_and_is_seen_with_its_name(
+def test_every_profile_of_a_product_is_created_and_observed_by_its_name(
     product: hardware.Product, boot: Boot
 ) -> None:
     node = boot(product.key)
@@ -111,7 +111,7 @@ def test_virtualization_is_observed_if_the_library_has_the_query(
     assert node.observe().virtualization is model.Virtualization["NONE" if absent else name]
 
 
-def test_a_gpu_instance_without_compute_instance_is_seen(node: NvmlRig) -> None:
+def test_a_gpu_instance_without_compute_instance_is_observed(node: NvmlRig) -> None:
     node.run(gi_step(node.enable(), "2g.10gb", 4))
     gpu = node.observe()
     assert nvml_rig.names(gpu) == ["[2g.10gb@4:2]"]
@@ -170,7 +170,7 @@ def test_instances_that_may_not_be_listed_are_an_error_and_never_none(
     assert caught.value.gpu.startswith(f"GPU {index} (GPU-")
 
 
-def test_lasting_facts_are_asked_once_however_many_instances_there_are(node: NvmlRig) -> None:
+def test_lasting_facts_are_queried_once_for_any_number_of_instances(node: NvmlRig) -> None:
     node.fill(*["1g.5gb"] * 7)
     functions = (
         "nvmlDeviceGetMemoryInfo",
@@ -276,7 +276,7 @@ def test_a_gpu_without_memory_of_its_own_gets_its_layout(
     assert nvml_rig.names(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
 
 
-def test_a_profile_newer_than_this_version_is_seen_under_a_name_of_its_own() -> None:
+def test_a_profile_newer_than_this_version_is_observed_by_an_own_name() -> None:
     info = pynvml.c_nvmlGpuInstanceProfileInfo_t(id=77, sliceCount=1, memorySizeMB=4864)
     assert str(gpu_device._name(21, info, total_bytes=40960 * 2**20)) == "1g.5gb+enum21"
 

@@ -135,9 +135,7 @@ def test_a_gpu_lost_while_its_drm_nodes_are_searched_hides_no_process(
     assert [[user.name for user in users] for _, users in inspection.processes] == [["trainer"]]
 
 
-def test_the_device_node_is_asked_for_only_where_processes_are_looked_for(
-    boot: Boot, proc: ProcTree
-) -> None:
+def test_the_device_node_is_queried_only_to_find_processes(boot: Boot, proc: ProcTree) -> None:
     node = boot("2xa100-sxm4-40gb")
     node.gpus.observe()
     assert node.calls("nvmlDeviceGetMinorNumber") == 0

@@ -286,7 +286,7 @@ def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
     assert well_known.GPUS_ANNOTATION in rig.annotations
 
 
-def test_a_plugin_with_strategy_mixed_serves_what_strategy_single_refuses() -> None:
+def test_the_strategy_mixed_serves_layouts_that_single_refuses() -> None:
     rig = nodes.node()
     rig.labels[strategies.STRATEGY_LABEL] = "mixed"
 

@@ -174,7 +174,7 @@ def test_resources_of_others_and_of_the_gpus_stay(resource: str) -> None:
     assert "node.remove" not in rig.log
 
 
-def test_a_drift_check_without_phantoms_asks_neither_kubelet_nor_the_api() -> None:
+def test_a_drift_check_without_phantoms_requests_nothing() -> None:
     rig, agent, outcome = node_at_rest()
     rig.kubelet.phantoms = {}
     rig.labels["nvidia.com/mig.strategy"] = "single"

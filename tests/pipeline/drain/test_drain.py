@@ -42,7 +42,7 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
     assert bool(rig.log) is (policy is policies.DrainPolicy.NODE)
 
 
-def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end(rig: NodeRig) -> None:
+def test_the_pause_that_a_server_requests_is_kept(rig: NodeRig) -> None:
     rig.disruptions.refusals["train"] = "disruption budget is being computed"
     rig.disruptions.retry_after_s = 6
     asked_at_s: list[float] = []
@@ -134,7 +134,7 @@ def test_pod_that_cannot_leave_is_named_and_no_other_is_evicted(
     assert rig.statuses == []
 
 
-def test_a_pod_that_cannot_be_evicted_may_finish_by_itself() -> None:
+def test_a_pod_that_cannot_be_evicted_may_still_finish() -> None:
     rig = empty()
     uid = gpu_pod(rig, is_kept=True)
     finished = dataclasses.replace(rig.pods[uid], phase="Succeeded")

@@ -256,7 +256,7 @@ def test_a_budget_that_never_grants_all_pods_keeps_those_without_owner() -> None
     assert not rig.has_hold_taint
 
 
-def test_a_blocked_drain_asks_for_the_budgets_and_not_for_each_pod() -> None:
+def test_a_blocked_drain_lists_budgets_and_checks_no_single_pod() -> None:
     rig, serving = node_with(room_elsewhere=0)
     serving.budget.max_unavailable = 0
 

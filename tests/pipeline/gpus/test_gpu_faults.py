@@ -127,7 +127,7 @@ def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
     assert rig.events.count("GpuRecovered") == (expected is not None)
 
 
-def test_a_fault_on_a_node_that_others_repair_changes_nothing_of_theirs() -> None:
+def test_a_fault_does_not_change_the_repair_by_another_program() -> None:
     rig, agent, outcome = node_at_rest()
     rig.is_unschedulable, rig.taints = True, {"nvidia.com/gpu-error"}
     rig.add_pod("train", devices=frozenset(rig.gpus[0].mig_uuids[:1]))

@@ -112,7 +112,7 @@ def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None
     assert "HostServiceRefused" not in rig.events
 
 
-def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
+def test_a_failed_change_starts_the_services_again() -> None:
     rig = nodes.hosted_node()
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 

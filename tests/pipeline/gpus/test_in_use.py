@@ -202,7 +202,7 @@ def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     assert "no GPU has its device" in rig.messages[0]
 
 
-def test_pods_whose_devices_no_gpu_has_are_not_evicted_unasked() -> None:
+def test_pods_with_missing_devices_are_not_evicted_without_a_request() -> None:
     rig = outdated_node()
     processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
     texts = ("default/gpu0-0", "no GPU has its device")
@@ -239,7 +239,7 @@ def test_pods_whose_devices_no_gpu_has_keep_a_rollback_away_if_they_run(
         assert [len(gpu.mig_uuids) for gpu in rig.gpus] == [7, 7]
 
 
-def test_a_pod_whose_claimed_device_no_gpu_has_is_not_evicted_unasked() -> None:
+def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> None:
     rig = nodes.dra_node()
     rig.add_pod(
         "outdated", has_claims=True, claimed_ids=frozenset({driver_rules.mig_uuid("outdated")})

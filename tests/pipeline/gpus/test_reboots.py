@@ -366,7 +366,7 @@ def refuse_a_patch_after_evictions(rig: fakes.NodeRig) -> None:
     ],
     ids=["budget", "API"],
 )
-def test_a_reboot_follows_once_what_kept_pods_on_the_node_has_passed(
+def test_a_reboot_follows_once_the_pods_can_leave(
     obstruct: Callable[[fakes.NodeRig], object], reason: Reason
 ) -> None:
     rig = rebooting_node()

@@ -186,7 +186,7 @@ def test_every_reason_is_counted_from_zero(heard: metrics.AgentMetrics) -> None:
     assert series(heard, "runs_total") == {**before, "InUse,failed": 1}
 
 
-def test_the_contact_with_the_api_is_asked_for_at_each_scrape(
+def test_the_age_of_the_api_contact_is_read_at_each_scrape(
     heard: metrics.AgentMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert series(heard, "api_contact_age_seconds") == {"": 3.0}

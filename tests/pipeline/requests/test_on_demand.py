@@ -129,7 +129,7 @@ def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
         assert run(rig, ON_DEMAND, by=agent).reason is Reason.APPLIED, owner
 
 
-def test_on_demand_a_driver_that_does_not_list_processes_is_asked_again() -> None:
+def test_on_demand_a_driver_that_lists_no_processes_is_queried_again() -> None:
     rig = idle_node()
 
     def fail() -> dict[str, Any]:
@@ -263,7 +263,7 @@ def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
     ends.assert_restored(rig)
 
 
-def test_on_demand_a_kubelet_that_does_not_answer_is_asked_again() -> None:
+def test_on_demand_a_silent_kubelet_is_queried_again() -> None:
     rig = idle_node()
     before = rig.gpus
     rig.refusing = {"allocations.assigned_devices": strikes.BROKEN["allocations"]}
@@ -293,7 +293,7 @@ def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> No
     assert retried
 
 
-def test_on_demand_a_drift_is_healed_once_no_process_uses_what_goes() -> None:
+def test_on_demand_a_drift_is_healed_once_no_process_uses_the_instances() -> None:
     rig = idle_node()
     agent = agents.reconciler(rig, limits=ON, heals_drift=True)
     outcome = run(rig, ON_DEMAND, by=agent)

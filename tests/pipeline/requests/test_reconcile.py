@@ -113,7 +113,7 @@ def node_and_agent() -> tuple[fakes.NodeRig, agents.AgentInMemory]:
 
 
 @pytest.mark.parametrize(("attempt", "is_early"), [(1, True), (2, False)])
-def test_a_known_change_is_pending_before_kubelet_is_asked(
+def test_a_known_change_is_pending_before_kubelet_is_queried(
     attempt: int, *, is_early: bool
 ) -> None:
     rig, agent = node_and_agent()

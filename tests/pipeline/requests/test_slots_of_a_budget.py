@@ -152,7 +152,7 @@ def test_without_a_slot_the_node_is_not_touched(
     assert not {"gpus.execute", "hooks.run"} & {*fake.rig.log}
 
 
-def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
+def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
     fake: fake_cluster.FakeSlots,
 ) -> None:
     agents.run(fake.rig)

@@ -137,7 +137,7 @@ def test_failure_at_the_start_does_not_make_the_retry_evict(
     assert "workloads.evict" not in rig.log
 
 
-def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
+def test_a_starting_agent_restores_the_instances_lost_in_a_reboot() -> None:
     rig, _, _ = nodes.at_rest(LAYOUT)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
 

@@ -23,7 +23,7 @@ def readiness_of(rig: fakes.NodeRig) -> tuple[str, str]:
 
 @pytest.mark.parametrize("failing", ["too-much", "no-such-layout"])
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_applied_label_goes_if_a_gpu_without_the_layout_is_back(
+def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
     failing: str, *, is_restarted: bool
 ) -> None:
     rig, agent = (rig := nodes.node()), agents.reconciler(rig)

@@ -114,7 +114,7 @@ def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
     assert (is_ready(rig), STARTUP in rig.taints) == (True, False)
 
 
-def test_startup_taint_goes_with_each_success_and_is_never_added() -> None:
+def test_a_startup_taint_is_removed_at_each_success_and_never_added() -> None:
     rig = new_node(LAYOUT)
     rig.taints = {OTHER}
 

@@ -106,7 +106,9 @@ def test_items_of_a_list_carry_no_kind(ask: apirig.Client, server: apiserver.Api
     assert ask("GET", f"{apirig.NODES}?resourceVersion=x").code == 400
 
 
-def test_discovery_lists_what_is_served(ask: apirig.Client, server: apiserver.ApiServer) -> None:
+def test_discovery_lists_the_served_resources(
+    ask: apirig.Client, server: apiserver.ApiServer
+) -> None:
     groups = [each["name"] for each in ask("GET", "/apis").body["groups"]]
     core = {each["name"]: each for each in ask("GET", "/api/v1").body["resources"]}
 

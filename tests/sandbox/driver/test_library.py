@@ -153,7 +153,7 @@ def test_a_layout_is_applied_through_the_library_and_every_command_sees_it(
 
 
 @pytest.mark.slow
-def test_apply_asks_the_kubelet_of_this_machine_without_an_option(
+def test_apply_queries_the_kubelet_of_this_machine_by_default(
     shell: commandline.Shell, state: pathlib.Path, library_file: pathlib.Path
 ) -> None:
     line = ("apply", "--library-path", str(library_file), "all-1g.5gb")

@@ -72,7 +72,7 @@ def test_an_xid_is_an_event_and_a_reset_clears_the_recovery_action(start: nvml_r
     assert pynvml.nvmlDeviceGetFieldValues(nvml_rig.gpu(1), [field])[0].value.uiVal == 0
 
 
-def test_a_reset_does_not_clear_what_only_a_reboot_does(start: nvml_rig.Start) -> None:
+def test_a_reset_does_not_clear_an_action_that_needs_a_reboot(start: nvml_rig.Start) -> None:
     state = start("A30").state
     state.fail_gpu(0, action=pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT)
     assert state.reset_gpu(0) is states.Code.SUCCESS

@@ -214,7 +214,7 @@ def test_a_pod_deleted_without_grace_lets_go_of_its_devices_at_once(bench: Bench
     assert not bench.manager.assigned()
 
 
-def test_a_pod_that_is_deleted_before_it_started_goes_at_once(bench: Bench) -> None:
+def test_a_pod_that_is_deleted_before_its_start_is_removed_at_once(bench: Bench) -> None:
     bench.admit()
     bench.cluster.delete(_POD, bench.pod())
     bench.kubelet.sync(0.5)

@@ -23,7 +23,7 @@ def path(start: nvml_rig.Start) -> pathlib.Path:
     return library.state.path
 
 
-def test_programs_see_what_nvml_reports(path: pathlib.Path) -> None:
+def test_programs_observe_the_same_gpus_as_nvml(path: pathlib.Path) -> None:
     reported = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
 
     gpus = device_plugin.observe(state_file.SharedState(path))

@@ -26,7 +26,7 @@ def names(cluster: cluster_view.ClusterView) -> set[str]:
     return {objects.name(pod) for pod in cluster.list(cluster_view.WatchedKind.POD)}
 
 
-def test_changes_by_others_are_seen_and_reported(
+def test_changes_by_others_are_visible_and_reported(
     cluster: cluster_view.ClusterView, others: api.KubeApi
 ) -> None:
     reported: list[str] = []
@@ -44,7 +44,7 @@ def test_changes_by_others_are_seen_and_reported(
     assert len(reported) == heard
 
 
-def test_our_own_writes_are_seen_at_once(cluster: cluster_view.ClusterView) -> None:
+def test_our_own_writes_are_visible_at_once(cluster: cluster_view.ClusterView) -> None:
     for _ in range(20):
         cluster.create(cluster_view.WatchedKind.POD, _POD)
         (pod,) = cluster.list(cluster_view.WatchedKind.POD)

@@ -92,7 +92,7 @@ def test_capacity_shows_idle_possible_and_stranded_devices(viewer: plugin_rig.Vi
         ("whole", "no new pods are scheduled to it"),
     ],
 )
-def test_a_node_says_what_is_not_known_of_it_and_why(
+def test_a_node_with_unknown_use_is_listed_with_the_reason(
     viewer: plugin_rig.Viewer, name: str, why: str
 ) -> None:
     answer = viewer.alone("capacity", name)
@@ -100,7 +100,7 @@ def test_a_node_says_what_is_not_known_of_it_and_why(
     assert why in " ".join(answer.out.split())
 
 
-def test_a_single_node_with_a_known_use_is_in_order(viewer: plugin_rig.Viewer) -> None:
+def test_a_single_node_with_known_use_gives_status_0(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("capacity", "busy")
 
     assert (answer.status, answer.err) == (0, "")

@@ -112,7 +112,7 @@ def test_a_layout_is_active_with_the_content_that_was_applied(
 
 
 @pytest.mark.slow
-def test_the_config_map_of_the_node_has_what_the_operators_agent_serves(
+def test_the_nodes_config_map_has_the_layouts_of_the_operators_agent(
     user: plugin_rig.Viewer,
 ) -> None:
     add_node(user.server, served.to_json(entries()))

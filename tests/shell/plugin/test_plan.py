@@ -75,7 +75,7 @@ def test_a_layout_may_come_from_a_file_or_from_a_pipe(
     assert viewer.alone("plan", "mine", "gpu-1").status == 2
 
 
-def test_nothing_is_presumed_of_gpus_that_their_agent_cannot_observe(
+def test_gpus_that_their_agent_cannot_observe_are_unknown(
     tmp_path: pathlib.Path,
 ) -> None:
     (tmp_path / "layouts.yaml").write_text(plugin_rig.CONFIG)

@@ -25,7 +25,7 @@ def test_kubectl_lists_the_plugin_runs_it_and_completes_a_line_with_it(
     assert viewer.complete("plan", "-f", "").out == ":0\n"
 
 
-def test_help_is_given_for_all_and_for_each(viewer: plugin_rig.Viewer) -> None:
+def test_help_exists_for_the_plugin_and_for_each_command(viewer: plugin_rig.Viewer) -> None:
     assert "kubectl mig" in viewer.alone().out
     answer = viewer.alone("plan", "--help")
     assert "LAYOUT" in answer.out
@@ -83,7 +83,7 @@ def test_invalid_input_is_refused_in_a_line(
     assert "Traceback" not in answer.err
 
 
-def test_a_missing_kubectl_is_to_be_installed(
+def test_a_missing_kubectl_is_an_error_with_a_remedy(
     viewer: plugin_rig.Viewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(viewer.home / "empty"))
@@ -168,7 +168,7 @@ def test_a_failed_node_says_when_its_agent_tries_again(user: plugin_rig.Viewer) 
         (("status", "--context", "nowhere", ""), []),
     ],
 )
-def test_a_line_is_completed(
+def test_a_command_line_is_completed(
     viewer: plugin_rig.Viewer, words: tuple[str, ...], candidates: list[str]
 ) -> None:
     answer = viewer.complete(*words)

@@ -105,14 +105,16 @@ def test_a_missing_node_does_not_hide_the_others(viewer: plugin_rig.Viewer) -> N
     ],
     ids=" ".join,
 )
-def test_yaml_has_what_json_has(viewer: plugin_rig.Viewer, words: Sequence[str]) -> None:
+def test_the_yaml_of_a_status_equals_its_json(
+    viewer: plugin_rig.Viewer, words: Sequence[str]
+) -> None:
     as_json, as_yaml = (viewer.alone(*words, "-o", each) for each in ("json", "yaml"))
 
     assert yaml.safe_load(as_yaml.out) == as_json.data
 
 
 @pytest.mark.slow
-def test_json_has_everything(viewer: plugin_rig.Viewer) -> None:
+def test_the_json_of_a_status_has_every_fact(viewer: plugin_rig.Viewer) -> None:
     answer = viewer.alone("status", "-o", "json").data
 
     assert answer["isGood"] is False

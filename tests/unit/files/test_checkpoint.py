@@ -86,7 +86,7 @@ def test_render_writes_the_bytes_that_mig_parted_writes() -> None:
     )
 
 
-def test_gpus_without_mig_are_omitted_and_what_is_empty_is_null() -> None:
+def test_gpus_without_mig_are_omitted_and_empty_lists_are_null() -> None:
     nothing = '{"Version":"v1","MigState":{"Devices":null}}'
     assert checkpoint.render([samples.gpu(None, mode=None)]) == nothing
     assert read(nothing) == ()

@@ -214,7 +214,7 @@ REFUSED = {
         for text in texts
     ],
 )
-def test_invalid_yaml_and_what_is_beyond_plain_data_are_refused(why: str, text: str) -> None:
+def test_yaml_that_is_invalid_or_beyond_plain_data_is_refused(why: str, text: str) -> None:
     assert why in error_of(text)
 
 

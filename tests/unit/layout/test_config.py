@@ -204,7 +204,7 @@ COMPLAINTS = [*REFUSED, *((complaint, text) for text, _, complaint in PASSED_OVE
         if not any(unseen in complaint for unseen in UNSEEN_BY_SCHEMA)
     ],
 )
-def test_the_schema_for_editors_refuses_what_the_parser_refuses(text: str) -> None:
+def test_the_schema_for_editors_refuses_the_same_as_the_parser(text: str) -> None:
     data = yaml_tree.plain(yaml_tree.parse(text, source="f"))
     with pytest.raises(jsonschema.ValidationError):
         contract.check("LayoutFile", data)
@@ -225,7 +225,7 @@ def lenient_rule(text: str) -> layouts.Rule:
         (f"version: v1\nmig-configs: {{x: {RULE}}}\n---\na: 1\n", None),
     ],
 )
-def test_a_lenient_document_means_what_it_means_to_mig_parted(
+def test_a_lenient_document_means_the_same_as_in_mig_parted(
     text: str, expected: tuple[int, ...] | None
 ) -> None:
     assert lenient_rule(text).indices == expected

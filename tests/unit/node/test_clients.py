@@ -42,7 +42,7 @@ LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
 # -- affected pods ----------------------------------------------------------------------------
 
 
-def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
+def test_a_plan_affects_the_destroyed_devices_and_the_whole_gpu() -> None:
     gpus = samples.balanced_gpu()
     fewer = gpu_values.brought_to(gpus, desired_gpu("1g.5gb", "3g.20gb"))
     only_creates = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")

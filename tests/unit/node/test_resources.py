@@ -119,7 +119,7 @@ def test_without_kubelet_the_capacity_shows_unhealthy_devices() -> None:
     assert schedulable.why_not(gpus, None, unregistered, changed=()) != ""
 
 
-def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
+def test_unhealthy_devices_are_named_by_gpu_with_their_remedy() -> None:
     first, second = samples.balanced_gpu(), samples.gpu(samples.A100, "7g.40gb@0", index=1)
     gpus = model.ObservedGpus((*first, second))
     healthy = {GPU: frozenset(second.mig_uuids)}

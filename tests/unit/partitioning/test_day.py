@@ -33,7 +33,7 @@ def test_a_day_is_reproducible_and_scales_with_its_length() -> None:
     assert day.jobs(seed=2, pods=50, day_s=60.0, gpus=8, load=0.7) != short
 
 
-def test_the_pods_of_a_day_keep_the_share_of_the_gpus_that_is_asked_for() -> None:
+def test_the_pods_of_a_day_keep_the_requested_share_of_the_gpus() -> None:
     jobs = day.jobs(seed=1, pods=400, day_s=DAY_S, gpus=32, load=0.7)
 
     sizes = day.sizes()
@@ -57,7 +57,7 @@ def test_a_fixed_layout_serves_each_profile_in_the_order_of_the_pods() -> None:
     assert day.mean(jobs, waits, end_s=101) == pytest.approx((0.0 + 9.0 + 99.0) / 3)
 
 
-def test_instant_repartitioning_waits_only_for_what_is_in_use() -> None:
+def test_instant_repartitioning_waits_only_for_devices_in_use() -> None:
     jobs = [job("a", "1g.5gb", 0, 10), job("b", "7g.40gb", 1, 5), job("c", "3g.20gb", 2, 1)]
 
     waits = bounds.instant(jobs, gpus=1, end_s=100)

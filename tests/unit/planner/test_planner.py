@@ -309,7 +309,7 @@ def test_an_unknown_profile_is_refused_with_the_gpus_profiles(
         ("RTX6000", {"1g.24gb+me.all": 1, "1g.24gb": 1}, "5 x decoder", "1x 1g.24gb+me.all"),
     ],
 )
-def test_a_layout_that_does_not_fit_is_refused_with_what_is_exceeded(
+def test_a_layout_that_does_not_fit_is_refused_with_the_exceeded_limit(
     product: str, devices: dict[str, int], why: str, part: str
 ) -> None:
     error = refusal(samples.gpu(samples.PRODUCTS[product]), devices)

@@ -71,7 +71,9 @@ def test_the_room_of_every_product_equals_exhaustive_search(
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-def test_planner_creates_what_the_room_promises(product: str, data: st.DataObject) -> None:
+def test_the_planner_creates_every_device_that_the_room_promises(
+    product: str, data: st.DataObject
+) -> None:
     # Only an instance with a compute instance can be wanted, and so be kept.
     gpu = data.draw(drawn_gpus.gpus(product, splits=False, idle=False))
     in_use = some_in_use(data, gpu)
@@ -115,7 +117,7 @@ def test_planner_creates_what_the_room_promises(product: str, data: st.DataObjec
         pytest.param(("7g.40gb@0",), ("0:8",), {}, (0, 0, 0, 0.0), id="full"),
     ],
 )
-def test_room_is_what_instances_in_use_leave(
+def test_the_room_is_the_rest_beside_instances_in_use(
     instances: tuple[str, ...],
     in_use: tuple[str, ...],
     profiles: dict[str, int],

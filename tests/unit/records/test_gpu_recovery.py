@@ -24,7 +24,7 @@ def gpu(index: int, action: model.RecoveryAction | None) -> model.Gpu:
 
 
 @pytest.mark.parametrize("action", FAULTS)
-def test_each_action_says_what_is_needed_and_what_to_do(action: model.RecoveryAction) -> None:
+def test_each_recovery_action_has_its_sentence_and_remedy(action: model.RecoveryAction) -> None:
     (sentence,) = gpu_recovery.faults([gpu(0, model.RecoveryAction.NONE), gpu(5, action)])
     condition = gpu_recovery.condition(model.ObservedGpus([gpu(5, action)]))
 

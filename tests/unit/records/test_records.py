@@ -289,7 +289,7 @@ PASSIVE = requests.RequestRecord(config="a", may_evict=False)
         (PASSIVE, requests.RequestRecord(config="a"), True, True, False),
     ],
 )
-def test_same_request_keeps_what_it_has_reached(
+def test_the_same_request_keeps_its_progress(
     former: requests.RequestRecord,
     newer: requests.RequestRecord,
     *,
