@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -32,6 +32,28 @@ def on_steps(
         yield
     finally:
         rig.driver.step_error = before
+
+
+_T = TypeVar("_T")
+
+
+def note(
+    rig: fakes.NodeRig, read: Callable[[], _T], *, when: Callable[[], bool] = lambda: True
+) -> list[_T]:
+    """Read a value in each call of the rig's ports at which a condition holds; return the values.
+
+    What the rig does in its calls already, it still does.
+    """
+    values: list[_T] = []
+    before = rig.on_call
+
+    def act() -> None:
+        before()
+        if when():
+            values.append(read())
+
+    rig.on_call = act
+    return values
 
 
 def once(rig: fakes.NodeRig, is_due: Callable[[], bool], act: Callable[[], object]) -> None:
@@ -110,8 +132,8 @@ def moments(
     is_alike: Callable[[str], bool] = port_calls.READS.__contains__,
 ) -> Iterator[int]:
     """Yield the first call of an undisturbed run, and each after a wait or a call not alike."""
-    rig, times_s = make(), list[float]()
-    rig.on_call = lambda: times_s.append(rig.clock.now_s)
+    rig = make()
+    times_s = note(rig, lambda: rig.clock.now_s)
     act(rig)
     for index, now_s in enumerate(times_s):
         if not (index and is_alike(rig.log[index - 1]) and now_s == times_s[index - 1]):

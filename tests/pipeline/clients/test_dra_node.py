@@ -65,13 +65,12 @@ def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
 
 def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None:
     rig = nodes.dra_node()
-    open_with: list[frozenset[str]] = []
+    open_with = strikes.note(
+        rig,
+        lambda: published_uuids(rig),
+        when=lambda: "gpus.execute" in rig.log and not rig.has_hold_taint and not rig.drivers,
+    )
 
-    def note() -> None:
-        if "gpus.execute" in rig.log and not rig.has_hold_taint and not rig.drivers:
-            open_with.append(published_uuids(rig))
-
-    rig.on_call = note
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
     assert set(open_with) == {frozenset()}
 

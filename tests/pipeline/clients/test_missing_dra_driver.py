@@ -139,13 +139,11 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:
             rig.pods[uid] = dataclasses.replace(pod, claimed_ids=None)
-    closed: list[bool] = []
-
-    def note() -> None:
-        if "waiting for the DRA driver" in rig.statuses[-1]:
-            closed.append(rig.has_hold_taint)
-
-    rig.on_call = note
+    closed = strikes.note(
+        rig,
+        lambda: rig.has_hold_taint,
+        when=lambda: "waiting for the DRA driver" in rig.statuses[-1],
+    )
 
     assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
 

@@ -22,13 +22,11 @@ from tests.node.nodes import (
 
 def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
     rig = monitored_node()
-    has_gfd: list[bool] = []
-
-    def note_order() -> None:
-        if "gpus.execute" in rig.log and rig.labels[EXPORTER] == "true":
-            has_gfd.append("gpu-feature-discovery" in rig.pod_names)
-
-    rig.on_call = note_order
+    has_gfd = strikes.note(
+        rig,
+        lambda: "gpu-feature-discovery" in rig.pod_names,
+        when=lambda: "gpus.execute" in rig.log and rig.labels[EXPORTER] == "true",
+    )
 
     ends.assert_ends(rig, Reason.APPLIED)
 
@@ -37,8 +35,7 @@ def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
         "resuming gpu-feature-discovery, dcgm",
         "resuming dcgm-exporter",
     ]
-    assert has_gfd
-    assert all(has_gfd)
+    assert set(has_gfd) == {True}
     assert {rig.labels[key] for key in (GFD, DCGM, EXPORTER)} == {"true"}
     assert "MonitorNotReady" not in rig.events
 

@@ -16,13 +16,12 @@ from tests.node.nodes import (
 
 def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
     rig = sharing_node()
-    label_pairs: set[tuple[str, str]] = set()
     keys = (well_known.PLUGIN_CONFIG_LABEL, well_known.PLUGIN_DEPLOY_LABEL)
-    rig.on_call = lambda: label_pairs.add((rig.labels[keys[0]], rig.labels[keys[1]]))
+    label_pairs = strikes.note(rig, lambda: (rig.labels[keys[0]], rig.labels[keys[1]]))
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert label_pairs == {
+    assert set(label_pairs) == {
         ("whole", "true"),
         ("whole", well_known.PAUSED_VALUE),
         ("sliced", "true"),

@@ -213,8 +213,7 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
     rig.driver.step_error = lambda step: (
         refusals.pop() if isinstance(step, steps.CreateGpuInstance) and refusals else None
     )
-    copies: list[str] = []
-    rig.on_call = lambda: copies.append(rig.request_file.text or "")
+    copies = strikes.note(rig, lambda: rig.request_file.text or "")
     agents.run(rig)
     if later:
         rig.refusing["gpus.observe"] = strikes.BROKEN["gpus"]

@@ -17,13 +17,12 @@ def rig() -> fakes.NodeRig:
 
 
 def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
-    status_and_taint: list[tuple[str, bool]] = []
+    status_and_taint = strikes.note(
+        rig,
+        lambda: (rig.statuses[-1], rig.has_hold_taint),
+        when=lambda: rig.log[-1] == "hooks.run",
+    )
 
-    def note() -> None:
-        if rig.log[-1] == "hooks.run":
-            status_and_taint.append((rig.statuses[-1], rig.has_hold_taint))
-
-    rig.on_call = note
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.hooks.commands == [START, CONFIG, EXIT]
@@ -42,8 +41,7 @@ def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
 
 def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
     rig = nodes.add_hooks(nodes.node())
-    executed: list[int] = []
-    rig.on_call = lambda: executed.append(len(rig.driver.executed_steps))
+    executed = strikes.note(rig, lambda: len(rig.driver.executed_steps))
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
@@ -122,12 +120,11 @@ def test_a_drain_that_fails_still_comes_to_the_last_point(rig: fakes.NodeRig) ->
 
 
 def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.NodeRig) -> None:
-    taints: list[bool] = []
-    rig.on_call = lambda: taints.append(rig.has_hold_taint)
+    taints = strikes.note(rig, lambda: rig.has_hold_taint)
 
     ends.assert_superseded(rig, when=lambda: rig.log[-1] == "hooks.run", is_replaced=True)
 
-    assert not any(taints)
+    assert set(taints) == {False}
 
 
 def test_a_program_that_this_change_does_not_run_may_be_missing(rig: fakes.NodeRig) -> None:

@@ -31,8 +31,7 @@ BOTH_AND_MORE = (
 def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **options: Any) -> None:
     """Request the layout on demand; check that nothing has happened beside the state."""
     before, pods = rig.gpus, set(rig.pods)
-    rig.on_call = lambda: taints.append(rig.has_hold_taint)
-    taints: list[bool] = []
+    taints = strikes.note(rig, lambda: rig.has_hold_taint)
     started_s = rig.clock.now_s
     outcome = run(rig, ON_DEMAND, **options)
     assert outcome.reason is Reason.IN_USE, outcome.message
@@ -47,7 +46,7 @@ def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **opti
     assert published_status(rig).retry_at is None
     assert rig.labels.get(well_known.APPLIED_LABEL) != "custom"
     assert rig.clock.now_s == started_s + waits_s
-    assert not any(taints)
+    assert set(taints) == {False}
     ends.assert_restored(rig)
 
 
@@ -313,13 +312,11 @@ def test_on_demand_a_drift_is_healed_once_no_process_uses_the_instances() -> Non
 def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:
     """Its text does not show that, and the owner may take the label away meanwhile."""
     rig = idle_node()
-    records: list[str | None] = []
-
-    def note() -> None:
-        if rig.log[-1] == "gpus.observe":
-            records.append(rig.annotations.get(well_known.REQUEST_ANNOTATION))
-
-    rig.on_call = note
+    records = strikes.note(
+        rig,
+        lambda: rig.annotations.get(well_known.REQUEST_ANNOTATION),
+        when=lambda: rig.log[-1] == "gpus.observe",
+    )
 
     run(rig, ON_DEMAND)
 

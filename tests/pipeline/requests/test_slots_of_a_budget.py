@@ -67,15 +67,13 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
     fake: fake_cluster.FakeSlots, refusals: int
 ) -> None:
     rig, lock = fake.rig, fakes.FakeLock(refusals=refusals)
-    is_locked: list[bool] = []
-    rig.on_call = lambda: (
-        is_locked.append(lock.is_locked) if rig.log[-1] == "gpus.observe" else None
+    is_locked = strikes.note(
+        rig, lambda: lock.is_locked, when=lambda: rig.log[-1] == "gpus.observe"
     )
 
     ends.assert_ends(rig, Reason.APPLIED, by=agents.reconciler(rig, lock=lock))
 
-    assert is_locked
-    assert all(is_locked)
+    assert set(is_locked) == {True}
 
 
 def test_a_node_that_is_locked_waits_once_and_takes_no_slot(fake: fake_cluster.FakeSlots) -> None:
@@ -186,13 +184,11 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
 def disrupting_calls() -> list[int]:
     """Return the calls from the one after the first that marked the node to the last mark's."""
     rig = nodes.busy_node()
-    marked: list[int] = []
-
-    def note() -> None:
-        if well_known.JOURNAL_ANNOTATION in rig.annotations:
-            marked.append(len(rig.log) - 1)
-
-    rig.on_call = note
+    marked = strikes.note(
+        rig,
+        lambda: len(rig.log) - 1,
+        when=lambda: well_known.JOURNAL_ANNOTATION in rig.annotations,
+    )
     agents.run(rig)
     return marked
 

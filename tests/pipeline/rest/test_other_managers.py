@@ -3,7 +3,7 @@
 from mig_manager.agent import drift
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, nodes
+from tests.node import agents, ends, fakes, nodes, strikes
 from tests.pipeline.drifts import LAYOUT, tamper
 
 
@@ -43,9 +43,8 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
 
 def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
     rig, other = nodes.node(), fakes.FakeLock()
-    saves: list[bool] = []
-    rig.on_call = lambda: (
-        saves.append(other.is_locked) if rig.log[-1] == "verified_layout_file.save" else None
+    saves = strikes.note(
+        rig, lambda: other.is_locked, when=lambda: rig.log[-1] == "verified_layout_file.save"
     )
     agent = agents.reconciler(rig, lock=other)
 

@@ -28,8 +28,7 @@ def is_ready(rig: fakes.NodeRig) -> bool | None:
 
 def test_node_is_not_ready_until_its_layout_is_verified() -> None:
     rig = new_node()
-    entries: list[tuple[str, bool | None, bool]] = []
-    rig.on_call = lambda: entries.append((rig.log[-1], is_ready(rig), STARTUP in rig.taints))
+    entries = strikes.note(rig, lambda: (rig.log[-1], is_ready(rig), STARTUP in rig.taints))
 
     ends.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
 
