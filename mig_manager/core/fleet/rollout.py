@@ -179,6 +179,17 @@ class _Track:
         """Whether it failed during the rollout."""
         return self.first_failure is _FirstFailure.DURING
 
+    def after(self, progress: NodeProgress, *, has_begun: bool) -> "_Track":
+        """Return it with the failure that this progress shows; an applied layout ends one."""
+        if progress.state is NodeProgressState.SUCCESS:
+            return dataclasses.replace(self, failure=None)
+        if progress.state not in BAD:
+            return self
+        first = self.first_failure
+        if first is _FirstFailure.NONE:
+            first = _FirstFailure.DURING if has_begun else _FirstFailure.BEFORE
+        return dataclasses.replace(self, failure=progress, first_failure=first)
+
 
 class Rollout:
     """Decides after every read of the nodes; measures their durations."""
@@ -335,21 +346,8 @@ class Rollout:
             # A request that failed has changed nothing.
             and not (reported and reported.state is model.State.FAILED),
         )
-        failure, first_failure = track.failure, track.first_failure
-        if state in BAD:
-            failure = progress
-            if first_failure is _FirstFailure.NONE:
-                first_failure = _FirstFailure.DURING if self._has_begun else _FirstFailure.BEFORE
-        elif state is NodeProgressState.SUCCESS:
-            failure = None
-        track = dataclasses.replace(
-            track,
-            since_s=since_s,
-            unfinished=unfinished,
-            failure=failure,
-            first_failure=first_failure,
-        )
-        return track, progress
+        track = dataclasses.replace(track, since_s=since_s, unfinished=unfinished)
+        return track.after(progress, has_begun=self._has_begun), progress
 
     def _is_unavailable(
         self,
