@@ -11,7 +11,7 @@ from mig_manager.adapters import lean_imports
 
 # structlog imports it, for its coroutines, and with it TLS: a third of a command's start.
 lean_imports.defer("asyncio")
-# dataclasses does, for the signature of those without a docstring.
+# dataclasses imports it, for the signature of a class without a docstring.
 lean_imports.defer("inspect")
 # pathlib does, for the URI of a path.
 lean_imports.defer("urllib.parse", "quote_from_bytes")

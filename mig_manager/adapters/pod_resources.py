@@ -80,7 +80,7 @@ class PodResources:
         """
         if _is_of_this_boot(self._path, is_booting=is_booting):
             return True
-        # With another --root-dir, such as that of k0s, only the socket for device plugins is here.
+        # With another --root-dir, such as k0s', only the socket for device plugins is here.
         plugins = self._path.parent.with_name("device-plugins") / "kubelet.sock"
         return not is_booting and _is_of_this_boot(plugins)
 

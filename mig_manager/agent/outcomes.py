@@ -82,7 +82,7 @@ def failure(
 ) -> Outcome:
     """Return the outcome of a failure.
 
-    Without ``should_retry`` and ``remedy`` it has those of the reason.
+    ``should_retry`` and ``remedy`` default to the reason's.
     """
     return Outcome(
         state=model.State.FAILED,

@@ -219,7 +219,7 @@ class RunJournal:
         kept: journals.Journal,
         complete: Callable[[node_object.NodePatch], node_object.NodePatch],
     ) -> None:
-        """Undo all entries but those that are kept, in one completed patch."""
+        """Undo all entries except the kept ones, in one completed patch."""
         self._publisher.update(lambda view: complete(self._patch_to(kept, view)))
         self.entries = kept
 
@@ -276,7 +276,7 @@ class RunJournal:
     def _with_record(
         self, change: node_object.NodePatch, journal: journals.Journal
     ) -> node_object.NodePatch:
-        """Add the record of the request and the journal; no layout is labelled that is gone."""
+        """Add the request's record and the journal; drop the label of a layout that is gone."""
         annotations = publish.of_record(self.record) | self._annotation(journal)
         is_outdated = self.record.is_label_outdated(self.status.gpus, self._deps.boot_id)
         gone = dict.fromkeys([well_known.APPLIED_LABEL] if is_outdated else ())

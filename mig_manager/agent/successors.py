@@ -33,7 +33,7 @@ class Successors:
         return self._first is not None and pod.uid not in self._first
 
     def include(self, pod: pod_object.Pod) -> bool:
-        """Return whether a pod follows one of its controller that was evicted or deleted."""
+        """Return whether a pod succeeds an evicted or deleted pod of its controller."""
         return self.is_new(pod) and pod.controller in self._removed
 
     def note_removed(self, pod: pod_object.Pod) -> None:

@@ -160,7 +160,7 @@ class _CombinedTarget:
     idle: model.Snapshots  # outside the target; this change restores them
     in_use: model.Snapshots
     """Pods or processes use what their rollback destroys. The journal keeps them for a later
-    change, those of the target unless this one succeeds."""
+    change; GPUs of the target only if this one fails."""
     may_stay_pending: bool
     """Whether a mode may stay pending until a reset.
 

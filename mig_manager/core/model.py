@@ -55,7 +55,7 @@ class RecoveryAction(enum.Enum):
 class Placement(NamedTuple):
     """A span of slices: memory slices of a GPU instance, compute slices of a compute instance.
 
-    A tuple, because the partitioner hashes and compares those of a whole cluster.
+    A tuple, because the partitioner hashes and compares all placements of a cluster.
     """
 
     start: int

@@ -64,8 +64,8 @@ def refresh_nodes(
 ) -> None:
     """Create missing or wrong nodes in containers' ``/dev``, and remove outdated nodes.
 
-    The driver's files are in ``proc``, or below one of the ``roots``. Reading them takes no lock
-    but that of system suspend (``nv-caps.c``), so they are readable when a GPU hangs.
+    The driver's files are in ``proc``, or below one of the ``roots``. Reading them takes only
+    system suspend's lock (``nv-caps.c``), so they are readable when a GPU hangs.
 
     Raises:
         HostError: A node could not be created, although permitted.

@@ -99,7 +99,7 @@ class KubeWorkloads:
         self, pod: pod_object.Pod, *, is_dry_run: bool = False
     ) -> evictions.EvictionResponse:
         # In the Eviction alone, admission webhooks that move the pod themselves would not learn of
-        # it: ``dryRun`` of an AdmissionReview is that of the request.
+        # it: ``dryRun`` of an AdmissionReview comes from the request.
         query = {"dryRun": "All"} if is_dry_run else None
         options = {"dryRun": ["All"]} if is_dry_run else {}
         eviction = {

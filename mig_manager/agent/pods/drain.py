@@ -148,7 +148,7 @@ class Drain:
     ) -> Mapping[str, str]:
         """Return the affected pods for which kubelet may still list other devices, with a reason.
 
-        Empty once kubelet had the time; ``first_s`` is that of ``device_listing.is_any_new``.
+        Empty once kubelet had the time; ``first_s`` is as in ``device_listing.is_any_new``.
         """
         undecided = usage.undecided_users(self.order.affected)
         now_s = self.attempt.deps.clock.monotonic()

@@ -14,7 +14,7 @@ from mig_manager.core.node import gpu_use, policies
 
 
 def remember(shared: attempts.Shared, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
-    """Return the GPUs, with those that require a reset as they were when last verified.
+    """Return the GPUs; one that requires a reset is as it was when last verified.
 
     None is remembered if a pod may use one of them unnoticed, for example an instance that another
     program has created since.

@@ -34,7 +34,7 @@ def wait_for_usage(
     *,
     extra_clients: _ExtraClients,
 ) -> gpu_use.Usage:
-    """Return the usage of devices; wait until kubelet lists those of starting pods.
+    """Return the usage of devices; wait until kubelet lists the devices of starting pods.
 
     Once it is known that such a pod uses no ``affected`` device, the wait ends.
 
@@ -81,7 +81,7 @@ def require_idle(
     services: Collection[str],
     wait: timing.Wait,
 ) -> None:
-    """Wait for processes that block a plan, except those that the drain or a pause ends.
+    """Wait for processes that block a plan, unless the drain or a pause ends them.
 
     Raises:
         HardwareError: The driver does not list the processes.

@@ -49,7 +49,7 @@ class GpuMetrics:
         self._repairs.labels(result="success" if is_good else "failure").inc()
 
     def set_gpus(self, gpus: model.ObservedGpus) -> None:
-        """Replace the series by those of the GPUs as last observed."""
+        """Replace the series of the GPUs, as they were last observed."""
         _set_counts(
             self._instances,
             collections.Counter(device.profile for gpu in gpus for device in gpu.devices),

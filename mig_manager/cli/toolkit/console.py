@@ -212,7 +212,7 @@ class Console:
         remedy: str,
         priority: log.Priority = log.Priority.NOTICE,
     ) -> None:
-        """Write the message of an error, and those of the later errors of its document."""
+        """Write the message of an error, and the messages of its document's later errors."""
         *texts, last = error.message, *error.others
         if len(texts) >= _MAX_ERRORS:
             last = f"{len(texts) + 1 - _MAX_ERRORS} more errors"
@@ -319,7 +319,7 @@ def render(data: Mapping[str, object], output_format: node_settings.OutputFormat
 
     from mig_manager.core.files import yaml_tree  # noqa: PLC0415 - loads YAML
 
-    # Mappings and words of any type become those of JSON.
+    # Mappings and words of any type become JSON's.
     return yaml_tree.dump(json.loads(json.dumps(data)))
 
 
@@ -366,7 +366,7 @@ def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], Non
 
 @contextlib.contextmanager
 def forgotten_option(names: Iterable[str]) -> Iterator[None]:
-    """Explain an unknown layout whose name is that of a file.
+    """Explain an unknown layout that has the name of a file.
 
     Raises:
         UsageError: A layout is unknown, and a file has one of the names.

@@ -253,7 +253,7 @@ def _functions(
     expected: Mapping[str, list[str]],
     usual: str = meanings.WORKS,
 ) -> "Iterator[answers.Difference]":
-    """Yield functions with other answers, and the usual consequence or that of the function."""
+    """Yield functions with other answers, with the function's consequence or the usual one."""
     for function in sorted((actual.keys() & expected.keys()) - _UNCOMPARED):
         one, other = actual[function], expected[function]
         if one != other:

@@ -1,8 +1,8 @@
 """Parse and write YAML: the only module that uses the YAML library.
 
 ``parse`` returns an immutable tree in which every key and value has its line and column. Scalars
-are those of YAML 1.1 (``yes`` is true), as in documents for mig-parted; JSON is parsed as YAML.
-The tree is built from parser events, which bounds depth and size while parsing.
+are read as in YAML 1.1 (``yes`` is true) and by mig-parted; JSON is parsed as YAML. The tree is
+built from parser events, which bounds depth and size while parsing.
 """
 
 import contextlib

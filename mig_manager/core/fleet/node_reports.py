@@ -19,7 +19,7 @@ _OVERDUE = dt.timedelta(minutes=15)
 class NodeState(enum.Enum):
     """Whether a node has the requested layout; the values are a public contract.
 
-    The first ones are those of the state label, where it is about the request.
+    The first ones come from the state label, where it is about the request.
     """
 
     SUCCESS = model.State.SUCCESS.value

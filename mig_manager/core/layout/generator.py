@@ -1,6 +1,6 @@
 """Generate the layouts of given GPUs: the standard ones, and all maximal ones.
 
-The standard ones are those of NVIDIA's ``nvidia-mig-parted generate-config``: ``all-disabled``,
+The standard ones come from NVIDIA's ``nvidia-mig-parted generate-config``: ``all-disabled``,
 ``all-enabled``, ``all-PROFILE`` with as many instances of one profile as fit, and
 ``all-balanced``. The counts follow from the placements: NVML's are wrong on A30, and equal on
 every other known GPU.

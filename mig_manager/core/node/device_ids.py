@@ -1,4 +1,4 @@
-"""The ids of devices: those that GPUs have, and those expected of a device plugin."""
+"""The ids of devices: which ones GPUs have, and which ones a device plugin should list."""
 
 import re
 from collections.abc import Iterable

@@ -29,7 +29,7 @@ _STUCK_AFTER_S = 120.0
 
 
 def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
-    """Return the resource of each device, by its id, that a plugin with strategy mixed names."""
+    """Return each device's resource name under strategy mixed, by the device's id."""
     return {
         uuid: name
         for gpu in gpus
@@ -139,8 +139,8 @@ class Usage:
     def ending_ids(self, now_s: float, within_s: float) -> frozenset[str]:
         """Return the devices that only terminating pods are known to have.
 
-        Pods that end later than ``within_s`` do not count, nor those that are stuck: they have not
-        ended long after their grace period. ``now_s`` is in Unix time.
+        Pods that end later than ``within_s`` do not count, nor do stuck pods, which have not ended
+        long after their grace period. ``now_s`` is in Unix time.
         """
         allocations = self._allocations()
         by_ending: dict[bool, set[str]] = {True: set(), False: set()}

@@ -47,7 +47,7 @@ def find(
         strategy = None
     supplied = _possible_resources(gpus, advertised, strategy) | registered
     if not any(map(resources.is_device_or_shared, registered)):
-        # The plugin may be restarting, and may use other names than those of profiles.
+        # The plugin may be restarting, and may use other names than the profiles'.
         for name in advertised:
             resource = resources.base(name)
             if resource != resources.GPU and resources.profile_of(resource) is None:

@@ -109,8 +109,7 @@ class PodDevices:
     device_ids: frozenset[str]  # without the ``::n`` of shared devices
     claim_drivers: frozenset[str] = frozenset()
     """DRA drivers of its ResourceClaims; kubelet gives such a device a name, but no UUID."""
-    gpu_resources: frozenset[str] = frozenset()
-    """The ``nvidia.com/*`` resources among those of ``device_ids``."""
+    gpu_resources: frozenset[str] = frozenset()  # the ``nvidia.com/*`` resources of ``device_ids``
 
     @property
     def key(self) -> str:
@@ -206,7 +205,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
 def _has_unlisted_devices(
     spec: Mapping[str, Any], init_containers: Iterable[Mapping[str, Any]]
 ) -> bool:
-    """Return whether ordinary init containers have devices beside those of app containers.
+    """Return whether ordinary init containers have devices that app containers do not have.
 
     Kubelet lists no devices of ordinary init containers, but allocates them again, before others,
     to the app containers (``devicesToReuse`` in ``pkg/kubelet/cm/devicemanager/manager.go``).

@@ -88,7 +88,7 @@ def destroyed_devices(
 def _devices(
     allocatable: Mapping[str, frozenset[str]],
 ) -> tuple[dict[str, frozenset[str]], frozenset[str]]:
-    """Return kubelet's devices by resource, and their ids without those of replicas."""
+    """Return kubelet's devices by resource, and their ids without replicas."""
     devices = {
         name: ids
         for name, ids in allocatable.items()

@@ -33,7 +33,7 @@ DEPLOY_LABEL_PREFIX = "nvidia.com/gpu.deploy."
 PLUGIN_DEPLOY_LABEL = "nvidia.com/gpu.deploy.device-plugin"
 PAUSED_VALUE = "paused-for-mig-change"
 HOLD_TAINT = "mig-manager.io/reconfiguring"
-"""NoSchedule: keeps new pods off the node during a change, also those of DaemonSets.
+"""NoSchedule: keeps new pods off the node during a change, also pods of DaemonSets.
 
 The scheduler and the DaemonSet controller honour it, and it evicts no pod. A cordon belongs to
 people: ``kubectl drain`` does not change a cordoned node, and a manager that uncordons it

@@ -41,9 +41,9 @@ class Arrivals:
     def expected_pods(
         self, now_s: float, within_s: float, index: node_index.NodeIndex
     ) -> tuple[demand.Pending, ...]:
-        """Return the pods that likely arrive within a time for each slice of theirs.
+        """Return the pods that likely arrive within a time for each of their slices.
 
-        The slices are those of a pod's largest device: the larger it is, the more pods must end
+        The slices of a pod's largest device count: the larger it is, the more pods must end
         before a GPU has room again. Pods that request equal devices and may use equal nodes are
         alike. Arrivals are independent of each other (Poisson). The order mixes kinds in
         proportion to their means, so that frequent pods alone do not reach the limit.

@@ -29,7 +29,7 @@ class ClusterRoom:
         self.available = node_sets.Amounts(claims.available) if claims.devices else index.available
         self._exclusions = {group.excluded for group in batch.groups}
         self._tried: dict[int, tuple[node_sets.NodeSet, node_sets.NodeSet]] = {}
-        """By kind: nodes for which the search for room has ended, and those of them with room."""
+        """By kind: nodes for which the search for room has ended, and which of them have room."""
 
     def is_claimed(self, position: int) -> bool:
         """Return whether a node has reserved room."""

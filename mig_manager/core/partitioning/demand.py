@@ -6,7 +6,7 @@ that depend on other pods or on storage: pod affinity, topology spread, host por
 ResourceClaims. A pod that fails only these can get useless room on a node, once
 (``past_decisions.History``).
 
-The rules are those of k8s.io/component-helpers/scheduling/corev1 (``nodeaffinity``,
+The rules come from k8s.io/component-helpers/scheduling/corev1 (``nodeaffinity``,
 ``helpers.go``) and k8s.io/component-helpers/resource (``PodRequests``).
 """
 

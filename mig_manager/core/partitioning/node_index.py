@@ -29,7 +29,7 @@ class NodeFacts:
     available: Mapping[str, int]
 
     def is_of(self, node: partitioned.PartitionedNode) -> bool:
-        """Return whether the facts are also those of this state of the node."""
+        """Return whether the facts are also true for this state of the node."""
         mine = self.node
         return (
             mine.gpus == node.gpus

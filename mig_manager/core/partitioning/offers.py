@@ -39,7 +39,7 @@ class Offer:
 class PodLimit:
     """What limits the number of pods that a change of a node can serve."""
 
-    slices: int  # memory slices that new devices can use, and those of idle devices for pods
+    slices: int  # memory slices for new devices, and of idle devices that pods can get
     idle: int  # devices that the scheduler can give to pods
     sizes: Mapping[batches.Group, int]  # slices that a pod uses at least
     smallest: int  # smallest of the devices of all pods

@@ -65,8 +65,8 @@ class PartitionedNode:
     changing: str = ""  # why its agent has not finished with a request; empty if it has
     blocked: str = ""  # why it cannot be repartitioned as it is; empty if it can
     mismatch: str = ""
-    """Why the devices that pods can get are not those of its instances; ``claimed_nodes`` replaces
-    it on a node with a DRA driver."""
+    """Why pods cannot get exactly the devices of its instances; ``claimed_nodes`` replaces it on a
+    node with a DRA driver."""
     avoided: str = ""  # why this process leaves it alone for a while
     is_closed: bool = False  # whether it is changing, and its agent keeps pods off it
     is_rebooting: bool = False  # whether its agent has rebooted it for a change

@@ -21,7 +21,7 @@ Placed = tuple[model.Profile, model.Placement]  # profile and placement of a GPU
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """One way to place new GPU instances beside those that stay."""
+    """One way to place new GPU instances beside the instances that stay."""
 
     placed: tuple[Placed, ...]  # the new ones, largest profile first, ascending within a profile
     rank: tuple[tuple[int, ...], tuple[int, ...]]

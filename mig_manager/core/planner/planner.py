@@ -84,7 +84,7 @@ def restore(
 
 
 def repair(gpus: Sequence[model.Gpu], before: Sequence[model.GpuSnapshot]) -> steps.Plan:
-    """Find the steps to repair GPUs: reset those that await it, and restore the others.
+    """Find the steps to repair GPUs: reset GPUs that await it, and restore the others.
 
     A GPU is restored with the next plan, once it is reset. Raises as ``restore``.
 

@@ -78,7 +78,7 @@ class Search:
     """Searches GPU by GPU, with a cache, because GPUs of a node are mostly equal."""
 
     def __init__(self, busy: frozenset[str], ending: frozenset[str] = frozenset()) -> None:
-        """Build it with the UUIDs of the MIG devices in use, and of those that soon are not."""
+        """Build it with the UUIDs of MIG devices in use; the use of ``ending`` ones ends soon."""
         self._use = dict.fromkeys(busy, _IN_USE) | dict.fromkeys(busy & ending, _ENDING)
         self._decisions: dict[tuple[object, ...], GpuDecision] = {}
 

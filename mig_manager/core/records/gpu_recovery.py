@@ -1,6 +1,6 @@
 """GPUs with a fault: what recovers each, for people, and the Node condition ``GpuRecoveryNeeded``.
 
-The condition is named and behaves like those of node-problem-detector: ``True`` is the problem. It
+The condition is named and behaves like node-problem-detector's: ``True`` is the problem. It
 is apart from ``MigReady``, because the layout of a GPU with a fault may still be active.
 """
 
@@ -85,7 +85,7 @@ def remedy(gpu: model.Gpu | model.UnreachableGpu) -> str:
 def faults(gpus: Iterable[model.Gpu], resetting: Collection[str] = ()) -> Iterator[str]:
     """Yield a sentence for each reachable GPU that needs recovery, with what to do.
 
-    ``resetting`` are the UUIDs of those that the agent resets, so that people have nothing to do.
+    ``resetting`` are the UUIDs of GPUs that the agent resets: people have nothing to do.
     """
     for gpu in gpus:
         if need := fault(gpu):

@@ -92,7 +92,7 @@ class Journal:
 
     @property
     def has_at_most_snapshot(self) -> bool:
-        """Whether nothing but instances remains: after a success, those of unreachable GPUs."""
+        """Whether only instances remain: after a success, instances of unreachable GPUs."""
         return dataclasses.replace(self, snapshot=()).has_nothing_to_undo
 
     @property

@@ -145,7 +145,7 @@ class RequestRecord:
         return tuple(then.names.get(uuid, uuid) for uuid in then.gpus if uuid not in uuids)
 
     def returned_gpus(self, uuids: Iterable[str]) -> frozenset[str]:
-        """Return those of reachable GPUs that were unreachable then; none if unknown."""
+        """Return which of these GPUs were unreachable at the verification; none if unknown."""
         then = self.verified_gpus
         return frozenset(uuids) - then.gpus.keys() if then else frozenset()
 
@@ -184,7 +184,7 @@ class RequestRecord:
 
         New content from the owner is a new request if it makes something else of the node's GPUs,
         so the old verification does not count. Other content changes without a request: with the
-        program, the driver and the reachable GPUs. ``goals`` are those of the reachable GPUs.
+        program, the driver and the reachable GPUs. ``goals`` are of the reachable GPUs.
         """
         verified = self.verified
         common = self.goals.keys() & goals.keys()

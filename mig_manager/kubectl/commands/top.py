@@ -1,6 +1,6 @@
 """``kubectl mig top``: the nodes of a cluster on one screen, and requests by keys.
 
-The keys are those of k9s: move, open with Enter, back with Escape.
+The keys are as in k9s: move, open with Enter, back with Escape.
 """
 
 import dataclasses

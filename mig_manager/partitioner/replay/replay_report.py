@@ -162,7 +162,7 @@ def _table(rows: Iterable[ReplayRow]) -> Iterator[Sequence[str]]:
 def _groups(
     by_decision: Mapping[str, Waits], by_present: Mapping[str, Waits]
 ) -> Iterator[Sequence[str]]:
-    """Yield the waits by group, the largest group first, beside those of present layouts."""
+    """Yield the waits by group, the largest group first, beside the waits with present layouts."""
     ordered = sorted(by_decision, key=lambda key: (-by_decision[key].pods, key))
     for key in ordered[:_MAX_GROUPS]:
         waits, other = by_decision[key], by_present[key]

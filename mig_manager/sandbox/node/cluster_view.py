@@ -27,7 +27,7 @@ _TIMES = watch.WatchTimes(
 )
 """Short, because tests stall watches and the simulated components must go on within seconds."""
 _TOKEN = "sandbox-node"  # noqa: S105 - a name, no secret
-"""Identifies the requests of the simulated node, as opposed to those of the agent."""
+"""Marks the requests of the simulated node, not of the agent."""
 _JOIN_S = 10.0
 _PARALLEL_WRITES = 4  # beside one watch per kind; the connection pool of the API client holds ten
 _REMEMBERED = 1_000  # deleted objects, whose last events arrive within moments

@@ -91,7 +91,7 @@ def refusal(
 
 
 def sync_daemon_sets(cluster: cluster_view.ClusterView) -> None:
-    """Create and delete the pods of every DaemonSet, and delete those of deleted DaemonSets."""
+    """Create and delete the pods of every DaemonSet; a deleted DaemonSet loses its pods."""
     daemon_sets = cluster.list(Kind.DAEMON_SET)
     pods = cluster.list(Kind.POD)
     nodes = cluster.list(Kind.NODE)
