@@ -74,6 +74,7 @@ def test_an_explanation_that_several_gpus_share_is_given_once(boot: Boot) -> Non
     error = node.refusal(*[mode_step(gpu, ON) for gpu in gpus])
     assert all(gpu.uuid in error.message for gpu in gpus)
     assert error.message.count("NVML lists no process") == 1
+    assert node.clock.now_s == 0.0
 
 
 def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(boot: Boot) -> None:
