@@ -1,10 +1,15 @@
 """Steps that the driver refuses: on what is in use, and mode changes without effect."""
 
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import pynvml
 import pytest
 
 from mig_manager import errors
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.node.nvml_rig import (
     OFF,
     ON,
@@ -107,17 +112,28 @@ PENDING = {
 }
 
 
+def with_activation_status(status: int) -> Mapping[str, nvml_faults.Alteration]:
+    """Have a mode change do its work and give this activation status."""
+
+    def switch(call: Callable[..., int], device: Any, mode: Any, answer: Any) -> int:
+        code = call(device, mode, answer)
+        ctypes.cast(answer, ctypes.POINTER(ctypes.c_uint)).contents.value = status
+        return code
+
+    return {"nvmlDeviceSetMigMode": switch}
+
+
 @pytest.mark.parametrize("virtualization", PENDING)
 @pytest.mark.parametrize("status", [None, pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED])
 def test_pending_mode_is_an_error_whatever_the_activation_status(
     status: int | None,
     virtualization: states.Virtualization,
     boot: Boot,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    node = boot(options=states.Options(resets_itself=False, virtualization=virtualization))
-    if status is not None:
-        _answer(monkeypatch, status)
+    node = boot(
+        options=states.Options(resets_itself=False, virtualization=virtualization),
+        alterations=None if status is None else with_activation_status(status),
+    )
     error = node.refusal(mode_step(node.observe(), ON))
     gpu = node.observe()
     assert (gpu.current_mode, gpu.pending_mode) == (OFF, ON)
@@ -129,19 +145,15 @@ def test_pending_mode_is_an_error_whatever_the_activation_status(
         assert error.message.endswith(why)
 
 
-def test_an_active_mode_is_success_whatever_the_activation_status(
-    node: NvmlRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _answer(monkeypatch, pynvml.NVML_ERROR_IN_USE)
+def test_an_active_mode_is_success_whatever_the_activation_status(boot: Boot) -> None:
+    node = boot(alterations=with_activation_status(pynvml.NVML_ERROR_IN_USE))
     assert node.enable().current_mode is ON
+    assert node.clock.now_s == 0.0
 
 
-def test_success_that_changes_nothing_is_an_error_without_a_reset(
-    node: NvmlRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = node.observe()
-    monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", lambda *_: 0)
-    error = node.refusal(mode_step(gpu, ON))
+def test_success_that_changes_nothing_is_an_error_without_a_reset(boot: Boot) -> None:
+    node = boot(alterations={"nvmlDeviceSetMigMode": lambda *_: pynvml.NVML_SUCCESS})
+    error = node.refusal(mode_step(node.observe(), ON))
     assert "neither active nor pending" in error.message
     assert error.reason is errors.Reason.VERIFY_FAILED
 
@@ -161,17 +173,6 @@ def test_a_gpu_that_a_mode_change_attaches_again_is_found(boot: Boot) -> None:
     after = node.observe()
     assert names(after) == ["7g.40gb@0:8"]
     assert (after.index, after.uuid) == (gpu.index, gpu.uuid)
-
-
-def _answer(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    """Have a mode change do its work and give this activation status."""
-    real = pynvml.nvmlDeviceSetMigMode
-
-    def switch(device: object, mode: int) -> int:
-        real(device, mode)
-        return status
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", switch)
 
 
 def test_a_pending_mode_is_withdrawn_by_asking_for_the_current_one(boot: Boot) -> None:
