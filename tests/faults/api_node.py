@@ -44,8 +44,6 @@ GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 Wrap = Callable[[ports.DeviceAllocations, pathlib.Path], ports.DeviceAllocations]
 """Given the adapter that calls kubelet, and the socket, return an adapter in its place."""
 
-"""Gives what is logged meanwhile."""
-
 
 class Request(NamedTuple):
     verb: str

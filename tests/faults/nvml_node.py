@@ -66,9 +66,6 @@ class RunEnd(NamedTuple):
         return self.outcome.state is model.State.SUCCESS
 
 
-"""Gives what is logged meanwhile."""
-
-
 class StruckNode:
     """One simulated node with the pipeline on it, which starts from the same state every time."""
 

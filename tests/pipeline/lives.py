@@ -51,7 +51,7 @@ def live(
     configs: fakes.FakeConfig,
     on_pause: inboxes.OnPause,
 ) -> outcomes.Outcome | None:
-    """Run an agent's loop until it is ended, also by ``Rested``; return its last outcome."""
+    """Run an agent's loop until it is ended, also by ``EndOfPause``; return its last outcome."""
     inbox = inboxes.NodeInbox(rig, on_pause, configs=configs)
     with contextlib.suppress(EndOfPause):
         loop.Agent(agent, inbox, _PAUSES, monotonic=rig.clock.monotonic).serve()

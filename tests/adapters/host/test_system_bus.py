@@ -67,7 +67,7 @@ def test_an_address_without_a_bus_is_an_error(address: str) -> None:
 
 @contextlib.contextmanager
 def impostor(path: pathlib.Path, says: tuple[bytes, ...], *, hangs: bool) -> Iterator[str]:
-    """Have a socket that says these things, each after something was data to it."""
+    """Have a socket that says these things, each after it has received data."""
     done = threading.Event()
 
     def serve(listener: socket.socket) -> None:

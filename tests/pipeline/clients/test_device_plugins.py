@@ -84,9 +84,7 @@ def test_a_newer_request_does_not_wait_for_a_missing_plugin(before: str | None) 
     ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout="all-1g.5gb", request=patient)
 
     rig = broken()
-    ends.assert_superseded(
-        rig, "all-1g.5gb", when=lambda: False, ends_at=patient.checks, is_replaced=True
-    )
+    ends.assert_superseded(rig, "all-1g.5gb", ends_at=patient.checks, is_replaced=True)
     assert rig.log.count("gpus.execute") == (0 if before else 1)
 
 
@@ -110,9 +108,7 @@ def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:
     rig.plugin.is_broken = True
     why = "no MIG device on GPU 0, GPU 1"
 
-    ends.assert_ends(
-        rig, Reason.PLUGIN_NOT_READY, why, layout="bare", by=agents.reconciler(rig, text)
-    )
+    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="bare", text=text)
 
 
 def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> None:

@@ -258,9 +258,7 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
         lambda: rig.log[-1] == when and "gpus.observe" in rig.log,
         lambda: rig.add_pod("bound", devices=frozenset({destroyed})),
     )
-    ends.assert_ends(
-        rig, Reason.APPLIED, layout="one-of-two", by=agents.reconciler(rig, ONE_OF_TWO)
-    )
+    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", text=ONE_OF_TWO)
 
     assert "bound" in rig.pod_names
     assert "workloads.evict" not in rig.log

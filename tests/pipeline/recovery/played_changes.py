@@ -279,7 +279,7 @@ class _Pauses:
         """Return the pause before the next check that may begin a repair.
 
         Raises:
-            Rested: None is awaited.
+            EndOfPause: None is awaited.
         """
         play, rig = self._play, self._play.rig
         is_repair = play.change.is_repair and play.request_key[0] is not None
