@@ -32,7 +32,7 @@ def main() -> None:
     idle_s = parser.parse_args().idle_s
     gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(_SPEC))]
     text = process.packaged_config().read_text(encoding="utf-8")
-    text += demo_layouts.rendered(gpus, config.parse(text, source="packaged"))
+    text += demo_layouts.render(gpus, config.parse(text, source="packaged"))
     for name in ("first-layout", "one-slice", "does-not-fit"):
         story = stories.STORIES[name]
         server = apiserver.ApiServer()

@@ -71,13 +71,7 @@ STRICT_NAMES = {
     *(*NAMES, "asked", "chosen", "ended", "found", "here", "known", "left", "ours", "owed"),
     *("own", "seen", "taken"),
 }
-"""The same for ``STRICT`` and attributes there, where also no function is a single participle."""
-STRICT = (
-    *("bench/", "docs/", "testkit/", "tests/"),
-    *("mig_manager/adapters/", "mig_manager/agent/", "mig_manager/catalogue/"),
-    *("mig_manager/change/", "mig_manager/cli/", "mig_manager/core/", "mig_manager/kubectl/"),
-    "mig_manager/partitioner/",
-)
+"""The same outside of ``_JSON_KEYS``, where also no function is a single participle."""
 _JSON_KEYS = "mig_manager/core/answers.py"
 _HIDES = "another name: this one is a function, class or import of the module"
 _FIELD_RULE = "a phrase that fits: comment, lower case, no full stop; otherwise: docstring"
@@ -171,7 +165,7 @@ def findings(path: pathlib.Path) -> list[Finding]:
         )
         for match in _any_word().finditer(plain)
     ]
-    is_strict = name.startswith(STRICT) and name != _JSON_KEYS
+    is_strict = name != _JSON_KEYS
     if path.suffix == ".py" and (is_strict or any(each in plain for each in NAMES)):
         names = _names(text, is_strict=is_strict)
         every += [Finding(name, line, f"name {word}", "what it is") for word, line in names]

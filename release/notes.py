@@ -28,8 +28,10 @@ def main(arguments: list[str]) -> str:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     of_version = rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d"
     for heading in (of_version,) if tag else ("Unreleased", of_version):
-        found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
-        if found and (text := found[1].strip()):
+        section = re.search(
+            rf"^## {heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
+        )
+        if section and (text := section[1].strip()):
             return text
     named = f"{version} - YYYY-MM-DD" if tag else "Unreleased"
     sys.exit(f'CHANGELOG.md has no text below "## {named}": write there what has changed.')

@@ -49,7 +49,7 @@ class StoredObjects:
         """Merge a patch into an object, in which None stands for a member to remove."""
         with self.store.lock:
             obj = self.get(resource, name, namespace)
-            merged = content.patched("application/merge-patch+json", obj, patch)
+            merged = content.apply_patch("application/merge-patch+json", obj, patch)
             return self.store.write((resource.plural, namespace, name), merged)
 
     def delete(self, resource: kinds.Resource, name: str, namespace: str = "") -> None:

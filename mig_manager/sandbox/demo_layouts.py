@@ -11,7 +11,7 @@ TOO_MUCH = "demo-too-much"
 BALANCED = "all-balanced"
 
 
-def rendered(
+def render(
     gpus: Sequence[model.Gpu],
     packaged: layouts.Document,
     *,

@@ -213,7 +213,7 @@ class _Story:
         return {
             pod.name: pod.device_ids
             for machine in self._stage.machines
-            for pod in self._stage.assigned(machine)
+            for pod in self._stage.assigned_devices(machine)
             if pod.device_ids
         }
 
@@ -254,7 +254,7 @@ class _NodeBoard:
         self._began_s = self._clock.monotonic()
         self._lock = threading.Lock()
         self._lines: list[str] = []
-        self._known: dict[str, tuple[str, str]] = {}
+        self._outcomes: dict[str, tuple[str, str]] = {}
         self._changed = threading.Event()
         self._is_over = threading.Event()
 
@@ -308,8 +308,8 @@ class _NodeBoard:
             return
         outcome = last_run.state.value, last_run.reason
         with self._lock:
-            is_known = self._known.get(node.name) == outcome
-            self._known[node.name] = outcome
+            is_known = self._outcomes.get(node.name) == outcome
+            self._outcomes[node.name] = outcome
         if is_known:
             return
         tone = {

@@ -36,14 +36,14 @@ def guarding(folder: pathlib.Path) -> Iterator[int]:
 def _others() -> list[int]:
     """Return the other live processes of this process group."""
     group = str(os.getpgrp())
-    own = os.getpid()
+    own_pid = os.getpid()
     others = []
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # proc(5): the name is in brackets and may have spaces.
             state, _, pgrp, *_ = stat.read_text().rpartition(")")[2].split()
             pid = int(stat.parent.name)
-            if pgrp == group and pid != own and state != "Z":
+            if pgrp == group and pid != own_pid and state != "Z":
                 others.append(pid)
     return others
 

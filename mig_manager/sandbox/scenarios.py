@@ -80,7 +80,7 @@ class DemoOptions:
         """Return the packaged document, with the extra layout of that name if it exists."""
         text = self.packaged.read_text(encoding="utf-8")
         document = config.parse(text, source=self.packaged.name)
-        return text + demo_layouts.rendered(self.gpus, document, names=(name,))
+        return text + demo_layouts.render(self.gpus, document, names=(name,))
 
 
 def run(options: DemoOptions, *, say: Callable[[str], None], style: bar.Style) -> int:
@@ -172,12 +172,15 @@ def _suggestions(options: DemoOptions, layout: str) -> Sequence[tuple[str, str]]
         )
     names = list(stories.STORIES)
     scenario = names[(names.index(options.scenario) + 1) % len(names)]
-    own = options.simulating(SPEC)
+    simulation = options.simulating(SPEC)
     same = "" if options.scenario == names[0] else f" --scenario {options.scenario}"
     return (
-        (stories.STORIES[scenario].title, f"mig-manager demo --scenario {scenario}{own}"),
+        (stories.STORIES[scenario].title, f"mig-manager demo --scenario {scenario}{simulation}"),
         ("what a layout changes on such GPUs", f"mig-manager plan {layout}{options.simulating()}"),
-        ("the same again, and keep the node for kubectl", f"mig-manager demo{same}{own} --keep"),
+        (
+            "the same again, and keep the node for kubectl",
+            f"mig-manager demo{same}{simulation} --keep",
+        ),
     )
 
 

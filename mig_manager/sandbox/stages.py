@@ -135,8 +135,8 @@ class Stage:
 
     def arguments(self, machine: machines.Machine) -> list[str]:
         """Return the command line of a node's agent, from its first option on."""
-        own = self._own_options.get(machine.name, ())
-        further = "--poll-interval-s", "0.2", *self._agent_options, *own
+        node_options = self._own_options.get(machine.name, ())
+        further = "--poll-interval-s", "0.2", *self._agent_options, *node_options
         return machine.arguments(self.config_file, self.kubeconfig, further)
 
     def start_agent(self) -> None:
@@ -207,9 +207,9 @@ class Stage:
 
     def devices_by_pod(self) -> dict[str, frozenset[str]]:
         """Return the devices of every pod of the first node, by the pod's name."""
-        return {pod.name: pod.device_ids for pod in self.assigned(self.machine)}
+        return {pod.name: pod.device_ids for pod in self.assigned_devices(self.machine)}
 
-    def assigned(self, machine: machines.Machine) -> tuple[pod_object.PodDevices, ...]:
+    def assigned_devices(self, machine: machines.Machine) -> tuple[pod_object.PodDevices, ...]:
         """Return the pods of a node with their devices, as its kubelet reports them."""
         return pod_resources.PodResources(str(machine.socket)).assigned_devices()
 

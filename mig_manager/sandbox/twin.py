@@ -52,23 +52,25 @@ def of(captured: "Sequence[answers.CapturedGpu]", *, timeout_s: float) -> Twin:
         hardware.of_gpu(int(gpu["pci_device_id"], 16), gpu["name"], gpu["memory_mib"])
         for gpu in captured
     )
-    known = [
+    simulatable = [
         (number, product)
         for number, product in enumerate(products)
         if product is not None and not product.not_simulatable
     ]
     # Without a product any GPU shows what the library answers.
-    simulated = [product for _, product in known] or [hardware.find("A100")]
-    survey = _surveyed(simulated, [captured[number] for number, _ in known], timeout_s=timeout_s)
-    found: list[answers.CapturedGpu | None] = [None] * len(captured)
-    if known:
-        for (number, product), gpu in zip(known, surveys.capture(survey), strict=True):
+    simulated = [product for _, product in simulatable] or [hardware.find("A100")]
+    survey = _survey(
+        simulated, [captured[number] for number, _ in simulatable], timeout_s=timeout_s
+    )
+    gpus: list[answers.CapturedGpu | None] = [None] * len(captured)
+    if simulatable:
+        for (number, product), gpu in zip(simulatable, surveys.capture(survey), strict=True):
             rows = {row.enum_index: row.compute for row in product.profiles}
-            found[number] = surveys.with_compute_profiles(gpu, rows)
-    return Twin(gpus=tuple(found), library=surveys.answers_of(survey.calls), products=products)
+            gpus[number] = surveys.with_compute_profiles(gpu, rows)
+    return Twin(gpus=tuple(gpus), library=surveys.answers_of(survey.calls), products=products)
 
 
-def _surveyed(
+def _survey(
     products: Sequence[hardware.Product],
     captured: "Sequence[answers.CapturedGpu]",
     *,

@@ -24,7 +24,7 @@ import zipfile
 
 from mig_manager.kubectl import plugin_registry
 
-HERE = pathlib.Path(__file__).parent
+KREW_FOLDER = pathlib.Path(__file__).parent
 ENTRY = "mig_manager.kubectl.__main__"
 PLACEHOLDER = "https://example.com/OWNER/mig-manager"
 """For a manifest that is installed with ``--archive``, which krew reads without any address."""
@@ -55,8 +55,8 @@ def main() -> None:
     epoch = int(environ.get("SOURCE_DATE_EPOCH") or _FIRST_ZIP_TIME)
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"kubectl-mig-{version}.tar.gz"
-    archive.write_bytes(packed({"kubectl-mig": program(epoch), **licences()}, epoch))
-    template = string.Template((HERE / "mig.yaml.template").read_text(encoding="utf-8"))
+    archive.write_bytes(pack_files({"kubectl-mig": program(epoch), **licences()}, epoch))
+    template = string.Template((KREW_FOLDER / "mig.yaml.template").read_text(encoding="utf-8"))
     manifest = template.substitute(
         version=version,
         homepage=homepage,
@@ -89,15 +89,15 @@ def sources() -> dict[str, bytes]:
         SystemExit: It imports machine code, which cannot be packed.
     """
     spec = importlib.util.find_spec("mig_manager")
-    ours = pathlib.Path(str(spec and spec.origin)).parents[1]
+    repository = pathlib.Path(str(spec and spec.origin)).parents[1]
     # Without the standard library's folder, so that only what must be packed is found.
-    path = [str(ours), *(each for each in sys.path if each.endswith("-packages"))]
+    path = [str(repository), *(each for each in sys.path if each.endswith("-packages"))]
     finder = modulefinder.ModuleFinder(path=path, excludes=UNUSED)
     finder.import_hook(ENTRY)
     # The registry names the commands' modules, and does not import them.
     for row in filter(lambda row: row.module, plugin_registry.PROGRAM.rows):
         finder.import_hook(f"{plugin_registry.PROGRAM.folder}.{row.module}")
-    found: dict[str, bytes] = {}
+    sources: dict[str, bytes] = {}
     for name, module in finder.modules.items():
         if name in sys.builtin_module_names:
             continue
@@ -107,23 +107,23 @@ def sources() -> dict[str, bytes]:
                 continue
             sys.exit(f"{name} is no Python source, and cannot be packed: {path}")
         within = name.replace(".", "/") + ("/__init__.py" if module.__path__ else ".py")
-        found[within] = path.read_bytes()
+        sources[within] = path.read_bytes()
         if name in DATA:
             beside = pathlib.PurePosixPath(within).with_name(DATA[name])
-            found[str(beside)] = path.with_name(DATA[name]).read_bytes()
-    return found
+            sources[str(beside)] = path.with_name(DATA[name]).read_bytes()
+    return sources
 
 
 def licences() -> dict[str, bytes]:
     """Return the licences of what is packed."""
-    found = {"LICENSE": (HERE.parents[1] / "LICENSE").read_bytes()}
+    texts = {"LICENSE": (KREW_FOLDER.parents[1] / "LICENSE").read_bytes()}
     for path in importlib.metadata.files("PyYAML") or ():
         if path.name == "LICENSE":
-            found["LICENSE-PyYAML"] = path.read_binary()
-    return found
+            texts["LICENSE-PyYAML"] = path.read_binary()
+    return texts
 
 
-def packed(files: dict[str, bytes], epoch: int) -> bytes:
+def pack_files(files: dict[str, bytes], epoch: int) -> bytes:
     """Return files as an archive."""
     tarred = io.BytesIO()
     with tarfile.open(fileobj=tarred, mode="w", format=tarfile.USTAR_FORMAT) as archive:

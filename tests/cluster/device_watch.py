@@ -63,4 +63,4 @@ def watching(nodes: Collection[WatchedNode]) -> Iterator[DeviceWatch]:
 
 
 def _devices(kubelet: device_manager.DeviceManager) -> Mapping[str, frozenset[str]]:
-    return {pod.name: pod.device_ids for pod in kubelet.assigned()}
+    return {pod.name: pod.device_ids for pod in kubelet.allocations()}

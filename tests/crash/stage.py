@@ -168,7 +168,7 @@ class CrashStage(agent_stage.AgentStage):
 
     def devices_by_pod(self) -> dict[str, frozenset[str]]:
         """Return which pod holds which devices, by name, as kubelet has it."""
-        return {pod.name: pod.device_ids for pod in self.sandboxes[0].devices.assigned()}
+        return {pod.name: pod.device_ids for pod in self.sandboxes[0].devices.allocations()}
 
     def is_offering(self) -> bool:
         """Return whether kubelet and the node offer all that exists, and nothing else."""

@@ -222,7 +222,7 @@ _CONTAINER_MERGE_KEYS = {
 }
 
 
-def patched(content_type: str, obj: Object, patch: Any) -> Object:
+def apply_patch(content_type: str, obj: Object, patch: Any) -> Object:
     """Return a patched copy of an object; 415 or 400 for an invalid patch."""
     paths = {
         "application/merge-patch+json": None,

@@ -260,7 +260,7 @@ def _resource_list(group: str) -> Object:
         }
         entries.append(common | entry)
         # Clients send the Eviction of this group and version.
-        own: dict[str, Object] = {
+        subresources: dict[str, Object] = {
             "status": {"verbs": ["get", "patch", "update"]},
             "binding": {"kind": "Binding", "verbs": ["create"]},
             "eviction": {
@@ -272,7 +272,7 @@ def _resource_list(group: str) -> Object:
         }
         for subresource in resource.subresources:
             name = f"{resource.plural}/{subresource}"
-            entries.append(common | {"name": name, "singularName": ""} | own[subresource])
+            entries.append(common | {"name": name, "singularName": ""} | subresources[subresource])
     if group == REVIEW[0]:
         review = {"namespaced": False, "kind": "SelfSubjectAccessReview", "verbs": ["create"]}
         entries.append({"name": REVIEW[1], "singularName": REVIEW[1][:-1]} | review)

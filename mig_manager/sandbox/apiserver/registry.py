@@ -53,7 +53,7 @@ class Registry:
     def create(self, target: Target, body: Any) -> Object:
         """Store a new object."""
         resource = target.resource
-        obj = _identified(target, body)
+        obj = _check_identity(target, body)
         metadata = obj["metadata"]
         for field in (*_SERVER_OWNED, "resourceVersion"):
             metadata.pop(field, None)
@@ -73,7 +73,7 @@ class Registry:
 
     def update(self, target: Target, body: Any) -> Object:
         """Replace an object, or its status if the target is ``/status``."""
-        obj = _identified(target, body)
+        obj = _check_identity(target, body)
         with self._store.lock:
             old = self.get(target)
             resource = target.resource
@@ -89,7 +89,7 @@ class Registry:
         """Patch an object, or its status if the target is ``/status``."""
         with self._store.lock:
             old = self.get(target)
-            obj = _identified(target, content.patched(content_type, old, patch))
+            obj = _check_identity(target, content.apply_patch(content_type, old, patch))
             return self._replace(target, old, obj)
 
     def _replace(self, target: Target, old: Object, new: Object) -> Object:
@@ -184,7 +184,7 @@ class Registry:
         return kinds.success()
 
 
-def _identified(target: Target, body: Any) -> Object:
+def _check_identity(target: Target, body: Any) -> Object:
     """Return a copy of the body, after checks of its JSON types and of its name in the URL."""
     if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
         raise kinds.bad_request("the object provided is unrecognized")
@@ -236,14 +236,14 @@ def start_budget_controller(objects: store.Store) -> None:
         plural, namespace, _ = record.key
         if plural in ("pods", "poddisruptionbudgets"):
             for budget in objects.select("poddisruptionbudgets", namespace=namespace):
-                status = (budget.get("status") or {}) | _counted(objects, budget)
+                status = (budget.get("status") or {}) | _pod_counts(objects, budget)
                 new = budget | {"metadata": dict(budget["metadata"]), "status": status}
                 objects.write(store.key_of(kinds.BUDGETS, budget), new)
 
     objects.subscribe(follow)
 
 
-def _counted(objects: store.Store, budget: Object) -> Object:
+def _pod_counts(objects: store.Store, budget: Object) -> Object:
     """Return the counted part of a budget's status."""
     spec, namespace = budget.get("spec") or {}, budget["metadata"]["namespace"]
     pods = [pod for pod in objects.select("pods", namespace=namespace) if _selects(budget, pod)]

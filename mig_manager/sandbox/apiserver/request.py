@@ -48,7 +48,7 @@ def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo | Non
     if target is None:
         return None
     verb = _VERBS.get(method, "")
-    if verb not in _allowed(target):
+    if verb not in _verbs_of(target):
         message = "the server does not allow this method on the requested resource"
         raise kinds.StatusError(405, message)
     if verb == "get" and not target.name:
@@ -83,7 +83,7 @@ def _target(parts: list[str]) -> RequestTarget | None:
     )
 
 
-def _allowed(target: RequestTarget) -> tuple[str, ...]:
+def _verbs_of(target: RequestTarget) -> tuple[str, ...]:
     if target.subresource in ("binding", "eviction"):
         return ("create",)
     if target.name:

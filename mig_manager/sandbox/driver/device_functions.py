@@ -200,18 +200,20 @@ def _memory(view: calls.DeviceView) -> dict[str, int]:
 @calls.function("nvmlDeviceGetFieldValues", takes=calls.GPU)
 def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
     product = view.board.product
-    known: dict[int, int] = {}
+    value_by_id: dict[int, int] = {}
     if view.node.options.reports_recovery_action:
-        known[pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION] = view.gpu.recovery_action
+        value_by_id[pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION] = view.gpu.recovery_action
     if product.is_mig_capable:
-        known[pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED] = int(not product.mode_needs_reset)
+        value_by_id[pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED] = int(
+            not product.mode_needs_reset
+        )
         if view.node.options.reports_profiles_while_mig_off:
-            known[pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE] = 1
+            value_by_id[pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE] = 1
     for entry in calls.struct(values, pynvml.c_nvmlFieldValue_t * calls.number(count)):
-        is_known = entry.fieldId in known
+        is_known = entry.fieldId in value_by_id
         entry.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
         entry.nvmlReturn = states.Code.SUCCESS if is_known else states.Code.NOT_SUPPORTED
-        entry.value.uiVal = known.get(entry.fieldId, 0)
+        entry.value.uiVal = value_by_id.get(entry.fieldId, 0)
 
 
 @calls.function("nvmlDeviceGetGpuFabricInfo", takes=calls.GPU)

@@ -38,10 +38,10 @@ class SimulatedReset:
         for gpu in gpus:
             gpu_reset.require_resettable(gpu, is_repair=is_repair)
         uuids = {gpu.uuid for gpu in gpus}
-        chosen = [board.index for board in self._state.boards if board.uuid in uuids]
+        indices = [board.index for board in self._state.boards if board.uuid in uuids]
         node = self._state.read()
         threading.Event().wait(node.options.latency.mode_with_reset_s)
-        code = self._state.reset_gpus(chosen).code
+        code = self._state.reset_gpus(indices).code
         if code is states.Code.SUCCESS:
             return
         why = f"the simulated driver answers {code.name}"

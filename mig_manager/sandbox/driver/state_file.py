@@ -45,7 +45,7 @@ class SharedState:
         Raises:
             UsageError: The spec is malformed, or the file holds a node with other GPUs.
         """
-        node = states.booted(spec, options)
+        node = states.first_boot(spec, options)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._exclusively("lock"):
             if not self.path.exists():
@@ -288,8 +288,8 @@ def _decode(raw: dict[str, Any]) -> states.MachineState:
             placement = model.Placement(*instance["placement"])
             values = instance | {"placement": placement, "compute_instances": computes}
             instances.append(states.GpuInstance(**values))
-        own = {"instances": tuple(instances), "xids": tuple(gpu.get("xids", ()))}
-        gpus.append(states.GpuState(**gpu | own))
+        parsed = {"instances": tuple(instances), "xids": tuple(gpu.get("xids", ()))}
+        gpus.append(states.GpuState(**gpu | parsed))
     clients = tuple(
         states.Client(**each | {"kind": states.ClientKind(each["kind"])})
         for each in raw["clients"]

@@ -185,7 +185,7 @@ class GpuState:
     recovery_action: int = 0  # ``nvmlDeviceGpuRecoveryAction_t``; a fault sets it
     xids: tuple[int, ...] = ()  # critical errors since the boot, oldest first
 
-    def replaced(self, old: GpuInstance | None, *new: GpuInstance) -> "GpuState":
+    def replace_instance(self, old: GpuInstance | None, *new: GpuInstance) -> "GpuState":
         """Return the GPU without the old instance, if any, and with the new ones."""
         kept = (instance for instance in self.instances if instance is not old)
         ordered = sorted((*kept, *new), key=lambda instance: instance.instance_id)
@@ -277,7 +277,7 @@ def physical_engine(
     return instance.start // per_engine + compute.start
 
 
-def booted(spec: str, options: Options) -> MachineState:
+def first_boot(spec: str, options: Options) -> MachineState:
     """Return a node after its first boot; UsageError if the spec is malformed."""
     return MachineState(
         spec=spec, options=options, gpus=tuple(GpuState() for _ in hardware.parse_node(spec))

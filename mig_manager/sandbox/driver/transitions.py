@@ -116,7 +116,7 @@ def create_gpu_instance(
         profile_id=profile_id,
         placement=place,
     )
-    return situation.gpu.replaced(None, instance), instance
+    return situation.gpu.replace_instance(None, instance), instance
 
 
 def destroy_gpu_instance(situation: Situation, instance: states.GpuInstance) -> states.GpuState:
@@ -125,7 +125,7 @@ def destroy_gpu_instance(situation: Situation, instance: states.GpuInstance) -> 
     in_use = any(client.gpu_instance_id == instance.instance_id for client in situation.clients)
     if instance.compute_instances or in_use:
         raise states.Refused(states.Code.IN_USE)
-    return situation.gpu.replaced(instance)
+    return situation.gpu.replace_instance(instance)
 
 
 def create_compute_instance(
@@ -161,7 +161,7 @@ def create_compute_instance(
     )
     ordered = sorted((*instance.compute_instances, compute), key=lambda each: each.instance_id)
     changed = dataclasses.replace(instance, compute_instances=tuple(ordered))
-    return situation.gpu.replaced(instance, changed), compute
+    return situation.gpu.replace_instance(instance, changed), compute
 
 
 def destroy_compute_instance(
@@ -173,7 +173,9 @@ def destroy_compute_instance(
     if any((each.gpu_instance_id, each.compute_instance_id) == ids for each in situation.clients):
         raise states.Refused(states.Code.IN_USE)
     kept = tuple(other for other in instance.compute_instances if other is not compute)
-    return situation.gpu.replaced(instance, dataclasses.replace(instance, compute_instances=kept))
+    return situation.gpu.replace_instance(
+        instance, dataclasses.replace(instance, compute_instances=kept)
+    )
 
 
 def compute_row(
@@ -263,23 +265,23 @@ class ResetResult:
 
 
 def reset_gpus(
-    node: states.MachineState, chosen: Sequence[int]
+    node: states.MachineState, indices: Sequence[int]
 ) -> tuple[states.MachineState, ResetResult]:
     """Reset GPUs, given by index, in one command; one refusal leaves all unchanged."""
     boards = states.boards_of(node)
     refused = {
         index: code
-        for index in chosen
+        for index in indices
         if (code := _refusal(node, boards[index])) is not states.Code.SUCCESS
     }
     if refused:
         return node, ResetResult(refused=refused)
-    groups = [group for group in node.options.linked_gpus if set(group) & set(chosen)]
-    missing = sorted({index for group in groups for index in group} - set(chosen))
+    groups = [group for group in node.options.linked_gpus if set(group) & set(indices)]
+    missing = sorted({index for group in groups for index in group} - set(indices))
     if missing:
-        alone = dict.fromkeys(chosen, states.Code.NOT_SUPPORTED)
+        alone = dict.fromkeys(indices, states.Code.NOT_SUPPORTED)
         return node, ResetResult(refused=alone, missing=tuple(missing))
-    for index in chosen:
+    for index in indices:
         gpu = reboot(boards[index], node.gpus[index])
         node = node.with_gpu(index, _without_cleared_action(gpu))
     return node, ResetResult()
@@ -291,8 +293,8 @@ def _refusal(node: states.MachineState, board: states.Board) -> states.Code:
         return states.Code.GPU_IS_LOST
     if not node.options.permitted:
         return states.Code.NO_PERMISSION
-    own = (states.Virtualization.NONE, states.Virtualization.HOST_VGPU)
-    if node.options.virtualization not in own:
+    resettable = (states.Virtualization.NONE, states.Virtualization.HOST_VGPU)
+    if node.options.virtualization not in resettable:
         return states.Code.NOT_SUPPORTED
     if any(client.kind is not daemon for client in node.clients_of(board.uuid)):
         return states.Code.IN_USE

@@ -192,8 +192,8 @@ class ClusterView:
 
     def _put(self, kind: WatchedKind, obj: objects.JsonObject) -> None:
         with self._lock:
-            known = self._objects[kind].get(objects.uid(obj))
-            is_old = known is not None and objects.version(known) >= objects.version(obj)
+            former = self._objects[kind].get(objects.uid(obj))
+            is_old = former is not None and objects.version(former) >= objects.version(obj)
             if is_old or objects.uid(obj) in self._deleted:
                 return
             self._objects[kind][objects.uid(obj)] = obj

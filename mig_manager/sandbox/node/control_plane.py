@@ -101,7 +101,7 @@ def sync_daemon_sets(cluster: cluster_view.ClusterView) -> None:
         if owner and owner["kind"] == "DaemonSet" and owner["uid"] not in alive:
             _delete(cluster, pod)
     for daemon_set in daemon_sets:
-        daemons = owned(daemon_set, pods)
+        daemons = pods_of_daemon_set(daemon_set, pods)
         for node in nodes:
             on_node = [pod for pod in daemons if objects.node_name(pod) == objects.name(node)]
             may_stay = takes(daemon_set, node, is_running=True)
@@ -138,11 +138,11 @@ def takes(
 
 
 def _tolerations(daemon_set: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    own = daemon_set["spec"]["template"]["spec"].get("tolerations") or ()
-    return [*own, *_STANDARD_TOLERATIONS]
+    declared = daemon_set["spec"]["template"]["spec"].get("tolerations") or ()
+    return [*declared, *_STANDARD_TOLERATIONS]
 
 
-def owned(
+def pods_of_daemon_set(
     daemon_set: Mapping[str, Any], pods: Iterable[objects.JsonObject]
 ) -> tuple[objects.JsonObject, ...]:
     """Return the pods that a DaemonSet controls."""

@@ -91,9 +91,9 @@ class DeviceManager:
             ShortageError: Too few devices are healthy and free; nothing was allocated.
         """
         with self._lock:
-            known = self._allocations.get(objects.uid(pod))
-            if known is not None:
-                return known
+            former = self._allocations.get(objects.uid(pod))
+            if former is not None:
+                return former
             used = frozenset[str]().union(*(a.device_ids for a in self._allocations.values()))
             free = {
                 resource: [id_ for id_ in device_ids if id_ not in used]
@@ -124,7 +124,7 @@ class DeviceManager:
         with self._lock:
             self._allocations.pop(uid, None)
 
-    def assigned(self) -> tuple[Allocation, ...]:
+    def allocations(self) -> tuple[Allocation, ...]:
         """Return the devices of every pod that kubelet runs."""
         with self._lock:
             return tuple(self._allocations.values())
@@ -148,9 +148,9 @@ class DeviceManager:
             for resource in expired:
                 del self._devices[resource], self._ended_at[resource]
             self._forgotten |= expired
-            known = {resource: len(ids) for resource, ids in self._devices.items()}
-            capacity = {**(present or {}), **dict.fromkeys(expired, 0), **known}
-            healthy = {r: n if r in self._healthy else 0 for r, n in known.items()}
+            counts = {resource: len(ids) for resource, ids in self._devices.items()}
+            capacity = {**(present or {}), **dict.fromkeys(expired, 0), **counts}
+            healthy = {r: n if r in self._healthy else 0 for r, n in counts.items()}
             return capacity, {**capacity, **healthy}
 
     def _end(self, resources: set[str]) -> None:
@@ -211,7 +211,7 @@ def _handlers(manager: DeviceManager) -> grpc.GenericRpcHandler:
                         for container, by_resource in allocation.containers.items()
                     ],
                 )
-                for allocation in manager.assigned()
+                for allocation in manager.allocations()
             ]
         )
 

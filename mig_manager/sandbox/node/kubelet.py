@@ -183,7 +183,7 @@ class Kubelet:
         try:
             if worker.stage is _PodStage.RUNNING and is_due:
                 self._end(worker)
-                worker.status = manifests.succeeded(pod)
+                worker.status = manifests.success(pod)
             elif worker.stage is _PodStage.RUNNING:
                 worker.program.poll(now)
             elif worker.stage is _PodStage.WAITING and is_due:

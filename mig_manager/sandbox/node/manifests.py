@@ -36,10 +36,10 @@ def running(pod: Mapping[str, Any], *, restarts: int) -> objects.JsonObject:
     )
 
 
-def succeeded(pod: Mapping[str, Any]) -> objects.JsonObject:
+def success(pod: Mapping[str, Any]) -> objects.JsonObject:
     """Return the status of a pod whose containers have succeeded."""
-    ended = {"exitCode": 0, "reason": "Completed", "finishedAt": store.timestamp()}
-    return _status(pod, phase="Succeeded", state={"terminated": ended}, n=0)
+    termination = {"exitCode": 0, "reason": "Completed", "finishedAt": store.timestamp()}
+    return _status(pod, phase="Succeeded", state={"terminated": termination}, n=0)
 
 
 def waiting(

@@ -19,7 +19,7 @@ class MemoryState(nvml_faults.SharedState):
 
     def __init__(self, spec: str, *, options: states.Options) -> None:
         self._lock = threading.RLock()
-        self._node = states.booted(spec, options)
+        self._node = states.first_boot(spec, options)
         self._own_instruments = nvml_faults.Instruments()
 
     def read(self) -> states.MachineState:
@@ -112,7 +112,7 @@ def remove_behind_back(
     if not free:
         return False
     index, instance = free[number % len(free)]
-    _put(state, index, node.gpus[index].replaced(instance))
+    _put(state, index, node.gpus[index].replace_instance(instance))
     return True
 
 

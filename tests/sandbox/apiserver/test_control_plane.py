@@ -103,7 +103,7 @@ def test_daemon_set_owns_and_counts_its_pod_on_a_node() -> None:
     assert objects.node_name(first) == "n1"
     assert objects.labels(first) == {"name": "nvidia-device-plugin-ds"}
     assert objects.name(first) != objects.name(leaving)
-    assert control_plane.owned(daemon_set, [first, pod()]) == (first,)
+    assert control_plane.pods_of_daemon_set(daemon_set, [first, pod()]) == (first,)
     assert (status["desiredNumberScheduled"], status["currentNumberScheduled"]) == (1, 1)
     assert (status["numberReady"], status["numberUnavailable"]) == (1, 0)
 

@@ -39,7 +39,7 @@ def situation(
     gpu: states.GpuState, product: str, *, is_swapped: bool = False
 ) -> transitions.Situation:
     options = states.Options(swapped_gpus=(0,) if is_swapped else ())
-    (board,) = states.boards_of(states.booted(product, options))
+    (board,) = states.boards_of(states.first_boot(product, options))
     return transitions.Situation(board=board, gpu=gpu, clients=(), options=options, serial=1)
 
 

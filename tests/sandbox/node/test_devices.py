@@ -40,7 +40,7 @@ def test_no_device_is_given_twice_until_it_is_released(
     assert manager.admit(pod("p1")) == first
     with pytest.raises(device_manager.ShortageError, match="0 healthy and free"):
         manager.admit(pod("p3"))
-    assert manager.assigned() == (first, second)
+    assert manager.allocations() == (first, second)
     manager.release("uid-p1")
     assert manager.admit(pod("p3")).device_ids == first.device_ids
 
@@ -67,7 +67,7 @@ def test_resource_without_its_plugin_keeps_only_its_capacity(
     else:
         manager.lose_power()
 
-    assert len(manager.assigned()) == int(is_powered)
+    assert len(manager.allocations()) == int(is_powered)
     assert manager.status() == ({_SMALL: 3}, {_SMALL: 0})
     assert manager.allocatable() == {}
     with pytest.raises(device_manager.ShortageError):

@@ -124,7 +124,7 @@ def test_pod_with_a_run_time_succeeds_and_releases_its_device(bench: Bench) -> N
     assert objects.phase(bench.pod()) == "Succeeded"
     assert bench.pod()["status"]["startTime"] == started
     assert not bench.program.is_running
-    assert bench.manager.assigned() == ()
+    assert bench.manager.allocations() == ()
     assert bench.kubelet.next_at() is None
 
 
@@ -172,7 +172,7 @@ def test_a_resource_of_an_ended_plugin_is_forgotten_with_one_update(
     bench.kubelet.sync(0.0)
     bench.kubelet.sync(1.0)
     assert objects.phase(bench.pod()) == "Running"
-    assert not bench.manager.assigned()[0].device_ids
+    assert not bench.manager.allocations()[0].device_ids
 
 
 def test_a_pod_that_finds_no_devices_fails_for_good(bench: Bench) -> None:
@@ -197,11 +197,11 @@ def test_a_deleted_pod_stops_within_its_grace_period(
 
     assert bench.kubelet.next_at() == 10.0 + expected_s
     assert bench.program.is_running
-    assert bench.manager.assigned()
+    assert bench.manager.allocations()
     bench.kubelet.sync(10.0 + expected_s)
 
     assert not bench.program.is_running
-    assert not bench.manager.assigned()
+    assert not bench.manager.allocations()
     assert not bench.cluster.list(_POD)
 
 
@@ -211,7 +211,7 @@ def test_a_pod_deleted_without_grace_lets_go_of_its_devices_at_once(bench: Bench
     bench.kubelet.sync(2.0)
 
     assert not bench.program.is_running
-    assert not bench.manager.assigned()
+    assert not bench.manager.allocations()
 
 
 def test_a_pod_that_is_deleted_before_its_start_is_removed_at_once(bench: Bench) -> None:
