@@ -26,7 +26,7 @@ class Execution:
     """Resets GPUs with a pending mode; None: the mode stays pending, and no GPU is repaired."""
     note_persistence: ports.NotePersistence
     clock: timing.Clock
-    require_unused: RequireUnused | None = None  # asks kubelet; None: for the agent's rollbacks
+    require_unused: RequireUnused | None = None  # asks kubelet; None: nothing to check
     in_use_timeout_s: float | None = None
     """How long to retry what the driver refuses as in use, with ``require_unused`` before each
     retry; None: the executor retries."""

@@ -33,10 +33,7 @@ def execute(
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
     gpu_change = attempt.transaction(
-        preparing.idle_wait(attempt),
-        functools.partial(
-            survey.require_unallocated, attempt.deps, extra_clients=change.usage.extra_clients
-        ),
+        preparing.idle_wait(attempt), functools.partial(survey.require_unallocated, attempt.deps)
     )
     is_resumed = functools.partial(is_resumed_next, attempt)
     # If this fails, the end of the run rolls back while clients and services are still paused.

@@ -7,6 +7,7 @@ lose its device, the GPUs stay as they are.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import structlog
@@ -245,7 +246,9 @@ def roll_back(attempt: attempts.Attempt) -> str:
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(now, snapshot)
         attempt.journal.note(snapshot=snapshot)
-        change = attempt.transaction()
+        change = attempt.transaction(
+            require_unused=functools.partial(survey.require_unallocated, attempt.deps)
+        )
         plan = planner.restore(now, snapshot)
         cancel = Uninterrupted(attempt.deps)
         if plan.is_empty:

@@ -122,16 +122,12 @@ def name_users(
 
 
 def require_unallocated(
-    deps: ports.Dependencies,
-    affected: Collection[str],
-    gpus: model.ObservedGpus,
-    *,
-    extra_clients: _ExtraClients,
+    deps: ports.Dependencies, affected: Collection[str], gpus: model.ObservedGpus
 ) -> None:
-    """Fail if a pod got one of the devices after the drain.
+    """Fail if a pod got one of the devices since the node was drained or found unused.
 
     The agent pauses no plugin that it does not know, such as a service of the host. If kubelet
-    does not answer, its answer to the drain counts.
+    does not answer, its earlier answer counts.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -144,11 +140,12 @@ def require_unallocated(
         return
     if all(one.device_ids.isdisjoint(affected) for one in assigned):
         return
-    usage = _observe(deps, deps.workloads.list, gpus, lambda _usage: False, extra_clients)
+    extra = read_extra_clients(deps)
+    usage = _observe(deps, deps.workloads.list, gpus, lambda _usage: False, extra)
     users = [pod.key for pod in usage.users(affected) if not usage.why_uncertain(pod)]
     if users:
         names = messages.list_names(users)
-        raise errors.GpuInUseError(f"pods got devices to be removed after the drain: {names}")
+        raise errors.GpuInUseError(f"pods got devices to be removed meanwhile: {names}")
 
 
 def read_extra_clients(deps: ports.Dependencies) -> _ExtraClients:

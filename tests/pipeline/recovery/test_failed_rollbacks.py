@@ -188,6 +188,27 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> No
     ends.assert_restored(rig)
 
 
+def test_a_rollback_keeps_a_device_that_a_pod_gets_while_services_stop() -> None:
+    """The device plugin is a service that the agent does not know."""
+    rig, _, odd = odd_node()
+    del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod not in rig.plugins}
+    rig.host.services["dcgm.service"] = True
+    strikes.once(
+        rig,
+        lambda: rig.log[-1] == "services.stop",
+        lambda: rig.add_pod("newcomer", devices=frozenset({odd})),
+    )
+    gpus = rig.gpus
+
+    assert agents.undo(rig)
+
+    assert rig.gpus == gpus
+    assert "newcomer" in rig.pod_names
+    assert rig.host.services == {"dcgm.service": True}
+    assert not rig.has_hold_taint
+
+
 def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
     rig, before, odd = odd_node()
     rig.extra_clients = EXTRA_CLIENTS
