@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from mig_manager import errors
@@ -105,6 +105,11 @@ class Shared:
     limits: agent_settings.Limits
     publisher: publish.Publisher
     memory: AttemptMemory
+
+    @property
+    def node_labels(self) -> Mapping[str, str]:
+        """The node's labels, from the watch if it runs."""
+        return self.deps.node.latest().labels
 
     @property
     def verified_layout(self) -> layout_store.VerifiedLayoutStore:

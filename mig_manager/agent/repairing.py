@@ -71,7 +71,7 @@ def repair(
             return None
         outcome = run.run(attempt)
         if outcome.reason is errors.Reason.LOCKED:
-            labels = attempt.deps.node.latest().labels
+            labels = attempt.node_labels
             if labels.get(well_known.STATE_LABEL) != model.State.SUCCESS.value:
                 return outcome
             raise errors.LockedError(outcome.description)

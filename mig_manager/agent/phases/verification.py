@@ -68,7 +68,7 @@ def verify_unchanged(
         attempt.transaction().refresh()
     # Kubelet still counts the devices that a plugin registered before the GPU was lost.
     returned = attempt.journal.record.returned_gpus(gpu.uuid for gpu in gpus)
-    config_now = attempt.deps.node.latest().labels.get(well_known.PLUGIN_CONFIG_LABEL)
+    config_now = attempt.node_labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if attempt.plugin_config not in (None, config_now):
         paused = resuming.resume_advertisers(
             attempt,

@@ -37,7 +37,7 @@ class Advertiser(Protocol):
         """
         journal = attempt.journal
         is_owed = self.was_paused(journal.entries) or self.deploy_label in journal.record.awaited
-        return is_owed and attempt.deps.node.latest().labels.get(self.deploy_label) != "false"
+        return is_owed and attempt.node_labels.get(self.deploy_label) != "false"
 
     def withdraw(self, attempt: attempts.Attempt) -> None:
         """Hide the advertised devices from pods until new ones are advertised."""

@@ -251,7 +251,7 @@ def _missing(
     for program in present:
         program_pods = tuple(filter(program.owns, new))
         if not advertisers.is_any_ready(program_pods):
-            label = attempt.deps.node.latest().labels.get(program.deploy_label)
+            label = attempt.node_labels.get(program.deploy_label)
             return advertisers.not_ready(program, program_pods, gpus, label)
     problems = (program.missing(attempt, gpus, new, paused.changed) for program in present)
     problem = next(filter(None, problems), None)

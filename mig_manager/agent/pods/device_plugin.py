@@ -77,7 +77,7 @@ class DevicePlugin(advertisers.Advertiser):
         if shared.deps.is_advertiser:
             return frozenset()
         healthy = _healthy(shared)
-        labels = shared.deps.node.latest().labels
+        labels = shared.node_labels
         strategy = _strategy(pods) or strategies.from_labels(labels)
         return None if healthy is None else schedulable.destroyed_devices(gpus, healthy, strategy)
 
@@ -108,7 +108,7 @@ class DevicePlugin(advertisers.Advertiser):
         refusals = strategies.refusals(layouts)
         if not refusals:
             return ""
-        labels = attempt.deps.node.latest().labels
+        labels = attempt.node_labels
         if attempt.plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
             # The new config may set another strategy.
             return ""

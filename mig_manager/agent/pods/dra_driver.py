@@ -100,7 +100,7 @@ def has_ready(pods: Iterable[pod_object.Pod]) -> bool:
 
 def remedy_if_kept_away(attempt: attempts.Attempt) -> str:
     """Return the remedy if another program's label keeps it away; empty: none does."""
-    value = attempt.deps.node.latest().labels.get(claims.DEPLOY_LABEL)
+    value = attempt.node_labels.get(claims.DEPLOY_LABEL)
     if value is None or well_known.is_deployed(value):
         return ""
     return (
@@ -113,4 +113,4 @@ def _is_deployed(attempt: attempts.Attempt, pods: Iterable[pod_object.Pod]) -> b
     """Return whether it has a pod, or its deploy label is true or was before a pause."""
     if any(map(claims.is_driver, pods)):
         return True
-    return well_known.is_deployed(attempt.deps.node.latest().labels.get(claims.DEPLOY_LABEL))
+    return well_known.is_deployed(attempt.node_labels.get(claims.DEPLOY_LABEL))

@@ -65,7 +65,7 @@ def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> No
                 placed = clients.gated_by(pods, (key,))
                 is_ready = placed and all(p.is_ready and not p.is_terminating for p in placed)
                 # Another value is the decision of another program or a person, also meanwhile.
-                return not is_ready and attempt.deps.node.latest().labels.get(key) == "true"
+                return not is_ready and attempt.node_labels.get(key) == "true"
 
             _resume(attempt, {key, *others})
             others = set()
