@@ -15,7 +15,6 @@ from mig_manager.adapters.host import process
 from mig_manager.core import timing
 from mig_manager.core.node import policies
 from mig_manager.core.settings import host_settings, node_settings, options
-from mig_manager.sandbox import spellings
 
 
 class GeneratedLayouts(enum.Enum):
@@ -235,7 +234,7 @@ class AgentSettings(node_settings.NodeSettings, Limits):
             raise errors.UsageError(
                 "the agent must know its node: give --node-name or set NODE_NAME"
             )
-        gpus = node_settings.gpu_access(source, spellings.of_node)
+        gpus = node_settings.gpu_access(source, _spell)
         if values["advertises_simulated"] and not gpus.is_simulated:
             raise errors.UsageError(
                 "--advertise-simulated needs --simulate: real GPUs have a device plugin"
@@ -275,6 +274,13 @@ def agent_config_file(source: options.Source) -> pathlib.Path:
 def _default_config_file(source: options.Source) -> pathlib.Path:
     fallback = source.environ.get("DEFAULT_CONFIG_FILE")
     return pathlib.Path(fallback) if fallback else process.packaged_config()
+
+
+def _spell(spec: str) -> str:
+    """Return the one spelling of simulated GPUs."""
+    from mig_manager.sandbox import spellings  # noqa: PLC0415 - not for real GPUs
+
+    return spellings.of_node(spec)
 
 
 def _find_config_file(source: options.Source) -> tuple[pathlib.Path, bool]:
