@@ -9,8 +9,8 @@ from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console, documents
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports
-from mig_manager.core.layout.layouts import Document
-from mig_manager.core.settings.node_settings import OutputFormat
+from mig_manager.core.layout import layouts
+from mig_manager.core.settings import node_settings
 from mig_manager.kubectl import plugin_settings
 
 
@@ -84,9 +84,12 @@ class ClusterCommand:
 
     def is_drawn(self, search: cluster_reader.NodeSearch) -> bool:
         """Return whether nodes are drawn, not listed."""
-        return len(search.reports) == 1 or self._settings.output_format is OutputFormat.WIDE
+        return (
+            len(search.reports) == 1
+            or self._settings.output_format is node_settings.OutputFormat.WIDE
+        )
 
-    def document(self, default: Document | None = None) -> Document:
+    def document(self, default: layouts.Document | None = None) -> layouts.Document:
         """Return the layouts of the chosen file or ConfigMap, or of the agents'."""
         return documents.document(
             self._terminal,

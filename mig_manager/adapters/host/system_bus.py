@@ -16,7 +16,6 @@ import jeepney
 from jeepney import auth, bus
 
 from mig_manager import errors
-from mig_manager.errors import Reason
 
 _READ_BYTES = 65536
 _DENIED = frozenset(
@@ -150,7 +149,7 @@ class Connection:
 
 @contextlib.contextmanager
 def session(
-    address: str, doing: str, *, timeout_s: float, failed: Reason, denied: Reason
+    address: str, doing: str, *, timeout_s: float, failed: errors.Reason, denied: errors.Reason
 ) -> Iterator[Connection]:
     """Connect, and raise every error of the body as a HostError that begins with ``doing``.
 

@@ -15,7 +15,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.host import system_bus
 from mig_manager.core.files import service_files
-from mig_manager.errors import Reason
 
 _CALL_TIMEOUT_S = 10.0  # for connecting and for calls that systemd answers at once
 _JOB_POLL_S = 1.0  # the end of a job comes as a signal; a lost signal delays us by this at most
@@ -150,8 +149,8 @@ class Systemd:
             self.address,
             doing,
             timeout_s=timeout_s,
-            failed=Reason.HOST_SERVICE_FAILED,
-            denied=Reason.NO_PERMISSION,
+            failed=errors.Reason.HOST_SERVICE_FAILED,
+            denied=errors.Reason.NO_PERMISSION,
         ) as connection:
             yield _Units(connection)
 
@@ -174,7 +173,7 @@ class Reboot:
                 if answer != "yes":
                     raise errors.HostError(
                         f"systemd-logind refuses to reboot the host: CanReboot is '{answer}'",
-                        reason=Reason.REBOOT_REQUIRED,
+                        reason=errors.Reason.REBOOT_REQUIRED,
                     )
                 return
         with self._session("looking for systemd's reboot.target") as connection:
@@ -203,7 +202,7 @@ class Reboot:
         _log.warning("reboot_requested", by=by, why=why)
 
     def _session(self, doing: str) -> contextlib.AbstractContextManager[system_bus.Connection]:
-        refused = Reason.REBOOT_REQUIRED
+        refused = errors.Reason.REBOOT_REQUIRED
         return system_bus.session(
             self.address, doing, timeout_s=_CALL_TIMEOUT_S, failed=refused, denied=refused
         )
@@ -349,4 +348,4 @@ def _result(signals: Sequence[system_bus.Signal], job: str) -> str | None:
 
 
 def _failure(name: str, why: str) -> errors.HostError:
-    return errors.HostError(f"{name} {why}", reason=Reason.HOST_SERVICE_FAILED)
+    return errors.HostError(f"{name} {why}", reason=errors.Reason.HOST_SERVICE_FAILED)

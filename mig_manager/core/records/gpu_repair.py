@@ -24,8 +24,6 @@ _FORGET_AFTER_S = 86400.0
 _STANDARD_TAINT = "nvidia.com/gpu"
 _OF_KUBERNETES = "node.kubernetes.io/"
 
-Architecture, Virtualization = model.Architecture, model.Virtualization
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RepairAttempts:
@@ -104,9 +102,9 @@ def is_possible(gpu: model.Gpu) -> bool:
 
 def why_impossible(gpu: model.Gpu) -> str:
     """Return why a GPU cannot be reset, or not alone, as part of a sentence; empty if it can."""
-    if gpu.virtualization is not Virtualization.NONE:
+    if gpu.virtualization is not model.Virtualization.NONE:
         return "a GPU that is shared with or passed through to virtual machines"
-    if gpu.architecture is Architecture.OTHER:
+    if gpu.architecture is model.Architecture.OTHER:
         return "whether GPUs of this product can be reset alone is not known"
     return ""
 
