@@ -274,7 +274,7 @@ def modules(proc: proc_tree.ProcTree, **users: int) -> None:
 def test_modules_and_programs_that_may_prevent_a_reset_are_named(
     patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor_report.CheckResult
 ) -> None:
-    modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2)
+    modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2, ext4=1)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")
 
     result = patient.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
@@ -282,7 +282,9 @@ def test_modules_and_programs_that_may_prevent_a_reset_are_named(
     without = patient.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
 
     assert result.verdict("kernel-modules") is verdict
-    assert "nvidia_drm has 2 users; nvidia-persiste (pid 5)" in result.text("kernel-modules")
+    text = result.text("kernel-modules")
+    assert text.startswith("loaded: nvidia, nvidia_drm, nvidia_uvm; ")
+    assert "nvidia_drm has 2 users; nvidia-persiste (pid 5)" in text
     assert without.failing == {"kernel-modules"}
 
 

@@ -215,6 +215,17 @@ def test_an_interrupted_change_is_shown_with_its_journal(
     assert "journal-file" in files["doctor.txt"]
 
 
+def test_the_value_of_a_secret_variable_is_redacted(
+    shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    journal = tmp_path / "journal.json"
+    journal.write_text('{"version": 2, "config": "correct-horse"}')
+
+    files = bundle(shell, tmp_path, "--journal-file", str(journal), BACKUP_API_KEY="correct-horse")
+
+    assert "correct-horse" not in files["journal.json"]
+
+
 def test_a_silent_source_does_not_fail_the_bundle(
     cluster: BundledCluster,
     shell: commandline.Shell,
