@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters import rest
-from mig_manager.core import messages, timestamps
-from mig_manager.core.fleet import fleet_nodes, node_reports
+from mig_manager.core import messages
+from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import api_values, device_classes, pod_object, well_known
 
@@ -56,17 +56,6 @@ class Pods:
     def of(self, name: str) -> pod_object.Pods | None:
         """Return the pods of a node that request GPUs; None if unknown."""
         return None if self.by_node is None else self.by_node.get(name, ())
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """An event in a node's past."""
-
-    at: dt.datetime | None
-    what: str  # the reason of an Event, or a word of ours in lower case
-    message: str
-    is_warning: bool = False
-    count: int = 1
 
 
 Get = Callable[..., dict[str, Any]]
@@ -162,9 +151,9 @@ class ClusterReader:
         classes = rest.list_items(self._get, device_classes.PATH, {}, device_classes.parse)
         return tuple(filter(None, classes))
 
-    def events(self, node_name: str) -> tuple[Moment, ...]:
+    def events(self, node_name: str) -> tuple[node_moments.Moment, ...]:
         """Return the agent's Events about a node, in no order."""
-        return agent_events(self._get, node_name, _moment)
+        return agent_events(self._get, node_name, node_moments.parse)
 
     def document(
         self,
@@ -231,22 +220,3 @@ def agent_events(
         )
 
     return tuple(filter(None, rest.list_items(get, _EVENTS, query, parse_own)))
-
-
-def _moment(item: Mapping[str, Any]) -> Moment:
-    series = item.get("series") or {}
-    moments = (
-        series.get("lastObservedTime"),
-        item.get("lastTimestamp"),
-        item.get("eventTime"),
-        item["metadata"].get("creationTimestamp"),
-    )
-    return Moment(
-        at=next(filter(None, map(timestamps.parse, moments)), None),
-        what=messages.printable(str(item.get("reason") or "")),
-        message=messages.fit(
-            messages.printable(str(item.get("message") or ""), " "), messages.MAX_EVENT_BYTES
-        ),
-        is_warning=item.get("type") == "Warning",
-        count=int(series.get("count") or item.get("count") or 1),
-    )

@@ -21,7 +21,7 @@ Step = Annotated[dict[str, object], "core.gpu_answers.ACTIONS"]
 PublishedStep = Annotated[
     dict[str, object], "core.gpu_answers.ACTIONS", "core.gpu_answers.LOCAL_IDS"
 ]
-Moment = Annotated[dict[str, object], "adapters.cluster_reader.Moment"]
+Moment = Annotated[dict[str, object], "core.fleet.node_moments.Moment"]
 
 
 # -- GPUs ----------------------------------------------------------------------------------------

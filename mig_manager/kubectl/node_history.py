@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.core import timestamps
 from mig_manager.core.display import bar, tables
-from mig_manager.core.fleet import node_reports
+from mig_manager.core.fleet import node_moments, node_reports
 from mig_manager.core.records import run_status
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class NodeHistory:
     """The known past of a node."""
 
     report: node_reports.NodeReport
-    moments: tuple[cluster_reader.Moment, ...]  # ascending by time; without a time first
+    moments: tuple[node_moments.Moment, ...]  # ascending by time; without a time first
     why_no_events: str  # empty if Events could be read
     now: dt.datetime
 
@@ -78,7 +78,7 @@ def collect(
     Raises:
         ClusterError: The API does not answer. Missing rights to read Events are no failure.
     """
-    events: Sequence[cluster_reader.Moment] = ()
+    events: Sequence[node_moments.Moment] = ()
     why_not = ""
     try:
         events = reader.events(report.node.name)
@@ -87,7 +87,7 @@ def collect(
             raise
         why_not = error.message
 
-    def order(moment: cluster_reader.Moment) -> tuple[dt.datetime, int]:
+    def order(moment: node_moments.Moment) -> tuple[dt.datetime, int]:
         first = _FIRST.index(moment.what) if moment.what in _FIRST else len(_FIRST)
         return moment.at or dt.datetime.min.replace(tzinfo=dt.UTC), first
 
@@ -96,11 +96,11 @@ def collect(
 
 
 def _from_node(
-    report: node_reports.NodeReport, events: Sequence[cluster_reader.Moment]
-) -> Iterable[cluster_reader.Moment]:
+    report: node_reports.NodeReport, events: Sequence[node_moments.Moment]
+) -> Iterable[node_moments.Moment]:
     node, run = report.node, report.node.status
     if node.requested and node.requested_at:
-        yield cluster_reader.Moment(
+        yield node_moments.Moment(
             at=node.requested_at,
             what=_REQUESTED,
             message=f"last write by {node.requested_by or 'an unknown client'}, "
@@ -110,17 +110,17 @@ def _from_node(
         return
     if run.started_at:
         message = f"run for {run.config} started, attempt {run.attempt}"
-        yield cluster_reader.Moment(at=run.started_at, what=_STARTED, message=message)
+        yield node_moments.Moment(at=run.started_at, what=_STARTED, message=message)
     is_known = any(each.at == run.finished_at and each.what == run.reason for each in events)
     if run.finished_at and not is_known:
-        yield cluster_reader.Moment(
+        yield node_moments.Moment(
             at=run.finished_at,
             what=run.reason or "finished",
             message=run.message,
             is_warning=not report.state.is_good,
         )
     if run.retry_at:
-        yield cluster_reader.Moment(
+        yield node_moments.Moment(
             at=run.retry_at, what=_RETRY, message="the next retry is scheduled"
         )
 
@@ -135,12 +135,12 @@ def last_run(past: NodeHistory, *, style: bar.Style) -> list[str]:
     return ["\n".join(table(moments, style=style))] if moments else []
 
 
-def table(moments: Iterable[cluster_reader.Moment], *, style: bar.Style) -> list[str]:
+def table(moments: Iterable[node_moments.Moment], *, style: bar.Style) -> list[str]:
     """Return a line for every moment."""
     return tables.columns(_MOMENTS, map(_row, moments), style=style)
 
 
-def _row(moment: cluster_reader.Moment) -> tables.Row:
+def _row(moment: node_moments.Moment) -> tables.Row:
     what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
     tone = bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
     return timestamps.show(moment.at) or "-", (what, tone), moment.message

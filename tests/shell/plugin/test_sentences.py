@@ -9,7 +9,7 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report, plan_table
 from mig_manager.core import model
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import fleet_nodes, node_reports
+from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
 from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources
 from mig_manager.kubectl import node_history, node_plans, node_status
@@ -148,15 +148,15 @@ def test_pods_with_claims_are_named_separately() -> None:
     )
 
 
-def moment(minutes: int, what: str, *, is_warning: bool = False) -> cluster_reader.Moment:
+def moment(minutes: int, what: str, *, is_warning: bool = False) -> node_moments.Moment:
     at = NOW - dt.timedelta(minutes=minutes)
-    return cluster_reader.Moment(
+    return node_moments.Moment(
         at=at, what=what, message="layout all-balanced", is_warning=is_warning
     )
 
 
 def past_of(
-    report: node_reports.NodeReport, *moments: cluster_reader.Moment
+    report: node_reports.NodeReport, *moments: node_moments.Moment
 ) -> node_history.NodeHistory:
     return node_history.NodeHistory(report=report, moments=moments, why_no_events="", now=NOW)
 
@@ -181,7 +181,7 @@ def test_long_messages_of_a_history_are_wrapped_in_their_column() -> None:
     ],
 )
 def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
-    moments: list[cluster_reader.Moment], minutes: int
+    moments: list[node_moments.Moment], minutes: int
 ) -> None:
     finished = report()
     assert finished.node.status
