@@ -376,7 +376,8 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
         return tuple(self), self.unreachable
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and self.unreachable == getattr(other, "unreachable", ())
+        is_equal = super().__eq__(other) is True  # not NotImplemented, which counts as true
+        return is_equal and self.unreachable == getattr(other, "unreachable", ())
 
     def __ne__(self, other: object) -> bool:
         return not self == other

@@ -35,7 +35,7 @@ class Executor:
 
     plan: steps.GpuPlan
     observed: model.Gpu | None
-    in_use_timeout_s: float
+    in_use_timeout_s: float  # for all steps together, from the first one in use
     clock: timing.Clock
     proc_root: pathlib.Path | None
     driver_roots: Sequence[str]

@@ -114,3 +114,9 @@ def test_a_newer_observation_replaces_the_older_of_each_gpu() -> None:
     assert older.with_newer(model.ObservedGpus([second])) == model.ObservedGpus([first, second])
     gone = gpu_values.unreachable(first)
     assert older.with_newer(model.ObservedGpus((), [gone])) == model.ObservedGpus((), [gone, lost])
+
+
+@pytest.mark.parametrize("other", [None, "GPUs", [], model.ObservedGpus((), [LOST])])
+def test_an_observation_without_gpus_equals_no_other_value(other: object) -> None:
+    assert (model.ObservedGpus() == other) is False
+    assert model.ObservedGpus() != other
