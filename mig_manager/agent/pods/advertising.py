@@ -98,13 +98,12 @@ def find_resumed(attempt: attempts.Attempt) -> _Advertisers:
 
 
 def find(
-    attempt: attempts.Attempt, pods: pod_object.Pods, gpus: model.ObservedGpus
+    attempt: attempts.Attempt, pods: pod_object.Pods, node: node_object.NodeView
 ) -> _Advertisers:
     """Return the programs that advertise the node's devices, or must do so again.
 
-    Phantom devices are removed from the node first: they look like a lost plugin's devices.
+    The ``node`` must have no phantom devices: they look like a lost plugin's devices.
     """
-    node, _ = device_plugin.without_phantoms(attempt, gpus, pods)
     # Any other value is another program's decision to keep it away, not a failure.
     deployed = frozenset(
         program
@@ -126,15 +125,16 @@ def _with_replaced(
     return programs
 
 
-def is_schedulable(
+def check_schedulable(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: frozenset[str] = frozenset()
 ) -> bool:
-    """Check, without waiting, whether the node advertises the GPUs' devices.
+    """Correct the node's counts, and return whether it advertises the GPUs' devices.
 
-    All devices of the GPUs with the UUIDs ``changed`` must be healthy.
+    All devices of the GPUs with the UUIDs ``changed`` must be healthy. This does not wait.
     """
     pods = attempt.deps.workloads.list()
-    paused = Paused(programs=find(attempt, pods, gpus), changed=changed)
+    node, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
+    paused = Paused(programs=find(attempt, pods, node), changed=changed)
     is_complete = not _missing(attempt, paused, gpus, pods)
     return is_complete and not PLUGIN.contradicts_label(attempt, gpus, pods)
 
@@ -190,7 +190,8 @@ def restart_stale(
         The argument of ``wait_schedulable``: their new pods, or pods that are starting.
     """
     pods = attempt.deps.workloads.list()
-    present = find(attempt, pods, gpus)
+    node, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
+    present = find(attempt, pods, node)
     again = to_restart(attempt, pods, gpus, changed)
     stale = tuple(pod for program in again for pod in pods if program.owns(pod))
     delete(attempt, stale)

@@ -48,10 +48,10 @@ class DevicePlugin(advertisers.Advertiser):
         pods: pod_object.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
-        """Return the devices that kubelet lacks, or has although no GPU has them."""
+        """Correct the node's counts; return the devices that kubelet lacks, or that no GPU has."""
         healthy = _healthy(attempt)
         strategy = _strategy(pods)
-        node, refused = without_phantoms(attempt, gpus, pods, lambda: healthy)
+        node, refused = remove_phantoms(attempt, gpus, pods, lambda: healthy)
         if refused is not None:
             return refused
         if counts := schedulable.unreported_counts(gpus, healthy, node, strategy=strategy):
@@ -142,10 +142,10 @@ def withdraw_phantoms(
     if not phantoms.is_possible(gpus, node, strategies.from_labels(node.labels)):
         shared.deps.telemetry.phantoms_found({}, are_removed=False)
         return None
-    return without_phantoms(shared, gpus, shared.deps.workloads.present())[1]
+    return remove_phantoms(shared, gpus, shared.deps.workloads.present())[1]
 
 
-def without_phantoms(
+def remove_phantoms(
     shared: attempts.Shared,
     gpus: model.ObservedGpus,
     pods: Iterable[pod_object.Pod],

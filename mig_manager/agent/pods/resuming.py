@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
-from mig_manager.agent.pods import advertising, dra_driver
+from mig_manager.agent.pods import advertising, device_plugin, dra_driver
 from mig_manager.core import messages, model
 from mig_manager.core.node import client_table, clients, node_object, pod_object, well_known
 from mig_manager.core.records import journals
@@ -177,14 +177,15 @@ def await_driver(
 def as_if_paused(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: Iterable[model.GpuSnapshot]
 ) -> advertising.Paused:
-    """Return the advertisers as if they had been paused for a change of some GPUs.
+    """Return the advertisers as if they had been paused for a change; remove phantom devices.
 
     An up-to-date DRA driver is kept: restarting it would change nothing.
     """
     pods = attempt.deps.workloads.list()
     kept_uids = advertising.DRIVER.current_uids(attempt, gpus, pods)
+    node, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
     return advertising.Paused(
-        programs=advertising.find(attempt, pods, gpus),
+        programs=advertising.find(attempt, pods, node),
         old_uids=advertising.uids(pods) - kept_uids,
         kept_uids=kept_uids,
         changed=frozenset(gpu.uuid for gpu in changed),
