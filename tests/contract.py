@@ -25,7 +25,7 @@ ANNOTATIONS = {
 
 
 @functools.cache
-def made() -> Mapping[str, str]:
+def installed_schemas() -> Mapping[str, str]:
     """Return the installed schemas, which ``pip install -e .`` makes of the types, by file."""
     folder = pathlib.Path(mig_manager.__file__).parent / "schemas"
     return {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.json"))}
@@ -34,7 +34,7 @@ def made() -> Mapping[str, str]:
 @functools.cache
 def schema_of_wheel(name: str) -> Any:
     """Return a schema as the wheel has it."""
-    return json.loads(made()[f"{name}.json"])
+    return json.loads(installed_schemas()[f"{name}.json"])
 
 
 @functools.cache

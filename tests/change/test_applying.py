@@ -9,7 +9,7 @@ from mig_manager.change import apply as applying
 from mig_manager.change import transaction
 from mig_manager.core import timing
 from tests.node import fakes
-from tests.node.applying_rig import ApplyingNode, is_creation, once
+from tests.node.applying_rig import ApplyingNode, first_only, is_creation
 
 
 def test_apply_waits_for_another_manager_until_a_deadline(node: ApplyingNode) -> None:
@@ -48,7 +48,7 @@ def apply_with_retries(node: ApplyingNode) -> None:
 
 def test_step_refused_as_in_use_is_retried() -> None:
     node = ApplyingNode(count=1)
-    node.fails = once(lambda _step: True)
+    node.fails = first_only(lambda _step: True)
 
     apply_with_retries(node)
 
@@ -58,7 +58,7 @@ def test_step_refused_as_in_use_is_retried() -> None:
 def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
     node = ApplyingNode(count=1)
     before, devices = node.shape, frozenset(node.gpus[0].mig_uuids)
-    node.fails = once(lambda _step: bool(node.add_pod("train", devices=devices)))
+    node.fails = first_only(lambda _step: bool(node.add_pod("train", devices=devices)))
     pods = "in use; pods have devices that the change destroys or resets: default/train"
 
     with pytest.raises(errors.HardwareError, match=pods):

@@ -48,9 +48,9 @@ def ampere() -> ApplyingNode:
 def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: ApplyingNode) -> None:
     """A layout's instances may lie where history has put them."""
     moved = samples.gpu(samples.A100, "2g.10gb@4[]").gpu_instances
-    kept = ampere.kept
-    first = dataclasses.replace(kept.snapshot[0], gpu_instances=moved)
-    odd = dataclasses.replace(kept, config="odd", snapshot=(first, *kept.snapshot[1:]))
+    verified = ampere.verified_layout
+    first = dataclasses.replace(verified.snapshot[0], gpu_instances=moved)
+    odd = dataclasses.replace(verified, config="odd", snapshot=(first, *verified.snapshot[1:]))
     ampere.verified_layout_file.text = odd.to_json()
     ampere.reboot()
 
@@ -115,7 +115,7 @@ def test_each_apply_saves_its_verified_layout_also_with_mig_off(
     for _applied_and_already_applied in range(2):
         ampere.verified_layout_file.text = None
         ampere.change_to("off")
-        assert ampere.kept.config == "off"
+        assert ampere.verified_layout.config == "off"
     ampere.reboot()
 
     assert (ampere.boot().rounds, ampere.steps) == ((), 0)
@@ -183,7 +183,7 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: ApplyingN
     assert len(ampere.boot("mixed").problems) == 1
 
     assert ampere.is_restored()
-    assert (ampere.kept.config, ampere.kept.boot_id) == ("mixed", "boot-1+")
+    assert (ampere.verified_layout.config, ampere.verified_layout.boot_id) == ("mixed", "boot-1+")
     ampere.verified_layout_file.failing_operations = {"read", "set_aside"}
     with pytest.raises(errors.UsageError, match="--verified-layout-file"):
         ampere.boot()

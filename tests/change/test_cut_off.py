@@ -12,7 +12,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.records import journals
 from tests.change.forks import refuse
 from tests.node import fake_cluster, gpu_values
-from tests.node.applying_rig import ApplyingNode, is_creation, once
+from tests.node.applying_rig import ApplyingNode, first_only, is_creation
 
 OFF = model.MigMode.DISABLED
 
@@ -72,7 +72,7 @@ def test_a_failed_change_spares_pods_on_a_cut_off_one(
     assert node.cut_off("wanted", at=12)
     done = node.shape[0]
     node.add_pod("train", devices=frozenset(node.gpus[0].mig_uuids))
-    node.fails = once(is_creation)
+    node.fails = first_only(is_creation)
 
     with pytest.raises(errors.HardwareError, match=error):
         node.change_to(wanted)
@@ -156,7 +156,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
         node.boot()
     journal = journals.Journal.from_json(node.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus[0].uuid]
-    node.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
+    node.fails = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
 
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         node.change_to("wanted")

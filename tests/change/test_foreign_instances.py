@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from tests.change.forks import refuse
 from tests.node import samples, strikes
-from tests.node.applying_rig import ApplyingNode, is_creation, once
+from tests.node.applying_rig import ApplyingNode, first_only, is_creation
 
 
 def with_foreign(node: ApplyingNode, start: int) -> model.Placement:
@@ -30,7 +30,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
     def list_all() -> None:
         node.gpus = complete
 
-    strikes.once(node, lambda: node.log[-1] == "gpus.execute", list_all)
+    strikes.act_once(node, lambda: node.log[-1] == "gpus.execute", list_all)
     node.fails = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
 
     with pytest.raises(errors.HardwareError) as caught:
@@ -42,7 +42,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
     assert node.journal.text is not None
 
     second = node.gpus[1].uuid
-    node.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
+    node.fails = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         node.change_to("other")
     assert node.shape == before
@@ -52,7 +52,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
 
 
 def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode) -> None:
-    node.fails = once(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
+    node.fails = first_only(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
         node.change_to("wanted")
@@ -99,7 +99,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(
 def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: ApplyingNode) -> None:
     assert node.cut_off("wanted", at=4)
     created: list[model.Placement] = []
-    strikes.once(
+    strikes.act_once(
         node,
         lambda: node.log[-1] == "gpus.execute",
         lambda: created.append(with_foreign(node, start=3)),

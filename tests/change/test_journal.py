@@ -8,7 +8,7 @@ from mig_manager.core import steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 from tests.node import gpu_values, strikes
-from tests.node.applying_rig import ApplyingNode, is_creation, once
+from tests.node.applying_rig import ApplyingNode, first_only, is_creation
 
 
 def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> None:
@@ -125,7 +125,7 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     node: ApplyingNode, failure: Exception, layout: str, *, is_undone: bool
 ) -> None:
     if is_undone:
-        node.fails = once(is_creation)
+        node.fails = first_only(is_creation)
     node.refusing["refresh_files"] = failure
     with pytest.raises((errors.MigManagerError, strikes.Killed)):
         node.change_to("wanted")

@@ -188,4 +188,4 @@ def test_the_readme_leads_from_nothing_to_a_changed_node(tmp_path: pathlib.Path)
     assert done.stdout.count("✓") >= 4
     assert "✗" not in done.stdout
     schema = programs.output(clone / ".venv/bin/mig-manager", "schema", "Plan")
-    assert schema == contract.made()["Plan.json"]
+    assert schema == contract.installed_schemas()["Plan.json"]

@@ -87,7 +87,7 @@ class StruckNode:
         # A new one, because a fault may have left the session open.
         nvml_faults.install(self.state.path)
         self.cluster = rig = simulated_rig.SimulatedRig(self.state)
-        rig.live()
+        rig.advance()
         if self.scenario.is_busy:
             rig.occupy()
         text = layout_table.document(layout_table.LAYOUTS)

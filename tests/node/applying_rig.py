@@ -78,7 +78,7 @@ class ApplyingNode(fakes.NodeRig):
             self.set_up(start)
 
     @property
-    def kept(self) -> verified_layouts.VerifiedLayout:
+    def verified_layout(self) -> verified_layouts.VerifiedLayout:
         return verified_layouts.VerifiedLayout.from_json(self.verified_layout_file.text or "")
 
     @property
@@ -244,7 +244,7 @@ def is_creation(step: steps.Step) -> bool:
     return isinstance(step, steps.CreateGpuInstance)
 
 
-def once(is_step: Callable[[steps.Step], bool]) -> Callable[[steps.Step], bool]:
+def first_only(is_step: Callable[[steps.Step], bool]) -> Callable[[steps.Step], bool]:
     """Return what holds for the first such step only."""
     remaining = [True]
     return lambda step: bool(remaining) and is_step(step) and remaining.pop()

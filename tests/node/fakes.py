@@ -26,7 +26,7 @@ from tests.node.kept_file import FakeKeptFile
 
 
 class FakeClock:
-    """Time that passes only by waiting; each wait lets the node live a little."""
+    """Time that passes only by waiting; each wait advances the node."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -183,16 +183,16 @@ class NodeRig:
     _serial: int = 0
 
     def __post_init__(self) -> None:
-        self.clock.on_wait.append(self.live)
+        self.clock.on_wait.append(self.advance)
         self.verified_layout_file.on_save = functools.partial(
             self.record_call, "verified_layout_file.save"
         )
         self.request_file.on_save = functools.partial(self.record_call, "request_file.save")
 
-    # -- the node's own life ------------------------------------------------------------------
+    # -- what time brings ----------------------------------------------------------------------
 
-    def live(self) -> None:
-        """Let terminating pods go, and the DaemonSet controller and the plugin do their work."""
+    def advance(self) -> None:
+        """End terminating pods, and have the DaemonSet controller and the plugin work."""
         for uid, pod in list(self.pods.items()):
             # Kubelet ends a pod with claims only once the driver has unprepared them.
             has_let_go = pod.claimed_ids is None or self.driver_runs
@@ -238,11 +238,13 @@ class NodeRig:
                     # Monitors of a DRA cluster have every GPU by a claim with admin access.
                     claimed_ids=frozenset() if name.endswith("-dra") else None,
                 )
-        for name in self.daemons.loose - names:
+        for name in self.daemons.without_label - names:
             self.add_pod(name, labels={"app": name}, owner_kind="DaemonSet")
         if self._plugin_is_wanted() and not self.plugins:
             self.start_plugin()
-        is_selected = self.labels.get(dra.DEPLOY_LABEL) == "true" or not self.dra_driver.is_gated
+        is_selected = (
+            self.labels.get(dra.DEPLOY_LABEL) == "true" or not self.dra_driver.is_label_managed
+        )
         if self.dra_driver.is_installed and is_selected and not self.drivers:
             self.start_driver()
 
@@ -252,15 +254,15 @@ class NodeRig:
 
     def _plugin_is_wanted(self) -> bool:
         is_selected = self.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == "true"
-        return is_selected or not self.plugin.is_gated
+        return is_selected or not self.plugin.is_label_managed
 
     def start_plugin(self) -> None:
         """Start a device plugin: it sees the GPUs as they are now, and never again."""
-        gated = {well_known.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin.is_gated else {}
+        selector = {well_known.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin.is_label_managed else {}
         self.add_pod(
             "nvidia-device-plugin",
             labels={"app": "nvidia-device-plugin-daemonset"},
-            node_selector=gated,
+            node_selector=selector,
             owner_kind="DaemonSet",
             mounts_plugin_sockets=True,
             is_ready=not self.plugin.is_broken,
@@ -291,7 +293,7 @@ class NodeRig:
         self.add_pod(
             "nvidia-dra-driver-kubelet-plugin",
             container_names=("gpus",),
-            node_selector={dra.DEPLOY_LABEL: "true"} if self.dra_driver.is_gated else {},
+            node_selector={dra.DEPLOY_LABEL: "true"} if self.dra_driver.is_label_managed else {},
             owner_kind="DaemonSet",
             mounts_driver_sockets=True,
             is_ready=not self.dra_driver.is_broken,
@@ -403,4 +405,4 @@ class NodeRig:
         self.schedulable = {}
         self.pods.clear()
         self.kubelet.devices_by_pod.clear()
-        self.live()
+        self.advance()

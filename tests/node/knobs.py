@@ -38,7 +38,7 @@ class KubeletKnobs:
 class Plugin:
     """The device plugin."""
 
-    is_gated: bool = True  # whether a label of the node deploys it
+    is_label_managed: bool = True  # whether a label of the node deploys it
     is_broken: bool = False
     waiting: pod_object.ContainerWaiting | None = None
     """Why kubelet cannot start the container of a broken plugin."""
@@ -51,7 +51,7 @@ class DraDriver:
     """NVIDIA's DRA driver."""
 
     is_installed: bool = False
-    is_gated: bool = True  # whether a label of the node deploys it
+    is_label_managed: bool = True  # whether a label of the node deploys it
     is_broken: bool = False
     slices: tuple[claims.Slice, ...] | None = ()
     """What it has published; None: the API does not list it."""
@@ -63,7 +63,7 @@ class Daemons:
 
     is_ready_by_label: dict[str, bool] = dataclasses.field(default_factory=dict)
     """Deploy label -> whether its pod becomes ready."""
-    loose: set[str] = dataclasses.field(default_factory=set)
+    without_label: set[str] = dataclasses.field(default_factory=set)
     """Names of daemons that only the hold taint keeps away."""
     controller_away_until_s: float = 0.0
 

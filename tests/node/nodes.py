@@ -12,22 +12,22 @@ from mig_manager.core.node import claims, policies, well_known
 from tests.node import agents, fakes, gpu_values
 
 
-def node(*, layout: str | None = None, gated: bool = True) -> fakes.NodeRig:
+def node(*, layout: str | None = None, label_managed: bool = True) -> fakes.NodeRig:
     """Two A100s with a device plugin; ``layout`` is already active."""
-    original = _node(layout=layout, gated=gated)
+    original = _node(layout=layout, label_managed=label_managed)
     # The GPUs are immutable.
     return copy.deepcopy(original, {id(original.gpus): original.gpus})
 
 
 @functools.cache
-def _node(*, layout: str | None, gated: bool) -> fakes.NodeRig:
+def _node(*, layout: str | None, label_managed: bool) -> fakes.NodeRig:
     product = hardware.find("A100-SXM4-40GB")
     rig = fakes.NodeRig(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
-    rig.plugin.is_gated = gated
+    rig.plugin.is_label_managed = label_managed
     if layout:
         agents.run(rig, layout)
         rig.forget_past()
-    if gated:
+    if label_managed:
         rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     if not rig.pods:
         rig.start_plugin()
@@ -67,17 +67,17 @@ DRA_MONITORS = tuple(
 )
 
 
-def dra_node(*, gated: bool = True) -> fakes.NodeRig:
+def dra_node(*, label_managed: bool = True) -> fakes.NodeRig:
     """The DRA driver serves the node, and two pods have a device of GPU 0 by a claim."""
     rig = node(layout="all-1g.5gb")
     rig.pods.clear()
     rig.schedulable = {}
     del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
-    rig.dra_driver.is_installed, rig.dra_driver.is_gated = True, gated
-    if gated:
+    rig.dra_driver.is_installed, rig.dra_driver.is_label_managed = True, label_managed
+    if label_managed:
         rig.labels |= dict.fromkeys((claims.DEPLOY_LABEL, *DRA_MONITORS), "true")
         rig.daemons.is_ready_by_label |= dict.fromkeys(DRA_MONITORS, True)
-    rig.live()
+    rig.advance()
     for name, start in (("low", 0), ("high", 6)):
         rig.add_pod(name, has_claims=True, claimed_ids=frozenset({device_at(rig, start)}))
     return rig
@@ -168,8 +168,8 @@ def monitored_node() -> fakes.NodeRig:
     rig = busy_node()
     rig.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
     rig.daemons.is_ready_by_label |= {GFD: True, EXPORTER: True}
-    rig.daemons.loose.add("nvidia-operator-validator")
-    rig.live()
+    rig.daemons.without_label.add("nvidia-operator-validator")
+    rig.advance()
     return rig
 
 
@@ -192,8 +192,8 @@ def watched_node() -> fakes.NodeRig:
     rig.extra_clients = EXTRA_CLIENTS
     rig.labels[SAMPLER] = "true"
     rig.daemons.is_ready_by_label[SAMPLER] = True
-    rig.daemons.loose.add("watcher")
-    rig.live()
+    rig.daemons.without_label.add("watcher")
+    rig.advance()
     return rig
 
 

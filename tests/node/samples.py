@@ -183,7 +183,7 @@ def _compute(nth: int, word: str, of: model.Profile, uuid_stem: str) -> model.Co
     )
 
 
-def want(
+def desired_gpu(
     devices: dict[str, int] | None = None, *, mode: model.MigMode = model.MigMode.ENABLED
 ) -> model.DesiredGpu:
     """Build a desired GPU from profile names; ``1g.5gb@4`` is pinned."""
@@ -200,10 +200,10 @@ def want(
 
 def devices_of(gpu: model.Gpu) -> dict[model.Profile, int]:
     """Count the compute instances of a GPU by profile."""
-    return dict(inside(gi.compute_instances for gi in gpu.gpu_instances))
+    return dict(count_by_profile(gi.compute_instances for gi in gpu.gpu_instances))
 
 
-def inside(
+def count_by_profile(
     groups: Iterable[Iterable[model.ComputeInstance]],
 ) -> collections.Counter[model.Profile]:
     return collections.Counter(ci.profile for group in groups for ci in group)
@@ -228,7 +228,7 @@ def pod(name: str = "p", **changed: Any) -> pod_object.Pod:
     return dataclasses.replace(running, **changed)
 
 
-def words(plan: steps.Plan) -> list[str]:
+def step_lines(plan: steps.Plan) -> list[str]:
     """Write the steps so that a test can show them."""
     lines = []
     for step in plan.steps:
@@ -255,5 +255,5 @@ def words(plan: steps.Plan) -> list[str]:
 def balanced_gpu() -> model.ObservedGpus:
     """An A100 with 1g.5gb twice, 2g.10gb and 3g.20gb."""
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
-    wanted = want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
+    wanted = desired_gpu({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     return model.ObservedGpus(gpu_values.brought_to((gpu,), wanted))

@@ -122,8 +122,8 @@ class SimulatedRig(fakes.NodeRig):
             uid = self.add_pod(f"train-{number}", devices=frozenset({uuid}))
             self.client_of[uid] = self.state.add_client(uuid, name="python")
 
-    def live(self) -> None:
-        super().live()
+    def advance(self) -> None:
+        super().advance()
         for uid in self.client_of.keys() - self.pods.keys():
             self.state.remove_client(self.client_of.pop(uid))
 

@@ -56,7 +56,7 @@ def note(
     return values
 
 
-def once(rig: fakes.NodeRig, is_due: Callable[[], bool], act: Callable[[], object]) -> None:
+def act_once(rig: fakes.NodeRig, is_due: Callable[[], bool], act: Callable[[], object]) -> None:
     """Act in the first call of the rig's ports at which a condition holds, and in no other."""
     before = rig.on_call
 
@@ -70,7 +70,7 @@ def once(rig: fakes.NodeRig, is_due: Callable[[], bool], act: Callable[[], objec
 
 def at_call(rig: fakes.NodeRig, index: int, act: Callable[[], object]) -> None:
     """Act in one call of the rig's ports, counted from 0 as in its log."""
-    once(rig, lambda: len(rig.log) == index + 1, act)
+    act_once(rig, lambda: len(rig.log) == index + 1, act)
 
 
 def at_first_step(rig: fakes.NodeRig, answer: Callable[[], Exception | None]) -> None:

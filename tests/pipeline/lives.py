@@ -45,7 +45,7 @@ def register_again(rig: fakes.NodeRig) -> None:
     rig.has_hold_taint, rig.kubelet.withdrawn = False, None
 
 
-def live(
+def run_agent(
     rig: fakes.NodeRig,
     agent: agents.AgentInMemory,
     configs: fakes.FakeConfig,

@@ -63,7 +63,7 @@ def serve(rig: fakes.NodeRig, by: agents.AgentInMemory | None = None) -> outcome
         pauses_s.append(pause.seconds)
         rig.clock.wait(pause.seconds)
 
-    outcome = lives.live(rig, agent, configs, check)
+    outcome = lives.run_agent(rig, agent, configs, check)
     assert outcome is not None
     return outcome
 

@@ -113,7 +113,9 @@ STRUCK_TWICE: Mapping[str, Change] = {
 
 CHANGES: Mapping[str, Change] = {
     **STRUCK_TWICE,
-    "first layout, plugin without label": Change(lambda: nodes.node(gated=False), "all-1g.5gb"),
+    "first layout, plugin without label": Change(
+        lambda: nodes.node(label_managed=False), "all-1g.5gb"
+    ),
     "first layout, reset": Change(nodes.resetting_node, "all-1g.5gb"),
     "mode off": _balanced(nodes.busy_node, "all-disabled", evicted=_BOTH),
     "by force": _balanced(nodes.guarded_node, "one-slice-changed"),
@@ -122,7 +124,7 @@ CHANGES: Mapping[str, Change] = {
     "extra clients": _balanced(nodes.watched_node, "one-slice-changed"),
     "services": _balanced(nodes.hosted_node, "one-slice-changed"),
     "DRA driver, another mixed layout": _dra(nodes.dra_node, "all-balanced"),
-    "DRA driver without label": _dra(lambda: nodes.dra_node(gated=False), "all-balanced"),
+    "DRA driver without label": _dra(lambda: nodes.dra_node(label_managed=False), "all-balanced"),
     "custom": _balanced(nodes.busy_node, "custom", custom=custom_requests.custom_layout()),
     "custom, devices free": _balanced(
         custom_requests.idle_node,

@@ -18,7 +18,7 @@ mig-configs:
 """
 
 
-class Kept:
+class CheckpointedNode:
     """A node with a checkpoint of a former layout."""
 
     def __init__(self, folder: pathlib.Path, spec: str) -> None:
@@ -34,8 +34,8 @@ class Kept:
 
 
 @pytest.fixture
-def kept(tmp_path: pathlib.Path) -> Kept:
-    return Kept(tmp_path, "2xA100-SXM4-40GB")
+def checkpointed_node(tmp_path: pathlib.Path) -> CheckpointedNode:
+    return CheckpointedNode(tmp_path, "2xA100-SXM4-40GB")
 
 
 @pytest.mark.slow
@@ -43,39 +43,41 @@ def kept(tmp_path: pathlib.Path) -> Kept:
 def test_after_a_reboot_the_identical_placements_come_back(
     tmp_path: pathlib.Path, spec: str
 ) -> None:
-    kept = Kept(tmp_path, spec)
-    text = kept.file.read_bytes()
-    kept.node.state.reboot()
-    assert kept.node.shape != kept.shape
+    checkpointed_node = CheckpointedNode(tmp_path, spec)
+    text = checkpointed_node.file.read_bytes()
+    checkpointed_node.node.state.reboot()
+    assert checkpointed_node.node.shape != checkpointed_node.shape
 
-    restored = kept.node.run(*kept.argv)
+    restored = checkpointed_node.node.run(*checkpointed_node.argv)
 
     assert (restored.status, restored.out) == (
         0,
         "MIG configuration restored successfully\n",
     ), restored.err
-    assert kept.node.shape == kept.shape
-    kept.node.run("checkpoint", "-f", str(kept.file))
-    assert kept.file.read_bytes() == text
-    again = kept.node.run(*kept.argv)
+    assert checkpointed_node.node.shape == checkpointed_node.shape
+    checkpointed_node.node.run("checkpoint", "-f", str(checkpointed_node.file))
+    assert checkpointed_node.file.read_bytes() == text
+    again = checkpointed_node.node.run(*checkpointed_node.argv)
     assert again.status == 0
     assert "nothing to do" in again.err
 
 
 @pytest.mark.slow
-def test_a_checkpoint_replaces_a_file_as_a_whole_and_writes_into_a_pipe(kept: Kept) -> None:
-    text = kept.file.read_text()
-    kept.file.write_text("x" * 100_000)
-    kept.file.chmod(0o640)
-    link = kept.file.with_name("link.json")
-    link.symlink_to(kept.file.name)
-    names = sorted(kept.file.parent.iterdir())
+def test_a_checkpoint_replaces_a_file_as_a_whole_and_writes_into_a_pipe(
+    checkpointed_node: CheckpointedNode,
+) -> None:
+    text = checkpointed_node.file.read_text()
+    checkpointed_node.file.write_text("x" * 100_000)
+    checkpointed_node.file.chmod(0o640)
+    link = checkpointed_node.file.with_name("link.json")
+    link.symlink_to(checkpointed_node.file.name)
+    names = sorted(checkpointed_node.file.parent.iterdir())
 
-    assert kept.node.run("checkpoint", "-f", str(link)).status == 0
-    piped = kept.node.run_process("checkpoint", "-f", "/dev/stdout")
+    assert checkpointed_node.node.run("checkpoint", "-f", str(link)).status == 0
+    piped = checkpointed_node.node.run_process("checkpoint", "-f", "/dev/stdout")
 
-    assert kept.file.read_text() == text
+    assert checkpointed_node.file.read_text() == text
     assert link.is_symlink()
-    assert kept.file.stat().st_mode & 0o777 == 0o640
-    assert sorted(kept.file.parent.iterdir()) == names
+    assert checkpointed_node.file.stat().st_mode & 0o777 == 0o640
+    assert sorted(checkpointed_node.file.parent.iterdir()) == names
     assert piped.out.startswith(text)

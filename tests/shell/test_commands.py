@@ -70,8 +70,8 @@ def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
     full.apply(layout("small"), is_mode_only=True)
 
     assert applied.layout == "balanced"
-    assert node.kept.config == "balanced (MIG mode only)"
-    assert full.kept.config == "small (MIG mode only)"
+    assert node.verified_layout.config == "balanced (MIG mode only)"
+    assert full.verified_layout.config == "small (MIG mode only)"
     assert [gpu.current_mode for gpu in node.gpus] == [model.MigMode.ENABLED] * 2
     assert [gpu.gpu_instances for gpu in node.gpus] == [(), ()]
     assert has(node, "balanced", is_mode_only=True)

@@ -53,14 +53,14 @@ def busy_node() -> fakes.NodeRig:
     return node
 
 
-def live(heard: metrics.AgentMetrics, state: pathlib.Path) -> None:
+def fill_metrics(agent_metrics: metrics.AgentMetrics, state: pathlib.Path) -> None:
     """Have an agent's pipeline succeed, fail and be superseded, and its worker change GPUs."""
     node = busy_node()
-    pipeline = agents.reconciler(node, telemetry=heard)
-    heard.attempt_began(1)
+    pipeline = agents.reconciler(node, telemetry=agent_metrics)
+    agent_metrics.attempt_began(1)
     pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
-    heard.retry_scheduled(5.0)
-    heard.outcome_lost(errors.Reason.API_UNAVAILABLE)
+    agent_metrics.retry_scheduled(5.0)
+    agent_metrics.outcome_lost(errors.Reason.API_UNAVAILABLE)
     done = pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     assert done.state is model.State.SUCCESS
     node.add_pod("infer", devices=frozenset(node.gpus[0].mig_uuids[:1]))
@@ -69,7 +69,7 @@ def live(heard: metrics.AgentMetrics, state: pathlib.Path) -> None:
         pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, is_replaced=True))
     simulated_nvml.create("2xA100-SXM4-40GB", state)
     command = worker_client.worker_command(program=simulated_worker.program(state))
-    gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0, telemetry=heard)
+    gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0, telemetry=agent_metrics)
     before = gpus.observe()
     devices = {profile_name.parse("1g.5gb"): 7}
     wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, devices) for gpu in before}
@@ -77,15 +77,15 @@ def live(heard: metrics.AgentMetrics, state: pathlib.Path) -> None:
     nvml_faults.SharedState(state).lose_gpu(1)
     nvml_faults.SharedState(state).fail_gpu(0, action=1)
     gpus.observe()
-    heard.xid_reported(before[0].uuid, 79)
-    heard.repair_ended(is_good=True)
+    agent_metrics.xid_reported(before[0].uuid, 79)
+    agent_metrics.repair_ended(is_good=True)
 
 
 @pytest.fixture(scope="module")
 def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
-    """A scrape over HTTP after a life with everything in it."""
-    heard = metrics.AgentMetrics(contact_age_s=lambda: 1.0)
-    live(heard, tmp_path_factory.mktemp("scrape") / "gpus.json")
+    """A scrape over HTTP of an agent to which everything happened."""
+    agent_metrics = metrics.AgentMetrics(contact_age_s=lambda: 1.0)
+    fill_metrics(agent_metrics, tmp_path_factory.mktemp("scrape") / "gpus.json")
     checks = liveness.Health(
         liveness.Pulse(time.monotonic),
         stuck_after_s=1.0,
@@ -93,7 +93,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
         is_recovered=lambda: True,
     )
     with (
-        web_server.served(checks, heard.exposition, address="127.0.0.1", port=0) as port,
+        web_server.served(checks, agent_metrics.exposition, address="127.0.0.1", port=0) as port,
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer,
     ):
         text = answer.read().decode()
@@ -118,9 +118,9 @@ def family(sample: str) -> str:
 
 @pytest.mark.slow
 def test_every_metric_has_a_series_at_an_agents_end(scrape: Scrape) -> None:
-    heard = metrics.AgentMetrics(contact_age_s=lambda: 1.0)
+    agent_metrics = metrics.AgentMetrics(contact_age_s=lambda: 1.0)
 
-    assert len(heard.exposition().splitlines()) < 150
+    assert len(agent_metrics.exposition().splitlines()) < 150
     assert {family(name) for name in scrape.labels} == set(scrape.types)
 
 

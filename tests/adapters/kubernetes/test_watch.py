@@ -31,16 +31,16 @@ server, kube = watch_rig.server, watch_rig.kube
 
 
 @contextlib.contextmanager
-def node_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
-    follower = watch.NodeWatch(kube, name="n1", on_node=lambda _: heard())
+def node_followed(kube: api.KubeApi, notify: Callable[[], None]) -> Iterator[None]:
+    follower = watch.NodeWatch(kube, name="n1", on_node=lambda _: notify())
     follower.start()
     yield
     follower.end()
 
 
 @contextlib.contextmanager
-def pods_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
-    pod_watch = pods.PodWatch(kube, node_name="n1", on_change=heard)
+def pods_followed(kube: api.KubeApi, notify: Callable[[], None]) -> Iterator[None]:
+    pod_watch = pods.PodWatch(kube, node_name="n1", on_change=notify)
     pod_watch.expect_change()
     with contextlib.suppress(Exception):
         pod_watch.first_list()
@@ -49,13 +49,13 @@ def pods_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None
 
 
 @contextlib.contextmanager
-def fleet_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
-    class Heard(fleet.Fleet):
+def fleet_followed(kube: api.KubeApi, notify: Callable[[], None]) -> Iterator[None]:
+    class NotifyingFleet(fleet.Fleet):
         def on_change(self, kind: str, item: Any) -> None:
             super().on_change(kind, item)
-            heard()
+            notify()
 
-    with contextlib.closing(Heard(kube, selector="")) as nodes:
+    with contextlib.closing(NotifyingFleet(kube, selector="")) as nodes:
         nodes.start()
         yield
 
@@ -66,16 +66,16 @@ def test_an_unexpected_error_does_not_end_a_watch(
     kube: FaultyApi,
     follow: Callable[..., contextlib.AbstractContextManager[None]],
 ) -> None:
-    heard = threading.Semaphore(0)
+    news = threading.Semaphore(0)
     kube.faults = 2
 
-    with structlog.testing.capture_logs() as logs, follow(kube, heard.release):
+    with structlog.testing.capture_logs() as logs, follow(kube, news.release):
         wait_for_watch(server)
-        while heard.acquire(blocking=False):
+        while news.acquire(blocking=False):
             pass
         label(server, "two")
         server.create(api_objects.a_pod())
-        assert heard.acquire(timeout=SOON_S)
+        assert news.acquire(timeout=SOON_S)
 
     assert kube.faults == 0
     logged = [entry["event"] for entry in logs if entry["log_level"] == "error"]
@@ -109,10 +109,10 @@ class PodFollower:
     """A PodWatch, and how often a pod changed."""
 
     watch: pods.PodWatch
-    heard: threading.Semaphore
+    news: threading.Semaphore
 
     def hears(self) -> bool:
-        return self.heard.acquire(timeout=SOON_S)
+        return self.news.acquire(timeout=SOON_S)
 
     def names(self) -> set[str] | None:
         followed = self.watch.pods()
@@ -125,9 +125,9 @@ def pod_watches() -> list[threading.Thread]:
 
 @pytest.fixture
 def of_pods(kube: FaultyApi) -> Iterator[PodFollower]:
-    heard = threading.Semaphore(0)
-    pod_watch = pods.PodWatch(kube, node_name="n1", on_change=heard.release)
-    yield PodFollower(pod_watch, heard)
+    news = threading.Semaphore(0)
+    pod_watch = pods.PodWatch(kube, node_name="n1", on_change=news.release)
+    yield PodFollower(pod_watch, news)
     pod_watch.dismiss()
     waiting.until(lambda: not pod_watches(), "the end of the watch of pods")
 
@@ -149,7 +149,7 @@ def test_changes_of_the_nodes_pods_are_reported_during_a_run_only(
     wait_for_watch(server)
     server.create(api_objects.a_pod("elsewhere", node="n2"), api_objects.a_pod("here"))
     assert of_pods.hears()
-    assert not of_pods.heard.acquire(blocking=False)
+    assert not of_pods.news.acquire(blocking=False)
     assert server.watch_count == 1
 
     of_pods.watch.dismiss()

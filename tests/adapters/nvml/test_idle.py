@@ -108,7 +108,7 @@ def test_a_gpu_is_not_emptied_beside_a_process_on_the_gpu_itself(
     gpu = node.fill("3g.20gb")
     node.state.add_client(gpu.uuid, name="/opt/train", pid=87, kind=kind)
     proc.add(87, "/dev/nvidia0", name="train")
-    plan = planner.plan([gpu], {gpu.uuid: samples.want({"7g.40gb": 1})})
+    plan = planner.plan([gpu], {gpu.uuid: samples.desired_gpu({"7g.40gb": 1})})
 
     if kind is states.ClientKind.COMPUTE:
         with pytest.raises(errors.GpuInUseError, match=r"train \(pid 87\)"):

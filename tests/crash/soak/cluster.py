@@ -16,9 +16,9 @@ _VALUES = ("true", "false", None)  # what an owner may decide about a deploy lab
 class SoakCluster(simulated_rig.SimulatedRig):
     """One node: its GPUs, its pods and their devices, and what its owners want of it."""
 
-    def __init__(self, spec: str, *, is_gated: bool, script_: script.Script) -> None:
+    def __init__(self, spec: str, *, label_managed: bool, script_: script.Script) -> None:
         self.wanted_labels: dict[str, str | None] = {MONITOR_LABEL: "true"}
-        if is_gated:
+        if label_managed:
             self.wanted_labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
         options = states.Options(swapped_gpus=(0,))
         super().__init__(
@@ -36,7 +36,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
                 well_known.PLUGIN_DEPLOY_LABEL, pick
             ),
         }
-        self.plugin.is_gated = is_gated
+        self.plugin.is_label_managed = label_managed
         self.wants_cordon = False
         self.other_clients: list[states.Client] = []
         """Processes on the GPUs that no pod owns."""
@@ -46,12 +46,12 @@ class SoakCluster(simulated_rig.SimulatedRig):
         self.evicted_devices: dict[str, frozenset[str]] = {}
         """UID of a pod -> its devices when its eviction was granted; cleared alike."""
         self.daemons.is_ready_by_label = {MONITOR_LABEL: True}
-        self.live()
+        self.advance()
 
-    # -- the node's own life ------------------------------------------------------------------
+    # -- what time brings ----------------------------------------------------------------------
 
-    def live(self) -> None:
-        super().live()
+    def advance(self) -> None:
+        super().advance()
         for uid, pod in self.pods.items():
             is_monitor = clients.is_device_plugin(pod) or pod.labels.get("app") == "dcgm"
             if is_monitor and uid not in self.client_of:

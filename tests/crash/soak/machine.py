@@ -50,7 +50,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.initialize(
         spec=st.sampled_from(script.SPECS),
-        is_gated=st.booleans(),
+        label_managed=st.booleans(),
         heals=st.booleans(),
         kill=script.kills,
         seeds=st.lists(
@@ -60,12 +60,14 @@ class Soak(stateful.RuleBasedStateMachine):
     def boot(
         self,
         spec: str,
-        is_gated: bool,  # noqa: FBT001 - hypothesis passes by name
+        label_managed: bool,  # noqa: FBT001 - hypothesis passes by name
         heals: bool,  # noqa: FBT001 - as above
         kill: list[script.PortFault],
         seeds: list[tuple[int, int, int]],
     ) -> None:
-        self.rig = soak_cluster.SoakCluster(spec, is_gated=is_gated, script_=script.Script())
+        self.rig = soak_cluster.SoakCluster(
+            spec, label_managed=label_managed, script_=script.Script()
+        )
         self.rig.script.acts |= {
             script.FaultKind.LABEL: lambda pick: self._label(
                 layouts.NAMES[pick % len(layouts.NAMES)]

@@ -87,7 +87,7 @@ class Process:
         )
         self._error: BaseException | None = None
         self._is_killed = False
-        self._thread = threading.Thread(target=self._live, args=(agent,), daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(agent,), daemon=True)
         rig.script.acts[script.FaultKind.STOP] = self._stop
 
     def step(self, faults: Sequence[script.PortFault] = ()) -> LoopStep:
@@ -133,7 +133,7 @@ class Process:
         if self._error is not None:
             raise self._error
 
-    def _live(self, agent: main.AgentService) -> None:
+    def _serve(self, agent: main.AgentService) -> None:
         try:
             agent.loop.serve()
         except strikes.Killed:

@@ -144,12 +144,12 @@ class Script:
 
     def _before(self, port: str) -> None:
         """Count a call of a port; it may never be made."""
-        self._live()
+        self._raise_if_dead()
         self._calls += 1
         self._strike(port, self._calls, _BEFORE)
 
     def before_change(self) -> None:
-        self._live()
+        self._raise_if_dead()
         self._changes += 1
         self._strike("gpus", self._changes, {FaultKind.KILL_IN_DRIVER})
 
@@ -164,7 +164,7 @@ class Script:
             if fault.kind in DEADLY:
                 self.struck.append(fault.kind)
                 self._is_dead = True
-                self._live()
+                self._raise_if_dead()
             elif fault.kind in (FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER):
                 error = _failure(port, fault.pick)
                 if error is not None:
@@ -174,7 +174,7 @@ class Script:
             elif self.acts[fault.kind](fault.pick):
                 self.struck.append(fault.kind)
 
-    def _live(self) -> None:
+    def _raise_if_dead(self) -> None:
         # Whatever still runs of a dead process must not reach the rig.
         if self._is_dead:
             raise strikes.Killed

@@ -57,8 +57,8 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     assert "workloads.delete" not in rig.log
     # How it ended, and nothing before.
     assert rig.log.count("node.patch") <= 2
-    rig.clock.on_wait.append(rig.live)
-    rig.live()
+    rig.clock.on_wait.append(rig.advance)
+    rig.advance()
     ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=3)
 
 
@@ -135,7 +135,7 @@ def node_with_plugin_service(layout: str | None = "all-1g.5gb") -> fakes.NodeRig
 def node_between_plugins() -> fakes.NodeRig:
     """A node with what kubelet keeps of a plugin whose socket is gone."""
     rig = nodes.node(layout="all-balanced")
-    rig.plugin.is_gated = False
+    rig.plugin.is_label_managed = False
     rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL, None)
     rig.pods.clear()
     rig.plugin.unhealthy, rig.schedulable = (

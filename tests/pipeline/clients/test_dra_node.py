@@ -32,9 +32,11 @@ def devices(rig: fakes.NodeRig) -> frozenset[str]:
     return frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(*, gated: bool) -> None:
-    rig = nodes.dra_node(gated=gated)
+@pytest.mark.parametrize("label_managed", [True, False])
+def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(
+    *, label_managed: bool
+) -> None:
+    rig = nodes.dra_node(label_managed=label_managed)
     driver_uids = starts(rig)
     claimed = {nodes.device_at(rig, 0), nodes.device_at(rig, 6)}
 
@@ -167,7 +169,7 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
 def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
     rig = nodes.dra_node()
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
-    rig.live()
+    rig.advance()
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
@@ -177,10 +179,12 @@ def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
     assert published_uuids(rig) == uuids
 
 
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("label_managed", [True, False])
 @pytest.mark.parametrize("step", [1, 4])
-def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: bool) -> None:
-    rig = nodes.dra_node(gated=gated)
+def test_the_agent_after_a_killed_one_waits_for_the_driver(
+    step: int, *, label_managed: bool
+) -> None:
+    rig = nodes.dra_node(label_managed=label_managed)
     driver_uids = starts(rig)
     strikes.kill_at(rig, step, "all-balanced")
     assert not rig.drivers
@@ -193,7 +197,7 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: 
 
 
 @pytest.mark.parametrize(
-    ("requested", "gated", "is_stopped"),
+    ("requested", "label_managed", "is_stopped"),
     [
         ("all-balanced", True, True),
         ("all-balanced", False, False),
@@ -204,10 +208,10 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: 
     ],
 )
 def test_next_run_waits_for_the_driver_that_the_last_one_ended(
-    requested: str, *, gated: bool, is_stopped: bool
+    requested: str, *, label_managed: bool, is_stopped: bool
 ) -> None:
     def begin() -> strikes.NodeAndAgent:
-        rig = nodes.dra_node(gated=gated)
+        rig = nodes.dra_node(label_managed=label_managed)
         return rig, agents.reconciler(rig)
 
     superseded_runs = [
@@ -228,7 +232,7 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
 
 
 def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> None:
-    rig = without_pods(nodes.dra_node(gated=False))
+    rig = without_pods(nodes.dra_node(label_managed=False))
 
     def strike() -> None:
         is_surveyed = "allocations.assigned_devices" in rig.log
@@ -244,13 +248,15 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
     assert published_uuids(rig) == devices(rig)
 
 
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("label_managed", [True, False])
 @pytest.mark.parametrize("is_before", [True, False])
-def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: bool) -> None:
-    probe = nodes.dra_node(gated=gated)
+def test_late_pod_leaves_only_while_the_driver_runs(
+    *, label_managed: bool, is_before: bool
+) -> None:
+    probe = nodes.dra_node(label_managed=label_managed)
     before = devices(probe)
     agents.run(probe, "all-balanced")
-    rig = nodes.dra_node(gated=gated)
+    rig = nodes.dra_node(label_managed=label_managed)
     late = min(before - devices(probe) - {nodes.device_at(rig, 0), nodes.device_at(rig, 6)})
     agent = agents.reconciler(rig)
 
@@ -259,14 +265,14 @@ def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: b
         is_last = bool(pauses) and "dra-driver" in pauses[-1]
         return rig.has_hold_taint and (is_last or (is_before and bool(pauses)))
 
-    strikes.once(
+    strikes.act_once(
         rig,
         is_due,
         lambda: rig.add_pod("late", has_claims=True, claimed_ids=frozenset({late})),
     )
     outcome = agents.run(rig, "all-balanced", by=agent)
 
-    is_late = not (is_before and gated)
+    is_late = not (is_before and label_managed)
     assert (outcome.reason is Reason.DRAIN_TIMEOUT) is is_late, outcome.message
     assert ("late" in rig.pod_names) is is_late
     ends.assert_restored(rig)
@@ -309,7 +315,7 @@ def test_a_node_with_a_driver_and_no_claim_reboots() -> None:
 def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     rig = nodes.dra_node()
     rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", well_known.PLUGIN_CONFIG_LABEL: "whole"}
-    rig.live()
+    rig.advance()
     rig.policy = policies.Policy(plugin_configs=(("all-1g.5gb", "sliced"),))
     driver_uids = starts(rig)
     assert agents.run(rig, "all-1g.5gb").state is model.State.SUCCESS

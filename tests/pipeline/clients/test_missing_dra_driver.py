@@ -53,20 +53,22 @@ def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
         ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, remedy, layout="all-disabled")
     rig.labels[claims.DEPLOY_LABEL] = "true"
     for _ in ("the driver starts", "the monitors end"):
-        rig.live()
+        rig.advance()
     ends.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent, attempt=3)
 
 
 def test_a_broken_driver_does_not_delay_a_change_without_claims() -> None:
-    rig = without_driver(without_pods(nodes.dra_node(gated=False)))
+    rig = without_driver(without_pods(nodes.dra_node(label_managed=False)))
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated: bool) -> None:
-    rig = nodes.dra_node(gated=gated)
+@pytest.mark.parametrize("label_managed", [True, False])
+def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(
+    *, label_managed: bool
+) -> None:
+    rig = nodes.dra_node(label_managed=label_managed)
     agent = agents.reconciler(rig)
-    strikes.once(
+    strikes.act_once(
         rig,
         lambda: any(pod.is_terminating for pod in rig.pods.values()),
         lambda: without_driver(rig),
@@ -168,15 +170,15 @@ class NewWorkloads(fake_cluster.FakeWorkloads):
         )
 
 
-@pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("label_managed", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("requested", "kept"),
     [pytest.param("all-balanced", 1, marks=pytest.mark.slow), ("all-disabled", 0)],
 )
 def test_agent_after_any_kill_evicts_only_affected_pods(
-    requested: str, kept: int, *, gated: bool
+    requested: str, kept: int, *, label_managed: bool
 ) -> None:
-    make = functools.partial(nodes.dra_node, gated=gated)
+    make = functools.partial(nodes.dra_node, label_managed=label_managed)
     waits = 0
     for index, rig, _ in strikes.kills(make, lambda rig: agents.run(rig, "all-balanced")):
         if not rig.driver_runs:
@@ -191,9 +193,9 @@ def test_agent_after_any_kill_evicts_only_affected_pods(
     assert waits > 3
 
 
-@pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, gated: bool) -> None:
-    make = functools.partial(nodes.dra_node, gated=gated)
+@pytest.mark.parametrize("label_managed", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, label_managed: bool) -> None:
+    make = functools.partial(nodes.dra_node, label_managed=label_managed)
     failed = 0
     for index in range(len(strikes.calls(make, "all-disabled"))):
         rig = make()

@@ -57,7 +57,7 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
     def fail() -> None:
         raise strikes.BROKEN["node"]
 
-    strikes.once(
+    strikes.act_once(
         rig,
         lambda: (
             rig.log[-1] == "node.patch"
@@ -105,8 +105,8 @@ def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(labels: dict[st
 
 def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
     rig = nodes.busy_node()
-    rig.daemons.loose.add("nvidia-operator-validator")
-    rig.live()
+    rig.daemons.without_label.add("nvidia-operator-validator")
+    rig.advance()
     before = {pod.uid for pod in rig.pods.values() if clients.is_validator(pod)}
     discovery: dict[str, Any] = {"container_names": ("gpu-feature-discovery-ctr",)}
     cuda: dict[str, Any] = {"labels": {"app": "nvidia-cuda-validator"}}
@@ -152,7 +152,7 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
 
     rig.driver.step_error = note_pods
     ends.assert_ends(rig, Reason.APPLIED)
-    rig.live()
+    rig.advance()
 
     assert names_at_steps
     assert all({"watcher", "sampler"}.isdisjoint(names) for names in names_at_steps)

@@ -35,9 +35,9 @@ class Deployment:
             self._start_here(device)
         self.budget = knobs.Budget(name, name, len(devices), max_unavailable)
         rig.disruptions.budgets.append(self.budget)
-        rig.clock.on_wait.append(self.live)
+        rig.clock.on_wait.append(self.reconcile)
 
-    def live(self) -> None:
+    def reconcile(self) -> None:
         """Replace what is gone, and place what waits for a node."""
         for uid in self.local_devices.keys() - self.rig.pods.keys():
             self.kills += 1

@@ -252,7 +252,7 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
     (destroyed,) = before - {*undisturbed.gpus[0].mig_uuids}
     rig = nodes.add_hooks(nodes.node(layout="all-balanced"))
 
-    strikes.once(
+    strikes.act_once(
         rig,
         # The call before the taint; the second one reports the phase.
         lambda: rig.log[-1] == when and "gpus.observe" in rig.log,
@@ -314,7 +314,7 @@ def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
     rig.kubelet.ends_from_s[affected] = ends_from_s
     uids: list[str] = []
 
-    strikes.once(rig, lambda: is_due(rig), lambda: uids.append(starting_pod(rig, **pod)))
+    strikes.act_once(rig, lambda: is_due(rig), lambda: uids.append(starting_pod(rig, **pod)))
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert (uids[0] in rig.pods) is stays
@@ -334,14 +334,14 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
     rig = nodes.busy_node()
     uids: list[str] = []
 
-    def live() -> None:
+    def bind_and_admit() -> None:
         if not uids and (rig.has_hold_taint or not is_bound_late):
             uids.append(starting_pod(rig, listed_after_s=listed_after_s))
             rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=is_admitted)
         elif uids and uids[0] in rig.pods and rig.clock.now_s > 10.5:
             rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=True)
 
-    rig.on_call = live
+    rig.on_call = bind_and_admit
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert (uids[0] in rig.pods) is stays
@@ -364,7 +364,7 @@ def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
     rig = nodes.busy_node()
     uids: list[str] = []
 
-    def live() -> None:
+    def bind_and_admit() -> None:
         if rig.has_hold_taint and not uids:
             resource = {"nvidia.com/mig-1g.5gb": 1}
             uids.append(
@@ -375,7 +375,7 @@ def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
             phase = "Failed" if is_refused else "Running"
             rig.pods[uids[0]] = dataclasses.replace(pod, is_admitted=True, phase=phase)
 
-    rig.on_call = live
+    rig.on_call = bind_and_admit
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.pods[uids[0]].phase == "Running"
@@ -410,7 +410,7 @@ def test_a_pod_whose_devices_a_silent_kubelet_hides_is_not_evicted() -> None:
         rig.kubelet.is_silent = True
         starting_pod(rig, listed_after_s=0.0)
 
-    strikes.once(rig, lambda: rig.has_hold_taint, bind)
+    strikes.act_once(rig, lambda: rig.has_hold_taint, bind)
     why = "not evicted before its devices are known, kubelet does not answer"
     ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/starting", why)
 

@@ -197,7 +197,7 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
         if reason is Reason.HOST_SERVICE_FAILED:
             rig.refusing["services.running"] = strikes.BROKEN["services"]
 
-    strikes.once(
+    strikes.act_once(
         rig,
         lambda: rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
         bind,

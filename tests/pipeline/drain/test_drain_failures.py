@@ -189,7 +189,7 @@ def test_a_briefly_silent_api_does_not_end_the_drain(rig: NodeRig) -> None:
     rig.clock.on_wait.clear()
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
     at(rig, 10, rig.refusing.clear)
-    at(rig, 12, rig.live)
+    at(rig, 12, rig.advance)
 
     assert run_drain(rig) == 1
 

@@ -139,7 +139,7 @@ def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
     rig.add_pod("early", devices=frozenset({first}))
     late: list[Deployment] = []
 
-    strikes.once(
+    strikes.act_once(
         rig,
         lambda: rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
         lambda: late.append(Deployment(rig, devices[:2], room_elsewhere=2)),

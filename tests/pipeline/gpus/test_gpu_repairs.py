@@ -123,8 +123,8 @@ def taint(rig: fakes.NodeRig) -> None:
 
 
 def taint_device(rig: fakes.NodeRig) -> None:
-    rig.dra_driver.is_installed, rig.dra_driver.is_gated = True, False
-    rig.live()
+    rig.dra_driver.is_installed, rig.dra_driver.is_label_managed = True, False
+    rig.advance()
     assert rig.dra_driver.slices is not None
     rig.dra_driver.slices = tuple(
         dataclasses.replace(each, taints={"gpu-0": "gpu.nvidia.com/xid=79"})

@@ -64,7 +64,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     rig = nodes.hosted_node()
     agent = agents.reconciler(rig)
 
-    strikes.once(
+    strikes.act_once(
         rig,
         lambda: not rig.host.services["nvsm.service"],
         lambda: rig.host.broken_services.add("nvsm.service"),

@@ -50,7 +50,7 @@ class ModeNode:
         nvml_faults.install(path)
         self.state = nvml_faults.SharedState(path)
         self.cluster = simulated_rig.SimulatedRig(self.state)
-        self.cluster.live()
+        self.cluster.advance()
         self.may_reboot = False
         self.reboots = 0
         self.asked_to_reset: list[list[int]] = []

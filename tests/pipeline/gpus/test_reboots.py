@@ -407,9 +407,9 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(refusal
     assert is_counted is not bool(refusal)
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_refused_reboot_refreshes_device_files_and_the_plugin(*, gated: bool) -> None:
-    rig = nodes.node(layout="all-balanced", gated=gated)
+@pytest.mark.parametrize("label_managed", [True, False])
+def test_refused_reboot_refreshes_device_files_and_the_plugin(*, label_managed: bool) -> None:
+    rig = nodes.node(layout="all-balanced", label_managed=label_managed)
     rig.driver.mode_waits = rig.host.may_reboot = True
     rig.host.reboot_refusal = "polkit says no"
     rig.host.refreshes = 0
@@ -444,7 +444,7 @@ def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
     off = model.MigMode.DISABLED
     changed = dataclasses.replace(first, current_mode=off, pending_mode=off, gpu_instances=())
     rig.gpus = (changed, second)
-    rig.live()
+    rig.advance()
     rig.add_pod("elsewhere", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
     rig.driver.mode_waits = rig.host.may_reboot = True
     agent = agents.start(rig, "all-balanced")

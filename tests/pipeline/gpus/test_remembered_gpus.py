@@ -137,7 +137,7 @@ def test_a_gpu_that_a_person_resets_during_the_drain_is_not_reset_again() -> Non
         rig.driver.lost.clear()
         rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
 
-    strikes.once(rig, lambda: "workloads.evict" in rig.log, recover)
+    strikes.act_once(rig, lambda: "workloads.evict" in rig.log, recover)
     outcome = repairs.serve(rig)
 
     assert outcome.state is model.State.SUCCESS

@@ -106,7 +106,7 @@ class PlayedChange:
     def _serve(self) -> outcomes.Outcome | None:
         agent = agents.reconciler(self.rig, configs=self.config, limits=_LIMITS)
         pauses = _Pauses(self, agent)
-        outcome = lives.live(self.rig, agent, self.config, pauses)
+        outcome = lives.run_agent(self.rig, agent, self.config, pauses)
         self.is_over = pauses.is_over
         if not self.is_over:
             return None
@@ -184,7 +184,7 @@ class PlayedChange:
             len(rig.verified_layout_file.saved),
         )
 
-    def judge(self, outcome: outcomes.Outcome | None, ends: Sequence[NodeEnd]) -> list[str]:
+    def judge(self, outcome: outcomes.Outcome | None, node_ends: Sequence[NodeEnd]) -> list[str]:
         """Return what is not as it must be at rest."""
         rig = self.rig
         if not self.is_over:
@@ -194,7 +194,7 @@ class PlayedChange:
         labels, gpus = rig.labels, layout_table.layout_of(rig.gpus)
         problems = [*self.problems]
         state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
-        if not any(self._is_end(NodeEnd(state, applied, gpus), each) for each in ends):
+        if not any(self._is_end(NodeEnd(state, applied, gpus), each) for each in node_ends):
             problems.append(f"ended {state} {applied} {gpus}: {rig.status.get('message')}")
         expected_states = {outcome.state.value} if outcome and self.request_key[0] else set()
         if len({state, rig.status.get("state"), *expected_states}) != 1:

@@ -54,9 +54,11 @@ def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | No
 
 
 @pytest.mark.parametrize("is_broken", [True, False])
-@pytest.mark.parametrize("gated", [True, False])
-def test_a_final_failure_says_if_the_plugin_is_not_back(*, gated: bool, is_broken: bool) -> None:
-    rig = nodes.node(layout="all-balanced", gated=gated)
+@pytest.mark.parametrize("label_managed", [True, False])
+def test_a_final_failure_says_if_the_plugin_is_not_back(
+    *, label_managed: bool, is_broken: bool
+) -> None:
+    rig = nodes.node(layout="all-balanced", label_managed=label_managed)
     before = rig.gpus
 
     def refuse() -> Exception:
@@ -170,7 +172,7 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> No
     uid = rig.add_pod("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
     tainted: list[bool] = []
 
-    def live() -> None:
+    def admit() -> None:
         if rig.log[-1] == "gpus.execute":
             tainted.append(rig.has_hold_taint)
         is_due = rig.has_hold_taint and rig.clock.now_s > admitted_s
@@ -179,7 +181,7 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> No
             phase = "Failed" if is_refused else "Running"
             rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_admitted=True, phase=phase)
 
-    rig.on_call, admitted_s = live, rig.clock.now_s + 4
+    rig.on_call, admitted_s = admit, rig.clock.now_s + 4
     agents.resume(rig, wanted) if wanted else agents.undo(rig)
 
     assert tainted == [True]
@@ -194,7 +196,7 @@ def test_a_rollback_keeps_a_device_that_a_pod_gets_while_services_stop() -> None
     del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod not in rig.plugins}
     rig.host.services["dcgm.service"] = True
-    strikes.once(
+    strikes.act_once(
         rig,
         lambda: rig.log[-1] == "services.stop",
         lambda: rig.add_pod("newcomer", devices=frozenset({odd})),

@@ -118,7 +118,7 @@ def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> Non
 def test_pauses_of_an_allowed_manager_stay() -> None:
     rig = paused_beside_nvidias_manager()
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
-    rig.live()
+    rig.advance()
     rig.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
     agent = agents.start(rig, "all-balanced", limits={"allows_foreign_managers": True})
 

@@ -244,14 +244,16 @@ def test_node_that_registers_again_between_attempts_gets_its_services_back() -> 
     ends.assert_restored(rig)
 
 
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("label_managed", [True, False])
 @pytest.mark.parametrize("requested", [agents.LAYOUT, "all-1g.5gb"])
-def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated: bool) -> None:
+def test_agent_after_a_stopped_one_waits_for_the_plugin(
+    requested: str, *, label_managed: bool
+) -> None:
     """Although the new pod of the plugin is not there yet, and no label says that one is due."""
     unfinished = 0
 
     def begin() -> strikes.NodeAndAgent:
-        rig = nodes.node(layout="all-balanced", gated=gated)
+        rig = nodes.node(layout="all-balanced", label_managed=label_managed)
         return rig, agents.reconciler(rig)
 
     for rig, _ in strikes.supersede_at_checks(begin):

@@ -27,13 +27,13 @@ class Contact:
 
 
 @pytest.fixture
-def heard() -> metrics.AgentMetrics:
+def agent_metrics() -> metrics.AgentMetrics:
     return metrics.AgentMetrics(contact_age_s=lambda: Contact.age_s, now=lambda: NOW)
 
 
-def series(heard: metrics.AgentMetrics, name: str) -> dict[str, float]:
+def series(agent_metrics: metrics.AgentMetrics, name: str) -> dict[str, float]:
     """Return the values of one metric by its labels' values, in the order of their names."""
-    families = parser.text_string_to_metric_families(heard.exposition().decode())
+    families = parser.text_string_to_metric_families(agent_metrics.exposition().decode())
     return {
         ",".join(text for _, text in sorted(sample.labels.items())): sample.value
         for family in families
@@ -123,58 +123,60 @@ CASES: Mapping[str, tuple[list[tuple[Any, ...]], Mapping[str, object]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_reports_become_metric_series(heard: metrics.AgentMetrics, case: str) -> None:
+def test_reports_become_metric_series(agent_metrics: metrics.AgentMetrics, case: str) -> None:
     reports, expected = CASES[case]
 
     for method, *arguments in reports:
-        getattr(heard, method)(*arguments)
+        getattr(agent_metrics, method)(*arguments)
 
-    assert {name: series(heard, name) for name in expected} == expected
-    assert b"_created" not in heard.exposition()
+    assert {name: series(agent_metrics, name) for name in expected} == expected
+    assert b"_created" not in agent_metrics.exposition()
 
 
 def test_instances_are_the_last_ones_and_operations_are_timed_by_result(
-    heard: metrics.AgentMetrics,
+    agent_metrics: metrics.AgentMetrics,
 ) -> None:
     for wanted in ({"1g.5gb": 7}, {"3g.20gb": 2}):
-        heard.gpus_observed(gpus_with(wanted))
-    heard.gpu_operation_ended("observe", 0.5, is_good=True)
-    heard.gpu_operation_ended("execute", 3.0, is_good=False)
+        agent_metrics.gpus_observed(gpus_with(wanted))
+    agent_metrics.gpu_operation_ended("observe", 0.5, is_good=True)
+    agent_metrics.gpu_operation_ended("execute", 3.0, is_good=False)
 
-    assert series(heard, "instances") == {"3g.20gb": 4}
-    durations = series(heard, "gpu_operation_duration_seconds_sum")
+    assert series(agent_metrics, "instances") == {"3g.20gb": 4}
+    durations = series(agent_metrics, "gpu_operation_duration_seconds_sum")
     assert durations == {"observe,ok": 0.5, "execute,error": 3.0}
 
 
 def test_a_new_use_replaces_the_room_of_the_gpu_measured_before(
-    heard: metrics.AgentMetrics,
+    agent_metrics: metrics.AgentMetrics,
 ) -> None:
     gpus = gpus_with({"1g.5gb": 1, "3g.20gb": 1})
     first, second = gpus
     spans = {str(gi.profile): gi.placement for gi in first.gpu_instances}
-    heard.use_observed(gpus, {first.uuid: frozenset(), second.uuid: frozenset({spans["3g.20gb"]})})
-    assert series(heard, "room")["7g.40gb"] == 1
+    agent_metrics.use_observed(
+        gpus, {first.uuid: frozenset(), second.uuid: frozenset({spans["3g.20gb"]})}
+    )
+    assert series(agent_metrics, "room")["7g.40gb"] == 1
 
-    heard.use_observed(gpus, {first.uuid: frozenset(spans.values())})
+    agent_metrics.use_observed(gpus, {first.uuid: frozenset(spans.values())})
 
     labels = f"0,{first.uuid}"
-    assert series(heard, "free_memory_slices") == {labels: 3}
-    assert series(heard, "stranded_memory_slices") == {labels: 0}
-    assert series(heard, "fragmentation_ratio") == {labels: pytest.approx(1 / 3)}
-    room = series(heard, "room")
+    assert series(agent_metrics, "free_memory_slices") == {labels: 3}
+    assert series(agent_metrics, "stranded_memory_slices") == {labels: 0}
+    assert series(agent_metrics, "fragmentation_ratio") == {labels: pytest.approx(1 / 3)}
+    room = series(agent_metrics, "room")
     assert (room["1g.5gb"], room["2g.10gb"], room["7g.40gb"]) == (3, 1, 0)
-    assert series(heard, "instances_in_use") == {"1g.5gb": 1, "3g.20gb": 1}
-    assert series(heard, "use_timestamp_seconds") == {"": NOW}
+    assert series(agent_metrics, "instances_in_use") == {"1g.5gb": 1, "3g.20gb": 1}
+    assert series(agent_metrics, "use_timestamp_seconds") == {"": NOW}
 
-    heard.gpus_observed(model.NO_GPUS)
+    agent_metrics.gpus_observed(model.NO_GPUS)
 
     for name in ("free_memory_slices", "room", "instances_in_use"):
-        assert series(heard, name) == {}
+        assert series(agent_metrics, name) == {}
 
 
-def test_every_reason_is_counted_from_zero(heard: metrics.AgentMetrics) -> None:
-    before = series(heard, "runs_total")
-    heard.run_ended(*FAILED)
+def test_every_reason_is_counted_from_zero(agent_metrics: metrics.AgentMetrics) -> None:
+    before = series(agent_metrics, "runs_total")
+    agent_metrics.run_ended(*FAILED)
 
     kinds = [labels.split(",") for labels in before]
     assert {reason for reason, _ in kinds} == {reason.value for reason in Reason}
@@ -183,99 +185,107 @@ def test_every_reason_is_counted_from_zero(heard: metrics.AgentMetrics) -> None:
         "AlreadyApplied",
     }
     assert set(before.values()) == {0.0}
-    assert series(heard, "runs_total") == {**before, "InUse,failed": 1}
+    assert series(agent_metrics, "runs_total") == {**before, "InUse,failed": 1}
 
 
 def test_the_age_of_the_api_contact_is_read_at_each_scrape(
-    heard: metrics.AgentMetrics, monkeypatch: pytest.MonkeyPatch
+    agent_metrics: metrics.AgentMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert series(heard, "api_contact_age_seconds") == {"": 3.0}
+    assert series(agent_metrics, "api_contact_age_seconds") == {"": 3.0}
     monkeypatch.setattr(Contact, "age_s", float("inf"))
 
-    assert series(heard, "api_contact_age_seconds") == {"": float("inf")}
+    assert series(agent_metrics, "api_contact_age_seconds") == {"": float("inf")}
 
 
 def test_phases_evictions_and_operations_are_signs_of_life() -> None:
     signs: list[None] = []
-    heard = metrics.AgentMetrics(contact_age_s=lambda: 0.0, on_progress=lambda: signs.append(None))
-    heard.phase_ended(model.Phase.DRAIN, 1.0)
-    heard.pod_evicted()
-    heard.gpu_operation_ended("observe", 1.0, is_good=True)
+    agent_metrics = metrics.AgentMetrics(
+        contact_age_s=lambda: 0.0, on_progress=lambda: signs.append(None)
+    )
+    agent_metrics.phase_ended(model.Phase.DRAIN, 1.0)
+    agent_metrics.pod_evicted()
+    agent_metrics.gpu_operation_ended("observe", 1.0, is_good=True)
 
     assert len(signs) == 3
 
 
 def test_two_sets_of_metrics_in_one_process_do_not_disturb_each_other(
-    heard: metrics.AgentMetrics,
+    agent_metrics: metrics.AgentMetrics,
 ) -> None:
     other = metrics.AgentMetrics(contact_age_s=lambda: 0.0)
     other.pod_evicted()
 
-    assert series(heard, "evictions_total") == {"": 0}
+    assert series(agent_metrics, "evictions_total") == {"": 0}
 
 
-def test_dropped_log_lines_are_counted(heard: metrics.AgentMetrics) -> None:
-    before = series(heard, "log_lines_dropped_total")[""]
+def test_dropped_log_lines_are_counted(agent_metrics: metrics.AgentMetrics) -> None:
+    before = series(agent_metrics, "log_lines_dropped_total")[""]
     log.LineWriter(io.StringIO()).drop()
 
     for _ in range(2):
-        assert series(heard, "log_lines_dropped_total") == {"": before + 1}
+        assert series(agent_metrics, "log_lines_dropped_total") == {"": before + 1}
 
 
 def test_a_failing_listener_is_logged_and_disturbs_nothing() -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    heard = metrics.AgentMetrics(contact_age_s=lambda: 0.0, on_progress=fail)
+    agent_metrics = metrics.AgentMetrics(contact_age_s=lambda: 0.0, on_progress=fail)
     with structlog.testing.capture_logs() as lines:
-        heard.phase_ended(model.Phase.DRAIN, 1.0)
+        agent_metrics.phase_ended(model.Phase.DRAIN, 1.0)
 
     assert [(line["event"], line["method"]) for line in lines] == [
         ("telemetry_failed", "phase_ended")
     ]
 
 
-def test_the_last_phase_of_a_superseded_run_is_measured(heard: metrics.AgentMetrics) -> None:
+def test_the_last_phase_of_a_superseded_run_is_measured(
+    agent_metrics: metrics.AgentMetrics,
+) -> None:
     rig = nodes.busy_node()
-    agent = agents.reconciler(rig, telemetry=heard)
+    agent = agents.reconciler(rig, telemetry=agent_metrics)
 
     ends.supersede(rig, by=agent, when=lambda: rig.has_hold_taint, is_replaced=True)
 
-    assert series(heard, "phase_duration_seconds_count")["Drain"] == 1
+    assert series(agent_metrics, "phase_duration_seconds_count")["Drain"] == 1
 
 
-def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.AgentMetrics) -> None:
+def test_each_phase_of_a_run_that_rolls_back_is_measured_once(
+    agent_metrics: metrics.AgentMetrics,
+) -> None:
     rig = nodes.node(layout="all-balanced")
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
-    agents.run(rig, by=agents.reconciler(rig, telemetry=heard))
+    agents.run(rig, by=agents.reconciler(rig, telemetry=agent_metrics))
 
-    counts = series(heard, "phase_duration_seconds_count")
+    counts = series(agent_metrics, "phase_duration_seconds_count")
     assert (counts["Execute"], counts["RollBack"]) == (1, 1)
 
 
 # -- what the hardware's adapters report ------------------------------------------------------
 
 
-def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.AgentMetrics) -> None:
-    heard.gpus_observed(gpus_with({"1g.5gb": 7}))
+def test_killed_operation_is_an_error_of_its_whole_duration(
+    agent_metrics: metrics.AgentMetrics,
+) -> None:
+    agent_metrics.gpus_observed(gpus_with({"1g.5gb": 7}))
     gpus = worker_client.WorkerGpus(
         command=[sys.executable, "-c", "import signal; signal.pause()"],
         timeout_s=0.2,
-        telemetry=heard,
+        telemetry=agent_metrics,
     )
 
     with pytest.raises(errors.HardwareError, match="gave no answer"):
         gpus.observe()
 
-    ((labels, seconds),) = series(heard, "gpu_operation_duration_seconds_sum").items()
+    ((labels, seconds),) = series(agent_metrics, "gpu_operation_duration_seconds_sum").items()
     assert labels == "observe,error"
     assert seconds >= gpus.timeout_s
-    assert series(heard, "instances") == {}
+    assert series(agent_metrics, "instances") == {}
 
 
 def test_a_worker_reports_its_nvml_calls_also_after_a_refusal(
-    heard: metrics.AgentMetrics,
+    agent_metrics: metrics.AgentMetrics,
 ) -> None:
     script = """
 import pynvml
@@ -286,12 +296,12 @@ pynvml.nvmlInit = nvmlInit
 worker.main(["serve"])
 """
     gpus = worker_client.WorkerGpus(
-        command=[sys.executable, "-c", script], timeout_s=60.0, telemetry=heard
+        command=[sys.executable, "-c", script], timeout_s=60.0, telemetry=agent_metrics
     )
     with pytest.raises(errors.HardwareError):
         gpus.observe()
 
-    assert series(heard, "nvml_calls_total") == {"nvmlInit": 1}
+    assert series(agent_metrics, "nvml_calls_total") == {"nvmlInit": 1}
 
 
 def test_calls_are_counted_by_function_and_the_count_restarts_once_read() -> None:

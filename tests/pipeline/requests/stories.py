@@ -36,7 +36,7 @@ class Story:
     def calls(self) -> int:
         return len(self.rig.log) - self._began_at
 
-    def live(self, *acts: Act) -> None:
+    def run_agent(self, *acts: Act) -> None:
         """Run an agent; an act follows each of its runs. One that dies is replaced."""
         remaining = list(acts)
         while True:
@@ -63,7 +63,7 @@ class Story:
             (acts.pop(0) if acts else pause.stop)()
 
         try:
-            lives.live(self.rig, agent, self.source, go_on)
+            lives.run_agent(self.rig, agent, self.source, go_on)
         finally:
             self.reasons += (outcome.reason for outcome in agent.outcomes)
 

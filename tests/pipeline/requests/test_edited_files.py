@@ -15,7 +15,7 @@ def active_by_own_file() -> Story:
     """Return a node with a layout of the owner, whose name a generated one has, too."""
     story = Story(nodes.node())
     story.source.text = EDITED_FILE
-    story.live(story.label(LAYOUT))
+    story.run_agent(story.label(LAYOUT))
     used = frozenset({nodes.device(story.rig, 0, "3g.20gb")})
     story.rig.add_pod("training", devices=used)
     story.rig.forget_past()
@@ -43,9 +43,9 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
 
     if is_restarted:
         story.source.text = text
-        story.live()
+        story.run_agent()
     else:
-        story.live(story.file(text))
+        story.run_agent(story.file(text))
 
     assert story.reasons[-1] is Reason.ALREADY_APPLIED
     assert (story.rig.labels[well_known.STATE_LABEL], story.rig.gpus) == ("success", gpus)
@@ -60,7 +60,7 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
 def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
     story = active_by_own_file()
 
-    story.live(story.file("version: ["), story.label("all-1g.5gb"), story.label(LAYOUT))
+    story.run_agent(story.file("version: ["), story.label("all-1g.5gb"), story.label(LAYOUT))
 
     assert story.reasons[-2:] == [Reason.INVALID_CONFIG, Reason.INVALID_CONFIG]
     assert story.rig.labels[well_known.STATE_LABEL] == "failed"
@@ -73,9 +73,9 @@ def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read(*, is_restarted: 
 
     if is_restarted:
         story.source.text = "version: ["
-        story.live()
+        story.run_agent()
     else:
-        story.live(story.file("version: ["))
+        story.run_agent(story.file("version: ["))
 
     assert story.reasons[-1] is Reason.INVALID_CONFIG
     assert well_known.APPLIED_LABEL not in story.rig.labels
@@ -84,7 +84,7 @@ def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read(*, is_restarted: 
 def test_a_new_request_takes_a_generated_layout_for_that_of_the_file() -> None:
     story = active_by_own_file()
 
-    story.live(
+    story.run_agent(
         story.file(EDITED_FILE.replace("  all-balanced:", "  all-balancd:")),
         story.label(None),
         story.label(LAYOUT),

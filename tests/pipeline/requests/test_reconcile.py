@@ -15,9 +15,9 @@ from tests.node import agents, ends, fake_host, fakes, gpu_values, nodes
 from tests.node.nodes import guarded_node, waiting_node, whole_node
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_first_layout_succeeds_with_every_device_schedulable(*, gated: bool) -> None:
-    rig = nodes.node(gated=gated)
+@pytest.mark.parametrize("label_managed", [True, False])
+def test_first_layout_succeeds_with_every_device_schedulable(*, label_managed: bool) -> None:
+    rig = nodes.node(label_managed=label_managed)
     old_plugin = next(iter(rig.pods))
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
@@ -25,7 +25,7 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, gated: bool) -> 
     assert rig.states == ["pending", "success"]
     assert rig.labels[well_known.STATE_LABEL] == "success"
     assert rig.labels[well_known.APPLIED_LABEL] == "all-1g.5gb"
-    assert rig.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == ("true" if gated else None)
+    assert rig.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == ("true" if label_managed else None)
     assert len(rig.schedulable["nvidia.com/gpu"]) == 14
     assert old_plugin not in rig.pods
 
@@ -264,12 +264,12 @@ def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> Non
     rig = nodes.node(layout="all-balanced")
     devices = frozenset({nodes.device(rig, 0, "2g.10gb")})
     rig.add_pod("monitor-1", devices=devices, owner_kind="DaemonSet")
-    rig.daemons.loose.add("monitor-1")
+    rig.daemons.without_label.add("monitor-1")
 
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.log.count("workloads.evict") == 1
-    rig.live()
+    rig.advance()
     assert "monitor-1" in rig.pod_names
 
 

@@ -21,13 +21,13 @@ Make = Callable[[], fakes.NodeRig]
 def with_fields(make: Make = nodes.busy_node, **fields: Any) -> Make:
     """Return what makes a node that differs in some fields."""
 
-    def made() -> fakes.NodeRig:
+    def make_changed() -> fakes.NodeRig:
         rig = make()
         for name, value in fields.items():
             setattr(rig, name, value)
         return rig
 
-    return made
+    return make_changed
 
 
 def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:

@@ -29,9 +29,9 @@ def active(dies_at: int | None) -> Story:
 def first_layout(dies_at: int | None) -> Story:
     """The GPUs drift after the first layout."""
     story = Story(nodes.node(), dies_at)
-    story.live(story.label(LAYOUT))
+    story.run_agent(story.label(LAYOUT))
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.live()
+    story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
@@ -44,9 +44,9 @@ def passing_failure_after_a_reboot(dies_at: int | None) -> Story:
     story.rig.refusing["gpus.observe"] = errors.HardwareError(
         "gone", reason=Reason.DRIVER_NOT_LOADED
     )
-    story.live()
+    story.run_agent()
     story.rig.refusing.clear()
-    story.live()
+    story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
@@ -55,7 +55,7 @@ def unrelated_change_of_the_file(dies_at: int | None) -> Story:
     """The GPUs have drifted, and a layout that no node has is edited."""
     story = active(dies_at)
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.live(story.file(agents.CONFIG.replace("1g.5gb: 7", "1g.5gb: 6")))
+    story.run_agent(story.file(agents.CONFIG.replace("1g.5gb: 7", "1g.5gb: 6")))
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
@@ -63,13 +63,13 @@ def unrelated_change_of_the_file(dies_at: int | None) -> Story:
 def new_rule_for_other_gpus(dies_at: int | None) -> Story:
     """The GPUs have drifted, one is lost, and the layout gets a rule for GPUs of other nodes."""
     story = active(dies_at)
-    story.live()
+    story.run_agent()
     nodes.add_pod_on_foreign_instances(story.rig)
     rule = "  - {device-filter: '0xFFFF10DE', devices: all, mig-enabled: false}\n"
     head = f"  {LAYOUT}:\n"
     story.source.text = agents.CONFIG.replace(head, head + rule)
     story.rig.driver.lost.add(story.rig.gpus[1].uuid)
-    story.live()
+    story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
@@ -83,7 +83,7 @@ def new_node_object(dies_at: int | None, record: str = "") -> Story:
         story.rig.annotations[well_known.REQUEST_ANNOTATION] = record
     for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
         story.rig.labels.pop(key, None)
-    story.live()
+    story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
@@ -96,7 +96,7 @@ def success_of_another_manager(dies_at: int | None) -> Story:
     story.rig.request_file.text = None
     story.rig.labels.pop(well_known.APPLIED_LABEL, None)
     story.rig.labels[well_known.STATE_LABEL] = "success"
-    story.live()
+    story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
@@ -115,9 +115,9 @@ def partitioning_ended(dies_at: int | None) -> Story:
             story.rig.labels.pop(well_known.PARTITIONING_LABEL, None)
 
     story.on_death = end_partitioning
-    story.live(story.label("custom"))
+    story.run_agent(story.label("custom"))
     end_partitioning()
-    story.live()
+    story.run_agent()
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
     return story
 
@@ -126,8 +126,8 @@ def partitioning_ended_before_any_agent(dies_at: int | None) -> Story:
     """No agent has seen the label, and the document says that it evicts no pod."""
     story = Story(nodes.busy_node(), dies_at)
     story.rig.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED.replace("mine", "on-demand")
-    story.live(story.label("custom"))
-    story.live()
+    story.run_agent(story.label("custom"))
+    story.run_agent()
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
     return story
 
@@ -136,7 +136,7 @@ def silent_kubelet(dies_at: int | None) -> Story:
     """A layout is requested while kubelet does not answer."""
     story = Story(nodes.busy_node(), dies_at)
     story.rig.kubelet.is_silent = True
-    story.live(story.label(agents.LAYOUT))
+    story.run_agent(story.label(agents.LAYOUT))
     assert_no_pod_was_evicted(story, "affected", Reason.POD_RESOURCES_UNAVAILABLE)
     return story
 
@@ -147,7 +147,7 @@ def pod_that_only_kubelet_lists(dies_at: int | None) -> Story:
     story.rig.kubelet.devices_of_unlisted_pods["deleted"] = frozenset(
         {nodes.device(story.rig, 0, "2g.10gb")}
     )
-    story.live(story.label(agents.LAYOUT))
+    story.run_agent(story.label(agents.LAYOUT))
     assert_no_pod_was_evicted(story, "affected", Reason.DRAIN_TIMEOUT)
     return story
 
@@ -158,7 +158,7 @@ def process_on_a_gpu(dies_at: int | None) -> Story:
     story.source.text = gpu_processes.WHOLE
     story.usage = {story.rig.gpus[0].uuid: (gpu_processes.process(),)}
     before = story.rig.gpus
-    story.live(story.label("whole"))
+    story.run_agent(story.label("whole"))
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
     assert story.rig.gpus == before
     return story
@@ -170,7 +170,7 @@ def lost_mig_mode(dies_at: int | None) -> Story:
     service = gpu_processes.process("unit train.service")
     first = story.rig.gpus[0].uuid
     story.usage = {first: (*gpu_processes.of_pods(story.rig, 0), service)}
-    story.live(story.label("all-balanced"))
+    story.run_agent(story.label("all-balanced"))
     assert_no_pod_was_evicted(story, "gpu1-0", Reason.IN_USE)
     return story
 
@@ -180,7 +180,7 @@ def phantom_devices(dies_at: int | None) -> Story:
     story = active(dies_at)
     story.rig.add_pod("training", devices=frozenset({nodes.device(story.rig, 0, "3g.20gb")}))
     story.rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
-    story.live()
+    story.run_agent()
     assert_no_pod_was_evicted(story, "training", Reason.ALREADY_APPLIED)
     assert story.rig.kubelet.phantoms == {}
     return story
@@ -219,7 +219,7 @@ def another_layout(dies_at: int | None) -> Story:
     for name, gpu, profile in (("affected", 0, "2g.10gb"), ("spared", 1, "3g.20gb")):
         device = nodes.device(story.rig, gpu, profile)
         story.rig.add_pod(name, devices=frozenset({device}))
-    story.live(story.label(agents.LAYOUT))
+    story.run_agent(story.label(agents.LAYOUT))
     assert story.reasons[-1] in {Reason.APPLIED, Reason.ALREADY_APPLIED}
     assert story.rig.pod_names >= {"spared"}
     assert "affected" not in story.rig.pod_names
@@ -251,7 +251,7 @@ def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
     story = active(None)
     nodes.add_pod_on_foreign_instances(story.rig)
 
-    story.live(story.label(None), story.label(LAYOUT))
+    story.run_agent(story.label(None), story.label(LAYOUT))
 
     assert story.reasons == [Reason.DRIFTED, Reason.APPLIED]
     assert "foreign" not in story.rig.pod_names
@@ -263,9 +263,9 @@ def test_new_content_of_a_layout_evicts_also_when_the_next_agent_retries() -> No
     story.rig.add_pod("affected", devices=used)
     story.rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
-    story.live(story.file(agents.CONFIG.replace("2g.10gb: 1, ", "")))
+    story.run_agent(story.file(agents.CONFIG.replace("2g.10gb: 1, ", "")))
     story.rig.disruptions.refusals.clear()
-    story.live()
+    story.run_agent()
 
     assert story.reasons == [Reason.ALREADY_APPLIED, Reason.DRAIN_TIMEOUT, Reason.APPLIED]
     assert "affected" not in story.rig.pod_names

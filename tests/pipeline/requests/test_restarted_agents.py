@@ -50,7 +50,7 @@ def repartition(rig: fakes.NodeRig) -> None:
     profile = max(first.profiles or (), key=lambda each: len(each.placements)).profile
     wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: 4})
     rig.gpus = (*gpu_values.brought_to((first,), wanted), *others)
-    rig.live()
+    rig.advance()
     rig.add_pod("training", devices=frozenset(rig.gpus[0].mig_uuids))
 
 
@@ -78,7 +78,7 @@ def node_of(*names: str) -> fakes.NodeRig:
     rig = nodes.node()
     products = [hardware.find(name) for name in names]
     rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
-    rig.live()
+    rig.advance()
     return rig
 
 
@@ -154,12 +154,12 @@ def test_new_content_that_the_owner_wrote_is_a_new_request(text: str) -> None:
 def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     then: str, attempts: int, end: str
 ) -> None:
-    rig = nodes.node(layout="all-balanced", gated=False)
+    rig = nodes.node(layout="all-balanced", label_managed=False)
     refused = strikes.refuse(steps.CreateGpuInstance, times=1)
 
     def refuse(step: steps.Step) -> Exception | None:
         # Its DaemonSet makes no new pod yet.
-        rig.plugin.is_gated = True
+        rig.plugin.is_label_managed = True
         return refused(step)
 
     rig.driver.step_error = refuse
@@ -170,7 +170,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
         # Kubelet forgets a stopped plugin after five minutes.
         rig.schedulable = {}
     if end == "is back":
-        rig.clock.on_wait.append(lambda: setattr(rig.plugin, "is_gated", False))
+        rig.clock.on_wait.append(lambda: setattr(rig.plugin, "is_label_managed", False))
     else:
         rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 

@@ -65,7 +65,7 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
     uid = rig.uid_of("foreign")
     late = rig.pods.pop(uid)
 
-    strikes.once(rig, lambda: rig.has_hold_taint, lambda: rig.pods.update({uid: late}))
+    strikes.act_once(rig, lambda: rig.has_hold_taint, lambda: rig.pods.update({uid: late}))
     ends.assert_ends(
         rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False
     )

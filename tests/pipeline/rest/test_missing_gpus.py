@@ -221,16 +221,16 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
-@pytest.mark.parametrize("ends", ["reboot", "new request"])
-def test_a_vanished_gpu_does_not_count_as_drift_after(ends: str) -> None:
+@pytest.mark.parametrize("event", ["reboot", "new request"])
+def test_a_vanished_gpu_does_not_count_as_drift_after(event: str) -> None:
     rig = nodes.node()
     agents.run(rig, "all-balanced")
     rig.gpus = rig.gpus[:1]
-    if ends == "reboot":
+    if event == "reboot":
         rig.host.boot_id = "next-boot"
     agent = agents.start(rig, "all-balanced")
 
-    outcome = agents.run(rig, "all-balanced", by=agent, is_new=ends == "new request")
+    outcome = agents.run(rig, "all-balanced", by=agent, is_new=event == "new request")
 
     assert outcome.state is model.State.SUCCESS
 

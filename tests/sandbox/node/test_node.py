@@ -30,7 +30,7 @@ class SandboxStage(agent_stage.AgentStage):
     def partition(self, count: int) -> None:
         """Have this many small instances on the first GPU."""
         gpus = self.gpus.observe()
-        wanted = samples.want({"1g.10gb": count})
+        wanted = samples.desired_gpu({"1g.10gb": count})
         self.gpus.execute(planner.plan(gpus, {gpus[0].uuid: wanted}), gpus)
 
     def plugin(self) -> objects.JsonObject | None:

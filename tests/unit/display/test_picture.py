@@ -156,7 +156,7 @@ def test_a_picture_shows_every_part_of_a_gpu(gpu: model.Gpu, shown: str) -> None
 def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> None:
     gpu = samples.gpu(samples.A100, *BALANCED)
 
-    lines = draw_plan(gpu, samples.want({"1g.5gb": 4, "3g.20gb": 1})).splitlines()
+    lines = draw_plan(gpu, samples.desired_gpu({"1g.5gb": 4, "3g.20gb": 1})).splitlines()
 
     assert lines[1].count("destroy") == 1
     assert lines[2].startswith("  now │  1g.5gb  │  1g.5gb  │       2g.10gb       │")
@@ -171,22 +171,22 @@ def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> Non
     [
         (
             samples.gpu(samples.A100, mode=OFF),
-            samples.want({"7g.40gb": 1}),
+            samples.desired_gpu({"7g.40gb": 1}),
             r"MIG off → on, resets the GPU(?s:.*)then │ +7g\.40gb +│",
         ),
         (
             samples.gpu(samples.A100, "7g.40gb@0", needs_reset=False),
-            samples.want(mode=OFF),
+            samples.desired_gpu(mode=OFF),
             r"MIG on → off ·(?s:.*)then │ +the whole GPU, not partitioned +│",
         ),
         (
             samples.gpu(None, mode=OFF),
-            samples.want({"1g.5gb": 1}),
+            samples.desired_gpu({"1g.5gb": 1}),
             "placements are decided once MIG is on",
         ),
         (
             samples.gpu(samples.A100, "4g.20gb@0"),
-            samples.want({"1c.4g.20gb": 4}),
+            samples.desired_gpu({"1c.4g.20gb": 4}),
             r"\n.*change.*\n(?s:.*)│    1c    │    1c    │    1c    │    1c    │.*\n.*change",
         ),
     ],
@@ -201,7 +201,7 @@ def test_a_change_shows_the_mode_and_changed_instances(
 def test_gpus_that_are_right_or_outside_the_layout_are_mentioned() -> None:
     gpu = samples.gpu(samples.A100, *BALANCED)
 
-    text = draw_plan(gpu, samples.want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}))
+    text = draw_plan(gpu, samples.desired_gpu({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}))
 
     assert text.splitlines() == [
         "GPU 0 · Test GPU · MIG on · unchanged · GPU-0",

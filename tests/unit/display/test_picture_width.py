@@ -22,7 +22,10 @@ def pictures(gpu: model.Gpu, columns: int) -> str:
     style = bar.Style(columns=columns)
     blocks = [picture.draw_gpus([gpu], style=style)]
     smallest = str((gpu.profiles or ())[0].profile)
-    for desired in (samples.want({smallest: 1}), samples.want(mode=model.MigMode.DISABLED)):
+    for desired in (
+        samples.desired_gpu({smallest: 1}),
+        samples.desired_gpu(mode=model.MigMode.DISABLED),
+    ):
         plan = planner.plan([gpu], {gpu.uuid: desired})
         blocks.append(picture.draw_change([gpu], plan, selected={gpu.uuid}, style=style))
     return "\n".join(blocks)

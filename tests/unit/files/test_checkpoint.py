@@ -100,7 +100,7 @@ def test_one_slice_with_more_processors_is_filled_by_its_own_profile() -> None:
         current_mode=model.MigMode.ENABLED,
         pending_mode=model.MigMode.ENABLED,
     )
-    gpus = gpu_values.brought_to((gpu,), samples.want({"1g.20gb": 1, "1g.10gb": 1}))
+    gpus = gpu_values.brought_to((gpu,), samples.desired_gpu({"1g.20gb": 1, "1g.10gb": 1}))
     instances = json.loads(checkpoint.render(gpus))["MigState"]["Devices"][0]["GpuInstances"]
 
     assert [(gi["ProfileID"], gi["ComputeInstances"][0]["ProfileID"]) for gi in instances] == [
@@ -140,7 +140,7 @@ def test_matching_compute_instances_stay_when_a_gpu_instance_changes() -> None:
     was = samples.gpu(samples.A100, "7g.40gb@0[1c@0 1c@1 1c@2]")
     now = samples.gpu(samples.A100, "7g.40gb@0[1c@1 1c@2]")
     plan = planner.restore_checkpoint(read(checkpoint.render([was])), [now])
-    assert samples.words(plan) == ["+ci 1c.7g.40gb 0:1 in 0:8"]
+    assert samples.step_lines(plan) == ["+ci 1c.7g.40gb 0:1 in 0:8"]
 
 
 def test_gpus_are_matched_by_uuid_and_missing_ones_stay() -> None:

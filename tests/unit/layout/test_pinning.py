@@ -19,7 +19,7 @@ from tests.unit.layout.rules import of_mig_devices
 
 
 def after(gpu: model.Gpu, devices: dict[str, int]) -> oracle.State:
-    plan = planner.plan([gpu], {gpu.uuid: samples.want(devices)})
+    plan = planner.plan([gpu], {gpu.uuid: samples.desired_gpu(devices)})
     return oracle.state_of(driver_rules.run(gpu, plan.steps))
 
 
@@ -50,8 +50,8 @@ def test_pinned_instances_get_their_placements_and_others_fit_around(
 
 def test_matching_instances_stay_and_overlapping_ones_are_destroyed() -> None:
     gpu = samples.gpu(samples.A100, "1g.5gb@4", "3g.20gb@0")
-    plan = planner.plan([gpu], {gpu.uuid: samples.want({"1g.5gb@4": 1, "2g.10gb@2": 1})})
-    assert [line[:3] for line in samples.words(plan)] == ["-ci", "-gi", "+gi", "+ci"]
+    plan = planner.plan([gpu], {gpu.uuid: samples.desired_gpu({"1g.5gb@4": 1, "2g.10gb@2": 1})})
+    assert [line[:3] for line in samples.step_lines(plan)] == ["-ci", "-gi", "+gi", "+ci"]
     assert [target.kept for target in plan.gpus[0].target] == [False, True]
 
 
@@ -73,7 +73,7 @@ def test_a_pinned_gpu_instance_has_only_its_pinned_devices() -> None:
 
 def test_a_compute_instance_in_use_keeps_its_span() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@0 1c@1 1c@2]")
-    desired = samples.want({"1c.3g.20gb@0": 1})
+    desired = samples.desired_gpu({"1c.3g.20gb@0": 1})
     plan = planner.plan([gpu], {gpu.uuid: desired}, busy=frozenset({"MIG-0-0-1"}))
     assert "MIG-0-0-1" not in plan.destroyed_uuids
     assert len(plan.steps) == 2
@@ -110,7 +110,7 @@ def test_impossible_placements_are_refused_with_the_reason(
 ) -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@4")
     with pytest.raises(errors.LayoutError) as caught:
-        planner.plan([gpu], {gpu.uuid: samples.want(devices)})
+        planner.plan([gpu], {gpu.uuid: samples.desired_gpu(devices)})
     assert caught.value.reason is errors.Reason.DOES_NOT_FIT
     assert why in caught.value.message
 
@@ -183,7 +183,7 @@ def test_placements_are_accepted_exactly_where_possible(product: str, data: st.D
     pins = data.draw(st.sets(st.tuples(names, st.integers(0, 7)), max_size=3))
     free = data.draw(st.dictionaries(names, st.integers(1, 2), max_size=2))
     gpu = data.draw(drawn_gpus.gpus(product))
-    wanted = {gpu.uuid: samples.want({f"{name}@{at}": 1 for name, at in pins} | free)}
+    wanted = {gpu.uuid: samples.desired_gpu({f"{name}@{at}": 1 for name, at in pins} | free)}
     # Try every way, with sets of slices.
     free_specs = [by_name[name] for name, count in free.items() for _ in range(count)]
     menus = [[p for p in by_name[name].placements if p.start == at] for name, at in pins]

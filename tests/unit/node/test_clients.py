@@ -29,7 +29,7 @@ OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets":
 
 
 def desired_gpu(*names: str) -> model.DesiredGpu:
-    return samples.want(collections.Counter(names))
+    return samples.desired_gpu(collections.Counter(names))
 
 
 def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> steps.Plan:

@@ -242,7 +242,9 @@ def test_the_refusal_names_its_cause(layouts: list[Mig], why: str) -> None:
 def test_console_gpus_do_not_count() -> None:
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     display = dataclasses.replace(gpu, index=1, uuid="GPU-display", name="DGX Display")
-    layouts = strategies.gpu_layouts((gpu, display), {gpu.uuid: samples.want({"1g.5gb": 7})})
+    layouts = strategies.gpu_layouts(
+        (gpu, display), {gpu.uuid: samples.desired_gpu({"1g.5gb": 7})}
+    )
     assert not strategies.refusals(layouts)
     assert device_ids.expected_ids((gpu, display)) == device_ids.expected_ids((gpu,))
 
@@ -333,8 +335,10 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
     strategy: str,
     lost: dict[str, tuple[int, bool, int]],
 ) -> None:
-    off = samples.want(mode=model.MigMode.DISABLED)
-    plan = planner.plan(NODE, {NODE[0].uuid: off if desired is None else samples.want(desired)})
+    off = samples.desired_gpu(mode=model.MigMode.DISABLED)
+    plan = planner.plan(
+        NODE, {NODE[0].uuid: off if desired is None else samples.desired_gpu(desired)}
+    )
     losses = resources.losses(plan, NODE, [pod("a", asks)], strategy=strategies.Strategy(strategy))
     assert {
         loss.kind.resource.removeprefix("nvidia.com/"): (loss.ending, loss.is_total, loss.least)
@@ -357,7 +361,7 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
 def test_shared_devices_are_in_use_by_as_many_pods_as_they_have_replicas(
     count: int, capacity: dict[str, int], least: int
 ) -> None:
-    plan = planner.plan(NODE, {NODE[0].uuid: samples.want({"1g.5gb": 2, "2g.10gb": 1})})
+    plan = planner.plan(NODE, {NODE[0].uuid: samples.desired_gpu({"1g.5gb": 2, "2g.10gb": 1})})
     amounts = {"mig-3g.20gb": count}
     mixed = strategies.Strategy.MIXED
     (loss,) = resources.losses(plan, NODE, [pod("a", amounts)], strategy=mixed, capacity=capacity)

@@ -36,7 +36,7 @@ def test_instances_in_use_are_pinned_and_idle_ones_kept_if_possible() -> None:
     change = only(decide([partitions.item("a", every, use)], [pod("p", "2g.10gb")]))
     assert text(change.destroyed) == "1x 3g.20gb"
     assert partitions.requested_gpus(change, every) == {
-        every[0].uuid: samples.want({"2g.10gb@0": 1, "2g.10gb": 1, "1g.5gb": 2})
+        every[0].uuid: samples.desired_gpu({"2g.10gb@0": 1, "2g.10gb": 1, "1g.5gb": 2})
     }
 
 
@@ -596,7 +596,7 @@ def test_gpu_with_a_fault_gets_no_new_instance_and_stays_as_it_is(
     change = only(decide([one], [pod("p", "1g.5gb")]))
 
     assert change.why == "room for 1 pod on GPU 1"
-    assert partitions.requested_gpus(change, every)[fault.uuid] == samples.want(
+    assert partitions.requested_gpus(change, every)[fault.uuid] == samples.desired_gpu(
         {instance.rstrip("*"): 1 for instance in instances}
     )
     alone = partitions.item("a", model.ObservedGpus([fault]), use)
@@ -621,9 +621,9 @@ def test_change_names_the_unchanged_gpus_too() -> None:
     change = only(decide([node("a", *instances)], [pod("p", "7g.40gb")]))
 
     assert partitions.requested_gpus(change, every) == {
-        every[0].uuid: samples.want({"3g.20gb@4": 1, "1g.5gb": 1}),
-        every[1].uuid: samples.want({"7g.40gb": 1}),
-        every[2].uuid: samples.want({"2g.10gb": 1}),
+        every[0].uuid: samples.desired_gpu({"3g.20gb@4": 1, "1g.5gb": 1}),
+        every[1].uuid: samples.desired_gpu({"7g.40gb": 1}),
+        every[2].uuid: samples.desired_gpu({"2g.10gb": 1}),
     }
     assert change.why == "room for 1 pod on GPU 1"
 

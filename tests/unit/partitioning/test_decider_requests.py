@@ -195,7 +195,7 @@ def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
     assert only(decide([failed], [], now=LATER)) == withdrawal
 
     every = partitions.gpus("a", EMPTY)
-    assert partitions.requested_gpus(withdrawal, every) == {every[0].uuid: samples.want({})}
+    assert partitions.requested_gpus(withdrawal, every) == {every[0].uuid: samples.desired_gpu({})}
     assert (withdrawal.created, withdrawal.destroyed, withdrawal.pods) == ({}, {}, ())
     assert withdrawal.why == "no pod needs the request that its agent failed"
 
@@ -246,7 +246,10 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     nodes = [node("a", busy, ["7g.40gb@0"])]
     every = partitions.gpus("a", busy, ["7g.40gb@0"])
     base = {
-        "a": {gpu.uuid: samples.want({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}) for gpu in every}
+        "a": {
+            gpu.uuid: samples.desired_gpu({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2})
+            for gpu in every
+        }
     }
     history = remember(nodes, [])
     later: dict[str, Any] = {"history": history, "now": LATER, "base": base}
@@ -254,8 +257,10 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     assert not decide(nodes, [], **later, merge_back_after_s=500).changes
     change = only(decide(nodes, [], **later, merge_back_after_s=300))
     assert partitions.requested_gpus(change, every) == {
-        every[0].uuid: samples.want({"1g.5gb@0": 1, "3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}),
-        every[1].uuid: samples.want({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}),
+        every[0].uuid: samples.desired_gpu(
+            {"1g.5gb@0": 1, "3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}
+        ),
+        every[1].uuid: samples.desired_gpu({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}),
     }
     reserved = {samples.profile("7g.40gb"): 1}
     assert not decide(nodes, [], **later, merge_back_after_s=300, reserved=reserved).changes

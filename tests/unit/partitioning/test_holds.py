@@ -43,7 +43,7 @@ def gpus_on_hold(
 def test_a_gpu_on_hold_is_not_merged_back() -> None:
     nodes, pods = [node("a", _ONE, _ONE)], [pod("large", "7g.40gb", age_s=700)]
     parsed, _ = partitions.parse_cluster(nodes, ())
-    sevens = {gpu.uuid: samples.want({"1g.5gb": 7}) for each in parsed for gpu in each.gpus}
+    sevens = {gpu.uuid: samples.desired_gpu({"1g.5gb": 7}) for each in parsed for gpu in each.gpus}
     options: dict[str, Any] = {"base": {"a": sevens}, "merge_back_after_s": 300}
     (_, history), now = remember(nodes, []), NOW
 

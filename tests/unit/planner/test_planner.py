@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner, vgpus
 from tests.node import driver_rules, samples
-from tests.node.samples import words
+from tests.node.samples import step_lines
 
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED
 VGPU = model.Virtualization.VGPU
@@ -24,7 +24,7 @@ WITHOUT_MIG = samples.gpu(None, mode=None)
 def plan_to(
     gpu: model.Gpu, wanted: dict[str, int] | model.DesiredGpu, *, busy: Collection[str] = ()
 ) -> steps.Plan:
-    desired = samples.want(wanted) if isinstance(wanted, dict) else wanted
+    desired = samples.desired_gpu(wanted) if isinstance(wanted, dict) else wanted
     return planner.plan([gpu], {gpu.uuid: desired}, busy=frozenset(busy))
 
 
@@ -36,7 +36,7 @@ def plan_to(
     [
         pytest.param(
             samples.gpu(samples.A100, "2g.10gb@2[1c@0 1c@1]", "1g.5gb@6"),
-            samples.want({"1g.5gb": 2, "4g.20gb": 1}),
+            samples.desired_gpu({"1g.5gb": 2, "4g.20gb": 1}),
             [
                 "-ci 1c.2g.10gb 0/0",
                 "-ci 1c.2g.10gb 0/1",
@@ -53,13 +53,13 @@ def plan_to(
                 tuple(spec for spec in samples.A100 if spec.enum_index != 7),
                 *("1g.5gb+me@6", "3g.20gb@0"),
             ),
-            samples.want({"3g.20gb": 1}),
+            samples.desired_gpu({"3g.20gb": 1}),
             ["-ci 1g.5gb+me 0/0", "-gi 1g.5gb+me 6:1"],
             id="an instance of an unlisted profile",
         ),
         pytest.param(
             samples.gpu(samples.A100, mode=OFF, pending=ON),
-            samples.want({}),
+            samples.desired_gpu({}),
             ["mode enabled"],
             id="a desired pending mode",
         ),
@@ -68,27 +68,27 @@ def plan_to(
 def test_a_plan_has_the_steps_in_their_order(
     gpu: model.Gpu, wanted: model.DesiredGpu, steps: list[str]
 ) -> None:
-    assert words(plan_to(gpu, wanted)) == steps
+    assert step_lines(plan_to(gpu, wanted)) == steps
 
 
 @pytest.mark.parametrize(
     ("gpu", "wanted"),
     [
-        (samples.gpu(samples.A100, "7g.40gb@0", pending=OFF), samples.want({"7g.40gb": 1})),
-        (samples.gpu(samples.A100, mode=OFF, pending=ON), samples.want(mode=OFF)),
+        (samples.gpu(samples.A100, "7g.40gb@0", pending=OFF), samples.desired_gpu({"7g.40gb": 1})),
+        (samples.gpu(samples.A100, mode=OFF, pending=ON), samples.desired_gpu(mode=OFF)),
     ],
 )
 def test_an_undesired_pending_mode_is_cancelled_without_a_reset(
     gpu: model.Gpu, wanted: model.DesiredGpu
 ) -> None:
     plan = plan_to(gpu, wanted)
-    assert words(plan) == ["mode enabled" if gpu.current_mode is ON else "mode disabled"]
+    assert step_lines(plan) == ["mode enabled" if gpu.current_mode is ON else "mode disabled"]
     assert not plan.gpus[0].needs_reset
 
 
 def test_every_gpu_gets_a_plan_of_its_own_and_others_are_not_touched() -> None:
     gpus = [samples.gpu(samples.A100, *SEVEN_SMALL, index=i) for i in range(8)]
-    plan = planner.plan(gpus, {gpu.uuid: samples.want({"1g.5gb": 6}) for gpu in gpus[1:]})
+    plan = planner.plan(gpus, {gpu.uuid: samples.desired_gpu({"1g.5gb": 6}) for gpu in gpus[1:]})
     assert [p.gpu_index for p in plan.gpus] == list(range(1, 8))
     for gpu, gpu_plan in zip(gpus[1:], plan.gpus, strict=True):
         assert len(driver_rules.run(gpu, gpu_plan.steps).gpu_instances) == 6
@@ -96,7 +96,7 @@ def test_every_gpu_gets_a_plan_of_its_own_and_others_are_not_touched() -> None:
 
 def test_a_profile_name_is_resolved_for_each_gpu() -> None:
     a100, h100 = samples.gpu(samples.A100, index=0), samples.gpu(samples.H100, index=1)
-    desired = samples.want({"1g.10gb": 4})
+    desired = samples.desired_gpu({"1g.10gb": 4})
     plan = planner.plan([a100, h100], {"GPU-0": desired, "GPU-1": desired})
     created = [step for step in plan.steps if isinstance(step, steps.CreateGpuInstance)]
     ids = {step.gpu_uuid: step.profile_id for step in created}
@@ -134,16 +134,16 @@ def test_compute_instances_with_unknown_spans_stay_if_none_is_added() -> None:
     with_spans = samples.gpu(samples.A100, "3g.20gb@0[1c 1c]")
     assert plan_to(with_spans, {"1c.3g.20gb": 2}).is_empty
     four, three = (samples.gpu(samples.A100, f"{name}[1c]") for name in ("4g.20gb@0", "3g.20gb@4"))
-    again = words(plan_to(four, {"1c.4g.20gb": 2}))
+    again = step_lines(plan_to(four, {"1c.4g.20gb": 2}))
     assert [line[:3] for line in again] == ["-ci", "+ci", "+ci"]
-    another = words(plan_to(three, {"1c.3g.20gb": 2}))
+    another = step_lines(plan_to(three, {"1c.3g.20gb": 2}))
     assert [line[:3] for line in another] == ["+gi", "+ci"]
 
 
 def test_compute_instances_with_unknown_spans_can_stay_when_others_go() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@4[1c 1c 1c]")
     plan = plan_to(gpu, {"1c.3g.20gb": 2}, busy={"MIG-0-4-0", "MIG-0-4-2"})
-    assert words(plan) == ["-ci 1c.3g.20gb 0/1"]
+    assert step_lines(plan) == ["-ci 1c.3g.20gb 0/1"]
     spans = [ci.placement for ci in plan.gpus[0].target[0].compute_instances]
     assert spans == [model.Placement(0, 1), model.Placement(1, 1)]
 
@@ -159,7 +159,7 @@ def test_engines_that_the_driver_has_granted_are_not_disputed() -> None:
 
 def test_enabling_changes_the_mode_before_it_creates() -> None:
     plan = plan_to(samples.gpu(samples.A100, mode=OFF), {"7g.40gb": 1})
-    assert words(plan) == ["mode enabled", "+gi 7g.40gb 0:8", "+ci 7g.40gb 0:7 in 0:8"]
+    assert step_lines(plan) == ["mode enabled", "+gi 7g.40gb 0:8", "+ci 7g.40gb 0:7 in 0:8"]
     assert plan.gpus[0].needs_reset
     assert not plan.is_provisional
     hopper = samples.gpu(samples.H100, mode=OFF, needs_reset=False)
@@ -170,26 +170,26 @@ def test_a_plan_without_listed_profiles_is_provisional() -> None:
     gpu = samples.gpu(None, mode=OFF)
     for wanted in ({"7g.40gb": 1}, {"1g.5gb@5": 1}):
         plan = plan_to(gpu, wanted)
-        assert words(plan) == ["mode enabled"]
+        assert step_lines(plan) == ["mode enabled"]
         assert plan.is_provisional
     assert not plan_to(gpu, {}).is_provisional
 
 
 def test_disabling_destroys_all_instances_first() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@4[1c@0 1c@1]", "1g.5gb@0[]")
-    plan = plan_to(gpu, samples.want(mode=OFF))
-    assert words(plan) == [
+    plan = plan_to(gpu, samples.desired_gpu(mode=OFF))
+    assert step_lines(plan) == [
         "-ci 1c.3g.20gb 0/0",
         "-ci 1c.3g.20gb 0/1",
         "-gi 1g.5gb 0:1",
         "-gi 3g.20gb 4:4",
         "mode disabled",
     ]
-    assert plan_to(driver_rules.run(gpu, plan.steps), samples.want(mode=OFF)).is_empty
+    assert plan_to(driver_rules.run(gpu, plan.steps), samples.desired_gpu(mode=OFF)).is_empty
 
 
 def test_a_gpu_without_mig_satisfies_mig_disabled() -> None:
-    assert plan_to(WITHOUT_MIG, samples.want(mode=OFF)).is_empty
+    assert plan_to(WITHOUT_MIG, samples.desired_gpu(mode=OFF)).is_empty
 
 
 # -- virtual machines, where only the host may do some of it ----------------------------------
@@ -205,8 +205,8 @@ def guest(*instances: str, mode: model.MigMode = ON) -> model.Gpu:
     [
         (guest(mode=OFF), model.DesiredGpu(mode=ON)),
         (guest(), model.DesiredGpu(mode=OFF)),
-        (guest("3g.20gb@0"), samples.want({"3g.20gb": 2})),
-        (guest("3g.20gb@0"), samples.want({})),
+        (guest("3g.20gb@0"), samples.desired_gpu({"3g.20gb": 2})),
+        (guest("3g.20gb@0"), samples.desired_gpu({})),
     ],
 )
 def test_a_vgpu_that_only_its_host_can_partition_is_refused(
@@ -220,8 +220,10 @@ def test_a_vgpu_that_only_its_host_can_partition_is_refused(
 def test_vgpu_that_matches_or_needs_only_compute_instances_is_accepted() -> None:
     gpu, other = guest("3g.20gb@0"), samples.gpu(samples.A100, index=1)
     assert plan_to(gpu, {"3g.20gb": 1}).is_empty
-    assert {line[:3] for line in words(plan_to(gpu, {"1c.3g.20gb": 3}))} == {"-ci", "+ci"}
-    plan = planner.plan([guest(mode=OFF), other], {other.uuid: samples.want({"7g.40gb": 1})})
+    assert {line[:3] for line in step_lines(plan_to(gpu, {"1c.3g.20gb": 3}))} == {"-ci", "+ci"}
+    plan = planner.plan(
+        [guest(mode=OFF), other], {other.uuid: samples.desired_gpu({"7g.40gb": 1})}
+    )
     assert [each.gpu_index for each in plan.gpus] == [1]
 
 
@@ -266,7 +268,7 @@ def refusal(gpu: model.Gpu, devices: dict[str, int]) -> errors.LayoutError:
 def test_a_missing_gpu_and_one_without_mig_are_errors() -> None:
     assert refusal(WITHOUT_MIG, {}).reason is errors.Reason.NOT_MIG_CAPABLE
     with pytest.raises(errors.LayoutError, match="GPU-9") as caught:
-        planner.plan([samples.gpu(samples.A100)], {"GPU-9": samples.want({})})
+        planner.plan([samples.gpu(samples.A100)], {"GPU-9": samples.desired_gpu({})})
     assert caught.value.reason is errors.Reason.NO_GPU_MATCHES
 
 

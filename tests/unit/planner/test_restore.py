@@ -63,7 +63,7 @@ PENDING_OFF = dataclasses.replace(a100("7g.40gb@0"), pending_mode=OFF)
 def test_restoring_takes_only_the_necessary_steps(
     now: model.Gpu, before: model.Gpu, steps: list[str]
 ) -> None:
-    assert samples.words(planner.restore([now], [before.snapshot])) == steps
+    assert samples.step_lines(planner.restore([now], [before.snapshot])) == steps
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_restoring_refuses_a_gpu_without_mig_and_an_impossible_snapshot() -> Non
 
 
 def plan_to(gpu: model.Gpu, devices: dict[str, int]) -> steps.Plan:
-    return planner.plan([gpu], {gpu.uuid: samples.want(devices)})
+    return planner.plan([gpu], {gpu.uuid: samples.desired_gpu(devices)})
 
 
 def restore(gpu: model.Gpu, before: tuple[model.GpuSnapshot, ...]) -> model.Gpu:
@@ -211,7 +211,7 @@ def test_an_older_snapshot_takes_precedence_and_no_gpu_is_lost() -> None:
     first, second = a100("2g.10gb@0", "3g.20gb@4"), a100("7g.40gb@0", index=1)
     plan = plan_to(first, {"1g.5gb": 3})
     older, between = planner.baseline(plan, [first]), driver_rules.run(first, plan.steps)
-    empty = samples.want({})
+    empty = samples.desired_gpu({})
 
     both = planner.plan([between, second], {each.uuid: empty for each in (between, second)})
     before = planner.baseline(both, [between, second], older)
@@ -226,7 +226,7 @@ def test_an_older_snapshot_takes_precedence_and_no_gpu_is_lost() -> None:
 def test_a_gpu_that_is_gone_takes_no_other_from_the_baseline() -> None:
     gone, present = a100("2g.10gb@0"), a100("7g.40gb@0", index=1)
     both = planner.plan(
-        [gone, present], dict.fromkeys((gone.uuid, present.uuid), samples.want({}))
+        [gone, present], dict.fromkeys((gone.uuid, present.uuid), samples.desired_gpu({}))
     )
     assert [each.uuid for each in planner.baseline(both, [present])] == [present.uuid]
 

@@ -60,16 +60,16 @@ def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
 ) -> None:
     def shape(gpus: tuple[model.Gpu, ...]) -> object:
         try:
-            plan = planner.plan(gpus, {gpus[0].uuid: samples.want(after)})
+            plan = planner.plan(gpus, {gpus[0].uuid: samples.desired_gpu(after)})
             # Ids of instances are not published.
-            return [line.rpartition(" ")[0] for line in samples.words(plan)]
+            return [line.rpartition(" ")[0] for line in samples.step_lines(plan)]
         except errors.LayoutError as error:
             return str(error)
 
     gpus: tuple[model.Gpu, ...] = (hardware.template(hardware.find("A100-SXM4-40GB")),)
     with contextlib.suppress(errors.LayoutError):
         # What does not fit is not there before.
-        gpus = gpu_values.brought_to(gpus, samples.want(before))
+        gpus = gpu_values.brought_to(gpus, samples.desired_gpu(before))
 
     assert shape(gpu_codec.from_json(gpu_codec.to_json(gpus))) == shape(gpus)
 
