@@ -196,7 +196,9 @@ class NodeRig:
         for uid, pod in list(self.pods.items()):
             # Kubelet ends a pod with claims only once the driver has unprepared them.
             has_let_go = pod.claimed_ids is None or self.driver_runs
-            has_let_go &= self.clock.now_s >= self.kubelet.ends_from_s.get(uid, 0.0)
+            has_let_go &= self.clock.now_s >= max(
+                self.kubelet.ends_pods_from_s, self.kubelet.ends_from_s.get(uid, 0.0)
+            )
             if pod.is_terminating and has_let_go:
                 self.remove_pod(uid)
                 if clients.is_device_plugin(pod) and not self.plugins:

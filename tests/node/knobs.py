@@ -21,6 +21,7 @@ class KubeletKnobs:
     lists_from_s: float = 0.0  # before it, a kubelet that has just started lists no pod
     listed_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """UID of a starting pod -> when kubelet lists its devices."""
+    ends_pods_from_s: float = 0.0  # before it, all pods keep terminating
     ends_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """UID of a pod -> before it, the pod keeps terminating."""
     phantoms: dict[str, int] = dataclasses.field(default_factory=dict)

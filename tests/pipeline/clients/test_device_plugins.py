@@ -1,12 +1,12 @@
 """The device plugin in a run: who waits for it, and what it must advertise."""
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import (
-    clients,
     pod_object,
     strategies,
     well_known,
@@ -42,12 +42,8 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     rig = nodes.busy_node()
     agent = agents.reconciler(rig)
 
-    def live_without_end_of_the_plugin() -> None:
-        for uid, pod in list(rig.pods.items()):
-            if pod.is_terminating and not clients.is_device_plugin(pod):
-                rig.remove_pod(uid)
-
-    rig.clock.on_wait = [live_without_end_of_the_plugin]
+    (plugin,) = rig.plugins
+    rig.kubelet.ends_from_s[plugin.uid] = math.inf
     late = "did not stop within 20 s: default/nvidia-device-plugin"
     ends.assert_ends(rig, Reason.IN_USE, late, by=agent)
     rig.log.clear()
@@ -57,7 +53,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     assert "workloads.delete" not in rig.log
     # How it ended, and nothing before.
     assert rig.log.count("node.patch") <= 2
-    rig.clock.on_wait.append(rig.advance)
+    rig.kubelet.ends_from_s.clear()
     rig.advance()
     ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=3)
 
@@ -221,7 +217,7 @@ def test_devices_of_other_plugins_need_not_be_of_a_gpu(device: str) -> None:
 
 def test_advertising_agent_waits_for_no_plugin() -> None:
     rig = node_between_plugins()
-    rig.clock.on_wait = []
+    rig.daemons.controller_away_until_s = math.inf
 
     ends.assert_ends(rig, Reason.APPLIED, by=agents.reconciler(rig, is_advertiser=True))
 
@@ -240,7 +236,8 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(
     if comes_during_change:
         rig.driver.step_error = lambda _step: start()
     else:
-        rig.clock.on_wait = [start]
+        rig.daemons.controller_away_until_s = math.inf
+        rig.clock.on_wait.append(start)
 
     ends.assert_ends(rig, Reason.APPLIED)
     assert rig.schedulable == rig.plugin_devices
@@ -248,7 +245,7 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(
 
 def test_the_wait_ends_when_the_daemonset_no_longer_starts_the_plugin() -> None:
     rig = node_between_plugins()
-    rig.clock.on_wait = []
+    rig.daemons.controller_away_until_s = math.inf
 
     ends.assert_ends(rig, Reason.PLUGIN_NOT_READY)
 

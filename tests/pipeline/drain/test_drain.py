@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -82,7 +83,7 @@ def test_pause_longer_than_the_deadline_ends_with_it(
 def test_message_has_the_grace_period_of_a_terminating_pod() -> None:
     rig = empty()
     uid = gpu_pod(rig, grace_s=600)
-    rig.clock.on_wait.clear()
+    rig.kubelet.ends_pods_from_s = math.inf
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating, which may take 600 s")
 
@@ -98,7 +99,8 @@ def test_pod_that_stays_after_its_eviction_was_accepted_is_named_as_such() -> No
         """Do as an admission webhook that answers for the API server, and forgets the pod."""
         rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_terminating=False)
 
-    rig.clock.on_wait[:] = [keep]
+    rig.kubelet.ends_pods_from_s = math.inf
+    rig.clock.on_wait.append(keep)
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "accepted its eviction, and it is not terminating")
 
@@ -183,7 +185,7 @@ def test_the_many_pods_that_force_deletes_are_counted() -> None:
 
 def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRig) -> None:
     rig.disruptions.refusals["train"] = "no"
-    rig.clock.on_wait.clear()
+    rig.kubelet.ends_pods_from_s = math.inf
 
     error = assert_fails(rig, Reason.DRAIN_TIMEOUT, "as long again by force", policy=FORCE)
 

@@ -1,6 +1,7 @@
 """Custom layouts on a node that a program repartitions: no pod is evicted, none is waited for."""
 
 import functools
+import math
 from typing import Any
 
 import pytest
@@ -143,7 +144,7 @@ def test_on_demand_a_driver_that_lists_no_processes_is_queried_again() -> None:
 @pytest.mark.parametrize("is_restarted", [True, False])
 def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool) -> None:
     rig = nodes.busy_node()
-    rig.clock.on_wait.clear()  # the evicted pod does not end
+    rig.kubelet.ends_pods_from_s = math.inf
     agent = agents.reconciler(rig, limits=ON)
     assert run(rig, custom_layout(), by=agent).keeps_taint
     assert rig.has_hold_taint
@@ -253,7 +254,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
 
 def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
     rig = idle_node()
-    rig.clock.on_wait.clear()
+    rig.kubelet.ends_pods_from_s = math.inf
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.IN_USE
     assert "default/nvidia-device-plugin" in outcome.message
