@@ -79,9 +79,10 @@ class Inbox:
 
     def put_on_demand(self, *, is_on_demand: bool) -> None:
         """Set whether the node has on-demand partitioning."""
-        if is_on_demand is not self.is_on_demand:
-            self.is_on_demand = is_on_demand
-            self.put_use_change()
+        with self._changed:
+            if is_on_demand is not self.is_on_demand:
+                self.is_on_demand = is_on_demand
+                self.put_use_change()
 
     def put_use_change(self) -> None:
         """Note that the use of the GPUs may have changed."""

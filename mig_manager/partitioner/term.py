@@ -13,7 +13,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader, partitioner_cluster
-from mig_manager.core import timestamps, timing
+from mig_manager.core import timing
 from mig_manager.core.layout import layouts
 from mig_manager.core.partitioning import (
     decider,
@@ -72,7 +72,7 @@ class Term:
         self._signal = parts.signal
         self._telemetry = telemetry
         self._announcer = announcer.Announcer(parts.cluster, parts.leader, clock)
-        self._began = timestamps.parse(clock.now_iso()) or dt.datetime.now(tz=dt.UTC)
+        self._began = dt.datetime.fromtimestamp(clock.unix_s(), tz=dt.UTC)
         self._began_s = self._checked_s = clock.monotonic()
         self._history = past_decisions.History()
         self._cache = node_index.NodeCache()

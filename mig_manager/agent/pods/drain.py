@@ -2,7 +2,7 @@
 
 ``eviction`` decides which pods are evicted, in which order and within which budgets. API errors
 during the wait do not end a drain before its deadline. Without the right to evict, as with the GPU
-operator's rights, a drain waits for the pods as under that policy. It retries at times.
+operator's rights, a drain waits for the pods to end, and at times tries again to evict them.
 """
 
 import dataclasses

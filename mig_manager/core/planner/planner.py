@@ -32,7 +32,7 @@ def plan(
         gpus: The observed GPUs, in any order; the plan sorts them by index.
         desired: By GPU UUID; other GPUs are not touched.
         busy: UUIDs of MIG devices in use; the plan destroys as few of them as possible.
-        ending: Those of them whose use ends anyway; the plan destroys them before others in use.
+        ending: The busy devices of terminating pods; the plan destroys them before others in use.
 
     Raises:
         errors.LayoutError: A GPU lacks a profile (UNKNOWN_PROFILE), is too small for the layout
