@@ -112,6 +112,12 @@ class Shared:
         return self.deps.node.latest().labels
 
     @property
+    def may_repair(self) -> bool:
+        """Whether the owner lets the agent reset GPUs with a fault, and it can."""
+        is_allowed = self.limits.repair is agent_settings.RepairPolicy.RESET
+        return is_allowed and self.deps.reset is not None
+
+    @property
     def verified_layout(self) -> layout_store.VerifiedLayoutStore:
         """The verified layout, saved for the next boot."""
         return layout_store.VerifiedLayoutStore(self.deps.verified_layout_file, self.deps.boot_id)

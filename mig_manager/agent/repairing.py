@@ -223,10 +223,7 @@ def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) ->
 
 def _why_forbidden(attempt: attempts.Attempt) -> str:
     """Return why a repair that has begun may not go on, as part of a sentence; empty: it may."""
-    if (
-        attempt.limits.repair is not agent_settings.RepairPolicy.RESET
-        or attempt.deps.reset is None
-    ):
+    if not attempt.may_repair:
         return "the agent may not reset GPUs"
     try:
         if attempt.journal.entries.has_evicted or attempt.journal.entries.snapshot:

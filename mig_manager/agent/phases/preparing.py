@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import agent_settings, attempts, outcomes
+from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import host, recovery, resolving
 from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
 from mig_manager.core import messages, model, steps, timing
@@ -192,11 +192,7 @@ def _require_repaired(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, plan: steps.Plan
 ) -> None:
     """Refuse a layout on a GPU that the agent is to reset first: no new work runs before that."""
-    repairs = (
-        attempt.limits.repair is agent_settings.RepairPolicy.RESET
-        and attempt.deps.reset is not None
-    )
-    if attempt.request.repairs or not repairs:
+    if attempt.request.repairs or not attempt.may_repair:
         return
     changed = {each.gpu_uuid for each in plan.gpus}
     faulty = [str(gpu) for gpu in gpus if gpu.uuid in changed and gpu_repair.is_possible(gpu)]
