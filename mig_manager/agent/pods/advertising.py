@@ -97,13 +97,14 @@ def find_resumed(attempt: attempts.Attempt) -> _Advertisers:
     )
 
 
-def find(
-    attempt: attempts.Attempt, pods: pod_object.Pods, node: node_object.NodeView
+def remove_phantoms_and_find(
+    attempt: attempts.Attempt, pods: pod_object.Pods, gpus: model.ObservedGpus
 ) -> _Advertisers:
     """Return the programs that advertise the node's devices, or must do so again.
 
-    The ``node`` must have no phantom devices: they look like a lost plugin's devices.
+    Phantom devices are removed from the node first: they look like a lost plugin's devices.
     """
+    node, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
     # Any other value is another program's decision to keep it away, not a failure.
     deployed = frozenset(
         program
@@ -133,8 +134,7 @@ def check_schedulable(
     All devices of the GPUs with the UUIDs ``changed`` must be healthy. This does not wait.
     """
     pods = attempt.deps.workloads.list()
-    node, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
-    paused = Paused(programs=find(attempt, pods, node), changed=changed)
+    paused = Paused(programs=remove_phantoms_and_find(attempt, pods, gpus), changed=changed)
     is_complete = not _missing(attempt, paused, gpus, pods)
     return is_complete and not PLUGIN.contradicts_label(attempt, gpus, pods)
 
@@ -190,8 +190,7 @@ def restart_stale(
         The argument of ``wait_schedulable``: their new pods, or pods that are starting.
     """
     pods = attempt.deps.workloads.list()
-    node, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
-    present = find(attempt, pods, node)
+    present = remove_phantoms_and_find(attempt, pods, gpus)
     again = to_restart(attempt, pods, gpus, changed)
     stale = tuple(pod for program in again for pod in pods if program.owns(pod))
     delete(attempt, stale)
@@ -257,7 +256,7 @@ def _missing(
     problems = (program.missing(attempt, gpus, new, paused.changed) for program in present)
     problem = next(filter(None, problems), None)
     if problem is None and PLUGIN not in present:
-        return device_plugin.unknown_plugin(attempt, gpus)
+        return PLUGIN.unknown(attempt, gpus)
     return problem
 
 

@@ -77,9 +77,25 @@ class DevicePlugin(advertisers.Advertiser):
         if shared.deps.is_advertiser:
             return frozenset()
         healthy = _healthy(shared)
-        labels = shared.node_labels
-        strategy = _strategy(pods) or strategies.from_labels(labels)
+        strategy = _strategy(pods) or strategies.from_labels(shared.node_labels)
         return None if healthy is None else schedulable.destroyed_devices(gpus, healthy, strategy)
+
+    def unknown(
+        self, attempt: attempts.Attempt, gpus: model.ObservedGpus
+    ) -> errors.NotReadyError | None:
+        """Return the error that a plugin without a pod to restart advertises destroyed devices.
+
+        It may be a static pod, a service of the host, or a pod of another controller than a
+        DaemonSet.
+        """
+        gone = self.destroyed_devices(attempt, gpus, ())
+        if not gone:
+            return None
+        return errors.NotReadyError(
+            f"kubelet has {messages.count(len(gone), 'allocatable device')} that no GPU has, and "
+            "the agent found no device plugin pod to restart: restart the plugin",
+            reason=errors.Reason.NOT_ALLOCATABLE,
+        )
 
     def contradicts_label(
         self, attempt: attempts.Attempt, gpus: model.ObservedGpus, pods: pod_object.Pods
@@ -202,23 +218,6 @@ def remove_phantoms(
         is_warning=True,
     )
     return node, None
-
-
-def unknown_plugin(
-    attempt: attempts.Attempt, gpus: model.ObservedGpus
-) -> errors.NotReadyError | None:
-    """Return the error that a plugin which the agent cannot restart advertises destroyed devices.
-
-    It may be a static pod, a service of the host, or a pod of another controller than a DaemonSet.
-    """
-    gone = DevicePlugin().destroyed_devices(attempt, gpus, ())
-    if not gone:
-        return None
-    return errors.NotReadyError(
-        f"kubelet has {messages.count(len(gone), 'allocatable device')} that no GPU has, and the "
-        "agent found no device plugin pod to restart: restart the plugin",
-        reason=errors.Reason.NOT_ALLOCATABLE,
-    )
 
 
 def is_being_replaced(attempt: attempts.Attempt, node: node_object.NodeView) -> bool:

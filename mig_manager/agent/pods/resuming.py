@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
-from mig_manager.agent.pods import advertising, device_plugin, dra_driver
+from mig_manager.agent.pods import advertising, dra_driver
 from mig_manager.core import messages, model
 from mig_manager.core.node import client_table, clients, node_object, pod_object, well_known
 from mig_manager.core.records import journals
@@ -183,9 +183,8 @@ def as_if_paused(
     """
     pods = attempt.deps.workloads.list()
     kept_uids = advertising.DRIVER.current_uids(attempt, gpus, pods)
-    node, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
     return advertising.Paused(
-        programs=advertising.find(attempt, pods, node),
+        programs=advertising.remove_phantoms_and_find(attempt, pods, gpus),
         old_uids=advertising.uids(pods) - kept_uids,
         kept_uids=kept_uids,
         changed=frozenset(gpu.uuid for gpu in changed),
