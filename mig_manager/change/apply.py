@@ -158,15 +158,22 @@ class _CombinedTarget:
 
     target: _Target
     idle: model.Snapshots  # outside the target; this change restores them
-    in_use: model.Snapshots
+    outside_in_use: model.Snapshots
     """Pods or processes use what their rollback destroys. The journal keeps them for a later
-    change; GPUs of the target only if this one fails."""
+    change."""
+    inside_in_use: model.Snapshots
+    """GPUs of the target, likewise; the journal keeps them only if this change fails."""
     may_stay_pending: bool
     """Whether a mode may stay pending until a reset.
 
     NVIDIA's unit for bare metal first sets the mode (``apply --mode-only --skip-reset``), then
     checks whether the machine can reset the GPU or must reboot.
     """
+
+    @property
+    def in_use(self) -> model.Snapshots:
+        """The GPUs that no rollback of this change touches."""
+        return (*self.outside_in_use, *self.inside_in_use)
 
     def plan(self, gpus: model.ObservedGpus) -> plans.Planned:
         planned = self.target.plan(gpus)
@@ -236,18 +243,20 @@ class _LockedChange:
 
     def _combine(self, gpus: model.ObservedGpus) -> _CombinedTarget:
         """Return the target, with the interrupted changes of idle GPUs outside it to undo."""
-        covered, before = self.target.gpu_uuids(gpus), self.interrupted.snapshot
+        before = self.interrupted.snapshot
+        covered = self.target.gpu_uuids(gpus)
         processes = functools.cache(self.deps.processes)
         used = {
             each.gpu_uuid
             for each in planner.restore(gpus, before).gpus
             if self._is_in_use(each, gpus, processes)
         }
-        idle = tuple(gpu for gpu in before if gpu.uuid not in used)
+        outside = [gpu for gpu in before if gpu.uuid not in covered]
         return _CombinedTarget(
             target=self.target,
-            idle=tuple(gpu for gpu in idle if gpu.uuid not in covered),
-            in_use=tuple(gpu for gpu in before if gpu.uuid in used),
+            idle=tuple(gpu for gpu in outside if gpu.uuid not in used),
+            outside_in_use=tuple(gpu for gpu in outside if gpu.uuid in used),
+            inside_in_use=tuple(gpu for gpu in before if gpu.uuid in used & covered),
             may_stay_pending=self.target.is_mode_only and not self.deps.may_reset,
         )
 
@@ -275,14 +284,17 @@ class _LockedChange:
     def _describe_interrupted(self, combined: _CombinedTarget, first: plans.Planned) -> None:
         """Say what becomes of an interrupted change."""
         unfinished = local.describe_unfinished(self.interrupted)
-        covered = self.target.gpu_uuids(first.gpus)
-        used = first.gpus.only(gpu.uuid for gpu in combined.in_use)
-        inside = ", ".join(map(str, used.only(covered)))
-        if outside := ", ".join(str(gpu) for gpu in used if gpu.uuid not in covered):
+
+        def name(snapshots: model.Snapshots) -> str:
+            return ", ".join(map(str, first.gpus.only(gpu.uuid for gpu in snapshots)))
+
+        inside = name(combined.inside_in_use)
+        if outside := name(combined.outside_in_use):
             self.deps.notify(
                 f"{unfinished}; {outside}, outside this layout, is not restored while it is in use"
             )
         if self.interrupted.snapshot and not first.plan.is_empty:
+            covered = self.target.gpu_uuids(first.gpus)
             restored = local.list_restored_outside(first.gpus, combined.idle, covered)
             but = f", but not {inside}, which pods or processes use" if inside else ""
             also = f"; this one also restores {restored}, outside its layout" if restored else ""
@@ -301,14 +313,15 @@ class _LockedChange:
             may_stay_pending=combined.may_stay_pending,
             kept_snapshots=combined.in_use,
         )
-        covered = self.target.gpu_uuids(first.gpus)
-        outside = tuple(gpu for gpu in combined.in_use if gpu.uuid not in covered)
         try:
             after, executed = change.run(
                 first.plan,
                 transaction.Goal(
                     combined.replan,
-                    lambda *now: (*outside, *self.target.unrestored_snapshots(*now)),
+                    lambda *now: (
+                        *combined.outside_in_use,
+                        *self.target.unrestored_snapshots(*now),
+                    ),
                 ),
                 observed=first.gpus,
                 interrupted=tuple(
