@@ -160,30 +160,36 @@ def findings(path: pathlib.Path) -> list[Finding]:
         for exempt in (*EXEMPT, *within):
             plain = _spaced(exempt).sub(lambda match: re.sub(r"\S", ".", match[0]), plain)
     every = [
-        Finding(
-            name, plain.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), _say(match)
-        )
+        Finding(name, _line(match), " ".join(match[0].split()), _say(match))
         for match in _any_word().finditer(plain)
     ]
-    is_strict = name != _JSON_KEYS
-    if path.suffix == ".py" and (is_strict or any(each in plain for each in NAMES)):
-        names = _names(text, is_strict=is_strict)
-        every += [Finding(name, line, f"name {word}", "what it is") for word, line in names]
-    if path.suffix == ".py" and name.startswith("mig_manager/"):
-        hiding = {*_hiding_names(ast.parse(text))}
-        every += [Finding(name, line, f"local {word}", _HIDES) for line, word in hiding]
-        errors = _misdocumented_errors(ast.parse(text))
-        every += [Finding(name, line, "text of an error", _ERROR_RULE) for line in errors]
-        stale = _stale_references(text)
-        every += [Finding(name, line, word, "a name that exists") for line, word in stale]
     if path.suffix == ".py":
-        fields = _misdocumented_fields(ast.parse(text), text.splitlines())
-        every += [Finding(name, line, "text of a field", _FIELD_RULE) for line in fields]
-        every += [
-            Finding(name, text.count("\n", 0, match.start()) + 1, match[0], "MAX_, MIN_")
-            for match in _LIMIT.finditer(text)
-        ]
+        every += _findings_in_code(name, text)
     return sorted(every)
+
+
+def _findings_in_code(name: str, text: str) -> Iterator[Finding]:
+    """Yield what the syntax of a file and its comments show."""
+    nodes = [*ast.walk(ast.parse(text))]
+    for line, word in _names(nodes, is_strict=name != _JSON_KEYS):
+        yield Finding(name, line, f"name {word}", "what it is")
+    for line in _misdocumented_fields(nodes, text.splitlines()):
+        yield Finding(name, line, "text of a field", _FIELD_RULE)
+    for match in _LIMIT.finditer(text):
+        yield Finding(name, _line(match), match[0], "MAX_, MIN_")
+    if not name.startswith("mig_manager/"):
+        return
+    for line, word in {*_hiding_names(nodes)}:
+        yield Finding(name, line, f"local {word}", _HIDES)
+    for line in _misdocumented_errors(nodes):
+        yield Finding(name, line, "text of an error", _ERROR_RULE)
+    for line, word in _stale_references(text):
+        yield Finding(name, line, word, "a name that exists")
+
+
+def _line(match: re.Match[str]) -> int:
+    """Return the line on which a match begins."""
+    return match.string.count("\n", 0, match.start()) + 1
 
 
 @functools.cache
@@ -205,8 +211,8 @@ def _say(match: re.Match[str]) -> str:
     )
 
 
-def _names(text: str, *, is_strict: bool) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(text)):
+def _names(nodes: Sequence[ast.AST], *, is_strict: bool) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
                 pass
@@ -224,17 +230,18 @@ def _names(text: str, *, is_strict: bool) -> Iterator[tuple[str, int]]:
         # Proceed is a verb, and need is one.
         is_participle = is_strict and is_verb and re.fullmatch(r"[a-z]+(?<!e)ed", word)
         if word in (STRICT_NAMES if is_strict else NAMES) or is_participle:
-            yield name, node.lineno
+            yield node.lineno, name
 
 
-def _hiding_names(module: ast.Module) -> Iterator[tuple[int, str]]:
+def _hiding_names(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield the locals and parameters that hide a function, class or import of their module."""
-    imports = (each for each in module.body if isinstance(each, ast.Import | ast.ImportFrom))
+    body = [each for node in nodes if isinstance(node, ast.Module) for each in node.body]
+    imports = (each for each in body if isinstance(each, ast.Import | ast.ImportFrom))
     aliases = (alias for each in imports for alias in each.names)
-    defined = (each for each in module.body if isinstance(each, ast.FunctionDef | ast.ClassDef))
+    defined = (each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef))
     module_names = {(alias.asname or alias.name).split(".")[0] for alias in aliases}
     module_names |= {each.name for each in defined}
-    for function in ast.walk(module):
+    for function in nodes:
         if not isinstance(function, ast.FunctionDef | ast.Lambda):
             continue
         for node in ast.walk(function):
@@ -246,11 +253,9 @@ def _hiding_names(module: ast.Module) -> Iterator[tuple[int, str]]:
                     pass
 
 
-def _misdocumented_fields(module: ast.Module, lines: Sequence[str]) -> Iterator[int]:
+def _misdocumented_fields(nodes: Sequence[ast.AST], lines: Sequence[str]) -> Iterator[int]:
     """Yield the lines of fields and constants whose text is in the wrong place or form."""
-    bodies = (
-        each.body for each in ast.walk(module) if isinstance(each, ast.Module | ast.ClassDef)
-    )
+    bodies = (each.body for each in nodes if isinstance(each, ast.Module | ast.ClassDef))
     for body in bodies:
         for field, text in itertools.zip_longest(body, body[1:]):
             if not isinstance(field, ast.Assign | ast.AnnAssign):
@@ -269,9 +274,9 @@ def _misdocumented_fields(module: ast.Module, lines: Sequence[str]) -> Iterator[
                     pass
 
 
-def _misdocumented_errors(module: ast.Module) -> Iterator[int]:
+def _misdocumented_errors(nodes: Sequence[ast.AST]) -> Iterator[int]:
     """Yield the lines of functions whose docstrings name an error in another form."""
-    for node in ast.walk(module):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef):
             text, *_ = (ast.get_docstring(node) or "").partition("\nRaises:\n")
             if _ERROR.search(text):
@@ -303,7 +308,7 @@ def _stale_references(text: str) -> Iterator[tuple[int, str]]:
         module, name = match.groups()
         is_ours = module in names or name[0].isupper()
         if is_ours and name not in names.get(module, ()) and name not in _FOREIGN:
-            yield text.count("\n", 0, match.start()) + 1, match[0].lstrip("`")
+            yield _line(match), match[0].lstrip("`")
 
 
 def main(arguments: list[str]) -> int:
