@@ -1,4 +1,4 @@
-"""Programs of the machine that some tests need, and how they are run."""
+"""Programs that some tests need, how they are run, and scripts in place of others."""
 
 import os
 import pathlib
@@ -13,6 +13,14 @@ def path_or_skip(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         pytest.skip(f"{name} is not installed")
+    return path
+
+
+def write_script(path: pathlib.Path, body: str) -> pathlib.Path:
+    """Write a shell script where a program is looked for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
     return path
 
 

@@ -85,10 +85,8 @@ AS_NEW = {"bash": ("--norc", "--noprofile", "-i"), "zsh": ("-f", "-i")}
 def home(tmp_path: pathlib.Path) -> pathlib.Path:
     """The home of a user who has the program, and layouts of their own."""
     (tmp_path / "layouts.yaml").write_text(LAYOUTS)
-    program = tmp_path / "bin" / "mig-manager"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m mig_manager "$@"\n')
-    program.chmod(0o755)
+    line = f'exec {shlex.quote(sys.executable)} -m mig_manager "$@"'
+    programs.write_script(tmp_path / "bin" / "mig-manager", line)
     return tmp_path
 
 

@@ -13,7 +13,7 @@ import pytest
 import mig_manager
 from tests import programs
 from tests.kit.unit_files import BOOT, MANUAL, SYSTEMD, UNITS
-from tests.programs import run
+from tests.programs import run, write_script
 
 SETTINGS = {"mig-manager.env", "config.yaml"}
 
@@ -154,9 +154,7 @@ def test_an_uninstallation_leaves_no_failed_unit_and_no_link(
     machine: InstalledMachine, tmp_path: pathlib.Path
 ) -> None:
     systemctl, log = tmp_path / "bin" / "systemctl", tmp_path / "log"
-    systemctl.parent.mkdir()
-    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{log}\necho active\n', encoding="utf-8")
-    systemctl.chmod(0o755)
+    write_script(systemctl, f'echo "$@" >>{log}\necho active')
     bin_folder = machine.path("usr/local/bin")
     bin_folder.mkdir(parents=True)
     link, other = bin_folder / "nvidia-mig-parted", machine.path("usr/bin/nvidia-mig-parted")

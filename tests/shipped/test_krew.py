@@ -66,9 +66,7 @@ def plugin_folder(
     program = store / manifest["spec"]["platforms"][0]["bin"]
     for name in ("kubectl-mig", "kubectl_complete-mig"):
         (folder / name).symlink_to(program)
-    python = folder / "python3"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
-    python.chmod(0o755)
+    programs.write_script(folder / "python3", f'exec "{sys.executable}" -S "$@"')
     return folder
 
 

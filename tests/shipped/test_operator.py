@@ -192,10 +192,10 @@ def image_commands(folder: pathlib.Path) -> None:
         re.MULTILINE,
     )
     text = programs.output("/bin/sh", "-c", wrapper)
-    program = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m mig_manager "$@"\n'
-    for name, script in (("nvidia-mig-manager", text), ("mig-manager", program)):
-        (folder / name).write_text(script, encoding="utf-8")
-        (folder / name).chmod(0o755)
+    (folder / "nvidia-mig-manager").write_text(text, encoding="utf-8")
+    (folder / "nvidia-mig-manager").chmod(0o755)
+    line = f'exec {shlex.quote(sys.executable)} -m mig_manager "$@"'
+    programs.write_script(folder / "mig-manager", line)
 
 
 @pytest.mark.slow

@@ -195,9 +195,8 @@ def test_package_waits_for_a_change_under_way(
     text = (ROOT / "release" / "native" / script).read_text(encoding="utf-8")
     code = text.replace("/run/mig-manager", str(tmp_path))
     code = code.replace("/usr/lib/mig-manager", str(tmp_path / "none"))
-    systemctl, log = tmp_path / "systemctl", tmp_path / "log"
-    systemctl.write_text(f'#!/bin/sh\necho "$1" >>{log}\necho active\n', encoding="utf-8")
-    systemctl.chmod(0o755)
+    log = tmp_path / "log"
+    programs.write_script(tmp_path / "systemctl", f'echo "$1" >>{log}\necho active')
     settings = ("LOCK_WAIT_S=0", f"PATH={tmp_path}:{os.environ['PATH']}")
     line = ("env", *settings, "sh", "-c", code, "sh", reason)
     log.touch()
@@ -219,9 +218,7 @@ def test_a_package_whose_library_is_gone_can_be_removed(
 ) -> None:
     script = (ROOT / "release" / "native" / "preremove").read_text(encoding="utf-8")
     code = script.replace("/usr/lib/mig-manager", str(tmp_path / "none"))
-    systemctl = tmp_path / "systemctl"
-    systemctl.write_text("#!/bin/sh\n")
-    systemctl.chmod(0o755)
+    programs.write_script(tmp_path / "systemctl", "")
 
     programs.output("sh", "-c", code, "sh", reason, PATH=f"{tmp_path}:{os.environ['PATH']}")
 

@@ -1,4 +1,4 @@
-"""Programs that stand in for NVIDIA's, and file systems to run them in."""
+"""File systems in which the programs that stand in for NVIDIA's are run."""
 
 import pathlib
 import shutil
@@ -7,14 +7,6 @@ from mig_manager.core.settings import host_settings
 from tests import programs
 
 _PROGRAMS = ("sh", "cat", "sleep", "env")
-
-
-def script(path: pathlib.Path, body: str) -> pathlib.Path:
-    """Write a shell script where a program is looked for."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return path
 
 
 def host_roots(

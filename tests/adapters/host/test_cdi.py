@@ -12,6 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import cdi, device_nodes, programs
 from tests.adapters.host import stand_ins
 from tests.kit import privileges, proc_tree
+from tests.programs import write_script
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
 
@@ -44,7 +45,7 @@ class CdiHost:
     def install(self, then: str = "", *, output: str = spec("0", "MIG-1", "all")) -> None:
         """Have a tool that says this, and then does what else it shall."""
         (self.root / "output").write_text(output)
-        stand_ins.script(
+        write_script(
             self.root / "usr/bin/nvidia-ctk",
             'echo "$*" >> /runs; env >> /variables\n'
             'if [ "$2" = transform ]; then cat; echo "# $4 $5"; exit; fi\n'

@@ -19,6 +19,7 @@ from tests.adapters.host import stand_ins
 from tests.kit import proc_tree
 from tests.node import nvml_rig
 from tests.node.nvml_rig import OFF, ON, NvmlRig, mode_step
+from tests.programs import write_script
 
 A100 = "a100-sxm4-40gb"
 BUSY = ("InUse", "in use")
@@ -71,7 +72,7 @@ class ResetMachine:
     def wrap(self, script: str) -> None:
         """Have this run before the tool is called."""
         real = self.tool.rename(self.tool.with_name("real"))
-        stand_ins.script(self.tool, f'{script}\nexec "{real}" "$@"')
+        write_script(self.tool, f'{script}\nexec "{real}" "$@"')
 
     def say(self, text: str, *, status: int) -> None:
         """Have every reset refused with these words; questions are answered as before."""
@@ -208,7 +209,7 @@ REFUSALS: dict[str, tuple[Callable[[Gpus], Gpus], Change, Reason, str]] = {
     **{
         script: (
             lambda gpus: gpus[:1],
-            *(functools.partial(stand_ins.script, body=script), Reason.RESET_REQUIRED, why),
+            *(functools.partial(write_script, body=script), Reason.RESET_REQUIRED, why),
         )
         for script, why in {
             "exit 9": "ended with status 9",

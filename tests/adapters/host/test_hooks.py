@@ -8,10 +8,10 @@ import pytest
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import hooks as programs
+from mig_manager.adapters.host import hooks
 from mig_manager.core.files import hook_files
 from mig_manager.core.files.hook_files import Point
-from tests import waiting
+from tests import programs, waiting
 from tests.kit import processes
 
 PATH = os.defpath
@@ -29,8 +29,8 @@ class HooksRig:
         self.search_path = PATH
 
     @property
-    def port(self) -> programs.HookPrograms:
-        return programs.HookPrograms(
+    def port(self) -> hooks.HookPrograms:
+        return hooks.HookPrograms(
             self.file,
             variables={"MIG_PARTED_CONFIG_FILE": "c.yaml"},
             search_path=self.search_path,
@@ -105,9 +105,7 @@ def test_arguments_are_passed_without_a_shell(rig: HooksRig) -> None:
 
 
 def test_a_program_without_a_slash_is_searched_on_our_path_not_the_hooks(rig: HooksRig) -> None:
-    tool = rig.folder / "own-tool"
-    tool.write_text("#!/bin/sh\necho found\n", encoding="utf-8")
-    tool.chmod(0o755)
+    programs.write_script(rig.folder / "own-tool", "echo found")
     rig.search_path = f".:{rig.folder}:{PATH}"
 
     (line,) = rig.run(rig.hook(command="own-tool"), {"PATH": "/nowhere"})
@@ -119,10 +117,7 @@ def test_a_program_without_a_slash_is_searched_on_our_path_not_the_hooks(rig: Ho
 
 def test_hook_runs_in_its_folder_where_relative_programs_are_searched(rig: HooksRig) -> None:
     place = rig.folder / "place"
-    place.mkdir()
-    script = place / "tool.sh"
-    script.write_text("#!/bin/sh\npwd\n", encoding="utf-8")
-    script.chmod(0o755)
+    script = programs.write_script(place / "tool.sh", "pwd")
 
     (line,) = rig.run(rig.hook(command="./tool.sh", workdir=str(place)))
     assert line["stdout"] == str(place)

@@ -14,6 +14,7 @@ from mig_manager.core.files import hook_files
 from tests.kit import systemd_rig
 from tests.kit.systemd_rig import NVSM, Act, Unit
 from tests.node import fake_host, fakes
+from tests.programs import write_script
 
 SOCKET, OFF, BROKEN = "nvsm.socket", "off.service", "broken.service"
 
@@ -89,9 +90,7 @@ TEXT = json.dumps({"hooks": {POINT.value: [{"command": command} for command in P
 
 def hooks_on_disk(folder: pathlib.Path) -> ports.Hooks:
     for name, script in ((WELL, "sleep 0.1"), (FAILING, "exit 3")):
-        program = folder / name
-        program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        program.chmod(0o755)
+        write_script(folder / name, script)
     file = folder / "hooks.yaml"
     file.write_text(TEXT, encoding="utf-8")
     return hooks.HookPrograms(file, variables={}, search_path=str(folder), timeout_s=60.0)

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import journald, programs
-from tests.adapters.host import stand_ins
+from tests.programs import write_script
 
 
 def read(folder: pathlib.Path, selection: tuple[str, ...] = journald.OF_DRIVER) -> str:
@@ -15,20 +15,20 @@ def read(folder: pathlib.Path, selection: tuple[str, ...] = journald.OF_DRIVER) 
 
 
 def test_the_last_lines_of_a_selection_are_requested(tmp_path: pathlib.Path) -> None:
-    stand_ins.script(tmp_path / "journalctl", 'echo "$@"')
+    write_script(tmp_path / "journalctl", 'echo "$@"')
 
     assert read(tmp_path) == "--no-pager --quiet -o short-iso -n 2000 -k -g NVRM\n"
     assert "-u mig-manager-boot.service" in read(tmp_path, journald.OF_UNITS)
 
 
 def test_nothing_that_matches_is_an_empty_answer(tmp_path: pathlib.Path) -> None:
-    stand_ins.script(tmp_path / "journalctl", "exit 1")
+    write_script(tmp_path / "journalctl", "exit 1")
 
     assert read(tmp_path) == ""
 
 
 def test_a_refusal_has_its_last_line(tmp_path: pathlib.Path) -> None:
-    stand_ins.script(tmp_path / "journalctl", "echo 'Access denied' >&2; exit 1")
+    write_script(tmp_path / "journalctl", "echo 'Access denied' >&2; exit 1")
 
     with pytest.raises(errors.HostError, match="Access denied"):
         read(tmp_path)

@@ -10,6 +10,7 @@ from mig_manager.adapters.host import programs
 from tests import waiting
 from tests.adapters.host import stand_ins
 from tests.kit.processes import is_dead
+from tests.programs import write_script
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -25,7 +26,7 @@ def run(
     max_output_bytes: int = programs.MAX_OUTPUT_BYTES,
 ) -> programs.Finished:
     """Run a shell script as a program that was found below a root, without a change of root."""
-    stand_ins.script(root / "tool", script)
+    write_script(root / "tool", script)
     program = programs.Program(path=str(root / "tool"), root=pathlib.Path("/"))
     return programs.Programs().run(
         program,
@@ -39,9 +40,9 @@ def run(
 
 def test_a_program_is_found_in_the_first_root_that_has_it(tmp_path: pathlib.Path) -> None:
     driver, host = tmp_path / "driver", tmp_path / "host"
-    stand_ins.script(host / "usr/bin/nvidia-smi", "exit 0")
-    stand_ins.script(host / "usr/sbin/only-host", "exit 0")
-    stand_ins.script(driver / "usr/local/bin/nvidia-smi", "exit 0")
+    write_script(host / "usr/bin/nvidia-smi", "exit 0")
+    write_script(host / "usr/sbin/only-host", "exit 0")
+    write_script(driver / "usr/local/bin/nvidia-smi", "exit 0")
     search = programs.Programs((programs.Root(path=driver), programs.Root(path=host)))
 
     assert search.find("nvidia-smi") == programs.Program(
@@ -65,7 +66,7 @@ def test_a_file_that_cannot_be_run_is_not_found(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_link_is_resolved_below_its_own_root(tmp_path: pathlib.Path) -> None:
-    stand_ins.script(tmp_path / "opt/nvidia/smi", "exit 0")
+    write_script(tmp_path / "opt/nvidia/smi", "exit 0")
     (tmp_path / "usr/bin").mkdir(parents=True)
     (tmp_path / "bin").symlink_to("usr/bin")
     (tmp_path / "usr/bin/one").symlink_to("/opt/nvidia/smi")
@@ -163,8 +164,8 @@ def test_a_driver_that_an_installer_put_aside_brings_its_library_along(
     tmp_path: pathlib.Path,
 ) -> None:
     aside = tmp_path / "home/kubernetes/bin/nvidia"
-    stand_ins.script(aside / "bin/nvidia-smi", "exit 0")
-    stand_ins.script(aside / "lib64/libnvidia-ml.so.1", "exit 0")
+    write_script(aside / "bin/nvidia-smi", "exit 0")
+    write_script(aside / "lib64/libnvidia-ml.so.1", "exit 0")
 
     program = programs.Programs((programs.Root(path=tmp_path),)).find("nvidia-smi")
 
@@ -186,7 +187,7 @@ def program_of(search: programs.Programs, name: str) -> programs.Program:
 @needs_root
 def test_a_program_sees_the_root_it_was_found_in(tmp_path: pathlib.Path) -> None:
     root = stand_ins.filesystem(tmp_path / "root")
-    stand_ins.script(root / "usr/bin/nvidia-smi", 'cat /etc/name; cat; pwd; echo "$LC_ALL $1"')
+    write_script(root / "usr/bin/nvidia-smi", 'cat /etc/name; cat; pwd; echo "$LC_ALL $1"')
     (root / "etc/name").write_text("the driver's\n")
     search = programs.Programs((programs.Root(path=root),))
 
@@ -203,7 +204,7 @@ def test_a_program_sees_the_root_it_was_found_in(tmp_path: pathlib.Path) -> None
 def test_a_driver_below_the_hosts_root_brings_its_library_along(tmp_path: pathlib.Path) -> None:
     root = stand_ins.filesystem(tmp_path / "host")
     driver = root / "run/nvidia/driver"
-    stand_ins.script(driver / "usr/bin/nvidia-smi", 'echo "$LD_PRELOAD"')
+    write_script(driver / "usr/bin/nvidia-smi", 'echo "$LD_PRELOAD"')
     (driver / "usr/lib64").mkdir(parents=True)
     # As good as any library: it must be there and it must be one.
     stand_ins.library(driver / "usr/lib64/libnvidia-ml.so.1")
@@ -219,7 +220,7 @@ def test_program_below_a_root_is_killed_if_hung_or_reported_if_missing(
     tmp_path: pathlib.Path,
 ) -> None:
     root = stand_ins.filesystem(tmp_path / "root")
-    stand_ins.script(root / "usr/bin/hangs", "sleep 1000")
+    write_script(root / "usr/bin/hangs", "sleep 1000")
     search = programs.Programs((programs.Root(path=root),))
     program = program_of(search, "hangs")
 

@@ -19,9 +19,7 @@ def bin_(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 
 
 def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
-    program = folder / name
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
+    programs.write_script(folder / name, script)
 
 
 def client(notes: list[str] | None = None, *options: str, timeout_s: float = 60) -> Kubectl:

@@ -125,15 +125,12 @@ def test_a_view_that_cannot_be_renewed_says_since_when_and_why(viewer: plugin_ri
 def _hanging(viewer: plugin_rig.Viewer, home: pathlib.Path) -> Iterator[terminal.Session]:
     """Show a view whose kubectl does not answer any more."""
     hangs, folder = home / "hangs", home / "bin"
-    folder.mkdir()
-    kubectl = folder / "kubectl"
     real = shlex.quote(programs.path_or_skip("kubectl"))
-    kubectl.write_text(
+    programs.write_script(
+        folder / "kubectl",
         # After a second its parent waits for it: an interrupted Popen does not end its child.
-        f"#!/bin/sh\nif test -e {hangs}; then sleep 1; : > {hangs}.now; exec sleep 999; fi\n"
-        f'exec {real} "$@"\n'
+        f'if test -e {hangs}; then sleep 1; : > {hangs}.now; exec sleep 999; fi\nexec {real} "$@"',
     )
-    kubectl.chmod(0o755)
     environ = viewer.environment | {"PATH": f"{folder}{os.pathsep}{viewer.path}"}
     argv = ["status", "-w", "gpu-1"]
     with terminal.open_session(argv, columns=80, environ=environ, module=_MODULE) as session:
