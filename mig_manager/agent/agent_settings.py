@@ -234,7 +234,7 @@ class AgentSettings(node_settings.NodeSettings, Limits):
             raise errors.UsageError(
                 "the agent must know its node: give --node-name or set NODE_NAME"
             )
-        gpus = node_settings.gpu_access(source, _spell)
+        gpus = gpu_access(source)
         if values["advertises_simulated"] and not gpus.is_simulated:
             raise errors.UsageError(
                 "--advertise-simulated needs --simulate: real GPUs have a device plugin"
@@ -266,6 +266,17 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         )
 
 
+def gpu_access(source: options.Source) -> node_settings.GpuAccess:
+    """Read how to reach the GPUs, as ``node_settings.gpu_access``."""
+
+    def spell(spec: str) -> str:
+        from mig_manager.sandbox import spellings  # noqa: PLC0415 - not for real GPUs
+
+        return spellings.of_node(spec)
+
+    return node_settings.gpu_access(source, spell)
+
+
 def agent_config_file(source: options.Source) -> pathlib.Path:
     """Return the config document of the agent."""
     return source.field(AgentSettings, "config_file") or _default_config_file(source)
@@ -274,13 +285,6 @@ def agent_config_file(source: options.Source) -> pathlib.Path:
 def _default_config_file(source: options.Source) -> pathlib.Path:
     fallback = source.environ.get("DEFAULT_CONFIG_FILE")
     return pathlib.Path(fallback) if fallback else process.packaged_config()
-
-
-def _spell(spec: str) -> str:
-    """Return the one spelling of simulated GPUs."""
-    from mig_manager.sandbox import spellings  # noqa: PLC0415 - not for real GPUs
-
-    return spellings.of_node(spec)
 
 
 def _find_config_file(source: options.Source) -> tuple[pathlib.Path, bool]:

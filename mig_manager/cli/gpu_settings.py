@@ -10,7 +10,6 @@ from mig_manager import errors
 from mig_manager.agent import agent_settings
 from mig_manager.cli.toolkit import command_settings
 from mig_manager.core.settings import host_settings, node_settings, options
-from mig_manager.sandbox import spellings
 
 PODS = ("pod-resources-socket", "ignore-pods")
 CHANGE = (
@@ -118,7 +117,7 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
     def values(cls, source: options.Source) -> dict[str, Any]:
         """Return the values of all fields."""
         values = super().values(source)
-        gpus = node_settings.gpu_access(source, spellings.of_node)
+        gpus = agent_settings.gpu_access(source)
         values |= node_settings.node_files(values, gpus)
         if "in-use-timeout-s" not in cls.takes:
             values["in_use_timeout_s"] = 0.0  # only a change retries

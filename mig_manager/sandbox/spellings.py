@@ -3,6 +3,7 @@
 import itertools
 
 from mig_manager import errors
+from mig_manager.catalogue import hardware
 
 
 def of_node(spec: str) -> str:
@@ -10,9 +11,6 @@ def of_node(spec: str) -> str:
 
     The file of a capture, and a text that names no GPUs, stay as they are.
     """
-    # An agent of real GPUs never needs the table of products.
-    from mig_manager.catalogue import hardware  # noqa: PLC0415
-
     try:
         keys = [product.key for product in hardware.parse_node(spec)]
     except errors.UsageError:

@@ -7,7 +7,6 @@ from mig_manager.agent import agent_settings
 from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import command_settings
 from mig_manager.core.settings import host_settings, node_settings, options
-from mig_manager.sandbox import spellings
 
 _PROC = pathlib.Path("/proc")
 
@@ -66,7 +65,7 @@ class DoctorSettings(
     def values(cls, source: options.Source) -> dict[str, Any]:
         """Return the values of all fields."""
         values = super().values(source)
-        gpus = node_settings.gpu_access(source, spellings.of_node)
+        gpus = agent_settings.gpu_access(source)
         socket = values["pod_resources_socket"]
         return {
             **values,
