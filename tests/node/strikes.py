@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -126,18 +127,15 @@ def kill_at_call(
 
 
 def moments(
-    make: Callable[[], fakes.NodeRig],
-    act: Callable[[fakes.NodeRig], object] = agents.run,
-    *,
-    is_alike: Callable[[str], bool] = port_calls.READS.__contains__,
+    make: Callable[[], fakes.NodeRig], act: Callable[[fakes.NodeRig], object] = agents.run
 ) -> Iterator[int]:
-    """Yield the first call of an undisturbed run, and each after a wait or a call not alike."""
+    """Yield the first call of an undisturbed run, and each after a wait or a call that writes."""
     rig = make()
     times_s = note(rig, lambda: rig.clock.now_s)
     act(rig)
     assert len(times_s) > 2
     for index, now_s in enumerate(times_s):
-        if not (index and is_alike(rig.log[index - 1]) and now_s == times_s[index - 1]):
+        if not (index and rig.log[index - 1] in port_calls.READS and now_s == times_s[index - 1]):
             yield index
 
 
@@ -165,14 +163,19 @@ def supersede_at_checks(
         yield rig, agent
 
 
-def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception | None]:
+def refuse(
+    step_type: type | types.UnionType,
+    *,
+    times: int,
+    reason: errors.Reason = errors.Reason.INSUFFICIENT_RESOURCES,
+) -> Callable[[steps.Step], Exception | None]:
     """Return a driver that refuses the first steps of a kind."""
     remaining = [times]
 
     def answer(step: steps.Step) -> Exception | None:
         if isinstance(step, step_type) and remaining[0]:
             remaining[0] -= 1
-            return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
+            return errors.HardwareError("no", reason=reason)
         return None
 
     return answer

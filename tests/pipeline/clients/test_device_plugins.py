@@ -171,13 +171,11 @@ def test_a_plugin_outside_pods_may_allocate_a_device_during_a_hook() -> None:
     rig = node_with_plugin_service()
     rig.hooks.text = nodes.HOOKS
     device = rig.gpus[0].mig_uuids[0]
-
-    def bind() -> None:
-        if rig.log[-1] == "hooks.run" and rig.has_hold_taint:
-            rig.on_call = lambda: None
-            rig.add_pod("late", devices=frozenset({device}))
-
-    rig.on_call = bind
+    strikes.act_once(
+        rig,
+        lambda: rig.log[-1] == "hooks.run" and rig.has_hold_taint,
+        lambda: rig.add_pod("late", devices=frozenset({device})),
+    )
     agent = agents.reconciler(rig)
     ends.assert_ends(rig, Reason.IN_USE, "default/late", layout="all-balanced", by=agent)
     assert device in rig.gpus[0].mig_uuids

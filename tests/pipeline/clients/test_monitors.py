@@ -165,11 +165,10 @@ def test_daemon_that_tolerates_every_taint_restarts_after_the_change() -> None:
     rig = watched_node()
     early: list[str] = []
 
-    def start(_step: steps.Step) -> None:
-        if not early:
-            early.append(rig.add_pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet"))
+    def start() -> None:
+        early.append(rig.add_pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet"))
 
-    rig.driver.step_error = start
+    strikes.at_first_step(rig, start)
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert early[0] not in rig.pods

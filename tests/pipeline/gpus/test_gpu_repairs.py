@@ -371,13 +371,11 @@ def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
 def test_a_reset_ends_instances_that_the_fault_keeps_undestroyed() -> None:
     rig = repairs.faulty_node()
     before = gpu_values.geometry(rig.gpus)
+    destructions = steps.DestroyComputeInstance | steps.DestroyGpuInstance
+    rig.driver.step_error = strikes.refuse(
+        destructions, times=10**9, reason=errors.Reason.NVML_ERROR
+    )
 
-    def refuse(step: steps.Step) -> Exception | None:
-        if isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance):
-            return errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR)
-        return None
-
-    rig.driver.step_error = refuse
     repairs.serve(rig)
     assert repairs.resets(rig) == 1
     assert gpu_values.geometry(rig.gpus) == before

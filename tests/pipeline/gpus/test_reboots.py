@@ -349,13 +349,12 @@ def test_a_refused_reboot_evicts_no_pod(budget: str, polkit: str, reason: Reason
 
 
 def refuse_a_patch_after_evictions(rig: fakes.NodeRig) -> None:
-    refusals = [strikes.BROKEN["node"]]
-
     def refuse() -> None:
-        if "workloads.evict" in rig.log and rig.log[-1] == "node.patch" and refusals:
-            raise refusals.pop()
+        raise strikes.BROKEN["node"]
 
-    rig.on_call = refuse
+    strikes.act_once(
+        rig, lambda: "workloads.evict" in rig.log and rig.log[-1] == "node.patch", refuse
+    )
 
 
 @pytest.mark.parametrize(

@@ -229,13 +229,11 @@ def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
     rig, _, odd = odd_node()
     gpu = rig.gpus[0]
     rig.hooks.text = nodes.HOOKS
-
-    def bind() -> None:
-        if rig.log[-1] == "hooks.run":
-            rig.on_call = lambda: None
-            rig.add_pod("newcomer", devices=frozenset({odd}))
-
-    rig.on_call = bind
+    strikes.act_once(
+        rig,
+        lambda: rig.log[-1] == "hooks.run",
+        lambda: rig.add_pod("newcomer", devices=frozenset({odd})),
+    )
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     rig.remove_pod(rig.uid_of("spared"))
     agent = agents.reconciler(rig, text)

@@ -209,10 +209,7 @@ def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
 )
 def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str) -> None:
     rig = nodes.node(layout="all-balanced")
-    refusals = [errors.HardwareError("no", reason=reason)]
-    rig.driver.step_error = lambda step: (
-        refusals.pop() if isinstance(step, steps.CreateGpuInstance) and refusals else None
-    )
+    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1, reason=reason)
     copies = strikes.note(rig, lambda: rig.request_file.text or "")
     agents.run(rig)
     if later:
