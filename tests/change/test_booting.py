@@ -10,7 +10,6 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
-from mig_manager.core.records import journals
 from tests.node import applying_rig, gpu_values, nvml_rig, samples
 from tests.node.applying_rig import BootNode as ApplyingNode
 
@@ -262,7 +261,7 @@ def test_the_journal_names_only_the_gpu_left_in_between(node: ApplyingNode) -> N
 
     assert "still to do: GPU 1: " in problem.message
     assert node.shape[0] == node.before[0]
-    journal = journals.Journal.from_json(node.journal.text or "")
+    journal = node.open_journal
     assert [gpu.uuid for gpu in journal.snapshot] == [bad]
 
     assert node.boot().problems == ()
@@ -380,12 +379,12 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
     ampere: ApplyingNode,
 ) -> None:
     assert ampere.cut_off("off", at=4)
-    journal = journals.Journal.from_json(ampere.journal.text or "")
+    journal = ampere.open_journal
     failing_after(ampere, 1)
 
     assert ampere.boot().problems
 
-    kept = journals.Journal.from_json(ampere.journal.text or "")
+    kept = ampere.open_journal
     assert kept.snapshot == journal.snapshot
 
 

@@ -9,7 +9,6 @@ from mig_manager import errors
 from mig_manager.change import apply as applying
 from mig_manager.change import layout_store, local, pod_use
 from mig_manager.core import model, profile_name
-from mig_manager.core.records import journals
 from tests.change.forks import refuse
 from tests.node import fake_cluster, gpu_values
 from tests.node.applying_rig import ApplyingNode, first_only, is_creation
@@ -154,7 +153,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     empty = node.shape[0]
     with node.kill_process(at=2):
         node.boot()
-    journal = journals.Journal.from_json(node.journal.text or "")
+    journal = node.open_journal
     assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus[0].uuid]
     node.fails = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
 
@@ -204,7 +203,7 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Appl
     before = node.shape
     assert node.cut_off("wanted", at=9)
     assert node.shape[1] != before[1]
-    killed = journals.Journal.from_json(node.journal.text or "")
+    killed = node.open_journal
     # Another program has its own journal.
     node.journal.text = None
     node.change_to("first-only")

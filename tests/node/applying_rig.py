@@ -11,7 +11,7 @@ from mig_manager.change import apply as applying
 from mig_manager.change import boot, local, pod_use
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts, plans
-from mig_manager.core.records import verified_layouts
+from mig_manager.core.records import journals, verified_layouts
 from tests.node import fake_cluster, fake_host, fakes, gpu_values, kept_file, strikes
 
 LAYOUTS_TEXT = """
@@ -62,7 +62,6 @@ class ApplyingNode(fakes.NodeRig):
         self.layouts = layouts
         self.exclusion = fakes.FakeLock()
         self.journal = kept_file.FakeKeptFile()
-        self.verified_layout_file = kept_file.FakeKeptFile()
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
         self.has_reset = True
@@ -80,6 +79,10 @@ class ApplyingNode(fakes.NodeRig):
     @property
     def verified_layout(self) -> verified_layouts.VerifiedLayout:
         return verified_layouts.VerifiedLayout.from_json(self.verified_layout_file.text or "")
+
+    @property
+    def open_journal(self) -> journals.Journal:
+        return journals.Journal.from_json(self.journal.text or "")
 
     @property
     def shape(self) -> list[object]:
