@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
 from tests.kit import c_library, systemd_rig
 from tests.stage import agent_stage
+
+UsedGpus = tuple[model.ObservedGpus, dict[str, frozenset[str]]]  # GPUs, and the devices of pods
 
 
 class RepairStage(agent_stage.AgentStage):
@@ -19,6 +22,24 @@ class RepairStage(agent_stage.AgentStage):
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__("2xA30", "--repair", "reset", "--watch-gpu-events", has_library=True)
         self._folder = folder
+
+    def run_pods_on_all_devices(self) -> UsedGpus:
+        """Apply a layout, and have a pod compute on each of its devices."""
+        self.assert_ends("all-1g.6gb")
+        self.run_pods([(f"pod-{n}", "nvidia.com/mig-1g.6gb", {}) for n in range(8)])
+        return self.gpus.observe(), self.devices_by_pod()
+
+    def assert_only_gpu_1_was_repaired(self, before: UsedGpus) -> None:
+        """Check that all devices are back, and that the pods of GPU 0 kept theirs."""
+        gpus, devices = before
+        self.wait(lambda: self.allocatable() == {"nvidia.com/mig-1g.6gb": 8}, "all devices")
+        assert [gpu.snapshot for gpu in self.gpus.observe()] == [gpu.snapshot for gpu in gpus]
+        untouched = {*gpus[0].mig_uuids}
+        kept = {name: ids for name, ids in devices.items() if ids and ids <= untouched}
+        after = self.devices_by_pod()
+        assert kept.keys() == self.workloads().keys()
+        assert len(kept) == 4
+        assert {name: after[name] for name in kept} == kept
 
     def wait_for_repair(self) -> None:
         """Wait for the good end of the one repair, and for an open node."""
@@ -66,25 +87,18 @@ def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> 
 @pytest.mark.slow
 def test_a_gpu_that_answers_nothing_is_repaired_by_a_restarted_agent(stage: RepairStage) -> None:
     state = nvml_faults.SharedState(stage.machine.state_file)
-    stage.assert_ends("all-1g.6gb")
-    stage.run_pods([(f"pod-{n}", "nvidia.com/mig-1g.6gb", {}) for n in range(8)])
-    gpus, before = stage.gpus.observe(), stage.devices_by_pod()
+    before = stage.run_pods_on_all_devices()
     stage.stop_agent()
     state.add_fault(
         nvml_faults.Fault(
             function="nvmlDeviceGet[AMNPV]*", gpu=1, count=None, code=states.Code.RESET_REQUIRED
         )
     )
-    assert [gpu.uuid for gpu in stage.gpus.observe().unreachable] == [gpus[1].uuid]
+    assert [gpu.uuid for gpu in stage.gpus.observe().unreachable] == [before[0][1].uuid]
     stage.start_agent()
 
     stage.wait_for_repair()
-
-    stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-1g.6gb": 8}, "all devices")
-    assert [gpu.snapshot for gpu in stage.gpus.observe()] == [gpu.snapshot for gpu in gpus]
-    kept = {name for name, ids in before.items() if ids and ids <= {*gpus[0].mig_uuids}}
-    assert kept == stage.workloads().keys()
-    assert len(kept) == 4
+    stage.assert_only_gpu_1_was_repaired(before)
 
 
 @pytest.fixture
@@ -139,11 +153,10 @@ def test_agent_of_the_host_restarts_the_services_that_use_the_gpu(
     host: systemd_rig.StandIn, stage: RepairStage
 ) -> None:
     state = nvml_faults.SharedState(stage.machine.state_file)
-    stage.assert_ends("all-1g.6gb")
-    stage.run_pods([(f"pod-{n}", "nvidia.com/mig-1g.6gb", {}) for n in range(8)])
-    gpus, before = stage.gpus.observe(), stage.devices_by_pod()
+    before = stage.run_pods_on_all_devices()
     monitors = [
-        state.add_client(gpu.uuid, name="nvsm", kind=states.ClientKind.MONITOR) for gpu in gpus
+        state.add_client(gpu.uuid, name="nvsm", kind=states.ClientKind.MONITOR)
+        for gpu in before[0]
     ]
 
     def follow(method: str) -> None:
@@ -162,10 +175,4 @@ def test_agent_of_the_host_restarts_the_services_that_use_the_gpu(
         ["StartUnit", systemd_rig.NVSM],
     ]
     assert host.units[systemd_rig.NVSM].state == "active"
-    stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-1g.6gb": 8}, "all devices")
-    assert [gpu.snapshot for gpu in stage.gpus.observe()] == [gpu.snapshot for gpu in gpus]
-    kept = {name for name, ids in before.items() if ids and ids <= {*gpus[0].mig_uuids}}
-    after = stage.devices_by_pod()
-    assert kept == stage.workloads().keys()
-    assert len(kept) == 4
-    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    stage.assert_only_gpu_1_was_repaired(before)
