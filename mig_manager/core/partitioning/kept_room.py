@@ -99,10 +99,11 @@ class KeptRoom:
 
     def _wait(self, pod: demand.Pending, position: int, message: str) -> None:
         """Let a pod wait for the scheduler, on a node with room since now or a known time."""
-        since = self._since(pod).get(position, self._now)
+        name = self._index.nodes[position].name
+        since = self._history.room_since.get(pod.uid, {}).get(name, self._now)
         if not decisions.is_recent(since, now=self._now):
             since = self._now
-        self.room_since.setdefault(pod.uid, {})[self._index.nodes[position].name] = since
+        self.room_since.setdefault(pod.uid, {})[name] = since
         reason = waiting.WaitReason.SCHEDULER
         self.waiting.append(decisions.WaitingPod(pod=pod, reason=reason, message=message))
 
