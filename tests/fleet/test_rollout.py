@@ -33,8 +33,8 @@ def requested_layouts(server: apiserver.ApiServer) -> dict[str, str | None]:
     }
 
 
-def count_applied(server: apiserver.ApiServer, names: list[str], layout: str = LAYOUT) -> int:
-    return sum(agents.is_applied(server, name, layout) for name in names)
+def count_applied(server: apiserver.ApiServer, names: list[str]) -> int:
+    return sum(agents.is_applied(server, name, LAYOUT) for name in names)
 
 
 def start_rollout(

@@ -12,8 +12,8 @@ from tests.kit import dra_driver
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 
-def is_usable(rig: PartitionerRig, replica_index: int = 0) -> bool:
-    cluster = rig.replicas[replica_index].service.cluster
+def is_usable(rig: PartitionerRig) -> bool:
+    cluster = rig.replicas[0].service.cluster
     return cluster.is_current and all(not node.unusable for node in cluster.nodes())
 
 

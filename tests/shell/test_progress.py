@@ -19,9 +19,9 @@ _FRAME = re.compile(r"\r\x1b\[K([^\r\n]*)")
 _STEP = steps.SetMode(gpu_uuid="GPU-0", mode=model.MigMode.ENABLED, needs_reset=False)
 
 
-def shown_by(node: ShellNode, *argv: str, columns: int = 80) -> list[str]:
+def shown_by(node: ShellNode, *argv: str) -> list[str]:
     """Return what stood in the line, one after the other, each as it was erased by the next."""
-    written = terminal.run(node.arguments(*argv), columns=columns, environ=dict(os.environ))
+    written = terminal.run(node.arguments(*argv), columns=80, environ=dict(os.environ))
     return _FRAME.findall(written)
 
 

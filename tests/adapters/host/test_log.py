@@ -38,9 +38,9 @@ def read_all(reader: int) -> str:
         return ""
 
 
-def logging_to(*, is_json: bool, level: str = "info") -> io.StringIO:
+def logging_to(*, is_json: bool) -> io.StringIO:
     stream = io.StringIO()
-    log.configure(level=level, is_json=is_json, stream=stream)
+    log.configure(level="info", is_json=is_json, stream=stream)
     return stream
 
 

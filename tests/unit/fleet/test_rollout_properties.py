@@ -92,7 +92,7 @@ def test_no_more_nodes_are_unavailable_than_allowed_and_every_rollout_ends(
         assert all(each.applied == LAYOUT for each in played.nodes.values())
 
 
-def with_custom(text: str, *, reported: str, label: str = "custom") -> fleet_nodes.FleetNode:
+def with_custom(text: str, *, reported: str) -> fleet_nodes.FleetNode:
     """A node whose annotation holds ``text``, and whose agent has applied ``reported``."""
     status = run(
         "custom",
@@ -100,7 +100,7 @@ def with_custom(text: str, *, reported: str, label: str = "custom") -> fleet_nod
         phase="Done",
         annotationHash=custom_layouts.Custom(node_name="a", text=reported).annotation_hash,
     )
-    plain = node(requested=label, applied="custom", status=status)
+    plain = node(requested="custom", applied="custom", status=status)
     annotated = dataclasses.replace(plain.view, annotations={well_known.LAYOUT_ANNOTATION: text})
     return dataclasses.replace(plain, view=annotated)
 
