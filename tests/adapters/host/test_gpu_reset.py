@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -175,69 +174,77 @@ def test_a_repair_resets_each_gpu_once_without_a_pending_mode(boot: Boot, refuse
     assert not any(gpu.awaits_reset for gpu in machine.rig.gpus.observe())
 
 
-Change = Callable[[pathlib.Path], object]
-
-
-def keep(_tool: pathlib.Path) -> None:
-    pass
-
-
-REFUSALS: dict[str, tuple[Callable[[Gpus], Gpus], Change, Reason, str]] = {
-    "no pending mode": (
-        *(list, keep, Reason.RESET_REQUIRED),
-        "is not reset: no change of its MIG mode is pending",
-    ),
-    "a machine with the GPU passed through": (
-        lambda gpus: [
-            dataclasses.replace(gpus[0], virtualization=model.Virtualization.PASSTHROUGH)
-        ],
-        *(keep, Reason.REBOOT_REQUIRED, "passed through to this virtual machine"),
-    ),
-    "a vGPU": (
-        lambda gpus: [dataclasses.replace(gpus[0], virtualization=model.Virtualization.VGPU)],
-        *(keep, Reason.NOT_SUPPORTED, "only its host can reset it"),
-    ),
-    "another GPU at its address": (
-        lambda gpus: [dataclasses.replace(gpus[0], pci_address=gpus[1].pci_address)],
-        *(keep, Reason.RESET_REQUIRED, "does not show GPU 0"),
-    ),
-    "no tool": (
-        lambda gpus: gpus[:1],
-        *(pathlib.Path.unlink, Reason.RESET_REQUIRED),
-        "found neither with the driver nor on the host",
-    ),
-    **{
-        script: (
-            lambda gpus: gpus[:1],
-            *(functools.partial(write_script, body=script), Reason.RESET_REQUIRED, why),
-        )
-        for script, why in {
-            "exit 9": "ended with status 9",
-            "echo no XML": "does not show",
-            "echo '<nvidia_smi_log/>'": "does not show",
-            "echo '<a>&b;</a>'": "does not show",
-        }.items()
-    },
-}
-
-
 @pytest.mark.parametrize(
-    ("choose", "change", "reason", "message"), REFUSALS.values(), ids=REFUSALS
+    ("choose", "reason", "message"),
+    [
+        pytest.param(
+            list,
+            Reason.RESET_REQUIRED,
+            "is not reset: no change of its MIG mode is pending",
+            id="no pending mode",
+        ),
+        pytest.param(
+            lambda gpus: [
+                dataclasses.replace(gpus[0], virtualization=model.Virtualization.PASSTHROUGH)
+            ],
+            Reason.REBOOT_REQUIRED,
+            "passed through to this virtual machine",
+            id="a machine with the GPU passed through",
+        ),
+        pytest.param(
+            lambda gpus: [dataclasses.replace(gpus[0], virtualization=model.Virtualization.VGPU)],
+            Reason.NOT_SUPPORTED,
+            "only its host can reset it",
+            id="a vGPU",
+        ),
+        pytest.param(
+            lambda gpus: [dataclasses.replace(gpus[0], pci_address=gpus[1].pci_address)],
+            Reason.RESET_REQUIRED,
+            "does not show GPU 0",
+            id="another GPU at its address",
+        ),
+    ],
 )
-def test_a_gpu_that_must_not_be_reset_or_is_not_shown_is_refused(
+def test_a_gpu_that_must_not_be_reset_is_refused(
     choose: Callable[[Gpus], Gpus],
-    change: Change,
     reason: Reason,
     message: str,
     machine: ResetMachine,
     gpus: Gpus,
 ) -> None:
-    change(machine.tool)
-
     error = machine.refusal(choose(gpus))
 
     assert error.reason is reason
     assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("exit 9", "ended with status 9"),
+        ("echo no XML", "does not show"),
+        ("echo '<nvidia_smi_log/>'", "does not show"),
+        ("echo '<a>&b;</a>'", "does not show"),
+    ],
+)
+def test_a_gpu_that_the_tool_does_not_show_is_not_reset(
+    machine: ResetMachine, gpus: Gpus, script: str, message: str
+) -> None:
+    write_script(machine.tool, script)
+
+    error = machine.refusal(gpus[:1])
+
+    assert error.reason is Reason.RESET_REQUIRED
+    assert message in error.message
+
+
+def test_without_the_tool_no_gpu_is_reset(machine: ResetMachine, gpus: Gpus) -> None:
+    machine.tool.unlink()
+
+    error = machine.refusal(gpus[:1])
+
+    assert error.reason is Reason.RESET_REQUIRED
+    assert "found neither with the driver nor on the host" in error.message
 
 
 def test_a_gpu_that_vanishes_after_its_reset_is_not_reported_unreset(
