@@ -110,15 +110,41 @@ def test_a_verified_layout_is_saved_with_its_own_error_messages(path: pathlib.Pa
         store.read()
 
 
-EACH = pytest.mark.parametrize("is_fake", [False, True], ids=["on the disk", "in memory"])
-"""The adapter, and the fake that stands for it."""
+class OnDisk:
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self.kept: ports.KeptFile = files.JournalFile(path)
+
+    def prevent_writing(self) -> None:
+        self._path.with_name("journal.json.new").mkdir()
+
+    def garble(self) -> None:
+        self._path.write_bytes(b"\xff")
 
 
-@EACH
-def test_a_kept_file_has_the_last_saved_text_until_it_is_cleared(
-    path: pathlib.Path, *, is_fake: bool
-) -> None:
-    kept: ports.KeptFile = kept_file.FakeKeptFile() if is_fake else files.JournalFile(path)
+class InMemory:
+    def __init__(self, _path: pathlib.Path) -> None:
+        self._fake = kept_file.FakeKeptFile()
+        self.kept: ports.KeptFile = self._fake
+
+    def prevent_writing(self) -> None:
+        self._fake.failing_operations.add("write")
+
+    def garble(self) -> None:
+        self._fake.failing_operations.add("read")
+
+
+Rig = OnDisk | InMemory
+
+
+@pytest.fixture(params=[OnDisk, InMemory], ids=["adapter", "fake"])
+def rig(request: pytest.FixtureRequest, path: pathlib.Path) -> Rig:
+    made: Rig = request.param(path)
+    return made
+
+
+def test_a_kept_file_has_the_last_saved_text_until_it_is_cleared(rig: Rig) -> None:
+    kept = rig.kept
 
     assert kept.read() is None
     for end in (kept.clear, kept.set_aside):
@@ -130,37 +156,22 @@ def test_a_kept_file_has_the_last_saved_text_until_it_is_cleared(
         assert kept.read() is None
 
 
-def failing_file(path: pathlib.Path, operation: str, *, is_fake: bool) -> ports.KeptFile:
-    """Return a kept file with the text 'old' and an operation that fails."""
-    if is_fake:
-        fake = kept_file.FakeKeptFile()
-        fake.text, fake.failing_operations = "old", {operation}
-        return fake
-    store = files.JournalFile(path)
-    store.save("old")
-    if operation == "write":
-        path.with_name("journal.json.new").mkdir()
-    else:
-        path.write_bytes(b"\xff")
-    return store
-
-
-@EACH
-def test_a_failed_write_keeps_the_previous_text(path: pathlib.Path, *, is_fake: bool) -> None:
-    kept = failing_file(path, "write", is_fake=is_fake)
+def test_a_failed_write_keeps_the_previous_text(rig: Rig) -> None:
+    rig.kept.save("old")
+    rig.prevent_writing()
 
     with pytest.raises(errors.ConfigError, match="cannot write"):
-        kept.save("new")
+        rig.kept.save("new")
 
-    assert kept.read() == "old"
+    assert rig.kept.read() == "old"
 
 
-@EACH
-def test_an_unreadable_text_ends_when_set_aside(path: pathlib.Path, *, is_fake: bool) -> None:
-    kept = failing_file(path, "read", is_fake=is_fake)
+def test_an_unreadable_text_ends_when_set_aside(rig: Rig) -> None:
+    rig.kept.save("old")
+    rig.garble()
 
     with pytest.raises(errors.ConfigError):
-        kept.read()
-    kept.set_aside()
+        rig.kept.read()
+    rig.kept.set_aside()
 
-    assert kept.read() is None
+    assert rig.kept.read() is None
