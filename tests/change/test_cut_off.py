@@ -8,9 +8,9 @@ import pytest
 from mig_manager import errors
 from mig_manager.change import apply as applying
 from mig_manager.change import layout_store, local, pod_use
-from mig_manager.core import model, profile_name
+from mig_manager.core import model
 from tests.change.forks import refuse
-from tests.node import fake_cluster, gpu_values
+from tests.node import fake_cluster, gpu_values, samples
 from tests.node.applying_rig import ApplyingNode, first_only, is_creation
 
 OFF = model.MigMode.DISABLED
@@ -190,7 +190,7 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
     assert node.cut_off("first-only", at=3)
     node.host.boot_id = "boot-2"
     node.lose_instances()
-    whole = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("7g.40gb"): 1})
+    whole = samples.desired_gpu({"7g.40gb": 1})
     node.gpus = (node.gpus[0], *gpu_values.brought_to(node.gpus[1:], whole))
     other = node.shape[1]
 

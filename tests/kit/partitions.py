@@ -32,11 +32,11 @@ EMPTY: tuple[str, ...] = ()
 SMALL = tuple(f"1g.5gb@{start}" for start in range(7))  # all-1g.5gb
 
 
-def gpus(node: str, *instances: Sequence[str], table: Any = samples.A100) -> model.ObservedGpus:
+def gpus(node: str, *instances: Sequence[str]) -> model.ObservedGpus:
     """Build the GPUs of a node; the UUIDs are of the form that NVIDIA's have."""
     return model.ObservedGpus(
         dataclasses.replace(
-            samples.gpu(table, *(text.rstrip("*") for text in texts), index=index),
+            samples.gpu(samples.A100, *(text.rstrip("*") for text in texts), index=index),
             uuid=f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{node}-{index}')}",
         )
         for index, texts in enumerate(instances)

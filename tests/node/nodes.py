@@ -7,9 +7,8 @@ from typing import Any
 
 from mig_manager.agent import outcomes
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name
 from mig_manager.core.node import claims, policies, well_known
-from tests.node import agents, fakes, gpu_values
+from tests.node import agents, fakes, gpu_values, samples
 
 
 def node(*, layout: str | None = None, label_managed: bool = True) -> fakes.NodeRig:
@@ -115,7 +114,7 @@ def add_pod_on_foreign_instances(
     rig: fakes.NodeRig, profile: str = "1g.5gb", count: int = 7
 ) -> None:
     """Create instances outside the layout, and a pod that uses them."""
-    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse(profile): count})
+    wanted = samples.desired_gpu({profile: count})
     rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
     rig.add_pod("foreign", devices=frozenset(rig.gpus[0].mig_uuids))
 

@@ -138,7 +138,7 @@ def test_a_fault_does_not_change_the_repair_by_another_program() -> None:
     assert recovery(rig) == ("True", "GpuReset")
     assert (rig.is_unschedulable, rig.taints) == (True, {"nvidia.com/gpu-error"})
     assert not rig.has_hold_taint
-    assert any(pod.name == "train" for pod in rig.pods.values())
+    assert "train" in rig.pod_names
     assert not {"workloads.evict", "workloads.delete", "gpus.execute"} & set(rig.log)
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import agent_settings, drift
-from mig_manager.core import model, profile_name, steps
+from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
-from tests.node import agents, ends, fakes, gpu_values, strikes
+from tests.node import agents, ends, fakes, gpu_values, samples, strikes
 from tests.pipeline import repairs
 
 DAY_S = 86400.0
@@ -44,9 +44,8 @@ def test_the_former_placements_return_although_the_planner_chooses_others() -> N
     rig = repairs.faulty_node()
     by_planner = gpu_values.geometry(rig.gpus)
     (middle,) = (gi for gi in rig.gpus[0].gpu_instances if str(gi.profile) == "2g.10gb")
-    pin = model.Pin(profile=middle.profile, start=2 - middle.placement.start)
-    others = {profile_name.parse("1g.5gb"): 2, profile_name.parse("3g.20gb"): 1}
-    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, others, {pin: 1})
+    pinned = f"2g.10gb@{2 - middle.placement.start}"
+    wanted = samples.desired_gpu({"1g.5gb": 2, "3g.20gb": 1, pinned: 1})
     rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
     before = gpu_values.geometry(rig.gpus)
     assert before != by_planner

@@ -232,7 +232,7 @@ def test_pods_whose_devices_no_gpu_has_keep_a_rollback_away_if_they_run(
     interrupted = rig.gpus
     uid = rig.add_pod("outdated", devices=frozenset({driver_rules.mig_uuid("outdated")}))
     processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),) if is_running else ()}
-    agents.reconciler(rig, **asking(processes)).recover(None)
+    agents.start(rig, None, **asking(processes))
     if is_running:
         assert rig.gpus == interrupted
     else:

@@ -16,7 +16,7 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from tests import layout_table
 from tests.node import agents, ends, fakes, inboxes, judging, strikes
-from tests.pipeline import lives
+from tests.pipeline import dra_scenes, lives
 from tests.pipeline.swept_changes import Change, NodeEnd
 
 _MAX_PAUSES = 16
@@ -207,12 +207,10 @@ class PlayedChange:
         problems += self._hurt()
         if rig.dra_driver.is_installed:
             serving = rig.drivers
-            devices = {
-                uuid for each in rig.dra_driver.slices or () for uuid in each.uuids.values()
-            }
+            devices = dra_scenes.published_uuids(rig)
         else:
             serving = rig.plugins
-            devices = set().union(*rig.schedulable.values())
+            devices = frozenset().union(*rig.schedulable.values())
         if len(serving) != 1 or devices != names(rig.gpus).keys():
             problems.append(f"{len(serving)} plugins or drivers offer {sorted(devices)}")
         return problems

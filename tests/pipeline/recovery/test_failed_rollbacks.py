@@ -236,8 +236,7 @@ def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
     )
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     rig.remove_pod(rig.uid_of("spared"))
-    agent = agents.reconciler(rig, text)
-    agent.recover(agents.LAYOUT)
+    agent = agents.start(rig, agents.LAYOUT, text)
 
     ends.assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
 

@@ -8,11 +8,11 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift
-from mig_manager.core import model, profile_name
+from mig_manager.core import model
 from mig_manager.core.node import device_ids, strategies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import agents, driver_rules, ends, fakes, gpu_values, nodes, strikes
+from tests.node import agents, driver_rules, ends, fakes, gpu_values, nodes, samples, strikes
 from tests.pipeline.drifts import LAYOUT, tamper
 
 OFF = model.MigMode.DISABLED
@@ -228,7 +228,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     )
     rig, agent, outcome = nodes.at_rest("first", rig=nodes.node(), text=text)
     assert agent.check_drift("first", outcome) is drift.Action.REST
-    desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("3g.20gb"): 2})
+    desired = samples.desired_gpu({"3g.20gb": 2})
     rig.gpus = (rig.gpus[0], *gpu_values.brought_to(rig.gpus[1:], desired))
 
     assert agent.check_drift("first", outcome) is drift.Action.HEAL
