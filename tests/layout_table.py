@@ -56,15 +56,19 @@ def counts(gpu: str) -> Mapping[str, int] | None:
 
 def document(layouts: Iterable[str]) -> str:
     """Return the file with layouts of the table."""
-    lines = ["version: v1", "mig-configs:"]
-    for layout in layouts:
-        devices = LAYOUTS[layout]
-        lines.append(f"  {layout}:")
-        if isinstance(devices, str):
-            lines.append(rule_line("all", counts(devices)))
-        else:
-            lines += (rule_line(f"[{at}]", counts(each)) for at, each in enumerate(devices))
-    return "\n".join([*lines, ""])
+    return render({layout: _rule_lines(LAYOUTS[layout]) for layout in layouts})
+
+
+def _rule_lines(devices: str | Gpus) -> list[str]:
+    if isinstance(devices, str):
+        return [rule_line("all", counts(devices))]
+    return [rule_line(f"[{at}]", counts(each)) for at, each in enumerate(devices)]
+
+
+def render(layouts: Mapping[str, Iterable[str]]) -> str:
+    """Return the file with layouts, from the lines of each."""
+    lines = (line for name, rules in layouts.items() for line in (f"  {name}:", *rules))
+    return "\n".join(["version: v1", "mig-configs:", *lines, ""])
 
 
 def rule_line(devices: str, wanted: Mapping[str, int] | None) -> str:

@@ -4,7 +4,7 @@ Nothing here asks the planner or the parser, because they are what is tried.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tests import layout_table
 
@@ -56,9 +56,8 @@ CHOICES: Mapping[str, Sequence[GpuChoice]] = {
 }
 """By product."""
 
-Layout = tuple[
-    GpuChoice | None, ...
-]  # for each GPU by index; None: the layout does not speak of it
+Layout = tuple[GpuChoice | None, ...]
+"""For each GPU by index; None: the layout does not speak of it."""
 
 NAMES = ("a", "b", "c", "d")  # of the layouts that the config file has
 _RARELY, _OFTEN = 13, 6
@@ -82,11 +81,10 @@ def is_feasible(layout: Layout) -> bool:
 
 
 def document(layouts: Mapping[str, Layout]) -> str:
-    lines = ["version: v1", "mig-configs:"]
-    for name, layout in layouts.items():
-        choices = ((at, choice) for at, choice in enumerate(layout) if choice is not None)
-        lines += (
-            f"  {name}:",
-            *(layout_table.rule_line(f"[{at}]", c.devices) for at, c in choices),
-        )
-    return "\n".join(lines) + "\n"
+    return layout_table.render({name: _rule_lines(layout) for name, layout in layouts.items()})
+
+
+def _rule_lines(layout: Layout) -> Iterator[str]:
+    for at, choice in enumerate(layout):
+        if choice is not None:
+            yield layout_table.rule_line(f"[{at}]", choice.devices)

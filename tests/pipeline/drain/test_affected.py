@@ -127,11 +127,7 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
 
 
 def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
-    text = (
-        "version: v1\nmig-configs:\n  whole:\n"
-        + layout_table.rule_line("all", {"7g.40gb": 1})
-        + "\n"
-    )
+    text = layout_table.render({"whole": [layout_table.rule_line("all", {"7g.40gb": 1})]})
     rig = nodes.node()
     agents.run(rig, "whole", text)
     # It began while GPU 1 did not answer. Kubelet keeps the GPUs of the plugin before it.
@@ -148,11 +144,7 @@ def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
 
 
 def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
-    text = (
-        "version: v1\nmig-configs:\n  first:\n"
-        + layout_table.rule_line("[0]", {"7g.40gb": 1})
-        + "\n"
-    )
+    text = layout_table.render({"first": [layout_table.rule_line("[0]", {"7g.40gb": 1})]})
     rig, agent = (rig := nodes.node()), agents.reconciler(rig, text)
     rig.driver.lost.add(rig.gpus[1].uuid)
     agents.run(rig, "first", by=agent)

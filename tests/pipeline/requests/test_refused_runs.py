@@ -70,9 +70,7 @@ NVIDIAS = {
     "container_names": ("nvidia-mig-manager",),
 }
 HAMI = {"labels": {"app.kubernetes.io/component": "hami-device-plugin"}}
-ALIKE = (
-    "version: v1\nmig-configs:\n  alike:\n" + layout_table.rule_line("all", {"1g.10gb": 7}) + "\n"
-)
+ALIKE = layout_table.render({"alike": [layout_table.rule_line("all", {"1g.10gb": 7})]})
 DIFFERS = "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb"
 PARTS = "the DRA driver would not start: it knows no part of a GPU instance: 1c.2g.10gb"
 

@@ -221,11 +221,7 @@ def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
 
 
 def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> None:
-    text = (
-        "version: v1\nmig-configs:\n  first:\n"
-        + layout_table.rule_line("[0]", {"7g.40gb": 1})
-        + "\n"
-    )
+    text = layout_table.render({"first": [layout_table.rule_line("[0]", {"7g.40gb": 1})]})
     rig, agent, outcome = nodes.at_rest("first", rig=nodes.node(), text=text)
     assert agent.check_drift("first", outcome) is drift.Action.REST
     desired = samples.desired_gpu({"3g.20gb": 2})

@@ -97,18 +97,15 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
 
 def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
     rig = nodes.node()
-    head = (
-        "version: v1\nmig-configs:\n  mine:\n"
-        + layout_table.rule_line("[0]", {"7g.40gb": 1})
-        + "\n"
-    )
-    configs = fakes.FakeConfig(head + layout_table.rule_line("[1]", {"3g.20gb": 2}))
+    rules = (("[0]", {"7g.40gb": 1}), ("[1]", {"3g.20gb": 2}))
+    text = layout_table.render({"mine": (layout_table.rule_line(*rule) for rule in rules)})
+    configs = fakes.FakeConfig(text)
     agent = agents.reconciler(rig, configs=configs)
     ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
     rig.add_pod("affected", devices=frozenset(rig.gpus[1].mig_uuids))
     rig.driver.lost.add(rig.gpus[1].uuid)
     ends.assert_ends(rig, Reason.GPU_UNREACHABLE, layout="mine", by=agent)
-    configs.text = head + layout_table.rule_line("[1]", {"7g.40gb": 1})
+    configs.text = text.replace("3g.20gb: 2", "7g.40gb: 1")
 
     rig.driver.lost.clear()
     ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
