@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
@@ -275,11 +275,6 @@ def serving(server: apiserver.ApiServer | None = None) -> Iterator[PartitionerRi
             running.clear_faults()
             for each in list(rig.replicas):
                 rig.kill(each)
-
-
-def counts(gpus: Iterable[model.Gpu]) -> Mapping[str, int]:
-    """Return the devices of GPUs by resource."""
-    return resources.counts(gpus)
 
 
 def simulate(

@@ -3,9 +3,8 @@
 import pytest
 
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import well_known
+from mig_manager.core.node import resources, well_known
 from mig_manager.sandbox.apiserver import kinds
-from tests.partitioner import rigs
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 
@@ -149,7 +148,7 @@ def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Partitione
     assert len(replica.kube.patches) == 1
     rig.answer("n1")
     rig.pass_time(TERM_S, replica)
-    assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-7g.40gb"] == 1
+    assert resources.counts(rig.gpus["n1"])["nvidia.com/mig-7g.40gb"] == 1
     assert len(replica.kube.patches) == 1
     rig.pass_time(1300, replica)
     decided = rig.metric(replica, "decisions_total")
@@ -194,7 +193,7 @@ def test_idle_node_returns_to_the_base_layout(rig: PartitionerRig) -> None:
     rig.answer("n1")
     rig.pass_time(400, replica)
 
-    assert rigs.counts(rig.gpus["n1"]) == {"nvidia.com/mig-7g.40gb": 1}
+    assert resources.counts(rig.gpus["n1"]) == {"nvidia.com/mig-7g.40gb": 1}
     assert len(replica.kube.patches) == 1
 
 

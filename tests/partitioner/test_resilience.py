@@ -9,7 +9,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import well_known
+from mig_manager.core.node import resources, well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects, waiting
@@ -244,7 +244,7 @@ def test_refused_layout_is_requested_again_after_minutes(rig: PartitionerRig) ->
     assert rig.requested_layout() != refused
     rig.answer("n1")
     rig.pass_time(TERM_S, replica)
-    assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-1g.5gb"]
+    assert resources.counts(rig.gpus["n1"])["nvidia.com/mig-1g.5gb"]
     assert len(replica.kube.patches) == 2
 
 
