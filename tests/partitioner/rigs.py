@@ -248,6 +248,11 @@ class PartitionerRig:
         )
         return text
 
+    def requested_node(self) -> str:
+        """Return the only node with a layout in its annotation."""
+        (name,) = filter(self.requested_layout, self.gpus)
+        return name
+
     def patches(self) -> list[apiserver.LoggedRequest]:
         return self.server.log.requests(verb="patch")
 
