@@ -11,8 +11,8 @@ from tests.node import agents, fakes, nodes
 ON = {"has_custom_layouts": True}
 
 
-def document(rules: str, name: str = "mine") -> str:
-    return f"version: v1\nmig-configs:\n  {name}:\n{rules}"
+def document(rules: str) -> str:
+    return f"version: v1\nmig-configs:\n  mine:\n{rules}"
 
 
 CHANGED = document("  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 4, 3g.20gb: 1}}\n")

@@ -21,10 +21,9 @@ class Use:
     """UUID of each device that kubelet assigned, and the serial number of its GPU instance."""
 
 
-def use(cluster: rig.RealCluster, *workloads: str, name: str = rig.NODE) -> dict[str, Use]:
+def use(cluster: rig.RealCluster, *workloads: str) -> dict[str, Use]:
     """Return what the running pods of some workloads have, by name of the pod."""
-    machine = cluster.machines[name]
-    assigned, serials = machine.node.devices_by_uid(), machine.driver.serials()
+    assigned, serials = cluster.node.devices_by_uid(), cluster.driver.serials()
     return {
         pod["metadata"]["name"]: Use(
             uid=pod["metadata"]["uid"],

@@ -8,7 +8,7 @@ import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO
 
 from mig_manager.sandbox.driver import states
@@ -207,19 +207,18 @@ class RealCluster:
         (kustomization / "kustomization.yaml").write_text(json.dumps(document))
         return self.kubectl("kustomize", str(kustomization))
 
-    def reboot(self, name: str = NODE) -> None:
-        """Cut a node's power and start it again; return when its kubelet runs."""
-        machine = self.machines[name]
-        machine.node.halt()
-        machine.driver.reboot()
-        machine.node.boot(self.plane)
+    def reboot(self) -> None:
+        """Cut the first node's power and start it again; return when its kubelet runs."""
+        self.node.halt()
+        self.driver.reboot()
+        self.node.boot(self.plane)
 
     def request(self, layout: str, name: str = NODE) -> None:
         """Ask for a layout as people do."""
         self._before = self.status(name)
         self.kubectl("label", "--overwrite", "node", name, f"{_CONFIG}={layout}")
 
-    def outcome(self, layout: str, name: str = NODE, *, within_s: float = 120.0) -> Object:
+    def outcome(self, layout: str, name: str = NODE) -> Object:
         """Wait until the agent has ended the last request; return its status."""
 
         def has_ended() -> bool:
@@ -231,7 +230,7 @@ class RealCluster:
                 and "retryAt" not in status
             )
 
-        waiting.until(has_ended, f"an outcome of {layout}", within_s=within_s)
+        waiting.until(has_ended, f"an outcome of {layout}", within_s=120)
         return self.status(name)
 
     def assert_ends(self, layout: str, name: str = NODE) -> None:
@@ -243,10 +242,10 @@ class RealCluster:
         """Check whether a run began after the last request; two can begin in one second."""
         return any(status.get(key) != self._before.get(key) for key in ("config", "startedAt"))
 
-    def ensure_layout(self, layout: str, name: str = NODE) -> None:
+    def ensure_layout(self, layout: str) -> None:
         """Start a story on a node that has a layout."""
-        if self.labels(name).get("mig-manager.io/applied") != layout:
-            self.assert_ends(layout, name)
+        if self.labels().get("mig-manager.io/applied") != layout:
+            self.assert_ends(layout)
 
     def deploy(
         self, name: str, resource: str, replicas: int = 1, **spec: object
@@ -331,14 +330,14 @@ class RealCluster:
         """Begin to note what clients ask of the API server."""
         return audit.Log(self.plane.folder / "audit.log")
 
-    def check_of_phase(self, phase: str, name: str = NODE) -> Callable[[], bool]:
-        """Return a check of whether the run under way is in a phase."""
+    def wait_for_phase(self, phase: str) -> None:
+        """Wait until the run under way is in a phase."""
 
         def is_there() -> bool:
-            status = self.status(name)
+            status = self.status()
             return self._is_new(status) and status.get("phase") == phase
 
-        return is_there
+        waiting.until(is_there, f"phase {phase}")
 
     # -- what remains of it -------------------------------------------------------------------
 

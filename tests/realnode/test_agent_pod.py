@@ -18,7 +18,7 @@ def test_a_drain_by_an_administrator_during_a_change_is_not_undone(
     cluster.driver.gpus.add_fault(nvml_faults.Fault(function="nvmlGpuInstanceDestroy", hang_s=3.0))
 
     cluster.request("all-2g.10gb")
-    waiting.until(cluster.check_of_phase("Execute"), "the change of the GPUs")
+    cluster.wait_for_phase("Execute")
     cluster.kubectl("drain", rig.NODE, "--ignore-daemonsets", "--delete-emptydir-data")
 
     assert cluster.outcome("all-2g.10gb")["state"] == "success"

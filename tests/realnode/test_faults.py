@@ -204,7 +204,7 @@ class StruckChange:
             waiting.until(lambda: gpus.faults()[0].strikes > 0, "the driver to hang")
             deaths["Execute"](cluster)
         if "Verify" in deaths:
-            waiting.until(cluster.check_of_phase("Verify"), "Verify")
+            cluster.wait_for_phase("Verify")
             deaths["Verify"](cluster)
 
     def judge(self, *, awaits_plugin: bool = False) -> None:

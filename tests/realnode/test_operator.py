@@ -83,7 +83,7 @@ def test_nvidias_image_may_return_during_a_change(
         nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance*", hang_s=5)
     )
     cluster.request("all-2g.10gb")
-    waiting.until(cluster.check_of_phase("Execute"), "Execute")
+    cluster.wait_for_phase("Execute")
     uid = cluster.pods(gpu_operator.NAMESPACE, app=MANAGER)[0]["metadata"]["uid"]
 
     operator.use_theirs()

@@ -116,7 +116,7 @@ def test_an_outage_after_a_change_leaves_no_device_that_no_gpu_has(
     cluster.ensure_layout(_OLD)
     began, count = time.monotonic(), len(list(removals(cluster)))
     cluster.request(_NEW)
-    waiting.until(cluster.check_of_phase("Pause"), "the pause of the plugin")
+    cluster.wait_for_phase("Pause")
     stopped = time.monotonic()
     assert cluster.outcome(_NEW)["state"] == "success"
 

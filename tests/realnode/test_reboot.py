@@ -72,7 +72,7 @@ def test_node_rebooted_during_creation_ends_with_the_requested_layout(
     cluster.request("all-1g.10gb")
     waiting.until(lambda: cluster.driver.gpus.faults()[0].strikes > 0, "the change")
     # The agent publishes a phase beside its work.
-    waiting.until(cluster.check_of_phase("Execute"), "Execute")
+    cluster.wait_for_phase("Execute")
 
     cluster.reboot()
 

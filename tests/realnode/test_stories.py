@@ -78,7 +78,7 @@ def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
     before, instances = judging.use(cluster, "guarded", "free"), cluster.driver.instances()
     log = cluster.listen()
     cluster.request("all-3g.20gb")
-    waiting.until(cluster.check_of_phase("Drain"), "the drain")
+    cluster.wait_for_phase("Drain")
     assert judging.HOLD_TAINT in cluster.taints()
 
     if newer:
@@ -126,7 +126,7 @@ def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
     log = cluster.listen()
     cluster.request("all-3g.20gb")
     waiting.until(lambda: log.requests()["list poddisruptionbudgets"] > 0, "a look at budgets")
-    waiting.until(cluster.check_of_phase("Drain"), "the drain")
+    cluster.wait_for_phase("Drain")
     assert judging.use(cluster, "guarded", "free") == pods
 
     assert cluster.driver.instances() == instances
@@ -148,7 +148,7 @@ def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
         nvml_faults.Fault(function="nvmlGpuInstanceDestroy", gpu=0, hang_s=3)
     )
     cluster.request("all-7g.40gb")
-    waiting.until(cluster.check_of_phase("Execute"), "the change")
+    cluster.wait_for_phase("Execute")
     cluster.request("all-2g.10gb")
 
     first, last = [["7g.40gb"]] * 2, [["2g.10gb"] * 3] * 2
