@@ -167,10 +167,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.rule(pick=script.picks)
     def instance_goes_behind_our_back(self, pick: int) -> None:
-        in_use = {
-            device for devices in self.rig.kubelet.devices_by_pod.values() for device in devices
-        }
-        if driver.remove_behind_back(self.rig.state, pick, spared=in_use):
+        if driver.remove_behind_back(self.rig.state, pick, spared=self.rig.devices_in_use):
             self._foreign_change()
 
     @stateful.rule(pick=script.picks, is_orphan=st.booleans())
