@@ -34,6 +34,10 @@ class KubeletKnobs:
     """The devices that the agent reported since it withdrew the former ones."""
     may_be_reported: bool = True  # whether the API lets the agent report devices
 
+    @property
+    def devices_in_use(self) -> frozenset[str]:
+        return frozenset().union(*self.devices_by_pod.values())
+
 
 @dataclasses.dataclass(slots=True)
 class Plugin:

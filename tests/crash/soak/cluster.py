@@ -76,10 +76,6 @@ class SoakCluster(simulated_rig.SimulatedRig):
             if lost and not pod.is_finished:
                 self.violations.append(f"{function} took {sorted(lost)} from {pod.name}")
 
-    @property
-    def devices_in_use(self) -> set[str]:
-        return set().union(*self.kubelet.devices_by_pod.values())
-
     # -- other people -------------------------------------------------------------------------
 
     def start_pod(self, pick: int) -> bool:
@@ -88,7 +84,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
             return False
         if not any(pod.is_ready and not pod.is_terminating for pod in self.plugins):
             return False
-        in_use = self.devices_in_use
+        in_use = self.kubelet.devices_in_use
         real = simulated_rig.devices(self.state)
         free = sorted(
             device
@@ -138,7 +134,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     def start_other_client(self, pick: int) -> bool:
         """Let a process beside all pods hold a device."""
-        free = sorted(simulated_rig.devices(self.state).keys() - self.devices_in_use)
+        free = sorted(simulated_rig.devices(self.state).keys() - self.kubelet.devices_in_use)
         if not free:
             return False
         kind = states.ClientKind.COMPUTE if pick % 2 else states.ClientKind.MONITOR

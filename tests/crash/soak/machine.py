@@ -167,7 +167,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.rule(pick=script.picks)
     def instance_goes_behind_our_back(self, pick: int) -> None:
-        if driver.remove_behind_back(self.rig.state, pick, spared=self.rig.devices_in_use):
+        if driver.remove_behind_back(self.rig.state, pick, spared=self.rig.kubelet.devices_in_use):
             self._foreign_change()
 
     @stateful.rule(pick=script.picks, is_orphan=st.booleans())

@@ -72,7 +72,7 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
 
     def start_missing() -> None:
         # Kubelet admits the pods as long as the plugin runs.
-        used = frozenset().union(*rig.kubelet.devices_by_pod.values())
+        used = rig.kubelet.devices_in_use
         for device in devices:
             if rig.gpus == before and device not in used:
                 rig.add_pod(
@@ -221,7 +221,7 @@ def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
 
 def test_pods_without_a_controller_go_last() -> None:
     rig, _ = node_with(room_elsewhere=4, replicas=2)
-    used = frozenset().union(*rig.kubelet.devices_by_pod.values())
+    used = rig.kubelet.devices_in_use
     free = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in used)
     bare = rig.add_pod("bare", devices=frozenset({free}))
     order: list[str] = []

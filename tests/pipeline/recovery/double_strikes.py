@@ -79,7 +79,7 @@ def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = F
     """
     rig = play.rig
     serving = [plugin for plugin in rig.plugins if plugin.is_ready]
-    in_use = frozenset().union(*rig.kubelet.devices_by_pod.values())
+    in_use = rig.kubelet.devices_in_use
     free = frozenset().union(*rig.schedulable.values()) - in_use
     existing = sorted(
         uuid
