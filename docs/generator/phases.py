@@ -159,8 +159,7 @@ def _rebooting_node(*, comes_down: bool) -> fakes.NodeRig:
 def _reboot(story: Story) -> None:
     """Reboot in the middle of a run, as the signal to end does, and go on afterwards."""
     node = _rebooting_node(comes_down=True)
-    request = fakes.FakeRequest(node.clock, is_replaced=False)
-    request.ends_when = lambda: node.host.reboots > 0
+    request = fakes.FakeRequest(node.clock, ends_when=lambda: node.host.reboots > 0)
     with _record(node, story), contextlib.suppress(errors.Superseded):
         agents.reconciler(node).run("all-1g.5gb", request)
     node.restart_machine()

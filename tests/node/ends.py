@@ -56,8 +56,7 @@ def supersede(
     **options: Any,
 ) -> None:
     """Apply a layout until its request ends, at a check or when a condition holds."""
-    request = fakes.FakeRequest(rig.clock, **options)
-    request.ends_when = when
+    request = fakes.FakeRequest(rig.clock, ends_when=when, **options)
     with pytest.raises(errors.Superseded):
         agents.run(rig, layout, by=by, request=request)
 

@@ -51,21 +51,26 @@ class FakeClock:
 
 
 class FakeRequest:
-    """A request that is superseded at its n-th check, or never."""
+    """A request that is superseded at its n-th check, or when a condition holds, or never."""
 
     def __init__(
-        self, clock: FakeClock, *, ends_at: int | None = None, is_replaced: bool = False
+        self,
+        clock: FakeClock,
+        *,
+        ends_at: int | None = None,
+        ends_when: Callable[[], bool] = lambda: False,
+        is_replaced: bool = False,
     ) -> None:
         self._clock = clock
         self._ends_at = ends_at
+        self._ends_when = ends_when
         self._is_replaced = is_replaced
         self.checks = 0
-        self.ends_when: Callable[[], bool] = lambda: False
 
     def check(self) -> None:
         self.checks += 1
         is_over = self._ends_at is not None and self.checks >= self._ends_at
-        if is_over or self.ends_when():
+        if is_over or self._ends_when():
             by = errors.SupersededBy
             raise errors.Superseded("test", by.OTHER_LAYOUT if self._is_replaced else by.STOP)
 

@@ -43,8 +43,9 @@ def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
 def test_a_newer_request_does_not_wait_for_monitors() -> None:
     rig = monitored_node()
     rig.daemons.is_ready_by_label[GFD] = False
-    hasty = fakes.FakeRequest(rig.clock, is_replaced=True)
-    hasty.ends_when = lambda: rig.statuses[-1].startswith("resuming")
+    hasty = fakes.FakeRequest(
+        rig.clock, ends_when=lambda: rig.statuses[-1].startswith("resuming"), is_replaced=True
+    )
 
     ends.assert_ends(rig, Reason.APPLIED, request=hasty)
 

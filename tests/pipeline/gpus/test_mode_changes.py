@@ -111,9 +111,8 @@ class ModeNode:
 
     def go_down(self, layout: str) -> None:
         """Run until the signal to end comes with a reboot, and reboot."""
-        request = fakes.FakeRequest(self.cluster.clock)
         before = self.reboots
-        request.ends_when = lambda: self.reboots > before
+        request = fakes.FakeRequest(self.cluster.clock, ends_when=lambda: self.reboots > before)
         with pytest.raises(errors.Superseded):
             self.run(layout, request)
         self.restart()

@@ -213,8 +213,9 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
 
 def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
     rig = rebooting_node()
-    impatient = fakes.FakeRequest(rig.clock, is_replaced=True)
-    impatient.ends_when = lambda: rig.host.reboots > 0
+    impatient = fakes.FakeRequest(
+        rig.clock, ends_when=lambda: rig.host.reboots > 0, is_replaced=True
+    )
 
     late = "the machine is still up 600 s after the reboot request"
     ends.assert_ends(rig, Reason.REBOOT_REQUIRED, late, layout=LAYOUT, request=impatient)

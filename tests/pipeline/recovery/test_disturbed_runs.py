@@ -182,8 +182,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
 
 
 def stop_in_a_drain(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
-    stop = fakes.FakeRequest(rig.clock)
-    stop.ends_when = lambda: rig.has_hold_taint
+    stop = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.has_hold_taint)
     with contextlib.suppress(errors.Superseded, errors.ClusterError):
         agents.run(rig, by=agent, request=stop)
 
