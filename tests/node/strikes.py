@@ -197,6 +197,9 @@ BROKEN = {
 }
 
 
+NO_DRIVER = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
+
+
 def calls(make: Callable[[], fakes.NodeRig], layout: str) -> list[str]:
     """Return the port calls of an undisturbed run."""
     rig = make()

@@ -2,9 +2,7 @@
 
 import dataclasses
 
-from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.errors import Reason
 from tests.node import fakes
 
 LAYOUT = "all-balanced"
@@ -17,8 +15,6 @@ def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
     rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), *others)
     return before
 
-
-NO_DRIVER = errors.HardwareError("gone", reason=Reason.DRIVER_NOT_LOADED)
 
 TWO_GPUS = """\
 version: v1

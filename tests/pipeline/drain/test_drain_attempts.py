@@ -136,9 +136,6 @@ def add_foreign_manager(rig: fakes.NodeRig) -> None:
     rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
 
 
-UNLOADED = errors.HardwareError("", reason=Reason.DRIVER_NOT_LOADED)
-
-
 def refusing(call: str, error: Exception) -> Callable[[fakes.NodeRig], None]:
     return lambda rig: rig.refusing.update({call: error})
 
@@ -154,7 +151,7 @@ def refuse_evictions(rig: fakes.NodeRig) -> None:
     [
         (refuse_evictions, Reason.API_ERROR),
         (add_foreign_manager, Reason.FOREIGN_MANAGER),
-        (refusing("gpus.observe", UNLOADED), Reason.DRIVER_NOT_LOADED),
+        (refusing("gpus.observe", strikes.NO_DRIVER), Reason.DRIVER_NOT_LOADED),
         (
             refusing("allocations.assigned_devices", strikes.BROKEN["allocations"]),
             Reason.POD_RESOURCES_UNAVAILABLE,

@@ -142,21 +142,23 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
 @pytest.mark.parametrize(("attempt", "after_s"), [(1, 15), (40, 15), (41, 300)])
 def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_s: int) -> None:
     rig = nodes.node()
-    rig.refusing["gpus.observe"] = NO_DRIVER
+    rig.refusing["gpus.observe"] = strikes.NO_DRIVER
 
     agents.run(rig, LAYOUT, attempt=attempt, retry_after_s=300.0)
 
     assert rig.status["retryAt"] == rig.clock.now_iso(after_s=after_s)
 
 
-NO_DRIVER = errors.HardwareError("no driver", reason=Reason.DRIVER_NOT_LOADED)
 MANAGER: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}, "owner_kind": "DaemonSet"}
 
 
 @pytest.mark.parametrize(
     ("obstruct", "reason"),
     [
-        (lambda rig: rig.refusing.update({"gpus.observe": NO_DRIVER}), Reason.DRIVER_NOT_LOADED),
+        (
+            lambda rig: rig.refusing.update({"gpus.observe": strikes.NO_DRIVER}),
+            Reason.DRIVER_NOT_LOADED,
+        ),
         (lambda rig: rig.add_pod("m", **MANAGER), Reason.FOREIGN_MANAGER),
         (lambda rig: nodes.add_hooks(rig).hooks.broken.add("start"), Reason.HOOK_FAILED),
     ],

@@ -191,8 +191,7 @@ def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
 
 def test_node_without_a_request_publishes_its_gpus() -> None:
     rig = nodes.node()
-    why = errors.HardwareError("no driver", reason=errors.Reason.DRIVER_NOT_LOADED)
-    rig.refusing["gpus.observe"] = why
+    rig.refusing["gpus.observe"] = strikes.NO_DRIVER
     reconciler = agents.reconciler(rig)
 
     assert reconciler.rest()

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import agents, nodes
+from tests.node import agents, nodes, strikes
 from tests.pipeline import gpu_processes
 from tests.pipeline.custom_requests import CHANGED
 from tests.pipeline.requests.stories import LAYOUT, Story
@@ -41,9 +40,7 @@ def passing_failure_after_a_reboot(dies_at: int | None) -> Story:
     story = active(dies_at)
     story.rig.restart_machine()
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.rig.refusing["gpus.observe"] = errors.HardwareError(
-        "gone", reason=Reason.DRIVER_NOT_LOADED
-    )
+    story.rig.refusing["gpus.observe"] = strikes.NO_DRIVER
     story.run_agent()
     story.rig.refusing.clear()
     story.run_agent()

@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
-from tests.pipeline.drifts import LAYOUT, NO_DRIVER, tamper
+from tests.pipeline.drifts import LAYOUT, tamper
 
 
 def test_on_request_a_drift_is_healed() -> None:
@@ -114,7 +114,7 @@ def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
 @pytest.mark.parametrize(
     "refusing",
     [
-        {"gpus.observe": NO_DRIVER},
+        {"gpus.observe": strikes.NO_DRIVER},
         {"node.patch": errors.ClusterError("503", reason=Reason.API_UNAVAILABLE)},
     ],
     ids=["driver", "API"],
@@ -123,7 +123,7 @@ def test_failure_at_the_start_does_not_make_the_retry_evict(
     refusing: dict[str, Exception],
 ) -> None:
     rig, restarted = restarted_beside_foreign_pod()
-    rig.refusing = {"gpus.observe": NO_DRIVER}
+    rig.refusing = {"gpus.observe": strikes.NO_DRIVER}
     assert agents.run(rig, LAYOUT, by=restarted).should_retry
     rig.refusing = refusing
     with contextlib.suppress(errors.ClusterError):

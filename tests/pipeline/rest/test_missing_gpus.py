@@ -11,8 +11,8 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, gpu_values, nodes
-from tests.pipeline.drifts import LAYOUT, NO_DRIVER, TWO_GPUS, tamper
+from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
+from tests.pipeline.drifts import LAYOUT, TWO_GPUS, tamper
 
 
 def readiness_of(rig: fakes.NodeRig) -> tuple[str, str]:
@@ -42,7 +42,7 @@ def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
 
 def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
-    rig.failing = {len(rig.log): NO_DRIVER}
+    rig.failing = {len(rig.log): strikes.NO_DRIVER}
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
@@ -86,7 +86,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
 
 def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
-    rig.refusing = {"gpus.observe": NO_DRIVER}
+    rig.refusing = {"gpus.observe": strikes.NO_DRIVER}
     agent.check_drift(LAYOUT, outcome)
     assert agent.awaits_driver
 
@@ -98,7 +98,7 @@ def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     tamper(rig)
-    rig.refusing = {"gpus.observe": NO_DRIVER}
+    rig.refusing = {"gpus.observe": strikes.NO_DRIVER}
     for _ in range(3):
         agent.check_drift(LAYOUT, outcome)
     rig.refusing = {}
@@ -114,7 +114,7 @@ def node_after_reload(
 ) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node at rest whose driver was reloaded, which took the layout."""
     rig, agent, outcome = nodes.at_rest(LAYOUT)
-    rig.refusing = {"gpus.observe": NO_DRIVER}
+    rig.refusing = {"gpus.observe": strikes.NO_DRIVER}
     agent.check_drift(LAYOUT, outcome)
     rig.refusing = {}
     rig.gpus = tuple(
@@ -171,7 +171,7 @@ def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
 def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     if driver != "stayed":
-        rig.failing = {len(rig.log): NO_DRIVER}
+        rig.failing = {len(rig.log): strikes.NO_DRIVER}
         for _ in range(2):
             agent.check_drift(LAYOUT, outcome)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
@@ -184,7 +184,7 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     for _ in range(4):
-        rig.failing = {len(rig.log): NO_DRIVER}
+        rig.failing = {len(rig.log): strikes.NO_DRIVER}
         agent.check_drift(LAYOUT, outcome)
         agent.check_drift(LAYOUT, outcome)
     assert readiness_of(rig) == ("True", "LayoutVerified")
