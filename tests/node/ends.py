@@ -1,6 +1,6 @@
 """How runs end on a node in memory, and what they have left."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -52,11 +52,10 @@ def supersede(
     layout: str = agents.LAYOUT,
     *,
     by: agents.AgentInMemory | None = None,
-    when: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> None:
-    """Apply a layout until its request ends, at a check or when a condition holds."""
-    request = fakes.FakeRequest(rig.clock, ends_when=when, **options)
+    """Apply a layout until its request ends; ``options`` as for ``FakeRequest``."""
+    request = fakes.FakeRequest(rig.clock, **options)
     with pytest.raises(errors.Superseded):
         agents.run(rig, layout, by=by, request=request)
 

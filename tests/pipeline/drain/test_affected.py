@@ -262,7 +262,9 @@ def test_a_newer_request_ends_a_drain_between_two_evictions(call: str) -> None:
     for number, device in enumerate(rig.gpus[0].mig_uuids):
         rig.add_pod(f"pod-{number}", devices=frozenset({device}))
 
-    ends.assert_superseded(rig, "all-disabled", when=lambda: call in rig.log, is_replaced=True)
+    ends.assert_superseded(
+        rig, "all-disabled", ends_when=lambda: call in rig.log, is_replaced=True
+    )
 
     assert rig.log.count(call) == 1
 

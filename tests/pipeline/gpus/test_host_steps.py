@@ -367,7 +367,7 @@ def test_a_newer_request_ends_the_wait_for_a_process() -> None:
     rig.driver.clients = "python (pid 4242)"
     before = rig.gpus
 
-    ends.assert_superseded(rig, when=lambda: "gpus.execute" in rig.log, is_replaced=True)
+    ends.assert_superseded(rig, ends_when=lambda: "gpus.execute" in rig.log, is_replaced=True)
 
     assert (rig.driver.executed_steps, rig.gpus) == ([], before)
 

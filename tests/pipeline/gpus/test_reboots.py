@@ -39,7 +39,7 @@ def go_down(
 ) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
     agent, before = by or agents.reconciler(rig), rig.host.reboots
-    ends.supersede(rig, layout, by=agent, when=lambda: rig.host.reboots > before)
+    ends.supersede(rig, layout, by=agent, ends_when=lambda: rig.host.reboots > before)
     agent.stop()
 
 
@@ -434,7 +434,10 @@ def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: b
     rig.disruptions.refusals["spared"] = "budget 'pdb-a' allows no disruption"
 
     ends.assert_superseded(
-        rig, "all-disabled-first", when=lambda: "gpus.execute" in rig.log, is_replaced=replaced
+        rig,
+        "all-disabled-first",
+        ends_when=lambda: "gpus.execute" in rig.log,
+        is_replaced=replaced,
     )
 
     assert rig.host.reboots == 0

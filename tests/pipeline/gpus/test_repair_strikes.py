@@ -20,7 +20,7 @@ def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     rig = repairs.faulty_node()
     agent = repairs.begun(rig)
     ends.supersede(
-        rig, repairs.LAYOUT, by=agent, when=lambda: rig.has_hold_taint, is_replaced=True
+        rig, repairs.LAYOUT, by=agent, ends_when=lambda: rig.has_hold_taint, is_replaced=True
     )
     assert repairs.resets(rig) == 0
 
@@ -68,7 +68,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
     assert agent.check_drift("half", outcome) is drift.Action.RUN
     rig.disruptions.refusals["affected"] = "budget"
     ends.supersede(
-        rig, "half", by=agent, when=lambda: rig.clock.now_s > 8, is_replaced=not restarts
+        rig, "half", by=agent, ends_when=lambda: rig.clock.now_s > 8, is_replaced=not restarts
     )
     rig.disruptions.refusals.clear()
     change(rig, configs)

@@ -122,7 +122,7 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
         rig.refusing = {"workloads.list": error}
         return True
 
-    ends.supersede(rig, by=agent, when=stop)
+    ends.supersede(rig, by=agent, ends_when=stop)
 
     assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
 

@@ -122,7 +122,7 @@ def test_a_drain_that_fails_still_comes_to_the_last_point(rig: fakes.NodeRig) ->
 def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.NodeRig) -> None:
     taints = strikes.note(rig, lambda: rig.has_hold_taint)
 
-    ends.assert_superseded(rig, when=lambda: rig.log[-1] == "hooks.run", is_replaced=True)
+    ends.assert_superseded(rig, ends_when=lambda: rig.log[-1] == "hooks.run", is_replaced=True)
 
     assert set(taints) == {False}
 

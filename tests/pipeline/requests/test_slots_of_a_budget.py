@@ -264,6 +264,6 @@ def test_a_machine_that_reboots_for_us_keeps_its_slot(fake: fake_cluster.FakeSlo
     rig = fake.rig
     rig.driver.mode_waits = rig.host.may_reboot = True
 
-    ends.supersede(rig, "all-disabled", when=lambda: rig.host.reboots > 0)
+    ends.supersede(rig, "all-disabled", ends_when=lambda: rig.host.reboots > 0)
 
     assert fake.is_taken
