@@ -20,6 +20,7 @@ from tests.pipeline import dra_scenes, lives
 from tests.pipeline.swept_changes import Change, NodeEnd
 
 _MAX_PAUSES = 16
+_WITHOUT_PARENTHESES = str.maketrans("", "", "()")  # they mark what has no compute instance yet
 _REPAIR_PAUSE_S = 1000.0  # longer than the first pause after a failed repair
 _LIMITS = {
     "has_custom_layouts": True,
@@ -114,6 +115,18 @@ class PlayedChange:
         away_s = self.rig.daemons.controller_away_until_s - self.rig.clock.now_s
         self.rig.clock.wait(max(lives.RETRY_S, away_s))
         return outcome
+
+    def kill(self) -> None:
+        """End the agent's process."""
+        self.is_dead = True
+        instances = layout_table.devices_by_gpu(layout_table.layout_of(self.rig.gpus))
+        self.remnants = frozenset(each.translate(_WITHOUT_PARENTHESES) for each in instances)
+        journal = self.rig.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
+        self.was_about_to_evict |= "hasEvicted" in journal
+
+    def let_pods_go(self) -> None:
+        """Let an agent evict every pod, as a request of another layout may."""
+        self.may_go |= {"affected", "spared", "newcomer"}
 
     def request(self, layout: str | None, custom: custom_layouts.Custom | None = None) -> None:
         """Set what is requested on the Node."""

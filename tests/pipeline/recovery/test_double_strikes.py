@@ -19,16 +19,16 @@ def play(
     note: matrices.Note,
     name: str,
     section: str,
-    of: Callable[[Change], double_strikes.Exploration],
+    explore: Callable[[Change], double_strikes.Exploration],
 ) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    counts, problems = of(STRUCK_TWICE[name])
-    note(section, {"change": name, **counts})
-    assert problems == []
-    assert counts["struck"] == counts["tried"]
-    assert counts["converged"] == counts["judged"]
-    assert counts["kills"] > 0
-    assert counts["writes"] > 0
+    explored = explore(STRUCK_TWICE[name])
+    note(section, {"change": name, **explored.row})
+    assert explored.problems == []
+    assert explored.struck == explored.tried
+    assert explored.converged == explored.judged
+    assert explored.kills > 0
+    assert explored.writes > 0
 
 
 @pytest.mark.slow

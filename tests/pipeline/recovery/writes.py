@@ -1,0 +1,241 @@
+"""What other programs and people write to a node while an agent changes it.
+
+Each write has the ends that it allows: data, which neither the planner nor the journal gives.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mig_manager.agent.pods import device_listing
+from mig_manager.core.node import well_known
+from tests import layout_table
+from tests.node import agents, nodes
+from tests.pipeline import lives
+from tests.pipeline.recovery import played_changes
+from tests.pipeline.recovery.played_changes import PlayedChange
+from tests.pipeline.swept_changes import Change, NodeEnd
+
+_Unread = layout_table.Gpus | None
+"""The GPUs at the start of an agent that has not read the journal yet."""
+
+
+def _undisturbed_end(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+    return (change.end,)
+
+
+class Write(NamedTuple):
+    """A write of another program or a person."""
+
+    name: str  # by what it is written to
+    act: Callable[[PlayedChange], object]
+    ends: Callable[[Change, _Unread], Sequence[NodeEnd]] = _undisturbed_end  # those that it allows
+    is_request: bool = False  # whether the label requests something else with it
+
+
+# -- what they do -----------------------------------------------------------------------------
+
+
+def _request_another(play: PlayedChange) -> None:
+    play.request(play.change.other.applied or "")
+    play.let_pods_go()
+
+
+def _request_impossible(play: PlayedChange) -> None:
+    play.request("too-much")
+
+
+def _request_nothing(play: PlayedChange) -> None:
+    play.request(None)
+
+
+def _write_deploy_label(play: PlayedChange) -> None:
+    if well_known.PLUGIN_DEPLOY_LABEL in play.rig.labels:
+        play.rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+
+
+def _disable_monitor(play: PlayedChange, value: str | None) -> None:
+    for labels in (play.rig.labels, play.deploy_labels):
+        if labels.pop(nodes.EXPORTER, None) and value:
+            labels[nodes.EXPORTER] = value
+
+
+def _cordon(play: PlayedChange) -> None:
+    play.rig.is_unschedulable = play.is_cordoned = True
+
+
+def _remove_taint(play: PlayedChange) -> None:
+    play.rig.has_hold_taint = False
+
+
+def _start_services(play: PlayedChange) -> None:
+    play.rig.host.services |= dict.fromkeys(
+        (name for name in play.rig.host.services if name != "off.service"), True
+    )
+
+
+def _remove_journal(play: PlayedChange) -> None:
+    play.rig.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
+
+
+def _cut_journal(play: PlayedChange) -> None:
+    text = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
+    if text is not None and text.endswith("}"):
+        play.rig.annotations[well_known.JOURNAL_ANNOTATION] = text[: len(text) // 2]
+
+
+def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = False) -> None:
+    """Kubelet starts a pod that was bound before; it needs a plugin that serves the device.
+
+    ``is_late``: Kubelet lists the device only a while after that.
+    """
+    rig = play.rig
+    serving = [plugin for plugin in rig.plugins if plugin.is_ready]
+    in_use = rig.kubelet.devices_in_use
+    free = frozenset().union(*rig.schedulable.values()) - in_use
+    existing = sorted(
+        uuid
+        for uuid, name in played_changes.names(rig.gpus).items()
+        if uuid in free and (name in layout_table.devices_by_gpu(play.change.after)) is is_spared
+    )
+    if existing and serving and not serving[0].is_terminating and "newcomer" not in rig.pod_names:
+        uid = rig.add_pod(
+            "newcomer", devices=frozenset(existing[:1]), phase="Pending" if is_late else "Running"
+        )
+        if is_late:
+            rig.kubelet.listed_from_s[uid] = rig.clock.now_s + 0.6 * device_listing.LISTED_WITHIN_S
+        play.pods[uid] = "newcomer"
+        is_spared &= "spared" not in play.change.evicted
+        if play.change.custom is None and not is_spared:
+            play.may_go.add("newcomer")
+
+
+def _end_pod(play: PlayedChange) -> None:
+    for uid, name in play.pods.items():
+        if name in ("affected", "spared") and uid in play.rig.pods:
+            play.rig.remove_pod(uid)
+            play.may_go.add(name)
+            return
+
+
+def _miss_controller(play: PlayedChange) -> None:
+    """Let no DaemonSet controller run for longer than an agent waits for a daemon to stop."""
+    rig = play.rig
+    rig.daemons.controller_away_until_s = (
+        rig.clock.now_s + 1.5 * agents.TIMEOUTS["plugin_timeout_s"]
+    )
+
+
+def _restart_kubelet(play: PlayedChange) -> None:
+    """Let kubelet list no pod for longer than an agent waits for that."""
+    play.rig.kubelet.lists_from_s = play.rig.clock.now_s + 30
+
+
+def _break_start_hook(play: PlayedChange) -> None:
+    if play.rig.hooks.text:
+        play.rig.hooks.broken_once.add("start")
+
+
+def _change_file(play: PlayedChange) -> None:
+    """Swap the names of two layouts."""
+    layout, other = play.change.layout, play.change.other.applied or ""
+    lines = agents.CONFIG.replace(f"  {layout}:\n", "  *:\n").replace(
+        f"  {other}:\n", f"  {layout}:\n"
+    )
+    play.config.text = lines.replace("  *:\n", f"  {other}:\n")
+    if play.change.custom is None:
+        play.let_pods_go()
+
+
+def _break_file(play: PlayedChange) -> None:
+    play.config.text = "version: ["
+
+
+# -- how the change may end -------------------------------------------------------------------
+
+
+def _failed_end(change: Change) -> NodeEnd:
+    return NodeEnd("failed", change.was, change.before)
+
+
+def _unnamed_ends(change: Change) -> Sequence[NodeEnd]:
+    return NodeEnd("failed", None, change.before), NodeEnd("failed", None, change.after)
+
+
+def _after_another(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+    return (change.other,)
+
+
+def _after_impossible(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+    # Once instances were created they stay, under a name only if they were verified.
+    verified = NodeEnd("failed", change.layout, change.after)
+    return _failed_end(change), *_unnamed_ends(change), verified
+
+
+def _after_nothing(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+    untouched = NodeEnd("success" if change.was else None, change.was, change.before)
+    return change.end, _failed_end(change), *_unnamed_ends(change), untouched
+
+
+def _after_changed_file(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+    if change.custom is not None or change.is_refused:
+        return (change.end,)
+    return (change.other._replace(applied=change.layout),)
+
+
+def _after_broken_file(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+    if change.custom is not None or change.is_refused:
+        return (change.end,)
+    # What is active when the file breaks stays, with success if it was verified before.
+    return change.end, _failed_end(change), NodeEnd("failed", None, change.after)
+
+
+def _after_pod_start(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+    # On demand no pod is evicted, nor one whose device is not known yet.
+    return (change.end, _failed_end(change)) if change.custom else (change.end,)
+
+
+def _after_registration(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+    return (_failed_end(change), *_unnamed_ends(change)) if change.is_refused else (change.end,)
+
+
+def _after_lost_journal(change: Change, unread: _Unread) -> Sequence[NodeEnd]:
+    if not change.is_refused or unread is None:
+        return (change.end,)
+    # Nothing else says what the GPUs had: they stay as they are, under no layout's name.
+    return change.end, NodeEnd("failed", None, unread)
+
+
+WRITES: Sequence[Write] = (
+    Write("label, another layout", _request_another, _after_another, is_request=True),
+    Write("label, impossible layout", _request_impossible, _after_impossible, is_request=True),
+    Write("label, none", _request_nothing, _after_nothing, is_request=True),
+    Write("deploy label of the plugin", _write_deploy_label),
+    Write("deploy label of a monitor", functools.partial(_disable_monitor, value="false")),
+    Write("deploy label of a monitor removed", functools.partial(_disable_monitor, value=None)),
+    Write("cordon", _cordon),
+    Write(
+        "Node registered again", lambda play: lives.register_again(play.rig), _after_registration
+    ),
+    Write("taint removed", _remove_taint),
+    Write("journal removed", _remove_journal, _after_lost_journal),
+    Write("journal cut short", _cut_journal, _after_lost_journal),
+    Write("pod starts where its device goes", _start_pod, _after_pod_start),
+    Write(
+        "pod starts where its device stays",
+        functools.partial(_start_pod, is_spared=True),
+        _after_pod_start,
+    ),
+    Write(
+        "pod is bound where its device stays",
+        functools.partial(_start_pod, is_spared=True, is_late=True),
+        _after_pod_start,
+    ),
+    Write("pod ends", _end_pod),
+    Write("file, another layout", _change_file, _after_changed_file),
+    Write("file broken", _break_file, _after_broken_file),
+    Write("DaemonSet controller away", _miss_controller),
+    Write("kubelet restarts", _restart_kubelet),
+    Write("services of the host started", _start_services),
+    Write("start hook broken once", _break_start_hook),
+)
