@@ -145,9 +145,7 @@ def instant(
     return waits | {job.name: None for job in (*pending, *comings)}
 
 
-def least_wait(
-    jobs: Sequence[day.Job], share: float, *, gpus: int, end_s: float, product: str = day.PRODUCT
-) -> float:
+def least_wait(jobs: Sequence[day.Job], share: float, *, gpus: int, end_s: float) -> float:
     """Return the least possible wait of the pod at this share of all, for any scheduler.
 
     The scheduler may know the whole day, move running pods, split them over GPUs and repartition
@@ -158,11 +156,11 @@ def least_wait(
     """
     most = len(jobs) - math.ceil(share * len(jobs))
     low, high = 0.0, end_s
-    if _late(jobs, 0.0, gpus=gpus, product=product) <= most:
+    if _late(jobs, 0.0, gpus=gpus) <= most:
         return 0.0
     for _ in range(30):
         middle = (low + high) / 2
-        is_less = _late(jobs, middle, gpus=gpus, product=product) > most
+        is_less = _late(jobs, middle, gpus=gpus) > most
         low, high = (middle, high) if is_less else (low, middle)
     return low
 
@@ -184,7 +182,7 @@ def least_mean(
     return total / max(1, len(jobs))
 
 
-def _late(jobs: Sequence[day.Job], wait_s: float, *, gpus: int, product: str) -> int:
+def _late(jobs: Sequence[day.Job], wait_s: float, *, gpus: int, product: str = day.PRODUCT) -> int:
     """Return a lower bound of the number of pods that wait longer."""
     sized = day.sizes(product)
     changes = []

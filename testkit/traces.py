@@ -31,7 +31,10 @@ def parse_trace(text: str, mapped: Mapped) -> list[day.Row]:
 
     A pod with ``gpu_milli`` below 1000 shares a GPU: it requests the smallest profile with as
     much. Other pods request whole GPUs, and pods without a GPU are left out. A life is from the
-    scheduled time to the deletion. Raises ValueError: a row is malformed.
+    scheduled time to the deletion.
+
+    Raises:
+        ValueError: A row is malformed.
     """
     parts, profiles = _PROFILES[mapped]
     rows = []

@@ -76,7 +76,7 @@ def _install_ours(cluster: rig.RealCluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _nvidias(cluster: rig.RealCluster) -> Iterator[None]:
+def _install_nvidias(cluster: rig.RealCluster) -> Iterator[None]:
     nvidia_manager.install(cluster)
     yield
     nvidia_manager.remove(cluster)
@@ -92,7 +92,7 @@ _MANAGERS: Mapping[str, node.Manager] = {
     ),
     "nvidia": node.Manager(
         title="NVIDIA's",
-        install=_nvidias,
+        install=_install_nvidias,
         namespace=nvidia_manager.NAMESPACE,
         name=nvidia_manager.NAME,
         labels={"app": nvidia_manager.NAME},

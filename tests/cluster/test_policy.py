@@ -482,7 +482,7 @@ def test_doctor_reports_whether_a_policy_confines_the_account(
     else:
         real_cluster.grant(dataclasses.replace(RIGHTS, account=account))
         real_cluster.kubeconfig(path, account, node=NODE)
-    patient = doctor_rig.Patient(tmp_path).born()
+    patient = doctor_rig.Patient(tmp_path).create()
 
     examination = patient.examine("--kubeconfig", str(path), "--node-name", NODE)
 

@@ -54,9 +54,9 @@ class Patient:
         self.state = nvml_faults.SharedState(self.path)
         self.argv = ["--simulate-state", str(self.path)]
 
-    def born(self, spec: str = SPEC, **options: object) -> "Patient":
+    def create(self, **options: object) -> "Patient":
         simulation = dataclasses.replace(states.Options(), **options)  # type: ignore[arg-type]
-        simulated_nvml.create(spec, self.path, options=simulation)
+        simulated_nvml.create(SPEC, self.path, options=simulation)
         return self
 
     def settings(self, *argv: str, **changes: object) -> doctor_settings.DoctorSettings:

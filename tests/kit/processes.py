@@ -52,8 +52,8 @@ def worker_command(script: str) -> list[str]:
     return [sys.executable, "-c", f"{preamble}parent = subprocesses.Parent()\n{script}"]
 
 
-def run_python(script: str, *, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+def run_python(script: str) -> "subprocess.CompletedProcess[str]":
     """Run a script in an interpreter of its own, which must end well."""
     return subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True, input=stdin
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )

@@ -268,10 +268,9 @@ class NodeRig:
         selector = {well_known.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin.is_label_managed else {}
         self.add_pod(
             "nvidia-device-plugin",
-            labels={"app": "nvidia-device-plugin-daemonset"},
+            labels=samples.PLUGIN_LABELS,
             node_selector=selector,
-            owner_kind="DaemonSet",
-            mounts_plugin_sockets=True,
+            **samples.OF_PLUGIN,
             is_ready=not self.plugin.is_broken,
             waiting=self.plugin.waiting,
         )

@@ -214,6 +214,11 @@ def node_view(**changed: Any) -> node_object.NodeView:
     return dataclasses.replace(node_object.NodeView(name="n1", allocatable={}), **changed)
 
 
+PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}
+OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
+"""What a pod of the device plugin is beside its labels."""
+
+
 def pod(name: str = "p", **changed: Any) -> pod_object.Pod:
     """Build a running pod that requests a GPU."""
     running = pod_object.Pod(

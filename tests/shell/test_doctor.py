@@ -29,7 +29,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
 
 
 def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -> None:
-    result = patient.born().examine()
+    result = patient.create().examine()
 
     assert not result.failing
     assert result.text("driver") == "driver 580.95.05, NVML 580.95.05"
@@ -39,7 +39,7 @@ def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -
 
 @pytest.mark.slow
 def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shell) -> None:
-    patient.born(driver_version="440.33.01")
+    patient.create(driver_version="440.33.01")
 
     text = shell("doctor", *patient.argv)
     data = shell("doctor", *patient.argv, "-o", "json")
@@ -64,7 +64,7 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shel
     ids=["hangs", "crashes", "is not loaded"],
 )
 def test_a_driver_that_fails_hides_nothing_else(patient: Patient, fault: dict[str, Any]) -> None:
-    patient.born()
+    patient.create()
     patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, **fault))
 
     result = patient.examine(
@@ -100,7 +100,7 @@ def test_a_file_that_apply_could_not_write_is_a_warning(
     folder.chmod(0o555)
 
     with privileges.bound_by_file_modes():
-        result = patient.born().examine(
+        result = patient.create().examine(
             *(
                 f"--{name}-file={folder / subfolder / name}"
                 for name in ("lock", "journal", "verified-layout")
@@ -142,7 +142,7 @@ def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -
 def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
     patient: Patient,
 ) -> None:
-    patient.born(resets_itself=False)
+    patient.create(resets_itself=False)
     board = patient.state.boards[0]
     patient.set_modes(is_enabled=False, is_pending=True)
     patient.state.add_client(board.uuid, name="/usr/bin/train", pid=77)
@@ -156,7 +156,7 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
 
 
 def test_a_gpu_that_needs_recovery_fails_with_its_remedy(patient: Patient) -> None:
-    patient.born()
+    patient.create()
     patient.state.fail_gpu(1, action=4)
 
     result = patient.examine()
@@ -168,7 +168,9 @@ def test_a_gpu_that_needs_recovery_fails_with_its_remedy(patient: Patient) -> No
 
 
 def test_a_driver_without_recovery_actions_is_not_reported(patient: Patient) -> None:
-    assert patient.born(reports_recovery_action=False).examine().verdict("gpu-recovery") is SKIPPED
+    assert (
+        patient.create(reports_recovery_action=False).examine().verdict("gpu-recovery") is SKIPPED
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,14 +190,14 @@ def test_a_driver_without_recovery_actions_is_not_reported(patient: Patient) -> 
 def test_gpus_of_a_virtual_machine_are_explained(
     patient: Patient, how: states.Virtualization, verdict: doctor_report.CheckResult, words: str
 ) -> None:
-    result = patient.born(virtualization=how).examine()
+    result = patient.create(virtualization=how).examine()
 
     assert result.verdict("virtualization") is verdict
     assert words in result.text("virtualization")
 
 
 def test_instances_that_may_not_be_listed_do_not_count_as_absent(patient: Patient) -> None:
-    patient.born(permitted=False)
+    patient.create(permitted=False)
     patient.set_modes(is_enabled=True, is_pending=True)
 
     result = patient.examine()
@@ -292,7 +294,7 @@ def test_processes_are_reported_with_their_pod(patient: Patient, proc: proc_tree
     modules(proc, nvidia=3, nvidia_uvm=0)
     proc.add(4711, "/dev/nvidia0", name="dcgm", cgroup=f"0::/kubepods/pod{POD}/x")
 
-    result = patient.born().examine(proc=proc.root, has_worker=True)
+    result = patient.create().examine(proc=proc.root, has_worker=True)
 
     assert f"GPU 0: dcgm (pid 4711, pod {POD})" in result.text("gpu-processes")
 
@@ -314,7 +316,7 @@ def test_the_lock_is_reported_with_its_owner_and_not_taken(patient: Patient) -> 
 
 
 def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(patient: Patient) -> None:
-    patient.born()
+    patient.create()
     journal = patient.folder / "j"
     entries = journals.Journal(config="all-1g.5gb", persistent_gpus=("GPU-1",))
     journal.write_text(entries.to_json())
@@ -328,7 +330,7 @@ def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(patient: Pati
 
 
 def test_invalid_files_are_named(patient: Patient) -> None:
-    patient.born()
+    patient.create()
     layouts, verified, journal = (patient.folder / name for name in ("l.yaml", "p", "j"))
     layouts.write_text("version: v2\n")
     verified.write_text("{")

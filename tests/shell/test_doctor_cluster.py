@@ -53,7 +53,7 @@ class DoctorCluster:
 
 @pytest.fixture
 def cluster_rig(patient: Patient) -> Iterator[DoctorCluster]:
-    patient.born()
+    patient.create()
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = DoctorCluster(patient, folder)
@@ -184,7 +184,7 @@ def test_a_journal_of_persistence_mode_is_not_an_interrupted_run(
 
 @pytest.mark.slow
 def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> None:
-    patient.born()
+    patient.create()
     missing = patient.examine(
         *("--kubeconfig", str(patient.folder / "none"), "--node-name", NODE_NAME),
         *("--pod-resources-socket", str(patient.folder / "none.sock")),

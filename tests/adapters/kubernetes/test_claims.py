@@ -20,11 +20,6 @@ DRIVER = well_known.GPU_CLAIM_DRIVER
 ONE = frozenset({"MIG-0"})
 
 
-@pytest.fixture
-def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
-    return pods.KubeWorkloads(kube, node_name="n1", clock=fakes.FakeClock())
-
-
 def claiming(name: str, *results: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return a pod and its claims, with an allocation each."""
     named = [{"name": str(number)} for number, _ in enumerate(results)]

@@ -10,12 +10,6 @@ from mig_manager.adapters.kubernetes import api, pods
 from mig_manager.core.node import evictions, pod_object
 from testkit import apiserver
 from tests.api_objects import a_pod
-from tests.node import fakes
-
-
-@pytest.fixture
-def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
-    return pods.KubeWorkloads(kube, node_name="n1", clock=fakes.FakeClock())
 
 
 def test_list_returns_all_pages_of_the_nodes_pods_in_every_phase(

@@ -1,11 +1,9 @@
 """Documents of one layout, written as rules in flow style."""
 
-from mig_manager.core import model, profile_name
+from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
 from tests import contract
-
-ENABLED = model.MigMode.ENABLED
 
 DISABLED = model.MigMode.DISABLED
 
@@ -27,11 +25,6 @@ def of_rules(*rules: str) -> str:
 
 def layout_of(*rules: str) -> layouts.Layout:
     return parse(of_rules(*rules)).layout("x")
-
-
-def desired_gpu(mode: model.MigMode = ENABLED, **counts: int) -> model.DesiredGpu:
-    named = {key.removeprefix("p").replace("_", "."): count for key, count in counts.items()}
-    return model.DesiredGpu.of(mode, {profile_name.parse(key): n for key, n in named.items()})
 
 
 def of_mig_devices(devices: str) -> str:

@@ -13,9 +13,9 @@ from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, gpu_selectors, layouts
 from tests import contract
 from tests.node import samples
+from tests.node.samples import desired_gpu
 from tests.unit.layout.rules import (
     DISABLED,
-    desired_gpu,
     layout_of,
     of_mig_devices,
     of_rules,
@@ -232,7 +232,8 @@ def test_a_lenient_document_means_the_same_as_in_mig_parted(
 
 
 def test_lenient_duplicate_profile_has_its_last_count() -> None:
-    assert lenient_rule(of_mig_devices("{1g.5gb: x, 1g.5gb: 2}")).desired == desired_gpu(p1g_5gb=2)
+    rule = lenient_rule(of_mig_devices("{1g.5gb: x, 1g.5gb: 2}"))
+    assert rule.desired == desired_gpu({"1g.5gb": 2})
     assert not lenient_rule(of_filter('"0x20B010DE:extra"')).matches(samples.gpu(None))
 
 
@@ -278,7 +279,7 @@ mig-configs:
     layouts = parse(text).layouts
     assert layouts["one"].rules == layouts["two"].rules
     assert layouts["three"].rules[0].indices == (1,)
-    assert layouts["three"].rules[0].desired == desired_gpu(p1g_5gb=7)
+    assert layouts["three"].rules[0].desired == desired_gpu({"1g.5gb": 7})
     json = '{"version": "v1", "mig-configs": {"x": [{"devices": "all", "mig-enabled": false}]}}'
     assert parse(json).layout("x") == layout_of("devices: all, mig-enabled: false")
 
@@ -311,7 +312,7 @@ def test_an_unknown_layout_is_answered_with_close_ones_and_their_number() -> Non
 )
 def test_spellings_of_disabling_mig_everywhere_mean_the_same(rule: str) -> None:
     (read,) = layout_of(rule).rules
-    assert (read.filters, read.indices, read.desired) == ((), None, desired_gpu(DISABLED))
+    assert (read.filters, read.indices, read.desired) == ((), None, desired_gpu(mode=DISABLED))
 
 
 @pytest.mark.parametrize(
@@ -333,14 +334,14 @@ def test_devices_of_a_rule_are_parsed_as_indices(devices: str, expected: tuple[i
     ("devices", "expected"),
     [
         ("{}", desired_gpu()),
-        ("{1g.5gb: 7}", desired_gpu(p1g_5gb=7)),
-        ("{1c.1g.5gb: 7}", desired_gpu(p1g_5gb=7)),
-        ("{1g.5gb: 3, 1c.1g.5gb: 4}", desired_gpu(p1g_5gb=7)),
-        ("{1g.5gb: 0, 2g.10gb: 1}", desired_gpu(p2g_10gb=1)),
-        ("{1g.5gb: , 2g.10gb: 1}", desired_gpu(p2g_10gb=1)),
-        ("{1g.5gb: 1.0}", desired_gpu(p1g_5gb=1)),
-        ("{1g.5gb: 100000}", desired_gpu(p1g_5gb=100000)),
-        ("{0g.0gb: 100}", desired_gpu(p0g_0gb=100)),
+        ("{1g.5gb: 7}", desired_gpu({"1g.5gb": 7})),
+        ("{1c.1g.5gb: 7}", desired_gpu({"1g.5gb": 7})),
+        ("{1g.5gb: 3, 1c.1g.5gb: 4}", desired_gpu({"1g.5gb": 7})),
+        ("{1g.5gb: 0, 2g.10gb: 1}", desired_gpu({"2g.10gb": 1})),
+        ("{1g.5gb: , 2g.10gb: 1}", desired_gpu({"2g.10gb": 1})),
+        ("{1g.5gb: 1.0}", desired_gpu({"1g.5gb": 1})),
+        ("{1g.5gb: 100000}", desired_gpu({"1g.5gb": 100000})),
+        ("{0g.0gb: 100}", desired_gpu({"0g.0gb": 100})),
     ],
 )
 def test_mig_devices_are_counted_by_profile(devices: str, expected: model.DesiredGpu) -> None:

@@ -10,7 +10,8 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.layout import config, gpu_selectors, layouts
 from tests.node import samples
-from tests.unit.layout.rules import desired_gpu, layout_of
+from tests.node.samples import desired_gpu
+from tests.unit.layout.rules import layout_of
 
 A100, A30, T4 = 0x20B010DE, 0x20B710DE, 0x1EB810DE
 A16, A16_SUBSYSTEM = 0x25B610DE, 0x14A910DE
@@ -42,13 +43,13 @@ THREE = (gpu(0), gpu(1, uuid=UUID, pci_address=ADDRESS), gpu(2))
             [f'device-filter: "0x20B010DE", devices: all, {SEVEN_SMALL}',
              f'device-filter: "0x20B710DE", devices: all, {EMPTY}'],
             [PLAIN, OTHER_MODEL, gpu(2, pci_device_id=T4)],
-            {"GPU-0": desired_gpu(p1g_5gb=7), "GPU-1": desired_gpu()},
+            {"GPU-0": desired_gpu({"1g.5gb": 7}), "GPU-1": desired_gpu()},
             id="each model has a rule",
         ),
         pytest.param(
             [f"devices: all, {SEVEN_SMALL}", f"devices: [1], {OFF}"],
             [PLAIN, SECOND],
-            {"GPU-0": desired_gpu(p1g_5gb=7), "GPU-1": desired_gpu(DISABLED)},
+            {"GPU-0": desired_gpu({"1g.5gb": 7}), "GPU-1": desired_gpu(mode=DISABLED)},
             id="the last rule decides",
         ),
         pytest.param(
@@ -60,7 +61,7 @@ THREE = (gpu(0), gpu(1, uuid=UUID, pci_address=ADDRESS), gpu(2))
         pytest.param(
             [f'device-filter: "0x20B710DE", devices: [7], {EMPTY}', f"devices: all, {OFF}"],
             [PLAIN],
-            {"GPU-0": desired_gpu(DISABLED)},
+            {"GPU-0": desired_gpu(mode=DISABLED)},
             id="a rule for another model",
         ),
         pytest.param(

@@ -23,9 +23,6 @@ from tests.node.samples import pod
 
 ONE = frozenset({driver_rules.mig_uuid("1")})
 SAMPLER = well_known.DEPLOY_LABEL_PREFIX + "sampler"
-PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}
-OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
-"""What a pod of the device plugin is beside its name."""
 
 
 def desired_gpu(*names: str) -> model.DesiredGpu:
@@ -101,7 +98,7 @@ DS = {"name": "nvidia-device-plugin-ds"}
 @pytest.mark.parametrize(
     ("is_plugin", "changed"),
     [
-        (True, {"labels": PLUGIN_LABELS}),
+        (True, {"labels": samples.PLUGIN_LABELS}),
         (True, {"labels": DS}),
         (True, {"container_names": ("nvidia-device-plugin-ctr",)}),
         (
@@ -121,7 +118,7 @@ DS = {"name": "nvidia-device-plugin-ds"}
 def test_the_device_plugin_is_found_however_it_was_deployed(
     changed: dict[str, Any], *, is_plugin: bool
 ) -> None:
-    assert clients.is_device_plugin(pod(**{**OF_PLUGIN, **changed})) is is_plugin
+    assert clients.is_device_plugin(pod(**{**samples.OF_PLUGIN, **changed})) is is_plugin
 
 
 # -- the table of the owner's own daemons -----------------------------------------------------
@@ -278,7 +275,7 @@ def test_a_foreign_manager_is_named_with_its_kind(other: pod_object.Pod, what: s
             {"labels": {"app": "controller-daemonset"}, "container_names": ("daemonset",)},
             id="another driver's controller",
         ),
-        pytest.param({"labels": PLUGIN_LABELS}, id="the device plugin"),
+        pytest.param({"labels": samples.PLUGIN_LABELS}, id="the device plugin"),
         pytest.param({"labels": {NAME: "mig-manager"}}, id="our label on another thing"),
         *[
             pytest.param({**DAS, "phase": phase}, id=f"one that has {phase}")

@@ -197,9 +197,6 @@ def test_only_changes_that_concern_gpus_are_relevant() -> None:
 # -- users ------------------------------------------------------------------------------------
 
 ONE, OTHER = frozenset({MIG[LOW]}), frozenset({MIG[HIGH]})
-PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}
-OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
-"""What a pod of the device plugin is beside its name."""
 
 
 def using(ids: Collection[str] = (), *drivers: str, **fields: Any) -> pod_object.PodDevices:
@@ -235,8 +232,8 @@ def why_uncertain(of: pod_object.Pod, assigned: tuple[pod_object.PodDevices, ...
         ({"gpu_resources": {"nvidia.com/mig-1g.5gb.shared": 1}}, True),
         ({"gpu_resources": {"nvidia.com/hostdev": 1}}, False),
         ({"owner_kind": "DaemonSet"}, True),
-        ({"labels": PLUGIN_LABELS}, True),
-        ({"labels": PLUGIN_LABELS, **OF_PLUGIN}, False),
+        ({"labels": samples.PLUGIN_LABELS}, True),
+        ({"labels": samples.PLUGIN_LABELS, **samples.OF_PLUGIN}, False),
     ],
 )
 def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
