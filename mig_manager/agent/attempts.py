@@ -65,7 +65,7 @@ class AttemptMemory:
     _removal_refused_s: float = dataclasses.field(default=-math.inf, init=False)
 
     def forget_restarts(self) -> None:
-        """Forget the restarted programs: for a new request, or once devices have changed."""
+        """Forget the restarted programs, for a new request."""
         self.restarted = frozenset()
 
     def note_restarted(self, names: Iterable[str]) -> None:

@@ -1,6 +1,5 @@
 """Act on a check of the layout at rest: publish a drift, restore the layout, or do nothing."""
 
-import contextlib
 import dataclasses
 import enum
 from collections.abc import Hashable
@@ -43,9 +42,8 @@ class DriftMemory:
     is_drifted: bool = False
     description: str = ""
     """Words for the drift, by the last check or a run; empty: no drift is published."""
-    drifted_devices: Hashable = None  # the devices at the last check that found a drift
     checked_ids: frozenset[str] | None = None
-    """On a node that no run verifies: the devices as last checked; None: never checked."""
+    """The devices that were last withdrawn if no GPU had them; None: to be done."""
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
 
@@ -115,16 +113,13 @@ def act(
     if not (is_success or outcome.reason is errors.Reason.DRIFTED):
         # A run that failed early has not verified the devices.
         before = before.with_withdrawn(attempt, gpus, node)
-    is_active = bool(observation.is_active)
-    devices = before.drifted_devices if is_active else device_ids.expected_ids(gpus)
     now = dataclasses.replace(
         before,
-        is_drifted=not is_active,
+        is_drifted=not observation.is_active,
         description="",
         failed_checks=0,
         was_driver_away=False,
         is_unknown=False,
-        drifted_devices=devices,
     )
     action = Action.REST
     match _judge(attempt, before, outcome, observation, node):
@@ -139,8 +134,7 @@ def act(
         case _Verdict.DRIFTED:
             description = _handle_drift(attempt, observation, before, outcome)
             if description:
-                device_plugin.withdraw_phantoms(attempt, gpus, node)
-                _restart_stale(attempt, observation, is_new=devices != before.drifted_devices)
+                now = now.with_withdrawn(attempt, gpus, node)
             now = dataclasses.replace(now, description=description)
             action = Action.REST if description else Action.HEAL
         case _Verdict.ACTIVE_AGAIN:
@@ -274,23 +268,6 @@ def _handle_drift(
         _log.warning("drift_found", config=attempt.request.config, pods=affected)
         attempt.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
     return message
-
-
-def _restart_stale(
-    attempt: attempts.Attempt, observation: drift_checks.Observation, *, is_new: bool
-) -> None:
-    """Restart what offers devices that are gone, once for each drift; the next check retries.
-
-    Between changes of the node's pods no request is sent.
-    """
-    pods = attempt.deps.workloads.present()
-    if survey.foreign_managers(attempt.deps, pods):
-        return
-    if is_new:
-        attempt.memory.forget_restarts()
-    with contextlib.suppress(errors.ClusterError):
-        if advertising.to_restart(attempt, pods, observation.gpus):
-            advertising.restart_stale(attempt, observation.gpus, frozenset())
 
 
 def _withdraw_phantoms(

@@ -163,19 +163,6 @@ def find_stale(
     )
 
 
-def to_restart(
-    attempt: attempts.Attempt,
-    pods: pod_object.Pods,
-    gpus: model.ObservedGpus,
-    changed: frozenset[str] = frozenset(),
-) -> tuple[advertisers.Advertiser, ...]:
-    """Return the advertisers with outdated devices that were not restarted for this request."""
-    again = find_stale(attempt, pods, gpus, changed=changed, ignored=attempt.memory.restarted)
-    if PLUGIN not in again and PLUGIN.contradicts_label(attempt, gpus, pods):
-        return PLUGIN, *again
-    return again
-
-
 def restart_stale(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: frozenset[str]
 ) -> Paused:
@@ -191,7 +178,9 @@ def restart_stale(
     """
     pods = attempt.deps.workloads.list()
     present = remove_phantoms_and_find(attempt, pods, gpus)
-    again = to_restart(attempt, pods, gpus, changed)
+    again = find_stale(attempt, pods, gpus, changed=changed, ignored=attempt.memory.restarted)
+    if PLUGIN not in again and PLUGIN.contradicts_label(attempt, gpus, pods):
+        again = (PLUGIN, *again)
     stale = tuple(pod for program in again for pod in pods if program.owns(pod))
     delete(attempt, stale)
     attempt.memory.note_restarted(program.name for program in again)

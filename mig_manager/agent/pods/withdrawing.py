@@ -1,7 +1,7 @@
 """Withdraw devices that no GPU has from a node at rest, where no run verifies the devices.
 
-Without a request, or with one that fails early, no run restarts what advertises the devices. If
-another program destroys some, pods would still be bound to them, and would fail.
+Without a request, with one that fails early, or in a drift, no run restarts what advertises the
+devices. If another program destroys some, pods would still be bound to them, and would fail.
 """
 
 import structlog

@@ -24,7 +24,7 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert well_known.APPLIED_LABEL not in rig.labels
-    assert rig.events == ["Drifted"]
+    assert rig.events == ["Drifted", "DestroyedDevices"]
     assert "gpus.execute" not in rig.log
 
     rig.gpus = before
@@ -60,7 +60,7 @@ def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str
 
     is_missing = f"the driver no longer lists {before[1]}" in rig.statuses[-1]
     assert is_missing is (at_run == "listed")
-    assert rig.events == ["Drifted", "Drifted"]
+    assert rig.events == ["Drifted", "Drifted", "DestroyedDevices"]
 
 
 IMPOSSIBLE_NOW: dict[str, Callable[[model.Gpu], model.Gpu]] = {
@@ -85,7 +85,8 @@ def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) 
     for _ in range(2):
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
-    assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.events == ["Drifted", "DestroyedDevices"]
     assert well_known.APPLIED_LABEL not in rig.labels
     assert "it cannot be restored" in rig.statuses[-1]
     rig.gpus = before

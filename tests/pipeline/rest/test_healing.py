@@ -39,7 +39,7 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert "default/foreign" in rig.statuses[-1]
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
-    assert rig.events == ["Drifted"]
+    assert rig.events == ["Drifted", "DestroyedDevices"]
 
     rig.remove_pod(rig.uid_of("foreign"))
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL

@@ -203,7 +203,7 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
         rig.clock.wait(1)
         assert rig.schedulable == rig.plugin_devices
-    assert rig.events == [Reason.DRIFTED.value]
+    assert rig.events == ["Drifted", "DestroyedDevices", "DestroyedDevices"]
 
 
 def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
