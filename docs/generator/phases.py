@@ -16,7 +16,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
-from tests.node import agents, fakes, nodes, strikes
+from tests.node import agents, fake_cluster, fakes, nodes, strikes
 from tests.pipeline import swept_changes
 
 Move = tuple[model.Phase, model.Phase]
@@ -148,17 +148,9 @@ def _killed_everywhere(change: swept_changes.Change, story: Story) -> None:
                 successor.run(requested, fakes.FakeRequest(node.clock, is_replaced=False))
 
 
-def _rebooting_node(*, comes_down: bool) -> fakes.NodeRig:
-    node = nodes.node()
-    node.driver.mode_waits = node.host.may_reboot = True
-    if not comes_down:
-        node.host.reboot_refusal = "a person is logged in"
-    return node
-
-
 def _reboot(story: Story) -> None:
     """Reboot in the middle of a run, as the signal to end does, and go on afterwards."""
-    node = _rebooting_node(comes_down=True)
+    node = nodes.rebooting_node()
     request = fakes.FakeRequest(node.clock, ends_when=lambda: node.host.reboots > 0)
     with _record(node, story), contextlib.suppress(errors.Superseded):
         agents.reconciler(node).run("all-1g.5gb", request)
@@ -180,35 +172,18 @@ def _refuse(story: Story) -> None:
     silent = nodes.busy_node()
     silent.plugin.is_broken = True
     _play(silent, "one-slice-changed", story)
-    _play(_rebooting_node(comes_down=False), "all-1g.5gb", story)
-
-
-class _Queue:
-    """Implements ``ports.Slots``: first there is no slot, then one or a refusal."""
-
-    def __init__(self, *, is_forbidden: bool) -> None:
-        self._denials = [slots.Denial(limit=1, changing=("other",))] * 2
-        self._is_forbidden = is_forbidden
-
-    def take(self) -> slots.Denial | None:
-        if self._denials:
-            return self._denials.pop()
-        if self._is_forbidden:
-            raise errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)
-        return None
-
-    def check(self) -> None:
-        """Be sure of the slot."""
-
-    def release(self) -> None:
-        """Release the slot."""
+    staying = nodes.rebooting_node()
+    staying.refusing["reboot.request"] = strikes.broken("reboot.request")
+    _play(staying, "all-1g.5gb", story)
 
 
 def _queue(story: Story) -> None:
     """Play a node that waits for a slot: it gets one, is forbidden it, or is superseded."""
-    for is_forbidden, superseded_at in ((False, None), (True, None), (False, 1)):
+    denial = slots.Denial(limit=1, changing=("other",))
+    forbidden = errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)
+    for failing, superseded_at in (([], None), ([forbidden], None), ([], 1)):
         node = nodes.busy_node()
-        node.slots = _Queue(is_forbidden=is_forbidden)
+        node.slots = fake_cluster.FakeSlots(node, denials=[denial] * 2, failing=failing)
         _play(node, "one-slice-changed", story, superseded_at=superseded_at)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mig_manager import errors
 from mig_manager.change import course, local
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import StageOutcome
@@ -114,26 +115,30 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
 
 
 @pytest.mark.parametrize(
-    ("using", "refusal", "name", "why"),
+    ("using", "refusing", "name", "why"),
     [
         pytest.param(
             lambda _uuid: contextlib.nullcontext(""),
-            "",
+            {},
             IN_USE,
             "VerifyFailed: destroy an instance in use",
             id="a driver that destroys an instance in use",
         ),
         pytest.param(
-            None, "GPU 1 must be reset with GPU 0", RESET, "ResetRequired", id="a refused reset"
+            None,
+            {"reset.reset": errors.HostError("no", reason=errors.Reason.RESET_REQUIRED)},
+            RESET,
+            "ResetRequired",
+            id="a refused reset",
         ),
     ],
 )
 def test_a_failing_stage_is_named_and_the_gpu_restored(
-    using: course.Using | None, refusal: str, name: str, why: str
+    using: course.Using | None, refusing: dict[str, Exception], name: str, why: str
 ) -> None:
     host = CourseNode()
     before = host.shape
-    host.resets.refusal = refusal
+    host.refusing |= refusing
 
     (failed,) = (
         stage for stage in host.play(using).stages if stage.outcome is StageOutcome.FAILED

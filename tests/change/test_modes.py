@@ -137,11 +137,12 @@ def test_persistence_mode_that_stays_off_is_restored_by_a_later_run(
 
     node.driver.lost = {uuid} if obstacle == "lost GPU" else set()
     node.resets.keep_persistence_off = obstacle == "stays off"
-    node.has_reset = obstacle != "no program"
+    node.resets.are_available = obstacle != "no program"
     for _ in range(2):
         node.change_to("before")
     assert node.resets.without_persistence == {uuid}
-    node.driver.lost, node.resets.keep_persistence_off, node.has_reset = set(), False, True
+    node.resets.are_available, node.resets.keep_persistence_off = True, False
+    node.driver.lost.clear()
     node.change_to("before")
 
     assert node.resets.without_persistence == set()

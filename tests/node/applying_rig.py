@@ -64,8 +64,6 @@ class ApplyingNode(fakes.NodeRig):
         self.journal = kept_file.FakeKeptFile()
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
-        self.has_reset = True
-        """Whether a program resets GPUs."""
         self.steps = 0
         self.is_stale = False
         """Whether what the next plan creates exists already."""
@@ -73,6 +71,7 @@ class ApplyingNode(fakes.NodeRig):
         self.on_step: Callable[[steps.Step], object] = lambda _step: None
         self._killed_at: int | None = None
         self.driver.step_error = self._take
+        self.resets.are_available = True
         if start != "off":
             self.set_up(start)
 
@@ -202,7 +201,7 @@ class ApplyingNode(fakes.NodeRig):
             uninterrupted=self.guard,
             hooks=fake_host.FakeHooks(self) if self.hooks.text else None,
             refresh_files=fake_host.FakeHost(self).refresh,
-            reset=fake_host.FakeHost(self) if self.has_reset else None,
+            reset=fake_host.FakeHost(self) if self.resets.are_available else None,
             pods=pod_use.PodUse(kubelet=lambda: fake_cluster.FakeAllocations(self)),
         )
 

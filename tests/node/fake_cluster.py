@@ -88,7 +88,7 @@ class FakeNode(FakePort):
             self._rig.kubelet.reported_devices = dict.fromkeys(self._rig.schedulable, 0)
 
     def report_devices(self, counts: Mapping[str, int]) -> None:
-        if self._succeeds("node.report") and self._rig.kubelet.may_be_reported:
+        if self._succeeds("node.report"):
             self._rig.kubelet.reported_devices |= counts
 
     def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
@@ -312,10 +312,10 @@ class FakeSlots:
 
     def take(self) -> slots.Denial | None:
         self.rig.record_call("slots.take")
-        if self.failing:
-            raise self.failing.pop(0)
         if self.denials:
             return self.denials.pop(0)
+        if self.failing:
+            raise self.failing.pop(0)
         is_first = not self.is_taken
         assert not (is_first and self.rig.has_hold_taint), "a slot comes before the disruption"
         self.is_taken = True

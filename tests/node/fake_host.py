@@ -117,10 +117,7 @@ class FakeHost(fake_cluster.FakePort):
         self._rig.record_call("reset.reset")
         if self._rig.resets.need_persistence_off and self.restore_persistence(gpus):
             note_persistence([gpu.uuid for gpu in gpus], is_on=True)
-        if self._rig.resets.refusal:
-            raise errors.HostError(self._rig.resets.refusal, reason=errors.Reason.RESET_REQUIRED)
         uuids = {gpu.uuid for gpu in gpus}
-        assert not self._rig.resets.only or uuids == self._rig.resets.only
         if self._rig.resets.action_after is model.RecoveryAction.NONE:
             self._rig.driver.lost -= silent
         self._rig.gpus = tuple(
@@ -138,18 +135,11 @@ class FakeHost(fake_cluster.FakePort):
         )
 
     def check(self) -> None:
-        if self._rig.host.may_not_reboot:
-            raise errors.HostError(
-                self._rig.host.may_not_reboot, reason=errors.Reason.REBOOT_REQUIRED
-            )
+        self._rig.record_call("reboot.check")
 
     def request(self, why: str) -> None:
         assert why
         self._rig.record_call("reboot.request")
-        if self._rig.host.reboot_refusal:
-            raise errors.HostError(
-                self._rig.host.reboot_refusal, reason=errors.Reason.REBOOT_REQUIRED
-            )
         self._rig.host.reboots += 1
 
     def refresh(self) -> None:

@@ -253,7 +253,7 @@ class NodeRig:
             self.labels.get(dra.DEPLOY_LABEL) == "true" or not self.dra_driver.is_label_managed
         )
         if self.dra_driver.is_installed and is_selected and not self.drivers:
-            self.start_driver()
+            self._start_driver()
 
     @property
     def plugins(self) -> list[pod_object.Pod]:
@@ -294,7 +294,7 @@ class NodeRig:
     def driver_runs(self) -> bool:
         return any(pod.is_ready and not pod.is_terminating for pod in self.drivers)
 
-    def start_driver(self) -> None:
+    def _start_driver(self) -> None:
         """Start a DRA driver: it publishes the GPUs as they are now, and never again."""
         self.add_pod(
             "nvidia-dra-driver-kubelet-plugin",

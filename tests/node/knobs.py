@@ -32,7 +32,6 @@ class KubeletKnobs:
     """Before it, the Node shows what the agent reports and not what kubelet has."""
     reported_devices: dict[str, int] = dataclasses.field(default_factory=dict)
     """The devices that the agent reported since it withdrew the former ones."""
-    may_be_reported: bool = True  # whether the API lets the agent report devices
 
     @property
     def devices_in_use(self) -> frozenset[str]:
@@ -131,9 +130,6 @@ class Resets:
     """How the host resets GPUs."""
 
     are_available: bool = False
-    only: set[str] = dataclasses.field(default_factory=set)
-    """UUIDs that a reset must name, no more and no less; empty: any."""
-    refusal: str = ""  # why no GPU is reset; empty: they are
     action_after: model.RecoveryAction = model.RecoveryAction.NONE
     """The recovery action of a GPU after its repair."""
     need_persistence_off: bool = False
@@ -152,8 +148,6 @@ class Host:
     broken_services: set[str] = dataclasses.field(default_factory=set)
     boot_id: str = "boot-1"
     may_reboot: bool = False
-    may_not_reboot: str = ""  # why a reboot would be refused, as known before the request
-    reboot_refusal: str = ""  # why the request is refused
     reboots: int = 0
     refreshes: int = 0  # how often the device files were refreshed
 

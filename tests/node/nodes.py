@@ -204,6 +204,13 @@ def sharing_node() -> fakes.NodeRig:
     return rig
 
 
+def rebooting_node() -> fakes.NodeRig:
+    """A MIG mode change takes effect only after a reboot, which the agent may request."""
+    rig = node()
+    rig.driver.mode_waits = rig.host.may_reboot = True
+    return rig
+
+
 def resetting_node() -> fakes.NodeRig:
     """A MIG mode change takes effect only after a reset."""
     rig = node()

@@ -358,7 +358,7 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
 
 def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
     rig = repairs.faulty_node()
-    rig.resets.refusal = "GPU 0 can only be reset together with GPU 1"
+    rig.refusing["reset.reset"] = repairs.REFUSED
     before = rig.gpus
     outcome = repairs.serve(rig)
     assert outcome.state is model.State.SUCCESS
@@ -400,7 +400,7 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
 def test_a_repair_never_reboots_the_node() -> None:
     rig = repairs.faulty_node()
     rig.host.may_reboot = True
-    rig.resets.refusal = "no"
+    rig.refusing["reset.reset"] = repairs.REFUSED
     repairs.serve(rig)
     assert rig.host.reboots == 0
     assert "spared" in rig.pod_names

@@ -123,9 +123,10 @@ def test_a_failed_change_starts_the_services_again() -> None:
 def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) -> None:
     rig = nodes.resetting_node()
     rig.resets.are_available = may_reset
-    rig.resets.refusal = "GPU 0 is in use by dcgm (pid 7)"
+    in_use = "GPU 0 is in use by dcgm (pid 7)"
+    rig.refusing["reset.reset"] = errors.HostError(in_use, reason=Reason.RESET_REQUIRED)
 
-    why = rig.resets.refusal if may_reset else ""
+    why = in_use if may_reset else ""
     ends.assert_ends(rig, Reason.RESET_REQUIRED, why, layout=ALL_1G)
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}

@@ -17,6 +17,8 @@ from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 
 LAYOUT = "all-1g.5gb"
 
+POLKIT = errors.HostError("polkit says no", reason=Reason.REBOOT_REQUIRED)
+
 ONE_OR_BOTH = """
 version: v1
 mig-configs:
@@ -25,13 +27,6 @@ mig-configs:
   both:
   - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
 """
-
-
-def rebooting_node() -> fakes.NodeRig:
-    """Only a reboot helps; a pod holds a whole GPU."""
-    rig = nodes.node()
-    rig.driver.mode_waits = rig.host.may_reboot = True
-    return rig
 
 
 def go_down(
@@ -51,7 +46,7 @@ def restart_without_the_mode(rig: fakes.NodeRig) -> None:
 
 
 def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
 
     go_down(rig)
 
@@ -99,7 +94,7 @@ def refuse_by_budget(rig: fakes.NodeRig) -> None:
 def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(
     act: Callable[[fakes.NodeRig], None],
 ) -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled")
     # ``--no-gpu-reset``
     rig.resets.are_available = False
@@ -178,7 +173,7 @@ def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
 
 def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     """Kubelet registers the node again after the reboot, with the label from its flags."""
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     go_down(rig)
     restart_without_the_mode(rig)
     rig.annotations.clear()
@@ -191,7 +186,7 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
 
 
 def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     go_down(rig)
     rig.driver.mode_waits = False
     rig.restart_machine()
@@ -214,7 +209,7 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
 
 
 def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     impatient = fakes.FakeRequest(
         rig.clock, ends_when=lambda: rig.host.reboots > 0, is_replaced=True
     )
@@ -227,7 +222,7 @@ def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> No
 
 
 def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     rig.extra_clients = "version: v1\nclients:\n- labels: {app: watcher}\n"
 
     def restart() -> None:
@@ -245,10 +240,10 @@ def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
     assert rig.host.reboots == 1
 
 
-@pytest.mark.parametrize("refusal", ["polkit says no", ""])
-def test_a_refused_or_missing_reboot_is_requested_again(refusal: str) -> None:
-    rig = rebooting_node()
-    rig.host.reboot_refusal = refusal
+@pytest.mark.parametrize("refusing", [{"reboot.request": POLKIT}, {}])
+def test_a_refused_or_missing_reboot_is_requested_again(refusing: dict[str, Exception]) -> None:
+    rig = nodes.rebooting_node()
+    rig.refusing = refusing
     agent = agents.reconciler(rig)
     late = fakes.FakeRequest(rig.clock)
 
@@ -260,7 +255,7 @@ def test_a_refused_or_missing_reboot_is_requested_again(refusal: str) -> None:
 
 
 def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     go_down(rig)
 
     successor = agents.start(rig, LAYOUT)
@@ -281,7 +276,7 @@ def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
 def test_run_that_fails_early_leads_to_no_second_reboot(
     reason: Reason, *, has_default_layouts: bool
 ) -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
 
     def successor(text: str = agents.CONFIG) -> agents.AgentInMemory:
         limits = {"has_default_layouts": has_default_layouts}
@@ -306,7 +301,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
 
 
 def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     go_down(rig)
     restart_without_the_mode(rig)
     text = agents.CONFIG.replace("{1g.5gb: 7}", "{1g.5gb: 6}")
@@ -337,15 +332,28 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "polkit", "reason"),
-    [("budget", "", Reason.DRAIN_TIMEOUT), ("", "polkit", Reason.REBOOT_REQUIRED)],
+    ("obstruct", "reason", "message"),
+    [
+        (
+            lambda rig: rig.disruptions.refusals.update(bystander="budget"),
+            Reason.DRAIN_TIMEOUT,
+            "budget",
+        ),
+        (
+            lambda rig: rig.refusing.update({"reboot.check": POLKIT}),
+            Reason.REBOOT_REQUIRED,
+            "polkit",
+        ),
+    ],
+    ids=["budget", "polkit"],
 )
-def test_a_refused_reboot_evicts_no_pod(budget: str, polkit: str, reason: Reason) -> None:
+def test_a_refused_reboot_evicts_no_pod(
+    obstruct: Callable[[fakes.NodeRig], object], reason: Reason, message: str
+) -> None:
     rig = node_with_bystander()
-    rig.disruptions.refusals["bystander"] = budget
-    rig.host.may_not_reboot = polkit
+    obstruct(rig)
 
-    ends.assert_ends(rig, reason, budget + polkit, layout="all-balanced")
+    ends.assert_ends(rig, reason, message, layout="all-balanced")
 
     assert "bystander" in rig.pod_names
     assert rig.host.reboots == 0
@@ -371,7 +379,7 @@ def refuse_a_patch_after_evictions(rig: fakes.NodeRig) -> None:
 def test_a_reboot_follows_once_the_pods_can_leave(
     obstruct: Callable[[fakes.NodeRig], object], reason: Reason
 ) -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
     obstruct(rig)
     agent = agents.reconciler(rig, ONE_OR_BOTH)
@@ -387,7 +395,7 @@ def test_a_reboot_follows_once_the_pods_can_leave(
 
 
 def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     pod = rig.add_pod("slow", devices=frozenset({rig.gpus[1].uuid}))
     rig.kubelet.ends_from_s[pod] = 3600.0
 
@@ -396,24 +404,28 @@ def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
     assert not outcome.should_retry
 
 
-@pytest.mark.parametrize("refusal", ["polkit says no", ""])
-def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(refusal: str) -> None:
-    rig = rebooting_node()
-    rig.host.reboot_refusal = refusal
+@pytest.mark.parametrize(
+    ("refusing", "message"), [({"reboot.request": POLKIT}, "polkit says no"), ({}, "still up")]
+)
+def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
+    refusing: dict[str, Exception], message: str
+) -> None:
+    rig = nodes.rebooting_node()
+    rig.refusing = refusing
 
-    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, refusal or "still up", layout=LAYOUT)
+    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, message, layout=LAYOUT)
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     # It may be asked for again by the next agent.
     is_counted = rig.status.get("rebooted", False)
-    assert is_counted is not bool(refusal)
+    assert is_counted is not bool(refusing)
 
 
 @pytest.mark.parametrize("label_managed", [True, False])
 def test_refused_reboot_refreshes_device_files_and_the_plugin(*, label_managed: bool) -> None:
     rig = nodes.node(layout="all-balanced", label_managed=label_managed)
     rig.driver.mode_waits = rig.host.may_reboot = True
-    rig.host.reboot_refusal = "polkit says no"
+    rig.refusing["reboot.request"] = POLKIT
     rig.host.refreshes = 0
     before = rig.gpus
     old = set(rig.pods)
@@ -461,7 +473,7 @@ def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
 
 
 def test_policy_none_forbids_a_reboot() -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
 
     ends.assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
@@ -469,7 +481,7 @@ def test_policy_none_forbids_a_reboot() -> None:
 
 
 def test_a_request_removed_during_the_reboot_restores_the_node() -> None:
-    rig = rebooting_node()
+    rig = nodes.rebooting_node()
     go_down(rig)
     rig.restart_machine()
     agents.undo(rig)

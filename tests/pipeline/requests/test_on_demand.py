@@ -205,8 +205,7 @@ def test_on_demand_another_layout_drains_the_node_as_everywhere() -> None:
 
 
 def test_on_demand_a_machine_is_not_rebooted() -> None:
-    rig = nodes.node()
-    rig.driver.mode_waits = rig.host.may_reboot = True
+    rig = nodes.rebooting_node()
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.REBOOT_REQUIRED
     assert "does not reboot" in outcome.message

@@ -11,7 +11,7 @@ from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import strategies, well_known
 from mig_manager.core.records import gpu_codec, run_status
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fake_host, fakes, gpu_values, nodes
+from tests.node import agents, ends, fake_host, fakes, gpu_values, nodes, strikes
 from tests.node.nodes import guarded_node, waiting_node, whole_node
 
 
@@ -33,7 +33,8 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, label_managed: b
 @pytest.mark.parametrize("may_report", [True, False])
 def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool) -> None:
     rig = nodes.node()
-    rig.kubelet.reports_from_s, rig.kubelet.may_be_reported = 10.0, may_report
+    rig.kubelet.reports_from_s = 10.0
+    rig.refusing |= {} if may_report else {"node.report": strikes.BROKEN["node"]}
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
