@@ -27,7 +27,6 @@ from mig_manager.agent.phases import (
     slots,
     verification,
 )
-from mig_manager.agent.pods import drain
 from mig_manager.core import messages, model
 from mig_manager.core.planner import vgpus
 
@@ -127,10 +126,8 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     slots.require(attempt)
     host.start_hooks(attempt, change.plan)
     draining.taint(attempt, change)
-    change = preparing.follow_pods(attempt, change)
-    pod_drain = drain.Drain.begin(attempt, change.order)
-    usage = pod_drain.run(change.usage)
-    paused = draining.pause_clients(attempt, change, pod_drain, usage)
+    change, pod_drain = draining.drain_pods(attempt, change)
+    change, paused = draining.pause_clients(attempt, change, pod_drain)
     host.stop_services(attempt, change.services, change.plan)
     gpus = execution.execute(attempt, change, paused)
     forced = pod_drain.evictions.forced

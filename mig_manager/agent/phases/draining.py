@@ -13,7 +13,9 @@ from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.phases import preparing, slots
 from mig_manager.agent.pods import advertising, drain, orders, pausing, survey
 from mig_manager.core import messages, model
-from mig_manager.core.node import gpu_use, node_object, well_known
+from mig_manager.core.node import node_object, well_known
+
+_MAX_NEW_PLANS = 5  # a drain must end even if pods come and go all the time
 
 
 def taint(attempt: attempts.Attempt, change: preparing.PlannedChange) -> None:
@@ -24,55 +26,66 @@ def taint(attempt: attempts.Attempt, change: preparing.PlannedChange) -> None:
         NotReadyError: SLOTS_TAKEN: another node may take the slot soon.
     """
     slots.require(attempt)
-    affected = change.affected_pods
-    message = f"applying {attempt.status.title}"
-    if affected:
-        act = "evict" if isinstance(change.order.rights, orders.Evict) else "wait for"
-        count = messages.count(len(affected), "pod")
-        message = f"{count} to {act}: {change.usage.describe_users(affected)}"
+    _publish(attempt, change)
 
-    def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
-        # An interrupted run has removed the label, and its journal names the layout.
-        applied = view.labels.get(well_known.APPLIED_LABEL) or attempt.journal.entries.applied
-        return run_journal.PhaseStart(
-            message=message,
-            entries=dataclasses.replace(attempt.journal.entries, hold_taint=True, applied=applied),
-        )
 
-    attempt.journal.enter_decided(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)
-    if affected:
-        text = f"{attempt.status.title}: {message}"
-        attempt.deps.node.emit(reason="Draining", message=text, is_warning=False)
+def drain_pods(
+    attempt: attempts.Attempt, change: preparing.PlannedChange
+) -> tuple[preparing.PlannedChange, drain.Drain]:
+    """Evict the pods that use devices to be destroyed, and wait until they are gone.
+
+    Returns:
+        The change as planned last, with the usage at the end of the drain, and the drain.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+        MigManagerError: As ``preparing.require_possible`` and ``drain.Drain.run``.
+        Superseded: Another layout is requested, or the agent stops.
+    """
+    followed = preparing.follow_pods(attempt, change, attempt.deps.workloads.list())
+    pod_drain = drain.Drain.begin(attempt, followed.order, new_plans=_MAX_NEW_PLANS)
+    deadline_s = None
+    while True:
+        before, now = ({pod.uid for pod in c.affected_pods} for c in (change, followed))
+        change = followed
+        if now != before:
+            _publish(attempt, change)
+        try:
+            usage = pod_drain.run(change.usage, deadline_s)
+        except drain.PodsChangedError as news:
+            deadline_s = news.deadline_s
+            followed = preparing.plan_again(attempt, change, news.pods)
+            pod_drain = pod_drain.for_new_plan(followed.order)
+        else:
+            return dataclasses.replace(change, usage=usage), pod_drain
 
 
 def pause_clients(
-    attempt: attempts.Attempt,
-    change: preparing.PlannedChange,
-    pod_drain: drain.Drain,
-    usage: gpu_use.Usage,
-) -> advertising.Paused:
+    attempt: attempts.Attempt, change: preparing.PlannedChange, pod_drain: drain.Drain
+) -> tuple[preparing.PlannedChange, advertising.Paused]:
     """Pause the GPU clients, so that no pod gets a device any more.
-
-    ``usage`` is as of the end of the drain.
 
     Raises:
         ClusterError: The API refused or does not answer.
         DrainError: Pods that got a device meanwhile did not end before the deadline.
         NotReadyError: IN_USE: paused pods did not stop before the deadline.
-        MigManagerError: IN_USE: pods use devices to be destroyed, and none may be evicted.
+        MigManagerError: As ``preparing.require_possible``, if pods got a device meanwhile.
         Superseded: Another layout is requested, or the agent stops.
     """
     attempt.journal.note_record(attempt.journal.record.with_awaited(change.awaited))
-    usage = usage.with_pods(pausing.await_admission(attempt, usage.pods))
-    now = pausing.pause_clients(attempt, change.plan, usage)
-    # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
-    drained = pod_drain.run(now)
-    paused = pausing.pause_driver(attempt, change.plan, usage)
+    pods = pausing.await_admission(attempt, change.usage.pods)
+    drained = change.usage.with_pods(pods)
+    now = pausing.pause_clients(attempt, change.plan, drained)
+    # Without a plugin no pod gets a device any more: spare or drain pods that meanwhile got one.
+    change = preparing.follow_pods(attempt, change, now.pods)
+    last_drain = dataclasses.replace(pod_drain, order=change.order, new_plans=0)
+    change = dataclasses.replace(change, usage=last_drain.run(change.usage))
+    paused = pausing.pause_driver(attempt, change.plan, drained)
     if advertising.DRIVER in paused.programs:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
-        pod_drain.require_done(drained)
+        last_drain.require_done(change.usage)
     attempt.cancel.check()
-    return paused
+    return change, paused
 
 
 def drain_whole_node(
@@ -103,3 +116,26 @@ def drain_whole_node(
             reason=errors.Reason.REBOOT_REQUIRED,
         )
     drain.Drain.begin(attempt, order).run(usage)
+
+
+def _publish(attempt: attempts.Attempt, change: preparing.PlannedChange) -> None:
+    """Publish taint and affected pods, or again once others are affected."""
+    affected = change.affected_pods
+    message = f"applying {attempt.status.title}"
+    if affected:
+        act = "evict" if isinstance(change.order.rights, orders.Evict) else "wait for"
+        count = messages.count(len(affected), "pod")
+        message = f"{count} to {act}: {change.usage.describe_users(affected)}"
+
+    def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
+        # An interrupted run has removed the label, and its journal names the layout.
+        applied = view.labels.get(well_known.APPLIED_LABEL) or attempt.journal.entries.applied
+        return run_journal.PhaseStart(
+            message=message,
+            entries=dataclasses.replace(attempt.journal.entries, hold_taint=True, applied=applied),
+        )
+
+    attempt.journal.enter_decided(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)
+    if affected:
+        text = f"{attempt.status.title}: {message}"
+        attempt.deps.node.emit(reason="Draining", message=text, is_warning=False)

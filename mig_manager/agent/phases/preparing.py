@@ -123,24 +123,36 @@ def require_possible(attempt: attempts.Attempt, planned: PlannedChange) -> Plann
     return _require_unhindered(attempt, change)
 
 
-def follow_pods(attempt: attempts.Attempt, change: PlannedChange) -> PlannedChange:
-    """Plan again after the taint, if pods with GPUs were bound or have ended since the survey.
+def follow_pods(
+    attempt: attempts.Attempt, change: PlannedChange, pods: pod_object.Pods
+) -> PlannedChange:
+    """Plan again if pods with GPUs were bound or have ended since the survey.
 
     Hooks may take long, and a pod may have got a device to be destroyed while another is free.
+    ``pods`` are the node's, as just listed.
 
     Raises:
         MigManagerError: As ``require_possible``.
     """
-    pods = attempt.deps.workloads.list()
-    followed = dataclasses.replace(change, usage=change.usage.with_pods(pods))
     if not change.order.affected or _gpu_pods(pods) == _gpu_pods(change.usage.pods):
-        return followed
+        return dataclasses.replace(change, usage=change.usage.with_pods(pods))
+    return plan_again(attempt, change, pods)
+
+
+def plan_again(
+    attempt: attempts.Attempt, change: PlannedChange, pods: pod_object.Pods
+) -> PlannedChange:
+    """Plan for the use of devices now; keep the plan if kubelet does not answer.
+
+    Raises:
+        MigManagerError: As ``require_possible``.
+    """
     try:
         surveyed = _survey(attempt, change)
     except errors.KubeletError as error:
         # The drain has more time for kubelet.
         _log.warning("pod_resources_unavailable", error=error.message)
-        return followed
+        return dataclasses.replace(change, usage=change.usage.with_pods(pods))
     return _require_unhindered(attempt, surveyed)
 
 

@@ -31,6 +31,17 @@ class _End:
     """Key of a pod -> why it was neither evicted nor deleted."""
 
 
+class PodsChangedError(Exception):
+    """Before the first eviction, pods got or released devices: another plan may spare more."""
+
+    def __init__(self, pods: pod_object.Pods, deadline_s: float) -> None:
+        super().__init__()
+        self.pods = pods
+        """The node's pods as last listed."""
+        self.deadline_s = deadline_s
+        """When the drain would have ended, by the clock."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drain:
     """One drain: evict, wait, and retry where a budget refused."""
@@ -38,26 +49,33 @@ class Drain:
     attempt: attempts.Attempt
     order: orders.Order
     evictions: eviction.Evictions
+    new_plans: int = 0  # how often another plan may replace the order
 
     @classmethod
-    def begin(cls, attempt: attempts.Attempt, order: orders.Order) -> Self:
+    def begin(cls, attempt: attempts.Attempt, order: orders.Order, *, new_plans: int = 0) -> Self:
         """Return a new drain, or the next attempt at one that an earlier attempt has begun."""
         if not order.has_begun:
             attempt.memory.begin_drain()
         elif not attempt.request.repairs:
             attempt.journal.note(has_evicted=True)
-        return cls(attempt, order, eviction.Evictions(attempt))
+        return cls(attempt, order, eviction.Evictions(attempt), new_plans)
 
-    def run(self, usage: gpu_use.Usage) -> gpu_use.Usage:
+    def for_new_plan(self, order: orders.Order) -> Self:
+        """Return the same drain for another plan of the change."""
+        return dataclasses.replace(self, order=order, new_plans=self.new_plans - 1)
+
+    def run(self, usage: gpu_use.Usage, deadline_s: float | None = None) -> gpu_use.Usage:
         """Wait until no pod uses an affected device.
 
         Args:
-            usage: The use of the devices, with the node's pods just listed.
+            usage: The use of the devices for which the order was planned.
+            deadline_s: When to end, by the clock; None: the time begins now.
 
         Returns:
             The use of the devices now, with the pods as last listed.
 
         Raises:
+            PodsChangedError: Another plan may replace the order.
             DrainError: The deadline passed; names every remaining pod, and why. FORBIDDEN or
                 API_UNAVAILABLE if the API refused or failed to evict. PODS_RETURN.
             ClusterError: The API refused the request as such, or did not list the pods by the
@@ -67,18 +85,18 @@ class Drain:
         """
         before = self.attempt.journal.entries
         try:
-            return self._run(usage)
+            return self._run(usage, deadline_s)
         finally:
             if not self.evictions.evicted:
                 # The API has refused the evictions that the journal lists.
                 self.attempt.journal.note(draining=before.draining, has_evicted=before.has_evicted)
 
-    def _run(self, usage: gpu_use.Usage) -> gpu_use.Usage:
+    def _run(self, usage: gpu_use.Usage, deadline_s: float | None) -> gpu_use.Usage:
         if self.order.affected is not None and not self.order.affected:
             return usage
         self.attempt.memory.returning.begin(usage.pods)
         self.evictions.begin()
-        end = self._wait(self._act, usage, self._usage(usage.pods, usage))
+        end = self._wait(self._act, usage, self._usage(usage.pods, usage), deadline_s)
         is_forced = self._may_force(end.remaining)
         if is_forced:
             self.evictions.begin()
@@ -114,6 +132,7 @@ class Drain:
         act: Callable[[Sequence[pod_object.Pod]], Mapping[str, str]],
         before: gpu_use.Usage,
         usage: gpu_use.Usage | None = None,
+        deadline_s: float | None = None,
     ) -> _End:
         """Evict or delete the affected pods until they are gone, or until the deadline.
 
@@ -121,8 +140,9 @@ class Drain:
             act: Evicts or deletes if possible, and returns why other pods stay for now.
             before: The use of the devices before.
             usage: The current use; None: pause first.
+            deadline_s: As for ``run``.
         """
-        deadline_s = self._new_deadline_s()
+        deadline_s = self._new_deadline_s() if deadline_s is None else deadline_s
         first_s: dict[tuple[str, bool], float] = {}
         pauses_s = map(self.attempt.limits.backoff.delay_s, itertools.count())
         while True:
@@ -135,13 +155,23 @@ class Drain:
             self.attempt.cancel.check()
             if usage:
                 progress = self.evictions.progress
-                blocked = self._await_listing(usage, first_s) or act(remaining)
+                blocked = self._await_listing(usage, first_s)
+                if not blocked:
+                    self._require_current_plan(before, usage, deadline_s)
+                    blocked = act(remaining)
                 if self.evictions.progress > progress and self.evictions.is_rolling:
                     # A rolling drain lasts until successors are ready.
                     deadline_s = self._new_deadline_s()
                 if self._is_late(deadline_s):
                     return _End(usage=usage, remaining=remaining, blocked=blocked)
                 usage = None
+
+    def _require_current_plan(
+        self, before: gpu_use.Usage, usage: gpu_use.Usage, deadline_s: float
+    ) -> None:
+        may_replan = self.new_plans > 0 and not self.evictions.evicted
+        if may_replan and self.order.is_outdated(before, usage):
+            raise PodsChangedError(usage.pods, deadline_s)
 
     def _await_listing(
         self, usage: gpu_use.Usage, first_s: dict[tuple[str, bool], float]

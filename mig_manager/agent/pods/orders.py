@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from mig_manager import errors
+from mig_manager.core.node import gpu_use
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,3 +46,22 @@ class Order:
         """
         if affected and isinstance(self.rights, Refuse):
             raise errors.MigManagerError(self.rights.message(affected), reason=self.rights.reason)
+
+    def is_outdated(self, before: gpu_use.Usage, now: gpu_use.Usage) -> bool:
+        """Return whether a plan for the usage now may spare pods that this order affects.
+
+        That is so if another pod uses an affected device than ``before``, or if a pod releases a
+        device that the order spared.
+        """
+        if self.affected is None:
+            return False
+        old, new = (
+            {(pod.uid, not usage.why_uncertain(pod)) for pod in usage.users(self.affected)}
+            for usage in (before, now)
+        )
+        affected = {uid for uid, _ in old}
+        spared, staying = (
+            {(pod.uid, pod.is_terminating) for pod in usage.users(None) if pod.uid not in affected}
+            for usage in (before, now)
+        )
+        return not (new <= old and spared <= staying)

@@ -1,6 +1,7 @@
 """Which pods a change affects, on a node in memory."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import layout_table
 from tests.node import agents, ends, fakes, nodes, strikes
+from tests.pipeline.drain import drains
 
 SIX = """
 version: v1
@@ -253,6 +255,71 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
     ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", text=ONE_OF_TWO)
 
     assert "bound" in rig.pod_names
+    assert "workloads.evict" not in rig.log
+
+
+def one_device(rig: fakes.NodeRig, *, is_destroyed: bool) -> frozenset[str]:
+    """Return the one of two equal devices that ``one-of-two`` destroys if both are idle."""
+    undisturbed = nodes.node(layout="all-balanced")
+    agents.run(undisturbed, "one-of-two", ONE_OF_TWO)
+    kept = frozenset(undisturbed.gpus[0].mig_uuids)
+    return frozenset(
+        ci.uuid or ""
+        for gi in rig.gpus[0].gpu_instances
+        for ci in gi.compute_instances
+        if str(ci.profile) == "1g.5gb" and (ci.uuid not in kept) is is_destroyed
+    )
+
+
+def test_a_pod_that_gets_a_device_before_the_pause_is_spared_if_another_is_free() -> None:
+    undisturbed = nodes.node(layout="all-balanced")
+    is_open = strikes.note(
+        undisturbed,
+        lambda: undisturbed.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true",
+    )
+    agents.run(undisturbed, "one-of-two", ONE_OF_TWO)
+    pause = is_open.index(False)
+    for index in range(undisturbed.log.index("gpus.observe") + 1, pause):
+        rig = nodes.node(layout="all-balanced")
+        devices = one_device(rig, is_destroyed=True)
+        strikes.at_call(rig, index, functools.partial(rig.add_pod, "bound", devices=devices))
+
+        ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", text=ONE_OF_TWO)
+
+        assert "bound" in rig.pod_names, undisturbed.log[index]
+
+
+ONE_OF_THREE = """
+version: v1
+mig-configs:
+  one-of-three:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 3g.20gb: 1}}
+"""
+
+
+def test_a_pod_that_comes_to_a_blocked_drain_is_spared_if_another_device_is_free() -> None:
+    rig = nodes.busy_node()
+    rig.disruptions.refusals["affected"] = "budget"
+    devices = one_device(rig, is_destroyed=True)
+    drains.at(rig, 3, lambda: rig.add_pod("late", devices=devices))
+    drains.at(rig, 7, rig.disruptions.refusals.clear)
+
+    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-three", text=ONE_OF_THREE)
+
+    assert "late" in rig.pod_names
+    assert rig.log.count("workloads.evict") == 1
+
+
+def test_a_pod_is_spared_once_an_equal_device_is_released_before_the_evictions() -> None:
+    rig = nodes.node(layout="all-balanced")
+    rig.add_pod("blocked", devices=one_device(rig, is_destroyed=True))
+    ending = rig.add_pod("ending", devices=one_device(rig, is_destroyed=False))
+    rig.disruptions.refusals["blocked"] = "budget"
+    drains.at(rig, 7, lambda: rig.terminate(ending))
+
+    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", text=ONE_OF_TWO)
+
+    assert "blocked" in rig.pod_names
     assert "workloads.evict" not in rig.log
 
 

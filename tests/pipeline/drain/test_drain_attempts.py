@@ -191,9 +191,12 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
 
     def bind() -> None:
         late.append(Deployment(rig, list(rig.gpus[0].mig_uuids)[:2], room_elsewhere=2))
-        if reason is Reason.HOST_SERVICE_FAILED:
+
+    def break_services() -> None:
+        if late and late[0].kills and reason is Reason.HOST_SERVICE_FAILED:
             rig.refusing["services.running"] = strikes.BROKEN["services"]
 
+    rig.clock.on_wait.append(break_services)
     strikes.act_once(
         rig,
         lambda: rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
