@@ -1,5 +1,7 @@
 """Config documents drawn at random: any document, and texts that are nearly one."""
 
+import re
+
 from hypothesis import strategies as st
 
 from mig_manager import errors
@@ -44,16 +46,40 @@ WORDS = st.sampled_from(
 )
 
 
+_SPELLINGS = [
+    *("all", "yes", "no", "true", "x", "*balanced", "&x", "0", "1", "07", "1g.5gb", "1c.2g.10gb"),
+    *(
+        "1g.10gb+me",
+        "\n",
+        "\n    ",
+        " # a comment\n    ",
+        "# another comment",
+        "[",
+        "]",
+        ",",
+        ", ",
+    ),
+]
+
+
+def _shape(piece: str) -> str:
+    """Return what pieces that may replace one another have in common."""
+    return re.sub(r"[a-z]+", "a", re.sub(r"[0-9]+", "0", re.sub(r"#.*|\s+", " ", piece)))
+
+
 @st.composite
-def mutated_documents(draw: st.DrawFn) -> str:
-    """Draw the well-formed document with pieces lost, doubled, swapped and put in."""
-    text = WELL_FORMED
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(text)))
-        end = min(len(text), at + draw(st.integers(0, 12)))
-        piece = draw(WORDS | st.text(max_size=4) | st.just(text[at:end] * 2))
-        text = text[:at] + piece + text[end:]
-    return text
+def mutated(draw: st.DrawFn, text: str) -> str:
+    """Draw a document with one piece lost, doubled or replaced, or with two of them.
+
+    About a third of them are still documents.
+    """
+    pieces = re.findall(r"#.*|[*&]?[\w.+-]+|\s+|.", text)
+    for _ in range(draw(st.integers(1, 2))):
+        at = draw(st.integers(0, len(pieces) - 1))
+        alike = [each for each in (*pieces, *_SPELLINGS) if _shape(each) == _shape(pieces[at])]
+        others = st.just(pieces[at] * 2) | WORDS | st.text(max_size=4)
+        pieces[at] = draw(st.sampled_from(alike) if draw(st.integers(0, 3)) else others)
+    return "".join(pieces)
 
 
 PROFILES = st.builds(
@@ -130,3 +156,27 @@ def documents(draw: st.DrawFn) -> layouts.Document:
             for name, members in named.items()
         },
     )
+
+
+_ANY_VALUES: st.SearchStrategy[object] = st.recursive(
+    st.sampled_from(["all", "v1", "*A100*", "1g.5gb", True, False, None, 0, 1, -1, 1.5]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*config.KEYS, "x", "1g.5gb@4"]), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+
+
+@st.composite
+def rules_as_data(draw: st.DrawFn) -> dict[str, object]:
+    """Draw what a rule of a layout file has, often with any value for one of its keys."""
+    rule: dict[str, object] = {
+        "device-filter": draw(FILTERS.map(str) | st.lists(FILTERS.map(str), min_size=1)),
+        "devices": draw(st.just("all") | st.lists(st.integers(0, 99) | IDENTITIES, max_size=2)),
+        "mig-enabled": True,
+        "mig-devices": draw(st.dictionaries(PROFILES.map(str), st.integers(1, 9), max_size=2)),
+    }
+    if draw(st.booleans()):
+        rule[draw(st.sampled_from([*config.KEYS, "x"]))] = draw(_ANY_VALUES)
+    return rule

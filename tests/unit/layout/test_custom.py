@@ -55,7 +55,7 @@ def test_only_the_label_of_the_node_makes_it_on_demand() -> None:
     assert not custom_layouts.Custom.of(view("custom", ONE)).is_on_demand
 
 
-@hypothesis.given(text=st.one_of(st.text(max_size=60), drawn_documents.mutated_documents()))
+@hypothesis.given(text=st.text(max_size=60) | drawn_documents.mutated(ONE))
 def test_any_annotation_is_one_layout_or_an_error_that_names_it(text: str) -> None:
     custom = custom_layouts.Custom.of(view("custom", text))
     try:

@@ -18,7 +18,8 @@ from tests.unit.layout.drawn_documents import (
     WELL_FORMED,
     WORDS,
     documents,
-    mutated_documents,
+    mutated,
+    rules_as_data,
 )
 
 
@@ -44,28 +45,16 @@ def written(read: layouts.Document) -> str:
 
 JUMBLES = st.lists(WORDS, max_size=30).map("".join)
 
-DATA = st.recursive(
-    st.sampled_from(["all", "v1", "*A100*", "1g.5gb", True, False, None, 0, 1, -1, 1.5, [0]]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from([*config.DOCUMENT_KEYS, *config.KEYS, "x", "1g.5gb", "1g.5gb@4"]),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=12,
-)
 STRUCTURED = st.builds(
-    lambda data, write: write({"version": "v1", "mig-configs": data}),
-    DATA | st.builds(lambda rule: {"x": [rule]}, DATA),
+    lambda members, write: write({"version": "v1", "mig-configs": {"x": members}}),
+    st.lists(rules_as_data(), min_size=1, max_size=2),
     st.sampled_from([yaml_tree.dump, json.dumps]),
 )
 
 TEXTS = {
     "any text": st.text(max_size=200),
     "jumbles of the grammar's words": JUMBLES,
-    "a document with mistakes": mutated_documents(),
+    "a document with mistakes": mutated(WELL_FORMED),
     "the right form with any content": STRUCTURED,
 }
 
@@ -98,13 +87,26 @@ def test_a_document_that_is_written_reads_as_it_was(read: layouts.Document) -> N
 # -- texts whose grammar the schema has as a pattern ------------------------------------------
 
 NOT_CONTROL = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cc", "Cs"])
-FILTER_TEXTS = st.text(st.sampled_from("01279aAfFbBgGoOxX_:*?[]()!./ -\u212a\u017f") | NOT_CONTROL)
-PROFILE_TEXTS = st.text(st.sampled_from("0123459cg.b+-,@me "), max_size=14) | st.builds(
-    "{}g.{}gb{}{}".format,
-    st.integers(0, 10**18),
-    st.integers(0, 10**18),
-    st.sampled_from(["", "+me", "-me", "+me.all,gfx", "+a.", "+,", "+"]),
-    st.sampled_from(["", "@", "@4", "@0123", "@x"]),
+NUMBERS = st.builds(
+    "{}{}".format,
+    st.sampled_from(["0x", "0X", "0x_", "0x0_00", "0b", "0o", "0", ""]),
+    st.text("01279aF_", min_size=1, max_size=10),
+)
+NAMES = st.text(st.sampled_from("aZgG09x*?[]()!./ _-:\u212a\u017f") | NOT_CONTROL, max_size=12)
+FILTER_TEXTS = (
+    NUMBERS
+    | st.builds("{}:{}".format, NUMBERS, NUMBERS)
+    | st.builds("{}{}".format, NAMES, NUMBERS)
+    | st.builds("a{}".format, NAMES)
+)
+DIGITS = st.integers(1, 9) | st.integers(0, 10**19)
+PROFILE_TEXTS = st.builds(
+    "{}{}g.{}gb{}{}".format,
+    st.sampled_from(["", "", "", "1c.", "0c.", "01c.", "c."]),
+    DIGITS,
+    DIGITS,
+    st.sampled_from(["", "", "+me", "-me", "+me.all,gfx", "-ME,a..b", "+a.", "+,", "+", " "]),
+    st.sampled_from(["", "", "@", "@4", "@012", "@0123", "@x"]),
 )
 
 
