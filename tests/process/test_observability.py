@@ -18,20 +18,38 @@ def stage() -> Iterator[agent_stage.ObservedStage]:
         yield stage
 
 
-@pytest.mark.slow
-def test_metrics_follow_a_run_and_sum_it_up(stage: agent_stage.ObservedStage) -> None:
-    assert stage.ask("/healthz") == (200, "ok\n")
-    assert set(stage.series("state").values()) == {0.0}
+def start_drain(stage: agent_stage.ObservedStage) -> None:
+    """Request a layout whose drain waits for the budget of a pod."""
     stage.run_pods([("train", "nvidia.com/gpu", {"app": "train"})])
     stage.guard({"matchLabels": {"app": "train"}})
     stage.label(LAYOUT)
     stage.wait(lambda: stage.status().get("phase") == "Drain", "the drain")
 
+
+@pytest.mark.slow
+def test_probes_succeed_before_during_and_after_a_run(stage: agent_stage.ObservedStage) -> None:
+    assert stage.ask("/healthz") == (200, "ok\n")
+    start_drain(stage)
+    assert stage.ask("/healthz")[0] == stage.ask("/readyz")[0] == 200
+    stage.unguard()
+    assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+    assert stage.ask("/healthz") == stage.ask("/readyz") == (200, "ok\n")
+
+
+@pytest.mark.slow
+def test_metrics_follow_a_run(stage: agent_stage.ObservedStage) -> None:
+    assert set(stage.series("state").values()) == {0.0}
+
+    start_drain(stage)
+
     stage.wait(lambda: stage.series("state")["pending"] == 1, "the state's metric")
     assert stage.series("attempt") == {"": 1}
     assert "Resolve" in stage.series("phase_duration_seconds_count")
-    assert stage.ask("/healthz")[0] == stage.ask("/readyz")[0] == 200
 
+
+@pytest.mark.slow
+def test_metrics_sum_up_a_finished_run(stage: agent_stage.ObservedStage) -> None:
+    start_drain(stage)
     stage.unguard()
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     stage.wait(lambda: stage.series("state")["success"] == 1, "the state's metric")
@@ -43,7 +61,6 @@ def test_metrics_follow_a_run_and_sum_it_up(stage: agent_stage.ObservedStage) ->
     assert stage.series("gpu_operation_duration_seconds_count")["execute,ok"] == 1
     assert stage.series("nvml_calls_total")["nvmlDeviceCreateGpuInstanceWithPlacement"] == 7
     assert stage.series("api_contact_age_seconds")[""] < 60
-    assert stage.ask("/healthz") == stage.ask("/readyz") == (200, "ok\n")
 
 
 @pytest.mark.slow

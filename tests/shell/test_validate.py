@@ -233,34 +233,63 @@ def test_a_portable_document_is_called_portable_whether_it_fits_or_not(shell: Sh
         assert "nvidia-mig-parted understands all of it." in answer.out
 
 
-def test_all_problems_of_several_files_are_reported(shell: Shell) -> None:
-    good = shell.file(PORTABLE, "good.yaml")
-    misfit = shell.file(layouts(x=NOWHERE), "misfit.yaml")
-    broken = shell.file("version: v2\n", "broken.yaml")
+TEXTS = {"good": PORTABLE, "misfit": layouts(x=NOWHERE), "broken": "version: v2\n"}
+
+
+def named_files(shell: Shell, names: str) -> list[str]:
+    return [shell.file(TEXTS[name], f"{name}.yaml") for name in names.split()]
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "last_line"),
+    [
+        ("good", 0, EVERY),
+        ("misfit", 1, "1 of 1 layout does not fit."),
+        ("broken", 2, "1 of 1 file is invalid."),
+        ("good broken misfit", 2, "1 of 3 files is invalid."),
+    ],
+)
+def test_the_worst_of_several_files_decides_the_exit_status(
+    shell: Shell, names: str, status: int, last_line: str
+) -> None:
+    answer = shell("validate", "--files", "--gpu", "A30", *named_files(shell, names))
+
+    assert answer.status == status
+    assert answer.out.splitlines()[-1] == last_line
+
+
+def test_a_broken_file_hides_no_problem_of_the_others(shell: Shell) -> None:
+    good, broken, misfit = named_files(shell, "good broken misfit")
 
     answer = shell("validate", "--files", "--gpu", "*", good, broken, misfit)
-    alone = shell("validate", "--files", "--gpu", "A30", broken)
-    data = shell("validate", "--files", "--portable", "-o", "json", good, broken).data
-    none = shell("validate", "--files")
 
-    assert (answer.status, alone.status) == (2, 2)
     assert f"{broken}:1:10: version must be the text v1" in answer.err
     assert "remedy: Correct the file at the named line" in answer.err
-    assert answer.out.splitlines()[-1] == "1 of 3 files is invalid."
-    assert alone.out == "1 of 1 file is invalid.\n"
-    assert [(each["source"], each["isValid"]) for each in data["files"]] == [
-        (good, True),
-        (broken, False),
-    ]
-    assert data["files"][1]["error"].startswith(f"{broken}:1:10: version must be")
-    assert "1g.7gb" in answer.out
     assert good in answer.out
-    assert shell("validate", "--files", "--gpu", "*", good).status == 0
-    data = shell("validate", "--files", "--portable", "-o", "json", good).data
-    assert data["isValid"] is True
-    assert [each["source"] for each in data["files"]] == [good]
-    assert none.status == 2
-    assert "--files: name the layout files to check" in none.err
+    assert "1g.7gb" in answer.out
+
+
+@pytest.mark.parametrize(("names", "verdicts"), [("good", [True]), ("good broken", [True, False])])
+def test_the_json_answer_has_a_verdict_for_each_file(
+    shell: Shell, names: str, verdicts: list[bool]
+) -> None:
+    files = named_files(shell, names)
+
+    data = shell("validate", "--files", "--portable", "-o", "json", *files).data
+
+    assert data["isValid"] is all(verdicts)
+    assert [(each["source"], each["isValid"]) for each in data["files"]] == [
+        *zip(files, verdicts, strict=True)
+    ]
+    errors = [each["error"] for each in data["files"] if not each["isValid"]]
+    assert all(text.startswith(f"{files[-1]}:1:10: version must be") for text in errors)
+
+
+def test_no_file_to_check_is_a_usage_error(shell: Shell) -> None:
+    answer = shell("validate", "--files")
+
+    assert answer.status == 2
+    assert "--files: name the layout files to check" in answer.err
 
 
 @pytest.mark.slow
