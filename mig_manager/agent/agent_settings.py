@@ -5,7 +5,6 @@ that their manifests and scripts keep working.
 """
 
 import dataclasses
-import enum
 import pathlib
 from collections.abc import Mapping
 from typing import ClassVar, Self
@@ -17,54 +16,8 @@ from mig_manager.core.node import policies
 from mig_manager.core.settings import host_settings, node_settings, options
 
 
-class GeneratedLayouts(enum.Enum):
-    """How layouts generated from the GPUs combine with the config file."""
-
-    MERGE = "merge"  # add to an owner's config file; override the default file
-    ONLY = "only"
-    """Replace the config file; serve the default file if the driver lists no profiles."""
-    OFF = "off"
-
-
-class RepairPolicy(enum.Enum):
-    """What the agent and ``boot`` do about GPUs with a fault."""
-
-    OFF = "off"
-    REPORT = "report"
-    """Publish the condition ``GpuRecoveryNeeded`` and Events; ``boot``: write it to the log."""
-    RESET = "reset"
-    """Also reset a GPU that needs it, after evicting its pods, and restore its layout."""
-
-
-REPAIR = options.choosing(
-    "GPUs with a fault: report them, also reset them if that helps, or off",
-    name="repair",
-    metavar="HOW",
-    default=RepairPolicy.REPORT,
-)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayoutSources:
-    """Where the layouts of a node come from, besides the config file, and how that is parsed."""
-
-    generated_layouts: GeneratedLayouts = options.choice(
-        "layouts generated from the GPUs: merge adds to the config file, only replaces it, off",
-        metavar="HOW",
-        default=GeneratedLayouts.MERGE,
-    )
-    has_custom_layouts: bool = options.switch(
-        "take layout 'custom' from the node's annotation mig-manager.io/layout",
-        name="custom-layouts",
-    )
-    has_default_layouts: bool = False
-    """Whether the config file is the default file, which generated layouts override."""
-    is_lenient: bool = False
-    """Whether to warn instead of failing if mig-parted ignores a problem of the file."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits(LayoutSources):
+class Limits(node_settings.LayoutSources):
     """What pipeline and loop may do, and for how long; the agent's settings include it."""
 
     drain_timeout_s: float = options.seconds(
@@ -83,7 +36,7 @@ class Limits(LayoutSources):
     heals_drift: bool = options.switch(
         "restore the layout after another program changed it", name="heal-drift"
     )
-    repair: RepairPolicy = options.declare(REPAIR)
+    repair: node_settings.RepairPolicy = options.declare(node_settings.REPAIR)
     drift_check_interval_s: float = options.seconds(
         "pause between drift checks; 0: no checks", default=300.0
     )
@@ -289,14 +242,15 @@ def _default_config_file(source: options.Source) -> pathlib.Path:
 
 def _find_config_file(source: options.Source) -> tuple[pathlib.Path, bool]:
     """Return the agent's config document, and whether it is the default file."""
-    is_only = source.field(LayoutSources, "generated_layouts") is GeneratedLayouts.ONLY
+    generated = source.field(node_settings.LayoutSources, "generated_layouts")
+    is_only = generated is node_settings.GeneratedLayouts.ONLY
     named = None if is_only else source.field(AgentSettings, "config_file")
     return named or _default_config_file(source), named is None
 
 
 def layouts_of_pod(
     source: options.Source, *, is_lenient: bool
-) -> tuple[str, LayoutSources] | None:
+) -> tuple[str, node_settings.LayoutSources] | None:
     """Return the config document of the agent with these variables, and how it is served.
 
     None: neither the manifest nor NVIDIA's operator names a document.
@@ -304,8 +258,8 @@ def layouts_of_pod(
     if not (source.environ.get("CONFIG_FILE") or source.environ.get("DEFAULT_CONFIG_FILE")):
         return None
     path, is_default = _find_config_file(source)
-    return str(path), LayoutSources(
-        generated_layouts=source.field(LayoutSources, "generated_layouts"),
+    return str(path), node_settings.LayoutSources(
+        generated_layouts=source.field(node_settings.LayoutSources, "generated_layouts"),
         has_default_layouts=is_default,
         is_lenient=is_lenient,
     )

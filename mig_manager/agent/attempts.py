@@ -7,16 +7,23 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+import structlog
+
 from mig_manager import errors
 from mig_manager.agent import agent_settings, outcomes, publish, run_journal, successors
 from mig_manager.change import change_journal, execution, hook_points, layout_store, transaction
 from mig_manager.core import messages, model, ports, timing
-from mig_manager.core.layout import custom_layouts
+from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import pod_object
 from mig_manager.core.records import run_status
+from mig_manager.core.settings import node_settings
 
 _Problem = TypeVar("_Problem")
 
+_log = structlog.get_logger()
+
+_parsed = functools.lru_cache(maxsize=1)(config.parse)
+"""Cache: the file rarely changes, and parsing would take half of the time until ``pending``."""
 _NOT_RETRIED = "Request a layout that keeps what is in use; the agent does not retry."
 _REFUSAL_PAUSE_S = 10.0
 
@@ -114,13 +121,23 @@ class Shared:
     @property
     def may_repair(self) -> bool:
         """Whether the owner lets the agent reset GPUs with a fault, and it can."""
-        is_allowed = self.limits.repair is agent_settings.RepairPolicy.RESET
+        is_allowed = self.limits.repair is node_settings.RepairPolicy.RESET
         return is_allowed and self.deps.reset is not None
 
     @property
     def verified_layout(self) -> layout_store.VerifiedLayoutStore:
         """The verified layout, saved for the next boot."""
         return layout_store.VerifiedLayoutStore(self.deps.verified_layout_file, self.deps.boot_id)
+
+    def layout_file(self) -> layouts.Document:
+        """Parse the config document; ConfigError if it cannot be read or is invalid."""
+        source, limits = self.deps.configs, self.limits
+        try:
+            return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)
+        except errors.ConfigError as error:
+            if limits.has_default_layouts:
+                _log.warning("default_layouts_not_read", error=error.message)
+            raise
 
     def hold_lock(
         self, doing: str, wait: timing.Wait | None = None, *, changes_gpus: bool = True

@@ -19,13 +19,13 @@ from mig_manager.agent import (
     publish,
     repairing,
     run,
-    served_layouts,
 )
 from mig_manager.agent.phases import recovery
-from mig_manager.agent.reports import capacity, faults, gpu_report
+from mig_manager.agent.reports import capacity, faults, gpu_report, layout_report
 from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import readiness, requests
+from mig_manager.core.settings import node_settings
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -43,12 +43,12 @@ class Reconciler:
             publisher=publish.Publisher(deps.node, deps.request_file),
             memory=attempts.AttemptMemory(),
         )
-        self._layouts = served_layouts.LayoutList(deps, limits)
+        self._layouts = layout_report.LayoutReport(self._shared)
         self._drift = drift.DriftMemory()
         self.node = deps.node
         self.capacity = capacity.CapacityReport(self._shared)
         self._attempts = attempt_series.AttemptSeries(self._shared, self.capacity.note_gpus)
-        is_reported = limits.repair is not agent_settings.RepairPolicy.OFF
+        is_reported = limits.repair is not node_settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
     def recover(self, request: attempts.Request) -> None:
@@ -253,5 +253,5 @@ class Reconciler:
     def forget_node(self) -> None:
         """Publish everything again; call after the Node was deleted and registered again."""
         self._shared.publisher.forget()
-        self._layouts = served_layouts.LayoutList(self._deps, self._shared.limits)
+        self._layouts = layout_report.LayoutReport(self._shared)
         self.capacity.forget_node()

@@ -10,11 +10,12 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import agent_settings, attempt_series, attempts, outcomes, run
+from mig_manager.agent import attempt_series, attempts, outcomes, run
 from mig_manager.agent.pods import remembering
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import claims, well_known
 from mig_manager.core.records import gpu_recovery, gpu_repair, requests
+from mig_manager.core.settings import node_settings
 
 DRIFTED = "the GPUs do not have the requested layout"
 NOT_REQUESTED = "no layout is requested"
@@ -119,7 +120,7 @@ def decide(
 def _decide(
     shared: attempts.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
 ) -> Decision:
-    if shared.limits.repair is not agent_settings.RepairPolicy.RESET:
+    if shared.limits.repair is not node_settings.RepairPolicy.RESET:
         return NOTHING
     remembered, unknown = remembering.remember(shared, gpus)
     faulty = tuple(gpu for gpu in remembered if gpu.awaits_reset)

@@ -57,7 +57,7 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
         default_text="CONFIG_FILE, or the built-in one",
     )
     """None: the built-in one."""
-    pods_layouts: agent_settings.LayoutSources | None = None
+    pods_layouts: node_settings.LayoutSources | None = None
     """How this pod's agent serves its document; None: the document is not the agent's."""
     is_mode_only: bool = options.switch(
         "only MIG mode, no instances",

@@ -118,7 +118,7 @@ def _layouts(
     with contextlib.suppress(errors.MigManagerError):
         if line.command == "plan" or (line.command == "apply" and not file):
             nodes = reader.select_nodes(settings.selector)
-            names += tuple(entry.name for node in nodes for entry in node.layouts)
+            names += tuple(entry.name for node in nodes for entry in node.listed.layouts)
     return dict.fromkeys(names)
 
 

@@ -123,7 +123,7 @@ def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
 
 def _notes(node: fleet_nodes.FleetNode) -> list[str]:
     notes = []
-    if node.takes_custom is False:
+    if node.listed.takes_custom is False:
         notes.append(
             "its agent takes no custom layouts and the request would fail; enable them with "
             "--custom-layouts"
@@ -165,4 +165,4 @@ def _request(
 def _basis(node: fleet_nodes.FleetNode) -> tuple[object, ...]:
     """Return the parts of a node that determine a plan and its notes."""
     custom = custom_layouts.Custom.of(node.view)
-    return node.view.uid, node.requested, node.gpus, node.layouts, custom
+    return node.view.uid, node.requested, node.gpus, node.listed.layouts, custom

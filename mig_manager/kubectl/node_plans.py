@@ -68,7 +68,8 @@ def _of_node(
         result = dataclasses.replace(result, message=why_not)
     if result.planned:
         used = [run.config_hash] if run and run.config == layout_name and run.config_hash else []
-        listed = [each.content_hash for each in report.node.layouts if each.name == layout_name]
+        entries = report.node.listed.layouts
+        listed = [each.content_hash for each in entries if each.name == layout_name]
         if layout is None and {*(listed or used)} - {result.content_hash}:
             verb = "has" if listed else "last used"
             notes.append(f"its agent {verb} another layout named {layout_name}")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mig_manager.catalogue import hardware
-from mig_manager.core.layout import config, served
+from mig_manager.core.layout import config, layout_list, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import kinds, store
@@ -74,7 +74,7 @@ class RolloutRig:
     def list_layouts(self, name: str) -> None:
         """Let a node list the layouts that its agent generates for the published GPUs."""
         gpus = gpu_codec.from_json(self.metadata(name)["annotations"][well_known.GPUS_ANNOTATION])
-        listed = served.to_json(map(served.ServedLayout.of, served.generate(gpus).values()))
+        listed = layout_list.to_json(map(layout_list.Entry.of, served.generate(gpus).values()))
         self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
 
     def serve_config(
@@ -348,10 +348,10 @@ def test_rollout_requests_a_layout_that_a_node_may_have_unlisted(
     has_config_map: bool,  # noqa: FBT001 - a case
 ) -> None:
     entries = [
-        served.ServedLayout(name=f"team-{number}", content_hash="0" * 12, origin="config.yaml:1")
+        layout_list.Entry(name=f"team-{number}", content_hash="0" * 12, origin="config.yaml:1")
         for number in range(1100)
     ]
-    text = served.to_json(entries)
+    text = layout_list.to_json(entries)
     for name in rig.names if lists == "truncated" else ():
         rig.write(name, annotations={well_known.LAYOUTS_ANNOTATION: text})
     if has_config_map:
@@ -537,7 +537,7 @@ def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
     ):
         rig.publish_gpus(name, "A100-SXM4-40GB")
         listed = {
-            well_known.LAYOUTS_ANNOTATION: served.to_json((), takes_custom=True),
+            well_known.LAYOUTS_ANNOTATION: layout_list.to_json((), takes_custom=True),
             well_known.LAYOUT_ANNOTATION: layout_table.document([LAYOUT]),
         }
         rig.write(name, annotations=listed, labels=labels)

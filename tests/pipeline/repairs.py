@@ -3,13 +3,14 @@
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.agent import agent_settings, drift, outcomes
+from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
+from mig_manager.core.settings import node_settings
 from tests.node import agents, fakes, gpu_values, inboxes, nodes
 from tests.pipeline import lives
 
 LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
-RESET = {"repair": agent_settings.RepairPolicy.RESET}
+RESET = {"repair": node_settings.RepairPolicy.RESET}
 REFUSED = errors.HostError(
     "GPU 0 can only be reset together with GPU 1", reason=errors.Reason.RESET_REQUIRED
 )

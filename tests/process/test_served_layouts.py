@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import served
+from mig_manager.core.layout import layout_list
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import machines
 from mig_manager.sandbox.node import objects
@@ -69,7 +69,7 @@ def unknown(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def origins_by_layout(stage: agent_stage.AgentStage) -> dict[str, str]:
     text = objects.annotations(stage.node()).get(well_known.LAYOUTS_ANNOTATION)
-    return {each.name: each.origin for each in served.from_json(text)} if text else {}
+    return {each.name: each.origin for each in layout_list.from_json(text).layouts} if text else {}
 
 
 @pytest.mark.slow

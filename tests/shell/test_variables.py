@@ -126,6 +126,15 @@ def test_in_the_agents_pod_a_layout_is_the_one_that_the_agent_serves(
         assert answer.data["origin"].startswith(origin.replace("layouts", str(layouts)))
 
 
+def test_in_the_agents_pod_an_unusable_default_document_is_a_warning(
+    shell: Shell, tmp_path: pathlib.Path
+) -> None:
+    answer = shell("plan", "all-1g.5gb", *SPEC, DEFAULT_CONFIG_FILE=str(tmp_path / "missing"))
+
+    assert answer.status == 0
+    assert "warning: the default layouts are not served: " in answer.err
+
+
 @pytest.mark.parametrize(
     ("command", "files", "status"), [("apply", {"journal-file"}, 0), ("assert", set(), 1)]
 )

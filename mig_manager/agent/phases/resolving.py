@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, served_layouts
+from mig_manager.agent import attempts
 from mig_manager.agent.pods import remembering
 from mig_manager.core import messages, model, steps
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layouts, served
 from mig_manager.core.planner import planner
 
 _ABOUT_FILE = frozenset({errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG})
@@ -162,9 +162,7 @@ def _resolve_named(attempt: attempts.Attempt) -> Resolved:
         return gpus
 
     try:
-        layout, warnings = served_layouts.find(
-            name, attempt.deps.configs, attempt.limits, observe_and_note
-        )
+        layout, warnings = served.find(name, attempt.layout_file, attempt.limits, observe_and_note)
         is_from_owner = not (layout.is_generated or attempt.limits.has_default_layouts)
         verified = attempt.journal.record.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash

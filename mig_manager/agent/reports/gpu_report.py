@@ -3,8 +3,8 @@
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, publish, served_layouts
-from mig_manager.agent.reports import capacity, faults
+from mig_manager.agent import attempts, publish
+from mig_manager.agent.reports import capacity, faults, layout_report
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
 
@@ -39,7 +39,7 @@ def is_published(shared: attempts.Shared, gpus: model.ObservedGpus) -> bool:
 def publish_gpus(
     shared: attempts.Shared,
     gpus: model.ObservedGpus,
-    layouts: served_layouts.LayoutList,
+    layouts: layout_report.LayoutReport,
     report: capacity.CapacityReport,
     change: node_object.NodePatch = _UNCHANGED,
 ) -> None:

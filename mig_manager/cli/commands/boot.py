@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mig_manager.agent import agent_settings
 from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
-from mig_manager.core.settings import options
+from mig_manager.core.settings import node_settings, options
 
 if TYPE_CHECKING:
     from mig_manager.change import boot
@@ -53,7 +52,7 @@ class Settings(
     driver_timeout_s: float = options.seconds(
         "how long to wait for the driver to be loaded", default=120.0
     )
-    repair: agent_settings.RepairPolicy = options.declare(agent_settings.REPAIR)
+    repair: node_settings.RepairPolicy = options.declare(node_settings.REPAIR)
 
     @classmethod
     def values(cls, source: options.Source) -> dict[str, Any]:
@@ -80,11 +79,11 @@ def run(settings: Settings, terminal: console.Console) -> int:
         command.dependencies(),
         command.layout if settings.layouts or settings.config_file else None,
         driver_timeout_s=settings.driver_timeout_s,
-        repairs=settings.repair is agent_settings.RepairPolicy.RESET,
+        repairs=settings.repair is node_settings.RepairPolicy.RESET,
     )
     status = command.answer(result.to_data, lambda: _summary(result), is_good=not result.problems)
     command.note_changes(result.rounds)
-    if settings.repair is not agent_settings.RepairPolicy.OFF:
+    if settings.repair is not node_settings.RepairPolicy.OFF:
         command.warn(result.faults)
     for problem in result.problems:
         terminal.note(problem.message, remedy=problem.remedy, priority=log.Priority.ERROR)

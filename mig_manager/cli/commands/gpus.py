@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
-from mig_manager.agent import served_layouts
 from mig_manager.change import local
 from mig_manager.cli import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_report
@@ -48,9 +47,9 @@ class GpuCommand(gpu_access.CommandAdapters):
         """
         settings = self.settings
         if settings.pods_layouts and settings.layouts:
-            layout, warnings = served_layouts.find(
+            layout, warnings = served.find(
                 settings.layouts[0],
-                files.ConfigFile(str(settings.config_file)),
+                self._read_of_pod,
                 settings.pods_layouts,
                 lambda: self.observed,
             )
@@ -71,6 +70,15 @@ class GpuCommand(gpu_access.CommandAdapters):
             f"name a layout; {source.source} has {names or 'none'}",
             remedy=errors.CommandRemedy("{} shows which ones fit.", "validate"),
         )
+
+    def _read_of_pod(self) -> layouts.Document:
+        """Return the agent's document; a default one that is unusable is also a warning."""
+        try:
+            return self.read(self.settings.config_file)
+        except errors.ConfigError as error:
+            if self.settings.pods_layouts and self.settings.pods_layouts.has_default_layouts:
+                self.warn([f"the default layouts are not served: {error.message}"])
+            raise
 
     def _fitting(self, source: layouts.Document) -> Sequence[str]:
         """Return the layouts that fit this machine's GPUs, or all if none is known to fit."""

@@ -60,7 +60,7 @@ def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -
                 document = _document(settings, terminal, reader)
                 goal = dataclasses.replace(goal, document=document)
             # The agents may use another document than the presumed one.
-            is_known = not goal.document.is_presumed or all(n.lists_every_layout for n in nodes)
+            is_known = not goal.document.is_presumed or all(n.listed.is_complete for n in nodes)
             if is_known and goal.layout is not None:
                 listed_layouts.require_layout(nodes, goal.document, goal.layout)
             if settings.is_dry_run:

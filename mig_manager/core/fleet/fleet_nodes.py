@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.fleet import marks
-from mig_manager.core.layout import custom_layouts, served
+from mig_manager.core.layout import custom_layouts, layout_list
 from mig_manager.core.node import api_values, node_object, resources, strategies, well_known
 from mig_manager.core.records import capacity, gpu_codec, journals, run_status
 
@@ -22,7 +23,7 @@ _NO_USE = (
 _CHANGING = (model.State.PENDING.value, model.State.REBOOTING.value)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FleetNode:
     """A node with what its agent published."""
 
@@ -89,23 +90,14 @@ class FleetNode:
         """The published GPUs, for ``gpu_codec``."""
         return self.view.annotations.get(well_known.GPUS_ANNOTATION)
 
-    @property
-    def layouts(self) -> tuple[served.ServedLayout, ...]:
-        """The layouts that its agent lists; empty without a valid list."""
+    @functools.cached_property
+    def listed(self) -> layout_list.LayoutList:
+        """The layouts that its agent lists."""
         try:
-            return served.from_json(self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, ""))
+            text = self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, "")
+            return layout_list.from_json(text)
         except ValueError:
-            return ()
-
-    @property
-    def lists_every_layout(self) -> bool:
-        """Whether its agent has no layout that is missing in its list."""
-        return served.is_complete(self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, ""))
-
-    @property
-    def takes_custom(self) -> bool | None:
-        """Whether its agent takes custom layouts; None without a valid list."""
-        return served.lists_custom(self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, ""))
+            return layout_list.UNKNOWN
 
     @property
     def is_reported(self) -> bool:

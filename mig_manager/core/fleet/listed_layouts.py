@@ -19,8 +19,8 @@ _REMEDY = (
 def is_listed(members: Iterable[fleet_nodes.FleetNode], name: str) -> bool:
     """Return whether any node lists a layout, or takes it from its annotation."""
     return any(
-        (name == well_known.CUSTOM_LAYOUT and node.takes_custom)
-        or any(name == entry.name for entry in node.layouts)
+        (name == well_known.CUSTOM_LAYOUT and node.listed.takes_custom)
+        or any(name == entry.name for entry in node.listed.layouts)
         for node in members
     )
 
@@ -33,7 +33,8 @@ def require_layout(
     if is_listed(every, name):
         return
     if document is NO_FILE:
-        hint = messages.did_you_mean(name, (each.name for node in every for each in node.layouts))
+        names = (each.name for node in every for each in node.listed.layouts)
+        hint = messages.did_you_mean(name, names)
         raise errors.LayoutError(
             f"no node lists layout {name!r}{hint}",
             reason=errors.Reason.UNKNOWN_CONFIG,
@@ -57,9 +58,9 @@ def layout_of(
         LayoutError: The annotation is missing (NO_CUSTOM_LAYOUT), or the layout is unknown
             (UNKNOWN_CONFIG).
     """
-    if name == well_known.CUSTOM_LAYOUT and node.takes_custom:
+    if name == well_known.CUSTOM_LAYOUT and node.listed.takes_custom:
         return custom_layouts.Custom.of(node.view).layout()[0]
-    listed = next((each for each in node.layouts if each.name == name), None)
+    listed = next((each for each in node.listed.layouts if each.name == name), None)
     in_document = document.layouts.get(name)
     if listed and (in_document is None or in_document.content_hash != listed.content_hash):
         made = served.generate(gpus).get(name)
@@ -67,6 +68,6 @@ def layout_of(
             return made
         if in_document is None or document.is_presumed:
             return None
-    if in_document is None and document.is_presumed and not node.lists_every_layout:
+    if in_document is None and document.is_presumed and not node.listed.is_complete:
         return None
     return document.layout(name)

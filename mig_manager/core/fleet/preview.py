@@ -226,7 +226,7 @@ def preview(
 
 def is_from_annotation(node: fleet_nodes.FleetNode, name: str) -> bool:
     """Return whether a node's agent takes a layout of this name from the node's annotation."""
-    return name == well_known.CUSTOM_LAYOUT and bool(node.takes_custom)
+    return name == well_known.CUSTOM_LAYOUT and bool(node.listed.takes_custom)
 
 
 def source_of(
@@ -248,7 +248,7 @@ def misfit(
     if goal.layout is None:
         return None
     if goal.document.is_presumed and not (
-        node.lists_every_layout or any(each.name == goal.layout for each in node.layouts)
+        node.listed.is_complete or any(each.name == goal.layout for each in node.listed.layouts)
     ):
         # Its agent may have another layout of this name.
         return None

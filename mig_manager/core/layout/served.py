@@ -5,21 +5,98 @@ NVIDIA's operator follows them: it was written without knowledge of the node.
 """
 
 import dataclasses
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.core import messages, model
-from mig_manager.core.files import json_text
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import generator, layouts
+from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
+from mig_manager.core.settings import node_settings
 
-_VERSION = 1
-_MAX_BYTES = 64 << 10  # limit of the annotation
-_MAX_LAYOUTS = 1000  # layouts in it
-_MAX_LETTERS = 200  # limit of a name or an origin
+_ReadFile = Callable[[], layouts.Document]
+"""Reads the config file; raises ConfigError if it cannot be read or is invalid."""
+
+
+def find(
+    name: str,
+    read_file: _ReadFile,
+    sources: node_settings.LayoutSources,
+    observe: Callable[[], model.ObservedGpus],
+) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+    """Return a layout and the warnings about the file; an owner's layout needs no observation.
+
+    Raises:
+        ConfigError: The file cannot be read or is invalid.
+        HardwareError: ``observe`` raised it.
+        LayoutError: The layout does not exist, may belong to an unreachable GPU
+            (GPU_UNREACHABLE), or would be in the node's annotation (CUSTOM_LAYOUTS_OFF).
+    """
+    try:
+        return _find_in_file_or_generate(name, read_file, sources, observe)
+    except errors.LayoutError as error:
+        if name != well_known.CUSTOM_LAYOUT:
+            raise
+        raise errors.LayoutError(
+            f"{error.message}; this agent takes none from the annotation "
+            f"{well_known.LAYOUT_ANNOTATION}, because custom layouts are switched off",
+            reason=errors.Reason.CUSTOM_LAYOUTS_OFF,
+        ) from error
+
+
+def _find_in_file_or_generate(
+    name: str,
+    read_file: _ReadFile,
+    sources: node_settings.LayoutSources,
+    observe: Callable[[], model.ObservedGpus],
+) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+    has_generated = sources.generated_layouts is not node_settings.GeneratedLayouts.OFF
+    if not (has_generated and sources.has_default_layouts):
+        file = read_file()
+        if name in file.layouts or not has_generated:
+            return file.layout(name), file.warnings
+    gpus = observe()
+    every = available(read_file, sources, gpus)
+    try:
+        return every.layout(name, (gpus,)), every.warnings
+    except errors.LayoutError as error:
+        lost = "; ".join(gpu.sentence for gpu in gpus_without_layouts(gpus))
+        if not lost:
+            raise
+        raise errors.LayoutError(
+            f"{messages.with_full_stop(error.message)} "
+            f"It may be one of an unreachable GPU: {lost}",
+            reason=errors.Reason.GPU_UNREACHABLE,
+        ) from error
+
+
+def available(
+    read_file: _ReadFile, sources: node_settings.LayoutSources, gpus: model.ObservedGpus
+) -> layouts.Document:
+    """Return every layout of the file and of the GPUs; a default file may be unusable.
+
+    Raises:
+        ConfigError: The file cannot be read or is invalid, and no generated layout replaces it.
+    """
+    has_generated = sources.generated_layouts is not node_settings.GeneratedLayouts.OFF
+    made = generate(gpus) if has_generated else {}
+    try:
+        file = read_file()
+    except errors.ConfigError as error:
+        if not (made and sources.has_default_layouts):
+            raise
+        source = error.location.source if error.location else "the default file"
+        file = layouts.Document(source=source, layouts={})
+    if made and sources.generated_layouts is node_settings.GeneratedLayouts.ONLY:
+        file = dataclasses.replace(file, layouts={})
+    both = merge(file, made, is_default=sources.has_default_layouts)
+    if not sources.has_custom_layouts:
+        return both
+    # A layout of this name in the file is unavailable: the name means the node's annotation.
+    others = {k: v for k, v in both.layouts.items() if k != well_known.CUSTOM_LAYOUT}
+    return dataclasses.replace(both, layouts=others)
 
 
 def generate(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:
@@ -39,8 +116,8 @@ def desired_gpus(
         LayoutError: It does not fit.
     """
     gpus = tuple(gpus)
-    available = document.layouts if document else generate(gpus)
-    return layouts.select(available[name], gpus) if name in available else {}
+    by_name = document.layouts if document else generate(gpus)
+    return layouts.select(by_name[name], gpus) if name in by_name else {}
 
 
 def gpus_without_layouts(gpus: model.ObservedGpus) -> tuple[model.UnreachableGpu, ...]:
@@ -96,78 +173,3 @@ def fitting(
                 if gpu.uuid in desired
             ),
         )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ServedLayout:
-    """One layout in a node's list."""
-
-    name: str
-    content_hash: str
-    origin: str
-
-    @staticmethod
-    def of(layout: layouts.Layout) -> "ServedLayout":
-        """Return the entry of a layout."""
-        return ServedLayout(
-            name=layout.name, content_hash=layout.content_hash, origin=layout.origin
-        )
-
-
-def to_json(entries: Iterable[ServedLayout], *, takes_custom: bool = False) -> str:
-    """Return the annotation that lists a node's layouts, up to its maximum size.
-
-    ``takes_custom``: whether the node also takes a layout from its annotation.
-
-    The API server refuses a node with more than 256 KiB of annotations
-    (``TotalAnnotationSizeLimitB`` of ``k8s.io/apimachinery``), also when a run ends.
-    """
-    rows: dict[str, dict[str, str]] = {}
-    members = {"custom": True} if takes_custom else {}
-    size = 0
-    for each in entries:
-        row = {"hash": each.content_hash, "origin": each.origin}
-        size += len(json.dumps({each.name: row}))
-        if size > _MAX_BYTES or len(rows) == _MAX_LAYOUTS:
-            members["truncated"] = True
-            break
-        rows[each.name] = row
-    return json.dumps({"version": _VERSION, **members, "layouts": rows})
-
-
-def from_json(text: str) -> tuple[ServedLayout, ...]:
-    """Parse that annotation, with printable texts; ValueError if it is malformed."""
-    with json_text.decoding("a list of layouts"):
-        rows = list(_parse(text)["layouts"].items())[:_MAX_LAYOUTS]
-        return tuple(
-            ServedLayout(
-                name=messages.word(name, _MAX_LETTERS),
-                content_hash=messages.word(row["hash"], _MAX_LETTERS),
-                origin=messages.word(row["origin"], _MAX_LETTERS),
-            )
-            for name, row in rows
-        )
-
-
-def is_complete(text: str) -> bool:
-    """Return whether the list has every layout; False if it is malformed."""
-    try:
-        return not _parse(text).get("truncated")
-    except ValueError:
-        return False
-
-
-def lists_custom(text: str) -> bool | None:
-    """Return whether the node takes custom layouts; None if the list is malformed."""
-    try:
-        return _parse(text).get("custom") is True
-    except ValueError:
-        return None
-
-
-def _parse(text: str) -> dict[str, Any]:
-    """Parse the list's JSON; ValueError if it is malformed, or of another version."""
-    data = json_text.parse_object(text)
-    if data.get("version") != _VERSION:
-        raise ValueError("from a version this program does not know")
-    return data

@@ -233,7 +233,7 @@ def _why_blocked(
         yield "it is cordoned"
     if not gpus:
         yield "its agent has published no valid GPUs"
-    if node.takes_custom is False:
+    if node.listed.takes_custom is False:
         yield "its agent takes no custom layouts (--custom-layouts)"
     if in_use is None:
         yield "its agent has not published which instances are in use"

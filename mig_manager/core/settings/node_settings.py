@@ -138,6 +138,52 @@ class DocumentSettings:
     )
 
 
+class GeneratedLayouts(enum.Enum):
+    """How layouts generated from the GPUs combine with the config file."""
+
+    MERGE = "merge"  # add to an owner's config file; override the default file
+    ONLY = "only"
+    """Replace the config file; serve the default file if the driver lists no profiles."""
+    OFF = "off"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayoutSources:
+    """Where the layouts of a node come from, besides the config file, and how that is parsed."""
+
+    generated_layouts: GeneratedLayouts = options.choice(
+        "layouts generated from the GPUs: merge adds to the config file, only replaces it, off",
+        metavar="HOW",
+        default=GeneratedLayouts.MERGE,
+    )
+    has_custom_layouts: bool = options.switch(
+        "take layout 'custom' from the node's annotation mig-manager.io/layout",
+        name="custom-layouts",
+    )
+    has_default_layouts: bool = False
+    """Whether the config file is the default file, which generated layouts override."""
+    is_lenient: bool = False
+    """Whether to warn instead of failing if mig-parted ignores a problem of the file."""
+
+
+class RepairPolicy(enum.Enum):
+    """What the agent and ``boot`` do about GPUs with a fault."""
+
+    OFF = "off"
+    REPORT = "report"
+    """Publish the condition ``GpuRecoveryNeeded`` and Events; ``boot``: write it to the log."""
+    RESET = "reset"
+    """Also reset a GPU that needs it, after evicting its pods, and restore its layout."""
+
+
+REPAIR = options.choosing(
+    "GPUs with a fault: report them, also reset them if that helps, or off",
+    name="repair",
+    metavar="HOW",
+    default=RepairPolicy.REPORT,
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeSettings(DocumentSettings):
     """Settings that the agent and commands on a node share; durations in seconds."""

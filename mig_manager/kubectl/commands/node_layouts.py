@@ -15,7 +15,7 @@ from mig_manager.cli.toolkit import console
 from mig_manager.core import messages, model
 from mig_manager.core.display import bar, picture
 from mig_manager.core.fleet import fleet_nodes, node_reports
-from mig_manager.core.layout import custom_layouts, layouts, served
+from mig_manager.core.layout import custom_layouts, layout_list, layouts, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import run_status
 from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus
@@ -54,7 +54,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
 class Listed:
     """One layout of a node."""
 
-    entry: served.ServedLayout
+    entry: layout_list.Entry
     gpus: tuple[model.Gpu, ...] | None
     """The selected GPUs with the layout's instances; None: the content is unknown."""
     is_requested: bool
@@ -109,11 +109,11 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
         notes.append(note)
     contents_by_key = _by_key(served.generate(gpus).values())
     entries, note = _entries(node, contents_by_key)
-    if node.takes_custom:
+    if node.listed.takes_custom:
         # An invalid annotation has no layout to list.
         with contextlib.suppress(errors.MigManagerError):
             custom, _ = custom_layouts.Custom.of(node.view).layout()
-            entries = [*entries, served.ServedLayout.of(custom)]
+            entries = [*entries, layout_list.Entry.of(custom)]
             contents_by_key |= _by_key([custom])
     notes += [note] if note else []
     for document in documents:
@@ -139,7 +139,7 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
     )
 
 
-def _is_applied(entry: served.ServedLayout, node: fleet_nodes.FleetNode) -> bool:
+def _is_applied(entry: layout_list.Entry, node: fleet_nodes.FleetNode) -> bool:
     is_named, last_run = entry.name == node.applied, node.status
     if not is_named or last_run is None or last_run.config != entry.name:
         return is_named
@@ -150,7 +150,7 @@ def _is_applied(entry: served.ServedLayout, node: fleet_nodes.FleetNode) -> bool
 _Key = tuple[str, str]  # name and content hash
 
 
-def _key(entry: served.ServedLayout) -> _Key:
+def _key(entry: layout_list.Entry) -> _Key:
     return entry.name, entry.content_hash
 
 
@@ -160,17 +160,17 @@ def _by_key(candidates: Iterable[layouts.Layout]) -> dict[_Key, layouts.Layout]:
 
 def _entries(
     node: fleet_nodes.FleetNode, generated: Mapping[_Key, layouts.Layout]
-) -> tuple[Sequence[served.ServedLayout], str]:
+) -> tuple[Sequence[layout_list.Entry], str]:
     """Return the published layouts, or else the layouts that can be generated, and a note."""
     text = node.view.annotations.get(well_known.LAYOUTS_ANNOTATION)
     if text is not None:
         try:
-            return served.from_json(text), ""
+            return layout_list.from_json(text).layouts, ""
         except ValueError as error:
             why = f"its agent's list of layouts cannot be read ({error})"
     else:
         why = "its agent has published no layouts"
-    return [served.ServedLayout.of(layout) for layout in generated.values()], (
+    return [layout_list.Entry.of(layout) for layout in generated.values()], (
         f"{why}: these layouts can be generated for its GPUs"
     )
 

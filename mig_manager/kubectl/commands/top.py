@@ -150,7 +150,7 @@ class Top:
         return next(each for each in self._search.reports if each.node.name == self._choice.node)
 
     def _layouts(self) -> tuple[str, ...]:
-        return tuple(entry.name for entry in self._report().node.layouts)
+        return tuple(entry.name for entry in self._report().node.listed.layouts)
 
     def _request(self, choice: _Selection) -> _Selection:
         """Request the layout as ``apply`` does, unless the plan on the screen is outdated."""

@@ -7,9 +7,10 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent import agent_settings, outcomes
+from mig_manager.agent import outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
+from mig_manager.core.settings import node_settings
 from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
 from tests.pipeline import repairs
 
@@ -143,7 +144,7 @@ def test_a_fault_does_not_change_the_repair_by_another_program() -> None:
 
 
 def test_repair_off_reports_nothing_on_the_node() -> None:
-    rig, agent, outcome = node_at_rest(repair=agent_settings.RepairPolicy.OFF)
+    rig, agent, outcome = node_at_rest(repair=node_settings.RepairPolicy.OFF)
     set_action(rig, RESET, 0)
     agent.faults.note_xids([(rig.gpus[0].uuid, 79)])
     agent.check_drift(LAYOUT, outcome)

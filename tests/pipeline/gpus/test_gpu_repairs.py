@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import agent_settings, drift
+from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
+from mig_manager.core.settings import node_settings
 from tests.node import agents, ends, fakes, gpu_values, samples, strikes
 from tests.pipeline import repairs
 
@@ -91,9 +92,9 @@ def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [agent_settings.RepairPolicy.OFF, agent_settings.RepairPolicy.REPORT]
+    "how", [node_settings.RepairPolicy.OFF, node_settings.RepairPolicy.REPORT]
 )
-def test_without_the_setting_no_gpu_is_reset(how: agent_settings.RepairPolicy) -> None:
+def test_without_the_setting_no_gpu_is_reset(how: node_settings.RepairPolicy) -> None:
     rig = repairs.faulty_node()
     repairs.serve(rig, repairs.agent_of(rig, limits={"repair": how}))
     assert repairs.resets(rig) == 0

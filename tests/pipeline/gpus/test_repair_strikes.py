@@ -6,10 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import agent_settings, drift
+from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
+from mig_manager.core.settings import node_settings
 from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
 from tests.pipeline import custom_requests, repairs
 
@@ -137,7 +138,7 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
 def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> None:
     rig = repairs.faulty_node()
     strikes.kill_when(rig, lambda: rig.has_hold_taint, repairs.serve)
-    how = agent_settings.RepairPolicy(change if change in ("report", "off") else "reset")
+    how = node_settings.RepairPolicy(change if change in ("report", "off") else "reset")
     rig.resets.are_available = change != "no reset"
     rig.is_unschedulable = change == "cordon"
     agent = repairs.agent_of(rig, limits={"repair": how})

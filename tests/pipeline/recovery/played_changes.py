@@ -10,10 +10,11 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.agent import agent_settings, outcomes
+from mig_manager.agent import outcomes
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
+from mig_manager.core.settings import node_settings
 from tests import layout_table
 from tests.node import agents, ends, fakes, inboxes, judging, strikes
 from tests.pipeline import dra_scenes, lives
@@ -24,8 +25,8 @@ _WITHOUT_PARENTHESES = str.maketrans("", "", "()")  # they mark what has no comp
 _REPAIR_PAUSE_S = 1000.0  # longer than the first pause after a failed repair
 _LIMITS = {
     "has_custom_layouts": True,
-    "generated_layouts": agent_settings.GeneratedLayouts.OFF,
-    "repair": agent_settings.RepairPolicy.RESET,
+    "generated_layouts": node_settings.GeneratedLayouts.OFF,
+    "repair": node_settings.RepairPolicy.RESET,
 }
 
 

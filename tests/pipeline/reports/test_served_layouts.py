@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import agent_settings, drift
+from mig_manager.agent import drift
 from mig_manager.catalogue import hardware
-from mig_manager.core.layout import config, served
+from mig_manager.core.layout import config, layout_list
 from mig_manager.core.node import well_known
+from mig_manager.core.settings import node_settings
 from tests.node import agents, fakes, nodes, strikes
 
 OWNERS_FILE = """
@@ -42,8 +43,8 @@ def apply(
 
 def origins_by_layout(rig: fakes.NodeRig) -> dict[str, str]:
     """Return the published layouts and their origins."""
-    entries = served.from_json(rig.annotations[well_known.LAYOUTS_ANNOTATION])
-    return {each.name: each.origin for each in entries}
+    listed = layout_list.from_json(rig.annotations[well_known.LAYOUTS_ANNOTATION])
+    return {each.name: each.origin for each in listed.layouts}
 
 
 def devices(rig: fakes.NodeRig) -> list[dict[str, int]]:
@@ -80,7 +81,7 @@ def test_only_layouts_that_fit_are_listed_with_their_hash(rig: fakes.NodeRig) ->
 
     text = rig.annotations[well_known.LAYOUTS_ANNOTATION]
     assert "for-another-product" not in origins_by_layout(rig)
-    for entry in served.from_json(text):
+    for entry in layout_list.from_json(text).layouts:
         assert apply(rig, entry.name)[0] in (errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED)
         assert rig.status["configHash"] == entry.content_hash
         assert rig.status["origin"] == entry.origin
@@ -102,7 +103,7 @@ def test_generated_layouts_are_served_without_a_readable_default_file(rig: fakes
 
 
 def test_without_generated_layouts_the_file_alone_counts(rig: fakes.NodeRig) -> None:
-    off: dict[str, Any] = {"generated_layouts": agent_settings.GeneratedLayouts.OFF}
+    off: dict[str, Any] = {"generated_layouts": node_settings.GeneratedLayouts.OFF}
 
     assert apply(rig, "all-1g.5gb", **off)[0] is errors.Reason.UNKNOWN_CONFIG
     assert apply(rig, "team-a", **off) == (errors.Reason.APPLIED, "test.yaml:4")
@@ -110,7 +111,7 @@ def test_without_generated_layouts_the_file_alone_counts(rig: fakes.NodeRig) -> 
 
 
 def test_generated_layouts_can_replace_the_file(rig: fakes.NodeRig) -> None:
-    only = DEFAULT | {"generated_layouts": agent_settings.GeneratedLayouts.ONLY}
+    only = DEFAULT | {"generated_layouts": node_settings.GeneratedLayouts.ONLY}
 
     assert apply(rig, "team-a", **only)[0] is errors.Reason.UNKNOWN_CONFIG
     assert apply(rig, "all-balanced", **only) == (errors.Reason.APPLIED, GENERATED)
@@ -118,10 +119,10 @@ def test_generated_layouts_can_replace_the_file(rig: fakes.NodeRig) -> None:
 
 
 @pytest.mark.parametrize(
-    "generated", [agent_settings.GeneratedLayouts.MERGE, agent_settings.GeneratedLayouts.ONLY]
+    "generated", [node_settings.GeneratedLayouts.MERGE, node_settings.GeneratedLayouts.ONLY]
 )
 def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
-    rig: fakes.NodeRig, generated: agent_settings.GeneratedLayouts
+    rig: fakes.NodeRig, generated: node_settings.GeneratedLayouts
 ) -> None:
     rig.gpus = tuple(dataclasses.replace(gpu, profiles=None) for gpu in rig.gpus)
     limits = DEFAULT | {"generated_layouts": generated}
@@ -225,9 +226,9 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.Node
     assert refused == document
     entries = config.parse(document, source="ConfigMap").layouts.values()
     assert (
-        served.to_json(
+        layout_list.to_json(
             dataclasses.replace(
-                served.ServedLayout.of(each), origin=origins_by_layout(rig)[each.name]
+                layout_list.Entry.of(each), origin=origins_by_layout(rig)[each.name]
             )
             for each in entries
         )

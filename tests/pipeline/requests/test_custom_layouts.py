@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
-from mig_manager.core.layout import served
+from mig_manager.core.layout import layout_list
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
@@ -122,7 +122,7 @@ def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
 
     assert run(rig, by=agent).reason is Reason.APPLIED
     listed = rig.annotations[well_known.LAYOUTS_ANNOTATION]
-    assert "custom" not in {each.name for each in served.from_json(listed)}
+    assert "custom" not in {each.name for each in layout_list.from_json(listed).layouts}
     assert run(rig, custom_layout(None), by=agent).reason is Reason.NO_CUSTOM_LAYOUT
 
 
@@ -133,7 +133,8 @@ def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) 
 
     agents.run(rig, "all-1g.5gb", by=by)
 
-    assert served.lists_custom(rig.annotations[well_known.LAYOUTS_ANNOTATION]) is is_on
+    listed = layout_list.from_json(rig.annotations[well_known.LAYOUTS_ANNOTATION])
+    assert listed.takes_custom is is_on
 
 
 def test_invalid_file_does_not_block_a_custom_layout() -> None:

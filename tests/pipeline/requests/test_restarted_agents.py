@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import agent_settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
+from mig_manager.core.settings import node_settings
 from mig_manager.errors import Reason
 from tests.node import agents, fakes, gpu_values, nodes, strikes
 
@@ -29,7 +29,7 @@ mig-configs:
   - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 7}}
 """
 DEFAULT: dict[str, Any] = {"has_default_layouts": True}
-FILE_ALONE = DEFAULT | {"generated_layouts": agent_settings.GeneratedLayouts.OFF}
+FILE_ALONE = DEFAULT | {"generated_layouts": node_settings.GeneratedLayouts.OFF}
 
 
 def start(

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core import model
-from mig_manager.core.layout import config, custom_layouts, served
+from mig_manager.core.layout import config, custom_layouts, layout_list, served
 from mig_manager.core.node import node_object, well_known
 from testkit import apiserver
 from tests import api_objects
@@ -30,7 +30,7 @@ mig-configs:
     - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 2}}
 """
 SEVERAL = MINE + "  whole:\n    - {devices: all, mig-enabled: false}\n"
-LISTED = served.to_json([], takes_custom=True)
+LISTED = layout_list.to_json([], takes_custom=True)
 
 
 def add_node(
@@ -120,7 +120,7 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
     requested: str,
 ) -> None:
     generated = served.generate(plugin_rig.gpus(SPEC)).values()
-    add_node(user.server, listed=served.to_json(map(served.ServedLayout.of, generated)))
+    add_node(user.server, listed=layout_list.to_json(map(layout_list.Entry.of, generated)))
     answer = user.alone("apply", *filter(None, (layout, "gpu-1")), *words)
     assert message in answer.out + answer.err
     assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == requested
@@ -129,7 +129,7 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
 
 def test_a_request_that_changes_no_gpu_is_reported_as_such(user: plugin_rig.Viewer) -> None:
     generated = served.generate(plugin_rig.gpus(SPEC)).values()
-    listed = served.to_json(map(served.ServedLayout.of, generated))
+    listed = layout_list.to_json(map(layout_list.Entry.of, generated))
     add_node(user.server, gpus=plugin_rig.gpus(SPEC, "all-1g.5gb"), listed=listed)
     answer = user.alone("apply", "all-1g.5gb", "gpu-1")
     assert "already active: no GPU changes." in answer.out
@@ -140,7 +140,7 @@ def test_a_listed_layout_of_the_agents_config_map_is_planned_first(
     user: plugin_rig.Viewer,
 ) -> None:
     (mine,) = config.parse(MINE, source="file").layouts.values()
-    add_node(user.server, listed=served.to_json([served.ServedLayout.of(mine)]))
+    add_node(user.server, listed=layout_list.to_json([layout_list.Entry.of(mine)]))
     user.server.store.create(api_objects.a_config_map(MINE))
     answer = user.alone("apply", "mine", "gpu-1", "--dry-run", "-o", "json")
     assert answer.data["nodes"][0]["verdict"] == "fits"
@@ -231,7 +231,7 @@ PARTITIONED = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
     [
         (LISTED, {}, "mine", set()),
         pytest.param("nonsense", {}, "mine", set(), marks=pytest.mark.slow),
-        (served.to_json([]), {}, "mine", {NO_CUSTOM}),
+        (layout_list.to_json([]), {}, "mine", {NO_CUSTOM}),
         (LISTED, PARTITIONED, "mine", {NO_EVICTION, ON_DEMAND}),
         (LISTED, {}, "on-demand mine", {NO_EVICTION}),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.display import bar, picture
-from mig_manager.core.layout import config, generator, served
+from mig_manager.core.layout import config, generator, layout_list
 from mig_manager.core.node import well_known
 from testkit import apiserver
 from tests import api_objects
@@ -22,11 +22,11 @@ mig-configs:
 """
 
 
-def entries(text: str = OWNERS_FILE) -> list[served.ServedLayout]:
+def entries(text: str = OWNERS_FILE) -> list[layout_list.Entry]:
     """Return what an agent with this file lists for these GPUs."""
     from_file = config.parse(text, source="/etc/mig-manager/config.yaml").layouts
     made = generator.layouts_of(generator.kinds_of(plugin_rig.gpus(SPEC)))
-    return [served.ServedLayout.of(layout) for layout in {**made, **from_file}.values()]
+    return [layout_list.Entry.of(layout) for layout in {**made, **from_file}.values()]
 
 
 def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "team-a") -> None:
@@ -37,7 +37,7 @@ def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "
 
 
 def test_each_layout_is_drawn_with_its_origin(user: plugin_rig.Viewer) -> None:
-    add_node(user.server, served.to_json(entries()))
+    add_node(user.server, layout_list.to_json(entries()))
     user.server.store.create(api_objects.a_config_map(OWNERS_FILE))
 
     answer = user.alone("layouts", "gpu-1")
@@ -60,7 +60,7 @@ def test_each_layout_is_drawn_with_its_origin(user: plugin_rig.Viewer) -> None:
 def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     user: plugin_rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
-    add_node(user.server, served.to_json(entries()))
+    add_node(user.server, layout_list.to_json(entries()))
     # The file has another content under the same name.
     user.server.store.create(api_objects.a_config_map(OWNERS_FILE.replace("4g", "3g")))
     file = tmp_path / "own.yaml"
@@ -103,7 +103,7 @@ def test_a_layout_is_active_with_the_content_that_was_applied(
         config_hash=entry.content_hash if is_same_content else "0123456789ab",
         labels={well_known.APPLIED_LABEL: "team-a"},
     )
-    node["metadata"]["annotations"][well_known.LAYOUTS_ANNOTATION] = served.to_json([entry])
+    node["metadata"]["annotations"][well_known.LAYOUTS_ANNOTATION] = layout_list.to_json([entry])
     user.server.store.create(node)
 
     (layout,) = user.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
@@ -115,7 +115,7 @@ def test_a_layout_is_active_with_the_content_that_was_applied(
 def test_the_nodes_config_map_has_the_layouts_of_the_operators_agent(
     user: plugin_rig.Viewer,
 ) -> None:
-    add_node(user.server, served.to_json(entries()))
+    add_node(user.server, layout_list.to_json(entries()))
     user.server.store.create(
         api_objects.a_config_map(OWNERS_FILE, "gpu-operator/gpu-1-mig-config")
     )
@@ -143,7 +143,7 @@ mig-configs:
 def test_a_layout_is_planned_from_the_config_map_if_that_has_it(
     user: plugin_rig.Viewer, document: str, origin: str
 ) -> None:
-    add_node(user.server, served.to_json(entries()))
+    add_node(user.server, layout_list.to_json(entries()))
     user.server.store.create(api_objects.a_config_map(document))
 
     answer = user.alone("plan", "all-7g.40gb", "gpu-1")
@@ -157,7 +157,7 @@ def test_a_layout_is_planned_from_the_config_map_if_that_has_it(
 def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(
     user: plugin_rig.Viewer,
 ) -> None:
-    add_node(user.server, served.to_json(entries()))
+    add_node(user.server, layout_list.to_json(entries()))
 
     answer = user.alone("plan", "all-7g.40gb", "gpu-1")
 
@@ -190,7 +190,7 @@ def test_without_a_valid_list_those_are_shown_that_can_be_generated(
 def test_layouts_of_nodes_and_of_a_chosen_file_are_completed(
     user: plugin_rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
-    add_node(user.server, served.to_json(entries()))
+    add_node(user.server, layout_list.to_json(entries()))
     file = tmp_path / "own.yaml"
     file.write_text(OWNERS_FILE.replace("team", "all-7"))
 

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 import yaml
 
-from mig_manager.core.layout import served
+from mig_manager.core.layout import layout_list
 from testkit import apiserver
 from tests import api_objects
 from tests.kit import plugin_rig
@@ -120,8 +120,8 @@ def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> 
         gpus[0].name, json.dumps(NASTY)[1:-1]
     )
     del thing["metadata"]["labels"]["mig-manager.io/applied"]
-    entry = served.ServedLayout(name=NASTY, content_hash=NASTY, origin=NASTY)
-    notes["mig-manager.io/layouts"] = served.to_json([entry])
+    entry = layout_list.Entry(name=NASTY, content_hash=NASTY, origin=NASTY)
+    notes["mig-manager.io/layouts"] = layout_list.to_json([entry])
     layouts = json.dumps({"version": "v1", "mig-configs": {NASTY: [
         {"devices": "all", "mig-enabled": True, "mig-devices": {"9g.5gb": 1}}
     ]}})  # fmt: skip
@@ -153,8 +153,8 @@ def test_layouts_of_nodes_are_completed_without_a_usable_config_map(
     tmp_path: pathlib.Path, text: str | None
 ) -> None:
     node = plugin_rig.node("n1")
-    entry = served.ServedLayout(name="night", content_hash="0" * 12, origin="config.yaml:1")
-    node["metadata"]["annotations"]["mig-manager.io/layouts"] = served.to_json([entry])
+    entry = layout_list.Entry(name="night", content_hash="0" * 12, origin="config.yaml:1")
+    node["metadata"]["annotations"]["mig-manager.io/layouts"] = layout_list.to_json([entry])
     with apiserver.serve() as server:
         server.store.create(node)
         if text is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core.layout import config, served
+from mig_manager.core.layout import config, layout_list
 from mig_manager.sandbox.apiserver import kinds
 from tests import programs, waiting
 from tests.kit import commandline, plugin_rig
@@ -157,7 +157,7 @@ def listing_node(viewer: plugin_rig.Viewer) -> Iterator[None]:
     gpus = plugin_rig.gpus("2xA100-SXM4-40GB", "all-balanced")
     node = plugin_rig.node("gpu-8", gpus=gpus, requested="all-balanced")
     layouts = config.parse(plugin_rig.CONFIG, source="config.yaml").layouts.values()
-    listed = served.to_json(map(served.ServedLayout.of, layouts))
+    listed = layout_list.to_json(map(layout_list.Entry.of, layouts))
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = listed
     viewer.server.store.create(node)
     yield

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import config, generator, layouts, served
+from mig_manager.core.layout import config, generator, layout_list, layouts, served
 from mig_manager.core.records import run_status
 
 A100 = hardware.template(hardware.find("A100-SXM4-40GB"))
@@ -63,7 +63,7 @@ def test_no_layout_is_generated_for_gpus_without_mig() -> None:
 @given(
     st.lists(
         st.builds(
-            served.ServedLayout,
+            layout_list.Entry,
             name=st.from_regex(r"[a-z0-9.-]{1,63}", fullmatch=True),
             content_hash=st.from_regex(r"[0-9a-f]{12}", fullmatch=True),
             origin=st.from_regex(r"[ -~]{1,200}", fullmatch=True),
@@ -71,23 +71,24 @@ def test_no_layout_is_generated_for_gpus_without_mig() -> None:
         unique_by=lambda each: each.name,
     )
 )
-def test_the_list_is_read_as_it_was_written(entries: list[served.ServedLayout]) -> None:
-    assert served.from_json(served.to_json(entries)) == tuple(entries)
+def test_the_list_is_read_as_it_was_written(entries: list[layout_list.Entry]) -> None:
+    assert layout_list.from_json(layout_list.to_json(entries)).layouts == tuple(entries)
 
 
 def test_a_list_that_is_too_long_for_an_annotation_is_cut() -> None:
     entries = [
-        served.ServedLayout(name=f"layout-{number}", content_hash="0" * 12, origin="x" * 100)
+        layout_list.Entry(name=f"layout-{number}", content_hash="0" * 12, origin="x" * 100)
         for number in range(10_000)
     ]
 
-    text = served.to_json(entries)
+    text = layout_list.to_json(entries)
 
     assert len(text) < 80_000
-    read = served.from_json(text)
-    assert read == tuple(entries[: len(read)])
-    assert len(read) > 300
-    assert (served.is_complete(text), served.is_complete(served.to_json(read))) == (False, True)
+    read = layout_list.from_json(text)
+    assert read.layouts == tuple(entries[: len(read.layouts)])
+    assert len(read.layouts) > 300
+    assert not read.is_complete
+    assert layout_list.from_json(layout_list.to_json(read.layouts)).is_complete
 
 
 def test_a_layout_that_gpus_cannot_have_is_left_out() -> None:

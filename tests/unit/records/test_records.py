@@ -9,9 +9,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.fleet import marks
-from mig_manager.core.layout import served
-from mig_manager.core.node import well_known
+from mig_manager.core.fleet import fleet_nodes, marks
+from mig_manager.core.layout import layout_list
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import (
     capacity,
     gpu_codec,
@@ -131,7 +131,7 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
         use_with({"uuid": "U", "inUse": [["a", 1]]}),
         use_with({"uuid": "U", "inUse": [[float("inf"), 1]]}),
     ),
-    served.from_json: (OTHER_LIST, '{"version": 1, "layouts": []}'),
+    layout_list.from_json: (OTHER_LIST, '{"version": 1, "layouts": []}'),
 }
 
 
@@ -150,8 +150,11 @@ def test_malformed_record_is_refused(read: Callable[[str], object], text: str) -
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "1", "{", "[" * 100_000, OTHER_LIST])
 def test_a_malformed_mark_or_list_of_layouts_is_ignored(text: str) -> None:
-    assert served.lists_custom(text) is None
-    assert not served.is_complete(text)
+    view = node_object.NodeView(
+        name="n", allocatable={}, annotations={well_known.LAYOUTS_ANNOTATION: text}
+    )
+    node = fleet_nodes.FleetNode(view=view, is_ready=True)
+    assert node.listed is layout_list.UNKNOWN
     assert marks.parse(text) is None
     assert marks.parse('{"layout": 1}') is None
 
