@@ -106,7 +106,10 @@ class AttemptMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """The state shared by all attempts on one node."""
+    """The state shared by all attempts on one node.
+
+    A function takes it for the limits or the memory; for ports alone it takes ``deps`` or a port.
+    """
 
     deps: ports.Dependencies
     limits: agent_settings.Limits
@@ -164,7 +167,10 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt(Shared):
-    """One attempt at a request; its fields never change."""
+    """One attempt at a request; its fields never change.
+
+    A function that takes it waits, writes the journal, or acts as the request says.
+    """
 
     request: Request
     cancel: ports.Cancellation  # can cancel the attempt until GPUs are touched

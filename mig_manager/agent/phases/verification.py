@@ -94,7 +94,7 @@ def verify_restored(
     No attempt follows that would report it, so the outcome does, and the label of the applied
     layout is not restored. A newer request, or the end of the agent, ends the wait.
     """
-    programs = advertising.find_resumed(attempt)
+    programs = advertising.find_resumed(attempt.journal, attempt.node_labels)
     if not (programs and gpus):
         return outcome
     try:

@@ -4,13 +4,13 @@ The device plugin registers devices with kubelet, and the DRA driver publishes R
 list devices only when they start.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.agent import attempts
-from mig_manager.core import model
-from mig_manager.core.node import pod_object, strategies
+from mig_manager.agent import attempts, run_journal
+from mig_manager.core import model, ports
+from mig_manager.core.node import pod_object
 from mig_manager.core.records import journals
 
 
@@ -18,7 +18,7 @@ class Advertiser(Protocol):
     """A program that advertises devices, even if the node does not run it.
 
     Raises:
-        ClusterError: From every method of an attempt: the API refused or does not answer.
+        ClusterError: From every method with ports: the API refused or does not answer.
     """
 
     name: str
@@ -30,21 +30,20 @@ class Advertiser(Protocol):
     def was_paused(self, entries: journals.Journal) -> bool:
         """Return whether it served the node before it was paused."""
 
-    def is_awaited(self, attempt: attempts.Attempt) -> bool:
+    def is_awaited(self, journal: run_journal.RunJournal, labels: Mapping[str, str]) -> bool:
         """Return whether it must serve the node again, even without a pod now.
 
-        With its deploy label the owner can say that it must not.
+        With its deploy label, one of the node's ``labels``, the owner can say that it must not.
         """
-        journal = attempt.journal
         is_owed = self.was_paused(journal.entries) or self.deploy_label in journal.record.awaited
-        return is_owed and attempt.node_labels.get(self.deploy_label) != "false"
+        return is_owed and labels.get(self.deploy_label) != "false"
 
-    def withdraw(self, attempt: attempts.Attempt) -> None:
+    def withdraw(self, deps: ports.Dependencies) -> None:
         """Hide the advertised devices from pods until new ones are advertised."""
 
     def missing(
         self,
-        attempt: attempts.Attempt,
+        shared: attempts.Shared,
         gpus: model.ObservedGpus,
         pods: pod_object.Pods,
         changed: frozenset[str],
@@ -54,21 +53,13 @@ class Advertiser(Protocol):
         All devices of the GPUs with the UUIDs ``changed`` must be healthy.
         """
 
-    def is_stale(self, attempt: attempts.Attempt, gpus: model.ObservedGpus) -> bool:
+    def is_stale(self, deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
         """Return whether a ready pod advertises outdated devices."""
 
     def destroyed_devices(
-        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: pod_object.Pods
+        self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: pod_object.Pods
     ) -> frozenset[str] | None:
         """Return the advertised devices that no GPU has; None if unknown."""
-
-    def why_refused(
-        self,
-        attempt: attempts.Attempt,
-        layouts: Sequence[strategies.GpuLayout],
-        pods: pod_object.Pods,
-    ) -> str:
-        """Return why it would exit with the new devices; empty if it would not, or if unknown."""
 
     def why_not_starting(self, gpus: model.ObservedGpus) -> str:
         """Return why the layout may keep it from starting, for a message.

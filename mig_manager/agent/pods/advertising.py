@@ -1,17 +1,17 @@
 """Wait until the GPUs' devices are schedulable, and remove obstacles.
 
-Every function of an attempt raises ClusterError if the API refuses or does not answer.
+Every function with ports or an attempt raises ClusterError if the API refuses or does not answer.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts
+from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.pods import advertisers, device_plugin, dra_driver
-from mig_manager.core import model
+from mig_manager.core import model, ports, timing
 from mig_manager.core.node import (
     client_table,
     clients,
@@ -77,21 +77,19 @@ def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
     return frozenset(pod.uid for pod in pods if is_advertiser(pod))
 
 
-def find_awaited(attempt: attempts.Attempt) -> _Advertisers:
+def find_awaited(deps: ports.Dependencies, journal: run_journal.RunJournal) -> _Advertisers:
     """Return the advertisers that must serve the node again, even without a pod now."""
-    return _with_replaced(
-        attempt, frozenset(program for program in ALL if program.is_awaited(attempt))
-    )
+    node = deps.node.latest()
+    return _with_replaced(deps, _list_awaited(journal, node.labels), node)
 
 
-def find_resumed(attempt: attempts.Attempt) -> _Advertisers:
+def find_resumed(journal: run_journal.RunJournal, labels: Mapping[str, str]) -> _Advertisers:
     """Return the advertisers that were paused for a change, and may run again."""
-    entries = attempt.journal.entries
+    entries = journal.entries
     return frozenset(
         program
-        for program in ALL
-        if program.is_awaited(attempt)
-        and program.was_paused(entries)
+        for program in _list_awaited(journal, labels)
+        if program.was_paused(entries)
         and not entries.hold_taint
         and program.deploy_label not in entries.paused_labels
     )
@@ -107,21 +105,21 @@ def remove_phantoms_and_find(
     node, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
     # Any other value is another program's decision to keep it away, not a failure.
     deployed = frozenset(
-        program
-        for program in ALL
-        if well_known.is_deployed(node.labels.get(program.deploy_label))
-        or program.is_awaited(attempt)
+        program for program in ALL if well_known.is_deployed(node.labels.get(program.deploy_label))
     )
-    return _with_replaced(attempt, owners(pods) | deployed, node)
+    programs = owners(pods) | deployed | _list_awaited(attempt.journal, node.labels)
+    return _with_replaced(attempt.deps, programs, node)
+
+
+def _list_awaited(journal: run_journal.RunJournal, labels: Mapping[str, str]) -> _Advertisers:
+    return frozenset(program for program in ALL if program.is_awaited(journal, labels))
 
 
 def _with_replaced(
-    attempt: attempts.Attempt, programs: _Advertisers, node: node_object.NodeView | None = None
+    deps: ports.Dependencies, programs: _Advertisers, node: node_object.NodeView
 ) -> _Advertisers:
     """Add a device plugin whose pod is being replaced."""
-    if PLUGIN not in programs and device_plugin.is_being_replaced(
-        attempt, node or attempt.deps.node.latest()
-    ):
+    if PLUGIN not in programs and device_plugin.is_being_replaced(deps, node):
         return programs | {PLUGIN}
     return programs
 
@@ -140,7 +138,7 @@ def check_schedulable(
 
 
 def find_stale(
-    attempt: attempts.Attempt,
+    shared: attempts.Shared,
     pods: pod_object.Pods,
     gpus: model.ObservedGpus,
     *,
@@ -157,8 +155,8 @@ def find_stale(
         for program in ready
         if program.name not in ignored
         and (
-            program.is_stale(attempt, gpus)
-            or (changed and program.missing(attempt, gpus, pods, changed))
+            program.is_stale(shared.deps, gpus)
+            or (changed and program.missing(shared, gpus, pods, changed))
         )
     )
 
@@ -182,16 +180,16 @@ def restart_stale(
     if PLUGIN not in again and PLUGIN.contradicts_label(attempt, gpus, pods):
         again = (PLUGIN, *again)
     stale = tuple(pod for program in again for pod in pods if program.owns(pod))
-    delete(attempt, stale)
+    delete(attempt.deps.workloads, stale)
     attempt.memory.note_restarted(program.name for program in again)
     return Paused(programs=present, old_uids=uids(stale), changed=changed)
 
 
-def delete(shared: attempts.Shared, pods: Iterable[pod_object.Pod]) -> None:
+def delete(workloads: ports.Workloads, pods: Iterable[pod_object.Pod]) -> None:
     """Delete the pods that are not terminating already, so that new ones start."""
     for pod in pods:
         if not pod.is_terminating:
-            shared.deps.workloads.delete(pod)
+            workloads.delete(pod)
 
 
 def wait_schedulable(attempt: attempts.Attempt, paused: Paused, gpus: model.ObservedGpus) -> None:
@@ -208,7 +206,7 @@ def wait_schedulable(attempt: attempts.Attempt, paused: Paused, gpus: model.Obse
         if not _missing(attempt, paused, gpus, ()):
             return
     timeout_s = attempt.limits.plugin_timeout_s
-    report = _ProblemReport(attempt)
+    report = _ProblemReport(attempt.journal, attempt.deps.clock)
     missing, _ = attempt.until_solved(
         lambda pods: report.note(_missing(attempt, paused, gpus, pods)), timeout_s
     )
@@ -226,13 +224,15 @@ def require_served(
     Raises:
         LayoutError: STRATEGY_MISMATCH.
     """
-    for program in reversed(ALL):
-        if why := program.why_refused(attempt, layouts, pods):
-            raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)
+    labels = attempt.node_labels
+    why = DRIVER.why_refused(attempt.journal, labels, layouts, pods)
+    why = why or PLUGIN.why_refused(attempt.plugin_config, labels, layouts, pods)
+    if why:
+        raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)
 
 
 def _missing(
-    attempt: attempts.Attempt, paused: Paused, gpus: model.ObservedGpus, pods: pod_object.Pods
+    shared: attempts.Shared, paused: Paused, gpus: model.ObservedGpus, pods: pod_object.Pods
 ) -> errors.NotReadyError | None:
     """Return what keeps pods from getting the GPUs' devices; None if nothing does."""
     new = tuple(pod for pod in pods if pod.uid not in paused.old_uids)
@@ -240,20 +240,21 @@ def _missing(
     for program in present:
         program_pods = tuple(filter(program.owns, new))
         if not advertisers.is_any_ready(program_pods):
-            label = attempt.node_labels.get(program.deploy_label)
+            label = shared.node_labels.get(program.deploy_label)
             return advertisers.not_ready(program, program_pods, gpus, label)
-    problems = (program.missing(attempt, gpus, new, paused.changed) for program in present)
+    problems = (program.missing(shared, gpus, new, paused.changed) for program in present)
     problem = next(filter(None, problems), None)
     if problem is None and PLUGIN not in present:
-        return PLUGIN.unknown(attempt, gpus)
+        return PLUGIN.unknown(shared.deps, gpus)
     return problem
 
 
 class _ProblemReport:
     """Reports problems that may need a person, and ends a wait that only a person can end."""
 
-    def __init__(self, attempt: attempts.Attempt) -> None:
-        self._attempt = attempt
+    def __init__(self, journal: run_journal.RunJournal, clock: timing.Clock) -> None:
+        self._journal = journal
+        self._clock = clock
         self._reported: set[str] = set()
         self._phantoms_since_s: float | None = None
 
@@ -265,11 +266,11 @@ class _ProblemReport:
         """
         if isinstance(missing, advertisers.PodWaitsError) and missing.why not in self._reported:
             self._reported.add(missing.why)
-            self._attempt.journal.enter(model.Phase.VERIFY, missing.message)
+            self._journal.enter(model.Phase.VERIFY, missing.message)
         if missing is None or missing.reason is not errors.Reason.PHANTOM_DEVICES:
             self._phantoms_since_s = None
             return missing
-        now_s = self._attempt.deps.clock.monotonic()
+        now_s = self._clock.monotonic()
         if self._phantoms_since_s is None:
             self._phantoms_since_s = now_s
         if now_s - self._phantoms_since_s >= _PHANTOMS_STAY_S:

@@ -7,7 +7,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.pods import advertisers
-from mig_manager.core import messages, model
+from mig_manager.core import messages, model, ports
 from mig_manager.core.node import (
     clients,
     node_object,
@@ -37,58 +37,59 @@ class DevicePlugin(advertisers.Advertiser):
     def was_paused(self, entries: journals.Journal) -> bool:
         return entries.has_plugin
 
-    def withdraw(self, attempt: attempts.Attempt) -> None:
+    def withdraw(self, deps: ports.Dependencies) -> None:
         """Remove kubelet's devices from the node until a new plugin registers."""
-        attempt.deps.node.withdraw_devices()
+        deps.node.withdraw_devices()
 
     def missing(
         self,
-        attempt: attempts.Attempt,
+        shared: attempts.Shared,
         gpus: model.ObservedGpus,
         pods: pod_object.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Correct the node's counts; return the devices that kubelet lacks, or that no GPU has."""
-        healthy = _healthy(attempt)
+        healthy = _healthy(shared.deps.allocations)
         strategy = _strategy(pods)
-        node, refused = remove_phantoms(attempt, gpus, pods, lambda: healthy)
+        node, refused = remove_phantoms(shared, gpus, pods, lambda: healthy)
         if refused is not None:
             return refused
         if counts := schedulable.unreported_counts(gpus, healthy, node, strategy=strategy):
-            attempt.deps.node.report_devices(counts)
-            node = attempt.deps.node.latest()
+            shared.deps.node.report_devices(counts)
+            node = shared.deps.node.latest()
         return advertisers.not_allocatable(
             schedulable.why_not(gpus, healthy, node, strategy=strategy, changed=changed)
         )
 
-    def is_stale(self, attempt: attempts.Attempt, gpus: model.ObservedGpus) -> bool:
+    def is_stale(self, deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
         """Return whether a ready plugin advertises outdated devices.
 
         An unhealthy device does not count: a new plugin would report it again.
         """
-        node = attempt.deps.node.latest()
-        strategy = _strategy(attempt.deps.workloads.present())
-        return schedulable.is_plugin_stale(gpus, _healthy(attempt), node, strategy=strategy)
+        node = deps.node.latest()
+        strategy = _strategy(deps.workloads.present())
+        healthy = _healthy(deps.allocations)
+        return schedulable.is_plugin_stale(gpus, healthy, node, strategy=strategy)
 
     def destroyed_devices(
-        self, shared: attempts.Shared, gpus: model.ObservedGpus, pods: pod_object.Pods
+        self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: pod_object.Pods
     ) -> frozenset[str] | None:
         """Return kubelet's devices that no GPU has; None if kubelet does not answer."""
-        if shared.deps.is_advertiser:
+        if deps.is_advertiser:
             return frozenset()
-        healthy = _healthy(shared)
-        strategy = _strategy(pods) or strategies.from_labels(shared.node_labels)
+        healthy = _healthy(deps.allocations)
+        strategy = _strategy(pods) or strategies.from_labels(deps.node.latest().labels)
         return None if healthy is None else schedulable.destroyed_devices(gpus, healthy, strategy)
 
     def unknown(
-        self, attempt: attempts.Attempt, gpus: model.ObservedGpus
+        self, deps: ports.Dependencies, gpus: model.ObservedGpus
     ) -> errors.NotReadyError | None:
         """Return the error that a plugin without a pod to restart advertises destroyed devices.
 
         It may be a static pod, a service of the host, or a pod of another controller than a
         DaemonSet.
         """
-        gone = self.destroyed_devices(attempt, gpus, ())
+        gone = self.destroyed_devices(deps, gpus, ())
         if not gone:
             return None
         return errors.NotReadyError(
@@ -112,20 +113,22 @@ class DevicePlugin(advertisers.Advertiser):
         if labelled is None or is_known or self.name in attempt.memory.restarted:
             return False
         return advertisers.is_any_ready(plugins) and schedulable.is_plugin_stale(
-            gpus, _healthy(attempt), node, strategy=labelled
+            gpus, _healthy(attempt.deps.allocations), node, strategy=labelled
         )
 
     def why_refused(
         self,
-        attempt: attempts.Attempt,
+        plugin_config: str | None,
+        labels: Mapping[str, str],
         layouts: Sequence[strategies.GpuLayout],
         pods: pod_object.Pods,
     ) -> str:
+        """Return why it would exit with the layout's devices; empty if it would not, or unknown.
+
+        ``plugin_config`` is its config for the layout; None: as the node's ``labels`` say.
+        """
         refusals = strategies.refusals(layouts)
-        if not refusals:
-            return ""
-        labels = attempt.node_labels
-        if attempt.plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
+        if plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
             # The new config may set another strategy.
             return ""
         strategy = strategies.of_plugin(list(filter(self.owns, pods)), labels)
@@ -180,7 +183,7 @@ def remove_phantoms(
 
     def find(node: node_object.NodeView) -> dict[str, int]:
         strategy = strategies.of_plugin(plugins, node.labels)
-        return phantoms.find(gpus, node, strategy, kubelet or (lambda: _healthy(shared)))
+        return phantoms.find(gpus, node, strategy, kubelet or (lambda: _healthy(deps.allocations)))
 
     advertised = find(node)
     if advertised:
@@ -220,20 +223,20 @@ def remove_phantoms(
     return node, None
 
 
-def is_being_replaced(attempt: attempts.Attempt, node: node_object.NodeView) -> bool:
+def is_being_replaced(deps: ports.Dependencies, node: node_object.NodeView) -> bool:
     """Return whether a plugin ran until recently: its DaemonSet may be replacing its pod.
 
     Kubelet keeps a stopped plugin's devices for five minutes, all of them unhealthy
     (``endpointStopGracePeriod`` of its device manager). A deploy label that keeps the plugin away
     takes precedence.
     """
-    if attempt.deps.is_advertiser or well_known.PLUGIN_DEPLOY_LABEL in node.labels:
+    if deps.is_advertiser or well_known.PLUGIN_DEPLOY_LABEL in node.labels:
         return False
     # Other resources belong to other plugins, such as ``nvidia.com/hostdev``.
     names = resources.devices_of(node.capacity)
     if not names:
         return False
-    healthy = _healthy(attempt)
+    healthy = _healthy(deps.allocations)
     return healthy is not None and not any(healthy.get(name) for name in names)
 
 
@@ -245,10 +248,10 @@ def _strategy(pods: Iterable[pod_object.Pod]) -> strategies.Strategy | None:
     return strategies.of_plugin(list(filter(clients.is_device_plugin, pods)), {})
 
 
-def _healthy(shared: attempts.Shared) -> _Healthy:
+def _healthy(allocations: ports.DeviceAllocations) -> _Healthy:
     """Return the healthy devices; None if kubelet does not answer."""
     try:
-        return shared.deps.allocations.allocatable()
+        return allocations.allocatable()
     except errors.KubeletError as error:
         _log.info("pod_resources_unavailable", error=error.message)
         return None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.pods import advertising, device_listing, dra_driver
-from mig_manager.core import messages, model, steps
+from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import (
     claims,
     client_table,
@@ -73,7 +73,7 @@ def pause_driver(
     """Pause the DRA driver as ``pause_clients`` pauses the others; return all that are paused."""
     _pause(attempt, functools.partial(_choose, usage, plan, is_driver=True))
     return advertising.Paused(
-        programs=advertising.find_awaited(attempt),
+        programs=advertising.find_awaited(attempt.deps, attempt.journal),
         old_uids=advertising.uids(usage.pods),
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(
@@ -85,7 +85,7 @@ def pause_driver(
     )
 
 
-def require_none_stuck(attempt: attempts.Attempt, pods: Iterable[pod_object.Pod]) -> None:
+def require_none_stuck(shared: attempts.Shared, pods: Iterable[pod_object.Pod]) -> None:
     """Fail while a pod is still terminating that did not stop by the deadline of an earlier pause.
 
     Another attempt would evict pods, and fail in the same place. A pod whose deletion began too
@@ -94,13 +94,12 @@ def require_none_stuck(attempt: attempts.Attempt, pods: Iterable[pod_object.Pod]
     Raises:
         NotReadyError: IN_USE; nothing was touched.
     """
-    stuck = attempt.memory.stuck_uids
+    stuck = shared.memory.stuck_uids
     terminating = (pod for pod in pods if pod.is_terminating and not pod.is_finished)
     remaining = [pod for pod in terminating if pod.uid in stuck]
     if remaining:
-        raise _stuck_error(
-            attempt, "paused daemons have not stopped since the last try", remaining
-        )
+        what = "paused daemons have not stopped since the last try"
+        raise _stuck_error(shared.deps.node, what, remaining)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,17 +177,18 @@ def _pause(
     )
     if stuck:
         attempt.memory.note_stuck(stuck)
-        raise _stuck_error(attempt, f"paused daemons did not stop within {timeout_s:g} s", stuck)
+        what = f"paused daemons did not stop within {timeout_s:g} s"
+        raise _stuck_error(attempt.deps.node, what, stuck)
     return latest
 
 
 def _stuck_error(
-    attempt: attempts.Attempt, what: str, pods: Sequence[pod_object.Pod]
+    node: ports.Node, what: str, pods: Sequence[pod_object.Pod]
 ) -> errors.NotReadyError:
     # The claim of a monitor may have no device of its own.
     has_claim = any(pod.may_claim or pod.claimed_ids is not None for pod in pods)
     return errors.NotReadyError(
         f"{what}: {messages.list_names([pod.key for pod in pods])}",
         reason=errors.Reason.IN_USE,
-        remedy=dra_driver.remedy_if_kept_away(attempt) if has_claim else "",
+        remedy=dra_driver.remedy_if_kept_away(node.latest().labels) if has_claim else "",
     )

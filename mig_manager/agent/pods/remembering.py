@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from mig_manager.agent import attempts
 from mig_manager.agent.pods import survey
-from mig_manager.core import messages, model
+from mig_manager.core import messages, model, ports
 from mig_manager.core.node import gpu_use, policies
 
 
@@ -42,7 +42,7 @@ def remember(shared: attempts.Shared, gpus: model.ObservedGpus) -> tuple[model.O
         for gpu in gpus.unreachable
     ]
     every = model.ObservedGpus(sorted((*gpus, *remembered), key=lambda gpu: gpu.index))
-    usage = _usage(shared, every)
+    usage = _usage(shared.deps, every)
     if usage.why_incomplete:
         return gpus, usage.why_incomplete
     users = usage.users(_device_ids(remembered))
@@ -59,16 +59,16 @@ def why_unknown(
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    usage = _usage(shared, gpus)
+    usage = _usage(shared.deps, gpus)
     is_whole_node = shared.limits.policy.drain is policies.DrainPolicy.NODE
     ids = None if is_whole_node else _device_ids(faulty)
     return usage.why_incomplete if usage.undecided_users(ids) else ""
 
 
-def _usage(shared: attempts.Shared, gpus: model.ObservedGpus) -> gpu_use.Usage:
+def _usage(deps: ports.Dependencies, gpus: model.ObservedGpus) -> gpu_use.Usage:
     """Return who uses devices, also if the owner's list of GPU clients is invalid."""
-    clients = survey.read_extra_clients(shared.deps)
-    return survey.report_usage(shared.deps, gpus, has_processes=False, extra_clients=clients)
+    clients = survey.read_extra_clients(deps)
+    return survey.report_usage(deps, gpus, has_processes=False, extra_clients=clients)
 
 
 def _device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str]:

@@ -36,13 +36,13 @@ def resume_advertisers(
     early = tuple(pod for pod in stale if pod.uid not in paused.kept_uids)
     entries = attempt.journal.entries
     for each in paused.restarted:
-        each.withdraw(attempt)
+        each.withdraw(attempt.deps)
     is_paused = not entries.paused_labels.keys().isdisjoint(advertising.DEPLOY_LABELS)
     if is_paused or entries.hold_taint or plugin_config:
         names = " and ".join(f"the {each.name}" for each in paused.restarted)
         what = f"restarting {names or 'the device plugin'}"
-        _resume(attempt, advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
-    advertising.delete(attempt, early)
+        _resume(attempt.journal, advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
+    advertising.delete(attempt.deps.workloads, early)
     old_uids = paused.old_uids | {pod.uid for pod in early}
     return dataclasses.replace(paused, old_uids=old_uids)
 
@@ -67,7 +67,7 @@ def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> No
                 # Another value is the decision of another program or a person, also meanwhile.
                 return not is_ready and attempt.node_labels.get(key) == "true"
 
-            _resume(attempt, {key, *others})
+            _resume(attempt.journal, {key, *others})
             others = set()
             if attempt.until_solved(is_unready, timeout_s)[0]:
                 attempt.deps.node.emit(
@@ -85,11 +85,11 @@ def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> No
         for pod in attempt.deps.workloads.present():
             if clients.is_validator(pod) or (is_old and clients.is_feature_discovery(pod)):
                 with _warn_on_error():
-                    advertising.delete(attempt, [pod])
+                    advertising.delete(attempt.deps.workloads, [pod])
 
 
 def _resume(
-    attempt: attempts.Attempt,
+    journal: run_journal.RunJournal,
     keys: Collection[str],
     *,
     what: str = "",
@@ -98,12 +98,12 @@ def _resume(
     """Restore some paused labels before the run ends, and remove our taint.
 
     Args:
-        attempt: The attempt.
+        journal: The journal of the run.
         keys: The labels; a label that another program wrote since the pause is kept.
         what: The message; if empty, it names the labels.
         plugin_config: The device plugin's config to set in the same patch; None: keep it.
     """
-    before = attempt.journal.entries
+    before = journal.entries
 
     def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
         own_entries = journals.without_foreign_labels(before, view)
@@ -124,7 +124,7 @@ def _resume(
             ),
         )
 
-    attempt.journal.enter_decided(model.Phase.RESUME, decide)
+    journal.enter_decided(model.Phase.RESUME, decide)
 
 
 def await_driver(
@@ -144,13 +144,15 @@ def await_driver(
         Superseded: Another layout is requested, or the agent stops.
     """
     claiming = [pod for pod in affected if pod.may_claim]
-    if not claiming or not advertising.DRIVER.is_expected(attempt, pods):
+    if not claiming or not advertising.DRIVER.is_expected(
+        attempt.journal, attempt.node_labels, pods
+    ):
         return False
     needs_slices = not all(pod.claimed_ids for pod in claiming)
 
     def is_lacking(pods: pod_object.Pods) -> bool:
         is_ready = dra_driver.has_ready(pods)
-        return not is_ready or (needs_slices and advertising.DRIVER.is_stale(attempt, gpus))
+        return not is_ready or (needs_slices and advertising.DRIVER.is_stale(attempt.deps, gpus))
 
     if not is_lacking(pods):
         return False
@@ -169,7 +171,7 @@ def await_driver(
             f"no DRA driver pod is ready after {timeout_s:g} s, and without it pods with "
             "ResourceClaims cannot end: " + messages.list_names([pod.key for pod in claiming]),
             reason=errors.Reason.PLUGIN_NOT_READY,
-            remedy=dra_driver.remedy_if_kept_away(attempt),
+            remedy=dra_driver.remedy_if_kept_away(attempt.node_labels),
         )
     return True
 
@@ -182,7 +184,7 @@ def as_if_paused(
     An up-to-date DRA driver is kept: restarting it would change nothing.
     """
     pods = attempt.deps.workloads.list()
-    kept_uids = advertising.DRIVER.current_uids(attempt, gpus, pods)
+    kept_uids = advertising.DRIVER.current_uids(attempt.deps, gpus, pods)
     return advertising.Paused(
         programs=advertising.remove_phantoms_and_find(attempt, pods, gpus),
         old_uids=advertising.uids(pods) - kept_uids,

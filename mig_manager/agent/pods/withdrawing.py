@@ -9,7 +9,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.pods import advertisers, advertising, device_plugin, survey
-from mig_manager.core import messages, model
+from mig_manager.core import messages, model, ports
 from mig_manager.core.node import device_ids, node_object
 
 _log = structlog.get_logger()
@@ -41,35 +41,35 @@ def withdraw(
     try:
         # Before a restart: kubelet calls the devices of a stopped plugin unhealthy.
         device_plugin.withdraw_phantoms(shared, gpus, node)
-        return ids if ids == checked_ids or _restart(shared, gpus) else None
+        return ids if ids == checked_ids or _restart(shared.deps, gpus) else None
     except errors.ClusterError as error:
         _log.info("devices_not_checked", reason=error.reason.value, error=error.message)
         return None
 
 
-def _restart(shared: attempts.Shared, gpus: model.ObservedGpus) -> bool:
+def _restart(deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
     """Restart the programs; return whether all devices were known."""
-    pods = shared.deps.workloads.present()
-    if survey.foreign_managers(shared.deps, pods):
+    pods = deps.workloads.present()
+    if survey.foreign_managers(deps, pods):
         return False
-    gone_ids = {each: each.destroyed_devices(shared, gpus, pods) for each in advertising.ALL}
+    gone_ids = {each: each.destroyed_devices(deps, gpus, pods) for each in advertising.ALL}
     for program, ids in gone_ids.items():
         if ids:
             program_pods = [pod for pod in pods if program.owns(pod)]
-            advertising.delete(shared, program_pods)
-            _report(shared, program, len(ids), is_restarted=bool(program_pods))
+            advertising.delete(deps.workloads, program_pods)
+            _report(deps.node, program, len(ids), is_restarted=bool(program_pods))
     return None not in gone_ids.values()
 
 
 def _report(
-    shared: attempts.Shared, program: advertisers.Advertiser, count: int, *, is_restarted: bool
+    node: ports.Node, program: advertisers.Advertiser, count: int, *, is_restarted: bool
 ) -> None:
     _log.warning(
         "destroyed_devices_advertised", by=program.name, devices=count, is_restarted=is_restarted
     )
     remedy = "it is restarted" if is_restarted else "restart it, the agent found no pod of it"
     what = f"{messages.count(count, 'device')} that no GPU has"
-    shared.deps.node.emit(
+    node.emit(
         reason="DestroyedDevices",
         message=f"the {program.name} advertises {what}: {remedy}",
         is_warning=True,
