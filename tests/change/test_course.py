@@ -21,22 +21,20 @@ class CourseNode(applying_rig.ApplyingNode):
 
     def __init__(self, product: str = "A30") -> None:
         super().__init__("off", product=product)
-        self.steps_taken = 0
         self._worker_dies_at = 0
-        self.on_step = self.count
+        self.on_step = self._die
 
     @property
     def uuid(self) -> str:
         return self.gpus[1].uuid
 
-    def count(self, _step: steps.Step) -> None:
-        self.steps_taken += 1
-        if self.steps_taken == self._worker_dies_at:
+    def _die(self, _step: steps.Step) -> None:
+        if self.steps == self._worker_dies_at:
             raise course.WorkerKilledError
 
     @contextlib.contextmanager
     def killing_after(self, count: int) -> Iterator[None]:
-        self._worker_dies_at = self.steps_taken + count
+        self._worker_dies_at = self.steps + count
         yield
         self._worker_dies_at = 0
 
@@ -164,15 +162,15 @@ def test_without_mig_mode_no_instance_is_tried() -> None:
 
 def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
     host = CourseNode()
-    before, kills = host.shape, list[CourseNode]()
+    before, kills, die = host.shape, list[CourseNode](), host.on_step
 
     def strike(step: steps.Step) -> None:
         kills.append(forks.fork_at_kill(host))
-        host.count(step)
+        die(step)
 
     host.on_step = strike
     host.play()
-    assert len(kills) == host.steps_taken
+    assert len(kills) == host.steps
     for killed in kills[::3]:  # each kind of step at some placements
         local.undo_interrupted(killed.deps)
 

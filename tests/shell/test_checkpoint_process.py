@@ -18,14 +18,14 @@ mig-configs:
 """
 
 
-class CheckpointedNode:
+class CheckpointedNode(ShellNode):
     """A node with a checkpoint of a former layout."""
 
     def __init__(self, folder: pathlib.Path, spec: str) -> None:
-        self.node = ShellNode(folder, spec, layouts=LAYOUTS, active="then")
+        super().__init__(folder, spec, layouts=LAYOUTS, active="then")
         self.file = folder / "checkpoint.json"
-        self.shape = self.node.shape
-        answer = self.node.run("checkpoint", "-f", str(self.file))
+        self.before = self.shape
+        answer = self.run("checkpoint", "-f", str(self.file))
         assert (answer.status, answer.out) == (
             0,
             "MIG configuration checkpointed successfully\n",
@@ -45,19 +45,19 @@ def test_after_a_reboot_the_identical_placements_come_back(
 ) -> None:
     checkpointed_node = CheckpointedNode(tmp_path, spec)
     text = checkpointed_node.file.read_bytes()
-    checkpointed_node.node.state.reboot()
-    assert checkpointed_node.node.shape != checkpointed_node.shape
+    checkpointed_node.state.reboot()
+    assert checkpointed_node.shape != checkpointed_node.before
 
-    restored = checkpointed_node.node.run(*checkpointed_node.argv)
+    restored = checkpointed_node.run(*checkpointed_node.argv)
 
     assert (restored.status, restored.out) == (
         0,
         "MIG configuration restored successfully\n",
     ), restored.err
-    assert checkpointed_node.node.shape == checkpointed_node.shape
-    checkpointed_node.node.run("checkpoint", "-f", str(checkpointed_node.file))
+    assert checkpointed_node.shape == checkpointed_node.before
+    checkpointed_node.run("checkpoint", "-f", str(checkpointed_node.file))
     assert checkpointed_node.file.read_bytes() == text
-    again = checkpointed_node.node.run(*checkpointed_node.argv)
+    again = checkpointed_node.run(*checkpointed_node.argv)
     assert again.status == 0
     assert "nothing to do" in again.err
 
@@ -73,8 +73,8 @@ def test_a_checkpoint_replaces_a_file_as_a_whole_and_writes_into_a_pipe(
     link.symlink_to(checkpointed_node.file.name)
     names = sorted(checkpointed_node.file.parent.iterdir())
 
-    assert checkpointed_node.node.run("checkpoint", "-f", str(link)).status == 0
-    piped = checkpointed_node.node.run_process("checkpoint", "-f", "/dev/stdout")
+    assert checkpointed_node.run("checkpoint", "-f", str(link)).status == 0
+    piped = checkpointed_node.run_process("checkpoint", "-f", "/dev/stdout")
 
     assert checkpointed_node.file.read_text() == text
     assert link.is_symlink()

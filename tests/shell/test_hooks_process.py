@@ -12,14 +12,14 @@ POINTS = ("apply-start", "pre-apply-mode", "pre-apply-config", "apply-exit")
 SCRIPT = "echo $POINT >> log; env | grep ^MIG_ | sort > env.$POINT; {}"
 
 
-class HookedNode:
+class HookedNode(ShellNode):
     """A node with MIG off, and a hooks file whose hooks note that they ran."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.node = ShellNode(folder, "1xA100-SXM4-40GB")
+        super().__init__(folder, "1xA100-SXM4-40GB")
         self.folder = folder
         self.file = folder / "hooks.yaml"
-        self.before = self.node.shape
+        self.before = self.shape
         self.write()
 
     def write(self, *, at: str = "", script: str = "") -> None:
@@ -58,7 +58,7 @@ def hooked_node(tmp_path: pathlib.Path) -> HookedNode:
 
 @pytest.mark.slow
 def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked_node: HookedNode) -> None:
-    answer = hooked_node.node.run(*hooked_node.argv, "--skip-reset")
+    answer = hooked_node.run(*hooked_node.argv, "--skip-reset")
 
     assert (answer.status, answer.out) == (
         0,
@@ -67,7 +67,7 @@ def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked_node: HookedN
     assert hooked_node.ran == list(POINTS)
     for point in POINTS:
         assert hooked_node.variables(point) == {
-            "MIG_PARTED_CONFIG_FILE": str(hooked_node.node.layouts),
+            "MIG_PARTED_CONFIG_FILE": str(hooked_node.layouts),
             "MIG_PARTED_SELECTED_CONFIG": "wanted",
             "MIG_PARTED_HOOKS_FILE": str(hooked_node.file),
             "MIG_PARTED_SKIP_RESET": "true",
@@ -78,13 +78,11 @@ def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked_node: HookedN
 @pytest.mark.slow
 def test_the_hooks_of_a_restore_get_the_name_of_the_checkpoint(hooked_node: HookedNode) -> None:
     file = hooked_node.folder / "c.json"
-    assert hooked_node.node.run("apply", "wanted").status == 0
-    assert hooked_node.node.run("checkpoint", "-f", str(file)).status == 0
-    hooked_node.node.state.reboot()
+    assert hooked_node.run("apply", "wanted").status == 0
+    assert hooked_node.run("checkpoint", "-f", str(file)).status == 0
+    hooked_node.state.reboot()
 
-    assert (
-        hooked_node.node.run("restore", "-f", str(file), "-k", str(hooked_node.file)).status == 0
-    )
+    assert hooked_node.run("restore", "-f", str(file), "-k", str(hooked_node.file)).status == 0
 
     assert hooked_node.ran == ["apply-start", "pre-apply-config", "apply-exit"]
     assert hooked_node.variables("apply-start") == {
@@ -99,7 +97,7 @@ def test_failed_hook_is_reported_with_its_printable_output(hooked_node: HookedNo
         at="apply-start", script=r'echo first; printf "\033[2J\007no way\377\n" >&2; exit 7'
     )
 
-    answer = hooked_node.node.run(*hooked_node.argv)
+    answer = hooked_node.run(*hooked_node.argv)
 
     assert (answer.status, answer.out) == (1, "")
     assert "the apply-start hook /bin/sh ended with status 7: " in answer.err
@@ -107,13 +105,13 @@ def test_failed_hook_is_reported_with_its_printable_output(hooked_node: HookedNo
     assert "stdout=first" in answer.err
     assert not {"\033", "\007"} & set(answer.err)
     # What a failure costs at each point is tested in memory.
-    assert hooked_node.node.shape == hooked_node.before
+    assert hooked_node.shape == hooked_node.before
 
 
 def test_failed_hook_is_reported_once(hooked_node: HookedNode) -> None:
     hooked_node.write(at="pre-apply-mode", script="echo no way >&2; exit 7")
 
-    assert hooked_node.node.run(*hooked_node.argv).err.count("no way") == 1
+    assert hooked_node.run(*hooked_node.argv).err.count("no way") == 1
 
 
 @pytest.mark.parametrize(
@@ -127,7 +125,7 @@ def test_a_signal_ends_the_running_hook_and_rolls_back(
     hooked_node: HookedNode, point: str, number: signal.Signals
 ) -> None:
     hooked_node.write(at=point, script="sleep 600")
-    with hooked_node.node.start(*hooked_node.argv) as process:
+    with hooked_node.start(*hooked_node.argv) as process:
         waiting.until(lambda: hooked_node.ran[-1:] == [point], "the hook")
         process.send_signal(number)
         _, stderr = process.communicate(timeout=120)
@@ -137,8 +135,8 @@ def test_a_signal_ends_the_running_hook_and_rolls_back(
     assert "Traceback" not in stderr
     assert f"mig-manager: ended by {number.name}" in stderr
     assert hooked_node.ran[-1] == "apply-exit"
-    assert hooked_node.node.shape == hooked_node.before
-    assert not hooked_node.node.journal.exists()
+    assert hooked_node.shape == hooked_node.before
+    assert not hooked_node.journal.exists()
 
 
 @pytest.mark.slow
@@ -146,7 +144,7 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked_node: HookedNode) -> No
     hooked_node.write(
         at="apply-exit", script="while [ ! -e go ]; do sleep 0.05; done; echo done >> log"
     )
-    with hooked_node.node.start(*hooked_node.argv) as process:
+    with hooked_node.start(*hooked_node.argv) as process:
         waiting.until(lambda: hooked_node.ran[-1:] == ["apply-exit"], "the hook")
         process.send_signal(signal.SIGTERM)
         (hooked_node.folder / "go").touch()
@@ -155,12 +153,12 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked_node: HookedNode) -> No
     assert process.returncode == -signal.SIGTERM
     assert stderr.endswith("mig-manager: the change has finished\n")
     assert hooked_node.ran[-1] == "done"
-    assert hooked_node.node.run("assert", "wanted").status == 0
+    assert hooked_node.run("assert", "wanted").status == 0
 
 
 @pytest.mark.slow
 def test_the_output_of_hooks_is_shown_with_debug(hooked_node: HookedNode) -> None:
     hooked_node.write(at="apply-start", script="echo hello from the hook")
 
-    assert "hello from the hook" not in hooked_node.node.run(*hooked_node.argv).err
-    assert "hello from the hook" in hooked_node.node.run(*hooked_node.argv, "--debug").err
+    assert "hello from the hook" not in hooked_node.run(*hooked_node.argv).err
+    assert "hello from the hook" in hooked_node.run(*hooked_node.argv, "--debug").err

@@ -16,9 +16,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import web_server
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.agent.reports import metrics
-from mig_manager.catalogue import hardware
 from mig_manager.core import liveness, model, profile_name
-from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions
 from mig_manager.core.planner import planner
 from mig_manager.partitioner import metrics as partitioner_metrics
@@ -26,7 +24,7 @@ from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 from testkit import nvml_faults
 from tests import programs
 from tests.kit.overlays import kustomize
-from tests.node import agents, fakes
+from tests.node import agents, fakes, nodes
 
 ROOT = pathlib.Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -43,19 +41,9 @@ class Scrape(NamedTuple):
     types: Mapping[str, str]
 
 
-def busy_node() -> fakes.NodeRig:
-    """One GPU with a device plugin and a pod that holds the GPU."""
-    gpus = (hardware.template(hardware.find("A100-SXM4-40GB"), 0),)
-    node = fakes.NodeRig(gpus=gpus)
-    node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
-    node.start_plugin()
-    node.add_pod("train", devices=frozenset({gpus[0].uuid}))
-    return node
-
-
 def fill_metrics(agent_metrics: metrics.AgentMetrics, state: pathlib.Path) -> None:
     """Have an agent's pipeline succeed, fail and be superseded, and its worker change GPUs."""
-    node = busy_node()
+    node = nodes.busy_node()
     pipeline = agents.reconciler(node, telemetry=agent_metrics)
     agent_metrics.attempt_began(1)
     pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
@@ -125,7 +113,7 @@ def test_every_metric_has_a_series_at_an_agents_end(scrape: Scrape) -> None:
 
 
 def test_phases_fill_a_run_and_only_published_states_count() -> None:
-    node, telemetry = busy_node(), fakes.FakeTelemetry()
+    node, telemetry = nodes.busy_node(), fakes.FakeTelemetry()
     pipeline = agents.reconciler(node, telemetry=telemetry)
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
     node.failing.update(dict.fromkeys(range(10), lost))

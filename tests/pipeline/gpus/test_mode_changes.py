@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import outcomes
@@ -17,7 +16,7 @@ from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvidia_smi, nvml_faults
 from tests.kit import nvml_codes, proc_tree
-from tests.node import agents, ends, fakes, simulated_rig
+from tests.node import agents, ends, simulated_rig
 
 LAYOUTS = """\
 version: v1
@@ -41,24 +40,21 @@ ONLY_BY_TOOL = states.Options(resets_itself=False)
 VIRTUAL = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
 
 
-class ModeNode:
-    """A node that can be reset and rebooted; implements both ports."""
+class ModeNode(simulated_rig.SimulatedRig):
+    """A node that can be rebooted, and reset by the real adapter; implements that port."""
 
     def __init__(self, folder: pathlib.Path, spec: str, options: states.Options) -> None:
         path = folder / "state"
         simulated_nvml.create(spec, path, options=options)
         nvml_faults.install(path)
-        self.state = nvml_faults.SharedState(path)
-        self.cluster = simulated_rig.SimulatedRig(self.state)
-        self.cluster.advance()
-        self.may_reboot = False
-        self.reboots = 0
+        super().__init__(nvml_faults.SharedState(path))
+        self.advance()
         self.asked_to_reset: list[list[int]] = []
         self.before_reset: Callable[[], object] = lambda: None
         nvidia_smi.install(folder / "bin", path)
         self._layouts = LAYOUTS.replace("HALF", "3g.40gb" if "h100" in spec else "3g.20gb")
-        self._gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=self.cluster.clock)
-        self._reset = gpu_reset.SmiReset(
+        self._nvml = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=self.clock)
+        self._smi = gpu_reset.SmiReset(
             programs.Programs((), search_path=str(folder / "bin")),
             proc=proc_tree.ProcTree(folder / "proc").root,
         )
@@ -68,68 +64,60 @@ class ModeNode:
     ) -> None:
         self.asked_to_reset.append([gpu.index for gpu in gpus])
         self.before_reset()
-        self._reset.reset(gpus, note, is_repair=is_repair)
+        self._smi.reset(gpus, note, is_repair=is_repair)
 
     def restore_persistence(self, gpus: Sequence[model.Gpu]) -> bool:
-        return self._reset.restore_persistence(gpus)
+        return self._smi.restore_persistence(gpus)
 
-    def check(self) -> None:
-        pass
-
-    def request(self, why: str) -> None:
-        assert why
-        self.reboots += 1
-
-    def agent(self) -> agents.AgentInMemory:
+    def agent(self, layout: str) -> agents.AgentInMemory:
         """Return an agent that has just started."""
-        return agents.reconciler(
-            self.cluster,
+        return agents.start(
+            self,
+            layout,
             self._layouts,
-            gpus=self._gpus,
+            gpus=self._nvml,
             boot_id=self.state.boot_id,
             reset=self,
-            reboot=self if self.may_reboot else None,
         )
 
-    def run(self, layout: str, request: fakes.FakeRequest | None = None) -> outcomes.Outcome:
+    def run(self, layout: str) -> outcomes.Outcome:
         """Start an agent and let it do its work once."""
-        agent = self.agent()
-        agent.recover(layout)
-        return agent.run(layout, request or fakes.FakeRequest(self.cluster.clock))
+        return agents.run(self, layout, by=self.agent(layout))
 
     def assert_ends(self, layout: str, reason: Reason, text: str = "") -> None:
         """Run; check reason and message, and that the node is restored."""
-        outcome = self.run(layout)
-        assert outcome.reason is reason, outcome.message
-        assert text in outcome.message
-        ends.assert_restored(self.cluster)
+        ends.assert_ends(self, reason, text, layout=layout, by=self.agent(layout))
 
     def assert_unchanged(self) -> None:
         """Check that no GPU was reset or has MIG mode, and that the node was not rebooted."""
-        assert (self.resets, self.reboots) == ([0, 0], 0)
+        assert (self.attachments, self.host.reboots) == ([0, 0], 0)
         assert self.modes == [(False, False)] * 2
 
     def go_down(self, layout: str) -> None:
         """Run until the signal to end comes with a reboot, and reboot."""
-        before = self.reboots
-        request = fakes.FakeRequest(self.cluster.clock, ends_when=lambda: self.reboots > before)
-        with pytest.raises(errors.Superseded):
-            self.run(layout, request)
+        before = self.host.reboots
+        ends.supersede(
+            self,
+            layout,
+            by=self.agent(layout),
+            ends_when=lambda: self.host.reboots > before,
+        )
         self.restart()
 
     def restart(self) -> None:
         """Reboot: kubelet starts the daemons again, and no other pod."""
         self.state.reboot()
-        self.cluster.lose_pods()
+        self.lose_pods()
 
-    def gpus(self) -> tuple[model.Gpu, ...]:
-        return self._gpus.observe()
+    def observe(self) -> tuple[model.Gpu, ...]:
+        return self._nvml.observe()
 
     def others(self, index: int) -> list[states.GpuState]:
         return [gpu for at, gpu in enumerate(self.state.read().gpus) if at != index]
 
     @property
-    def resets(self) -> list[int]:
+    def attachments(self) -> list[int]:
+        """How often each GPU was reset."""
         return [gpu.attachments for gpu in self.state.read().gpus]
 
     @property
@@ -168,8 +156,8 @@ def test_a_gpu_whose_mode_waits_is_reset_and_its_neighbour_is_not(boot: Boot) ->
     node.assert_ends("second", Reason.APPLIED)
 
     assert node.asked_to_reset == [[1]]
-    assert node.resets == [0, 1]
-    assert len(node.gpus()[1].mig_uuids) == 2
+    assert node.attachments == [0, 1]
+    assert len(node.observe()[1].mig_uuids) == 2
 
 
 @pytest.mark.slow
@@ -179,7 +167,7 @@ def test_a_mode_that_was_already_pending_is_activated(boot: Boot) -> None:
     node.state.set_options(ONLY_BY_TOOL)
 
     assert node.run("all").state is model.State.SUCCESS
-    assert node.resets == [1, 1]
+    assert node.attachments == [1, 1]
 
 
 @pytest.mark.slow
@@ -190,7 +178,7 @@ def test_reset_switches_mig_on_and_off(boot: Boot, *, reattaches: bool) -> None:
     assert node.run("all").state is model.State.SUCCESS
     assert node.run("none").state is model.State.SUCCESS
     assert node.modes == [(False, False)] * 2
-    assert node.resets == [2, 2]
+    assert node.attachments == [2, 2]
 
 
 MONITOR = ("/bin/dcgm", states.ClientKind.MONITOR)
@@ -225,7 +213,7 @@ def test_mode_change_waits_for_gpu_clients_but_not_for_persistence(
     boot: Boot,
 ) -> None:
     node = boot(options=options)
-    node.may_reboot = True
+    node.host.may_reboot = True
     for kind in persistence:
         node.open_second_gpu("nvidia-persistenced", kind)
     opened = node.open_second_gpu(*client)
@@ -236,7 +224,7 @@ def test_mode_change_waits_for_gpu_clients_but_not_for_persistence(
     node.asked_to_reset.clear()
     node.state.remove_client(opened)
     node.assert_ends("second", Reason.APPLIED)
-    assert (node.asked_to_reset, node.resets[0]) == (asked_to_reset, 0)
+    assert (node.asked_to_reset, node.attachments[0]) == (asked_to_reset, 0)
     remaining = node.state.read().clients_of(node.state.boards[1].uuid)
     assert [each.kind for each in remaining] == persistence
 
@@ -244,7 +232,7 @@ def test_mode_change_waits_for_gpu_clients_but_not_for_persistence(
 def test_mode_change_waits_for_a_process_that_starts_before_the_reset(boot: Boot) -> None:
     node = boot(options=ONLY_BY_TOOL)
     # A reboot would be the next thing to try.
-    node.may_reboot = False
+    node.host.may_reboot = False
     late: list[states.Client] = []
     node.before_reset = lambda: late.extend([] if late else [node.open_second_gpu("/bin/late")])
 
@@ -254,7 +242,7 @@ def test_mode_change_waits_for_a_process_that_starts_before_the_reset(boot: Boot
     node.asked_to_reset.clear()
     node.state.remove_client(*late)
     node.assert_ends("second", Reason.APPLIED)
-    assert (node.asked_to_reset, node.resets[0]) == ([[1]], 0)
+    assert (node.asked_to_reset, node.attachments[0]) == ([[1]], 0)
 
 
 @pytest.mark.slow
@@ -263,29 +251,29 @@ def test_linked_gpus_are_reset_only_together(boot: Boot) -> None:
 
     why = "can only be reset together with 00000000:07:00.0"
     node.assert_ends("second", Reason.RESET_REQUIRED, why)
-    assert node.resets == [0, 0]
+    assert node.attachments == [0, 0]
 
     node.assert_ends("all", Reason.APPLIED)
-    assert node.resets == [1, 1]
+    assert node.attachments == [1, 1]
 
 
 def test_a_faulty_gpu_neither_reboots_the_node_nor_evicts_a_pod(boot: Boot) -> None:
     node = boot()
     node.assert_ends("all", Reason.APPLIED)
-    node.may_reboot = True
+    node.host.may_reboot = True
     node.break_calls("nvmlDeviceGetHandleBy*", first=2)
-    before = set(node.cluster.pods)
+    before = set(node.pods)
 
     node.run("all")
 
-    assert node.reboots == 0
-    assert before <= set(node.cluster.pods)
-    ends.assert_restored(node.cluster)
+    assert node.host.reboots == 0
+    assert before <= set(node.pods)
+    ends.assert_restored(node)
 
 
 def test_creation_that_a_faulty_gpu_refuses_is_not_retried(boot: Boot) -> None:
     node = boot()
-    node.may_reboot = True
+    node.host.may_reboot = True
     node.break_calls("nvmlDeviceCreateGpuInstance*", gpu=1)
 
     outcome = node.run("second")
@@ -294,8 +282,8 @@ def test_creation_that_a_faulty_gpu_refuses_is_not_retried(boot: Boot) -> None:
     assert not outcome.should_retry
     assert "cannot create GPU instance 3g.20gb" in outcome.message
     assert "every step succeeded" not in outcome.message
-    assert (node.asked_to_reset, node.reboots) == ([], 0)
-    ends.assert_restored(node.cluster)
+    assert (node.asked_to_reset, node.host.reboots) == ([], 0)
+    ends.assert_restored(node)
 
 
 def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boot) -> None:
@@ -306,18 +294,18 @@ def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boo
     assert node.asked_to_reset == []
     assert node.modes == [(False, True)] * 2
 
-    node.may_reboot = True
+    node.host.may_reboot = True
     node.go_down("all")
 
-    assert node.cluster.labels[well_known.STATE_LABEL] == "rebooting"
+    assert node.labels[well_known.STATE_LABEL] == "rebooting"
     node.assert_ends("all", Reason.APPLIED)
-    assert (node.asked_to_reset, node.reboots) == ([], 1)
-    assert all(len(gpu.mig_uuids) == 2 for gpu in node.gpus())
+    assert (node.asked_to_reset, node.host.reboots) == ([], 1)
+    assert all(len(gpu.mig_uuids) == 2 for gpu in node.observe())
 
 
 def test_a_reboot_that_did_not_bring_the_mode_is_never_followed_by_another(boot: Boot) -> None:
     node = boot(options=VIRTUAL)
-    node.may_reboot = True
+    node.host.may_reboot = True
     node.go_down("all")
     # Some hypervisors keep the GPU as it was until the machine is stopped and started.
     stuck = tuple(
@@ -328,13 +316,13 @@ def test_a_reboot_that_did_not_bring_the_mode_is_never_followed_by_another(boot:
 
     for _ in range(3):
         node.assert_ends("all", Reason.REBOOT_REQUIRED)
-        assert node.reboots == 1
+        assert node.host.reboots == 1
 
 
 @pytest.mark.slow
 def test_machine_that_cannot_reset_its_gpus_reboots_if_allowed(boot: Boot) -> None:
     node = boot(options=ONLY_BY_TOOL)
-    node.may_reboot = True
+    node.host.may_reboot = True
     # The driver does not report that this is a virtual machine; nvidia-smi refuses all the same.
     node.before_reset = lambda: node.state.set_options(VIRTUAL)
 
@@ -342,17 +330,17 @@ def test_machine_that_cannot_reset_its_gpus_reboots_if_allowed(boot: Boot) -> No
 
     assert node.asked_to_reset == [[1]]
     assert node.run("second").state is model.State.SUCCESS
-    assert node.reboots == 1
+    assert node.host.reboots == 1
 
 
 def test_a_vgpu_guest_is_refused_before_any_pod_is_evicted(boot: Boot) -> None:
     node = boot(options=states.Options(virtualization=states.Virtualization.VGPU))
-    node.cluster.occupy()
-    pods = dict(node.cluster.pods)
+    node.occupy()
+    pods = dict(node.pods)
 
     node.assert_ends("all", Reason.NOT_SUPPORTED, "only its host can partition it")
 
-    assert node.cluster.pods == pods
+    assert node.pods == pods
 
 
 def test_a_change_on_a_vgpu_host_ends_with_what_its_virtual_machines_need(boot: Boot) -> None:
@@ -379,18 +367,18 @@ def test_a_layout_is_back_after_a_reboot_that_keeps_or_loses_the_mode(
     spec: str, layout: str, boot: Boot, *, is_kept: bool
 ) -> None:
     node = boot(spec)
-    node.may_reboot = True
+    node.host.may_reboot = True
     assert node.run(layout).state is model.State.SUCCESS
-    before = [[gi.placement for gi in gpu.gpu_instances] for gpu in node.gpus()]
+    before = [[gi.placement for gi in gpu.gpu_instances] for gpu in node.observe()]
     node.restart()
     assert node.modes == [(is_kept, is_kept)] * 2
-    resets = node.resets
+    resets = node.attachments
 
     assert node.run(layout).state is model.State.SUCCESS
 
-    assert [[gi.placement for gi in gpu.gpu_instances] for gpu in node.gpus()] == before
-    assert (node.asked_to_reset, node.reboots) == ([], 0)
-    assert (node.resets == resets) is is_kept
+    assert [[gi.placement for gi in gpu.gpu_instances] for gpu in node.observe()] == before
+    assert (node.asked_to_reset, node.host.reboots) == ([], 0)
+    assert (node.attachments == resets) is is_kept
 
 
 @pytest.mark.parametrize(
@@ -410,24 +398,20 @@ def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
 ) -> None:
     node = boot(spec)
     assert node.run(before).state is model.State.SUCCESS
-    node.cluster.occupy()
+    node.occupy()
     node.asked_to_reset.clear()
     node.state.set_options(options)
     node.state.log_calls()
-    fourth = frozenset({node.gpus()[3].uuid, *node.gpus()[3].mig_uuids})
+    fourth = frozenset({node.observe()[3].uuid, *node.observe()[3].mig_uuids})
     others = node.others(3)
-    staying = {
-        uid for uid, devices in node.cluster.kubelet.devices_by_pod.items() if not devices & fourth
-    }
+    staying = {uid for uid, devices in node.kubelet.devices_by_pod.items() if not devices & fourth}
     clients = [client for client in node.state.read().clients if client.gpu_uuid not in fourth]
 
     node.assert_ends(after, Reason.APPLIED)
 
     assert node.others(3) == others
     assert len(staying) == 14
-    assert (
-        staying == node.cluster.kubelet.devices_by_pod.keys() & staying & node.cluster.pods.keys()
-    )
+    assert staying == node.kubelet.devices_by_pod.keys() & staying & node.pods.keys()
     assert list(node.state.read().clients) == clients
     calls = nvml_faults.read_calls(node.state.path)
     assert {call.gpu for call in calls if call.function in nvml_codes.CHANGES} == {3}
