@@ -46,11 +46,11 @@ class Examination:
 
 
 class Patient:
-    """A simulated node, and who looks at it."""
+    """A simulated node, and who looks at it; ``path`` has the node's GPUs if it is there."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, path: pathlib.Path | None = None) -> None:
         self.folder = folder
-        self.path = folder / "gpus.json"
+        self.path = path or folder / "gpus.json"
         self.state = nvml_faults.SharedState(self.path)
         self.argv = ["--simulate-state", str(self.path)]
 

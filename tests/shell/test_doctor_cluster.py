@@ -1,85 +1,59 @@
 """``mig-manager doctor`` on nodes whose cluster, kubelet or device plugin is ill."""
 
-import contextlib
 import dataclasses
 import pathlib
 import socket
-import tempfile
 from collections.abc import Iterator, Mapping
 
 import pytest
 import yaml
 
-from mig_manager.adapters.kubernetes import api
 from mig_manager.cli.doctor import doctor_report
 from mig_manager.core.node import claims, pod_object, rights, well_known
 from mig_manager.core.records import journals
-from mig_manager.sandbox.node import cluster_view, sandbox_node
+from mig_manager.sandbox import stages
 from testkit import apiserver
-from tests import waiting
+from tests.kit import doctor_rig
 from tests.kit.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
 from tests.node import samples
+from tests.stage import agent_stage
 
 ROOT = pathlib.Path(__file__).parents[2]
-NODE_NAME = "n1"
 
 
-class DoctorCluster:
-    """A node with kubelet and device plugin, and rights that can be taken away."""
+class DoctorCluster(agent_stage.AgentStage):
+    """A node with kubelet and device plugin but no agent, and rights that can be taken away."""
 
-    def __init__(self, patient: Patient, folder: pathlib.Path) -> None:
+    def __init__(self) -> None:
+        super().__init__(doctor_rig.SPEC, text="")
         self.denied_rights: set[tuple[str, str, str]] = set()
-        # The scenery has no token.
+        # The simulated components have no token.
         self.server = apiserver.ApiServer(
             authorizer=lambda access: (
                 not access.token
                 or (access.verb, access.resource, access.subresource) not in self.denied_rights
             )
         )
-        self.socket = folder / "pr.sock"
-        self.patient = patient
+
+    def start_agent(self) -> None:
+        """Leave the node to the doctor."""
+
+    def write(self, **metadata: Mapping[str, str]) -> None:
+        """Write labels or annotations of the node."""
+        self.api.patch(agent_stage.NODE_PATH, {"metadata": metadata})
 
     def examine(self) -> Examination:
-        kubeconfig = self.server.kubeconfig(self.patient.folder / "kubeconfig")
-        return self.patient.examine(
-            *("--kubeconfig", str(kubeconfig), "--node-name", NODE_NAME),
-            *("--pod-resources-socket", str(self.socket)),
+        patient = Patient(self.kubeconfig.parent, self.machine.state_file)
+        return patient.examine(
+            *("--kubeconfig", str(self.kubeconfig), "--node-name", stages.NODE_NAME),
+            *("--pod-resources-socket", str(self.machine.socket)),
         )
-
-    def patch(self, change: Mapping[str, object]) -> None:
-        with contextlib.closing(api.KubeApi.at(self.server.url)) as kube:
-            kube.patch(f"/api/v1/nodes/{NODE_NAME}", change)
 
 
 @pytest.fixture
-def cluster_rig(patient: Patient) -> Iterator[DoctorCluster]:
-    patient.create()
-    with contextlib.ExitStack() as stack:
-        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        cluster = DoctorCluster(patient, folder)
-        stack.enter_context(apiserver.serve(cluster.server))
-        options = sandbox_node.NodeOptions(
-            name=NODE_NAME,
-            tick_s=0.02,
-            pod_start_s=0.01,
-            pod_stop_s=0.01,
-            plugin_start_s=0.01,
-        )
-        view = stack.enter_context(cluster_view.ClusterView(cluster.server.url))
-        sandbox = stack.enter_context(
-            sandbox_node.SandboxNode(view, patient.path, cluster.socket, options=options)
-        )
-        with contextlib.closing(api.KubeApi.at(cluster.server.url)) as kube:
-            waiting.until(
-                lambda: any(sandbox.devices.allocatable().values()) and is_published(kube),
-                "the devices",
-            )
-        yield cluster
-
-
-def is_published(kube: api.KubeApi) -> bool:
-    shown = kube.get(f"/api/v1/nodes/{NODE_NAME}").get("status", {}).get("allocatable", {})
-    return bool(shown.get("nvidia.com/gpu"))
+def cluster_rig() -> Iterator[DoctorCluster]:
+    with DoctorCluster() as stage:
+        yield stage
 
 
 @pytest.mark.slow
@@ -99,20 +73,19 @@ def test_phantom_devices_are_named_with_the_command_that_removes_them(
     cluster_rig: DoctorCluster,
 ) -> None:
     stale = {"nvidia.com/mig-3g.20gb": "4"}
-    with contextlib.closing(api.KubeApi.at(cluster_rig.server.url)) as kube:
-        path = f"/api/v1/nodes/{NODE_NAME}"
-        kube.patch(f"{path}/status", {"status": {"capacity": stale}})
-        # Kubelet copies it.
-        waiting.until(
-            lambda: stale.items() <= kube.get(path)["status"]["allocatable"].items(),
-            "the stale devices",
-        )
+    path = agent_stage.NODE_PATH
+    cluster_rig.api.patch(f"{path}/status", {"status": {"capacity": stale}})
+    # Kubelet copies it.
+    cluster_rig.wait(
+        lambda: stale.items() <= cluster_rig.api.get(path)["status"]["allocatable"].items(),
+        "the stale devices",
+    )
 
     result = cluster_rig.examine()
 
     assert result.failing == {"phantom-devices"}
     assert "4 nvidia.com/mig-3g.20gb" in result.text("phantom-devices")
-    assert "kubectl patch node n1 --subresource=status" in result.remedies("phantom-devices")
+    assert "kubectl patch node sandbox --subresource=status" in result.remedies("phantom-devices")
 
 
 def test_missing_rights_are_named_and_those_for_events_do_not_fail(
@@ -136,10 +109,10 @@ def test_remnants_of_an_interrupted_run_are_named(cluster_rig: DoctorCluster) ->
         well_known.JOURNAL_ANNOTATION: "{}",
         well_known.UNREADABLE_JOURNAL_ANNOTATION: "x",
     }
-    cluster_rig.patch({"metadata": {"labels": labels, "annotations": annotations}})
+    cluster_rig.write(labels=labels, annotations=annotations)
 
     examination = cluster_rig.examine()
-    cluster_rig.patch({"metadata": {"labels": {well_known.STATE_LABEL: "pending"}}})
+    cluster_rig.write(labels={well_known.STATE_LABEL: "pending"})
     under_way = cluster_rig.examine()
 
     assert "interrupted-run" in examination.failing
@@ -158,7 +131,7 @@ def test_a_journal_of_an_unreachable_gpu_is_not_an_interrupted_run(
     def examine(state: str) -> Examination:
         labels = {well_known.STATE_LABEL: state}
         annotations = {well_known.JOURNAL_ANNOTATION: journal}
-        cluster_rig.patch({"metadata": {"labels": labels, "annotations": annotations}})
+        cluster_rig.write(labels=labels, annotations=annotations)
         return cluster_rig.examine()
 
     assert "interrupted-run" not in examine("success").failing
@@ -172,7 +145,7 @@ def test_a_journal_of_persistence_mode_is_not_an_interrupted_run(
     journal = journals.Journal(config="all-1g.5gb", persistent_gpus=("GPU-1",)).to_json()
     annotations = {well_known.JOURNAL_ANNOTATION: journal}
     labels = {well_known.STATE_LABEL: state}
-    cluster_rig.patch({"metadata": {"labels": labels, "annotations": annotations}})
+    cluster_rig.write(labels=labels, annotations=annotations)
 
     result = cluster_rig.examine()
 
@@ -186,7 +159,7 @@ def test_a_journal_of_persistence_mode_is_not_an_interrupted_run(
 def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> None:
     patient.create()
     missing = patient.examine(
-        *("--kubeconfig", str(patient.folder / "none"), "--node-name", NODE_NAME),
+        *("--kubeconfig", str(patient.folder / "none"), "--node-name", "n1"),
         *("--pod-resources-socket", str(patient.folder / "none.sock")),
     )
     by_variable = patient.examine(kubeconfig=patient.folder / "none")
