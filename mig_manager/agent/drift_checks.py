@@ -46,13 +46,13 @@ def observe(attempt: attempts.Attempt) -> Observation:
     try:
         with attempt.hold_lock(f"checking layout {attempt.request.config}", changes_gpus=False):
             try:
-                resolved = resolving.resolve(attempt)
+                target = resolving.resolve(attempt)
             except (errors.ConfigError, errors.LayoutError):
                 # A file that cannot be used hides neither a change nor a fault of the GPUs.
                 resolving.observe(attempt)
                 raise
-            gpus = resolving.observe_once(attempt, resolved)
-            plan = resolved.plan(gpus)
+            gpus = resolving.observe_once(attempt, target)
+            plan = target.plan(gpus)
     except errors.LockedError:
         raise
     except errors.MigManagerError as error:

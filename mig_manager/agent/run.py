@@ -25,6 +25,7 @@ from mig_manager.agent.phases import (
     rebooting,
     resolving,
     slots,
+    targets,
     verification,
 )
 from mig_manager.core import messages, model
@@ -110,7 +111,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
         return verification.verify_unchanged(attempt, resolving.keep_verified(attempt, error))
     attempt.deps.standby.prepare()
     gpus = resolving.observe_once(attempt, target)
-    if isinstance(target, resolving.Resolved):
+    if isinstance(target, targets.LayoutTarget):
         resolving.note_content(attempt, target, gpus)
     change = preparing.plan_change(attempt, target, gpus)
     if change.plan.is_empty:

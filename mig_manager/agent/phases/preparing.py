@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts, outcomes
-from mig_manager.agent.phases import host, recovery, resolving
+from mig_manager.agent.phases import host, recovery, targets
 from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.node import (
@@ -34,7 +34,7 @@ _log = structlog.get_logger()
 class PlannedChange:
     """A planned change of the GPUs."""
 
-    target: resolving.Target
+    target: targets.Target
     desired: Mapping[str, model.DesiredGpu]  # the target's GPUs by UUID
     gpus: model.ObservedGpus
     plan: steps.Plan
@@ -68,7 +68,7 @@ class PlannedChange:
 
 
 def plan_change(
-    attempt: attempts.Attempt, target: resolving.Target, gpus: model.ObservedGpus
+    attempt: attempts.Attempt, target: targets.Target, gpus: model.ObservedGpus
 ) -> PlannedChange:
     """Plan the layout or the repair for the observed GPUs.
 

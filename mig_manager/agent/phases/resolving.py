@@ -1,108 +1,20 @@
-"""Resolve the requested layout or repair, observe the GPUs, and plan steps; change nothing."""
-
-import collections
-import dataclasses
-from collections.abc import Mapping, Sequence
+"""Resolve the requested layout or repair, and observe the GPUs; change nothing."""
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts
+from mig_manager.agent.phases import targets
 from mig_manager.agent.pods import remembering
-from mig_manager.core import messages, model, steps
-from mig_manager.core.files import yaml_tree
+from mig_manager.core import messages, model
 from mig_manager.core.layout import layouts, served
-from mig_manager.core.planner import planner
 
 _ABOUT_FILE = frozenset({errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG})
 
 _log = structlog.get_logger()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """The requested layout."""
-
-    layout: layouts.Layout
-    warnings: tuple[yaml_tree.Diagnostic, ...] = ()  # problems that lenient parsing accepts
-    is_from_owner: bool = False  # whether the owner wrote it
-    observed: model.ObservedGpus | None = None
-    """The GPUs, if the layout was generated from them just now."""
-
-    def select(self, gpus: Sequence[model.Gpu]) -> Mapping[str, model.DesiredGpu]:
-        """Return the desired state of its GPUs by UUID; log what lenient parsing accepts.
-
-        Raises:
-            LayoutError: The layout is for other GPUs; has the location in the file.
-        """
-        with layouts.located(self.layout, gpus):
-            desired = layouts.select(self.layout, gpus)
-        for remark in (*self.warnings, *layouts.lenient_warnings(self.layout, gpus)):
-            _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
-        return desired
-
-    def plan(
-        self,
-        gpus: model.ObservedGpus,
-        *,
-        busy: frozenset[str] = frozenset(),
-        ending: frozenset[str] = frozenset(),
-    ) -> steps.Plan:
-        """Plan the layout; ``busy`` devices are destroyed last, before them the ``ending`` ones.
-
-        Raises:
-            LayoutError: The layout is impossible on these GPUs; has the location in the file.
-        """
-        with layouts.located(self.layout, gpus):
-            return planner.plan(gpus, layouts.select(self.layout, gpus), busy=busy, ending=ending)
-
-    def unrestored_snapshots(
-        self, gpus: model.ObservedGpus, before: model.Snapshots
-    ) -> model.Snapshots:
-        """Return the unreachable GPUs outside the layout, to restore later."""
-        return layouts.unrestored_elsewhere(self.layout, gpus, before)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRepair:
-    """GPUs to reset, whose instances then return to their placements."""
-
-    before: model.Snapshots  # the GPUs as they were, also before an interrupted attempt
-    observed: model.ObservedGpus
-
-    def select(self, _gpus: Sequence[model.Gpu]) -> Mapping[str, model.DesiredGpu]:
-        """Return the desired state of its GPUs by UUID."""
-        return {
-            gpu.uuid: model.DesiredGpu.of(
-                gpu.current_mode or model.MigMode.DISABLED,
-                collections.Counter(
-                    ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances
-                ),
-            )
-            for gpu in self.before
-        }
-
-    def plan(
-        self,
-        gpus: model.ObservedGpus,
-        *,
-        busy: frozenset[str] = frozenset(),
-        ending: frozenset[str] = frozenset(),
-    ) -> steps.Plan:
-        """Plan the resets, or the instances of GPUs that were reset."""
-        return planner.repair(gpus, self.before)
-
-    def unrestored_snapshots(
-        self, gpus: model.ObservedGpus, before: model.Snapshots
-    ) -> model.Snapshots:
-        """Return the unreachable GPUs, to restore later."""
-        return gpus.unreachable_snapshots(before)
-
-
-Target = Resolved | PlannedRepair  # what a run changes the GPUs to
-
-
-def resolve(attempt: attempts.Attempt) -> Target:
+def resolve(attempt: attempts.Attempt) -> targets.Target:
     """Return the GPUs to repair, or else the requested layout.
 
     Raises:
@@ -114,7 +26,7 @@ def resolve(attempt: attempts.Attempt) -> Target:
     return _resolve_repair(attempt) if attempt.request.repairs else _resolve_layout(attempt)
 
 
-def _resolve_repair(attempt: attempts.Attempt) -> PlannedRepair:
+def _resolve_repair(attempt: attempts.Attempt) -> targets.RepairTarget:
     gpus, unknown = remembering.remember(attempt, observe(attempt))
     uuids = attempt.request.repairs
     if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
@@ -123,34 +35,34 @@ def _resolve_repair(attempt: attempts.Attempt) -> PlannedRepair:
         )
     snapshots = {gpu.uuid: gpu for gpu in attempt.journal.entries.snapshot if gpu.uuid in uuids}
     now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - snapshots.keys())
-    return PlannedRepair(before=(*snapshots.values(), *now), observed=gpus)
+    return targets.RepairTarget(before=(*snapshots.values(), *now), observed=gpus)
 
 
-def _resolve_layout(attempt: attempts.Attempt) -> Resolved:
+def _resolve_layout(attempt: attempts.Attempt) -> targets.LayoutTarget:
     request = attempt.request
     if request.custom:
         # The file has no part in it.
         attempt.deps.telemetry.config_read(is_usable=True)
         layout, warnings = request.custom.layout(is_lenient=attempt.limits.is_lenient)
-        resolved = Resolved(layout=layout, warnings=warnings, is_from_owner=True)
+        target = targets.LayoutTarget(layout=layout, warnings=warnings, is_from_owner=True)
     else:
-        resolved = _resolve_named(attempt)
-    layout = resolved.layout
+        target = _resolve_named(attempt)
+    layout = target.layout
     rebooted = attempt.journal.record.rebooted_hash
-    is_same = not resolved.is_from_owner or rebooted in ("", layout.content_hash)
+    is_same = not target.is_from_owner or rebooted in ("", layout.content_hash)
     was_rebooted = bool(attempt.journal.entries.rebooted_from) or (
         rebooted is not None and is_same
     )
     attempt.journal.note_status(
         config_hash=layout.content_hash,
-        is_from_owner=resolved.is_from_owner,
+        is_from_owner=target.is_from_owner,
         origin=layout.origin,
         is_rebooted=was_rebooted,
     )
-    return resolved
+    return target
 
 
-def _resolve_named(attempt: attempts.Attempt) -> Resolved:
+def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
     """Return the layout of the file, or a generated one; report whether the file has it."""
     name = attempt.request.config
     is_usable = False
@@ -175,15 +87,19 @@ def _resolve_named(attempt: attempts.Attempt) -> Resolved:
         is_usable = True
     finally:
         attempt.deps.telemetry.config_read(is_usable=is_usable)
-    return Resolved(layout=layout, warnings=warnings, is_from_owner=is_from_owner, observed=gpus)
+    return targets.LayoutTarget(
+        layout=layout, warnings=warnings, is_from_owner=is_from_owner, observed=gpus
+    )
 
 
-def note_content(attempt: attempts.Attempt, resolved: Resolved, gpus: model.ObservedGpus) -> None:
+def note_content(
+    attempt: attempts.Attempt, target: targets.LayoutTarget, gpus: model.ObservedGpus
+) -> None:
     """Record the layout's content, which may end the verification of an earlier one."""
     record = attempt.journal.record.with_content(
-        resolved.layout.content_hash,
-        layouts.goal_hashes(resolved.layout, gpus),
-        is_from_owner=resolved.is_from_owner,
+        target.layout.content_hash,
+        layouts.goal_hashes(target.layout, gpus),
+        is_from_owner=target.is_from_owner,
     )
     attempt.journal.note_record(record)
 
@@ -224,7 +140,7 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     return gpus
 
 
-def observe_once(attempt: attempts.Attempt, target: Target) -> model.ObservedGpus:
+def observe_once(attempt: attempts.Attempt, target: targets.Target) -> model.ObservedGpus:
     """Return the GPUs observed for the target, or observe them.
 
     Raises:

@@ -92,8 +92,8 @@ def _changes_nothing(attempt: attempts.Attempt) -> bool:
         with attempt.hold_lock(
             f"planning layout {attempt.request.config}", lock_wait, changes_gpus=False
         ):
-            resolved = resolving.resolve(attempt)
-            return resolved.plan(resolving.observe_once(attempt, resolved)).is_empty
+            target = resolving.resolve(attempt)
+            return target.plan(resolving.observe_once(attempt, target)).is_empty
     except errors.LockedError:
         # Else the run would wait for the lock a second time.
         raise
