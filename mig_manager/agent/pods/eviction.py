@@ -30,6 +30,7 @@ from mig_manager.core.node import evictions, pod_object, policies, well_known
 _log = structlog.get_logger()
 
 _RETRY_S = 5.0  # pause before retrying an eviction that the API forbade or did not answer
+_OUTDATED_S = 10.0  # how long evictions may go on before the pods are listed again
 _ACCEPTED = "the API accepted its eviction, and it is not terminating"
 _EVICTED = "was evicted just now"
 _TRANSIENT = frozenset({errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE})
@@ -70,6 +71,8 @@ class Evictions:
     _evicted: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
     """The pods that were evicted or deleted, by UID."""
     _round: _Round = dataclasses.field(default_factory=_Round)
+    _remaining: Sequence[pod_object.Pod] = ()  # the affected pods as last listed
+    _began_s: float = 0.0  # when dry runs and evictions of these began
 
     def begin(self) -> None:
         """Forget earlier attempts and the budgets, which force ignores, for a new deadline."""
@@ -126,13 +129,15 @@ class Evictions:
                 )
             )
             counted, error = self._count(pending)
+            self._begin_round(remaining)
             blocked = self._evict_granted(pending, counted, remaining)
             not_before_s = min(self._last_attempt(pod).not_before_s for pod in pending)
+            pause_s = 0.0 if self._is_list_old else _RETRY_S
             self._round = _Round(
                 blocked=blocked,
                 spent=counted.spent,
                 error=error,
-                next_s=max(self.attempt.deps.clock.monotonic() + _RETRY_S, not_before_s),
+                next_s=max(self.attempt.deps.clock.monotonic() + pause_s, not_before_s),
             )
         evicted = [pod.key for pod in pending if self._last_attempt(pod).is_done]
         return (
@@ -154,6 +159,7 @@ class Evictions:
             self._enter(message)
             text = f"{self.attempt.status.title}: {message}"
             self.attempt.deps.node.emit(reason="ForcedDrain", message=text, is_warning=True)
+        self._begin_round(remaining)
         return self._try_each(pending, self._delete_one, verb="delete")
 
     def why_incomplete(
@@ -174,6 +180,25 @@ class Evictions:
             more = "the agent may not list PodDisruptionBudgets, so they were not counted"
             return errors.Reason.DRAIN_TIMEOUT, more
         return errors.Reason.DRAIN_TIMEOUT, ""
+
+    def _begin_round(self, remaining: Sequence[pod_object.Pod]) -> None:
+        self._remaining, self._began_s = remaining, self.attempt.deps.clock.monotonic()
+
+    @property
+    def _is_list_old(self) -> bool:
+        return self.attempt.deps.clock.monotonic() >= self._began_s + _OUTDATED_S
+
+    def _must_list_again(self, pod: pod_object.Pod) -> bool:
+        """Return whether a pod may have finished, or any have become one that must stay.
+
+        An eviction that requires the listed version of the pod would be refused for each change of
+        its status, and a budget that granted it counts the pod as evicted for two minutes
+        (``EvictionREST.Create`` of k8s.io/kubernetes/pkg/registry/core/pod/storage).
+        """
+        watched = {each.uid: each for each in self.attempt.deps.workloads.from_watch() or ()}
+        latest = (watched.get(each.uid, each) for each in self._remaining)
+        is_finished = watched.get(pod.uid, pod).is_finished
+        return is_finished or self._is_list_old or not are_evictable_or_ending(latest)
 
     def _last_attempt(self, pod: pod_object.Pod) -> _Attempt:
         return self._attempts.get(pod.uid, _Attempt())
@@ -315,7 +340,8 @@ class Evictions:
             return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
 
         verdict = self._remove(pod, delete, is_forced=True)
-        _log.warning("pod_deleted_by_force", pod=pod.key)
+        if verdict.answer is not evictions.Eviction.BLOCKED:
+            _log.warning("pod_deleted_by_force", pod=pod.key)
         return verdict
 
     def _remove(
@@ -326,6 +352,9 @@ class Evictions:
         is_forced: bool = False,
     ) -> evictions.EvictionResponse:
         """Evict or delete a pod, and count it, also if the answer is lost."""
+        if self._must_list_again(pod):
+            why = "the pods are listed again before its eviction"
+            return evictions.EvictionResponse(answer=evictions.Eviction.BLOCKED, why=why)
         self._record_eviction()
         try:
             verdict = act(pod)

@@ -136,6 +136,51 @@ def test_pod_that_cannot_leave_is_named_and_no_other_is_evicted(
     assert rig.statuses == []
 
 
+@pytest.mark.parametrize("call", ["evict", "delete"])
+@pytest.mark.parametrize(
+    ("has_watch", "eviction_s", "evicted"), [(True, 0, 1), (False, 6, 2)], ids=["watch", "slow"]
+)
+def test_no_pod_is_evicted_once_the_annotation_is_set_on_another(
+    call: str, eviction_s: int, evicted: int, *, has_watch: bool
+) -> None:
+    rig = empty()
+    for number in range(4):
+        gpu_pod(rig, f"pod-{number}")
+        if call == "delete":
+            rig.disruptions.refusals[f"pod-{number}"] = "budget"
+    if has_watch:
+        rig.watched_pods = lambda: tuple(rig.pods.values())
+
+    def keep() -> None:
+        if rig.log[-1] == f"workloads.{call}":
+            rig.clock.now_s += eviction_s
+            uid = rig.uid_of("pod-3")
+            rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_kept=True)
+
+    rig.on_call = keep
+
+    with pytest.raises(errors.DrainError, match=r"default/pod-3 \(its annotation"):
+        run_drain(rig, policy=FORCE)
+
+    assert rig.log.count(f"workloads.{call}") == evicted
+
+
+def test_a_pod_that_finishes_during_the_evictions_is_not_deleted() -> None:
+    rig = empty()
+    gpu_pod(rig)
+    uid = gpu_pod(rig, "job")
+    rig.watched_pods = lambda: tuple(rig.pods.values())
+
+    def finish() -> None:
+        if rig.log[-1] == "workloads.evict":
+            rig.pods[uid] = dataclasses.replace(rig.pods[uid], phase="Succeeded")
+
+    rig.on_call = finish
+
+    assert run_drain(rig) == 1
+    assert uid in rig.pods
+
+
 def test_a_pod_that_cannot_be_evicted_may_still_finish() -> None:
     rig = empty()
     uid = gpu_pod(rig, is_kept=True)
