@@ -145,7 +145,7 @@ class AttemptSeries:
 
     def _release_slot(self, attempt: attempts.Attempt) -> None:
         slots = self._shared.deps.slots
-        if slots is not None and not attempt.journal.entries.blocks_workloads:
+        if slots is not None and not attempt.journal.entries.node.blocks_workloads:
             slots.release()
 
     def undo(self) -> None:
@@ -204,7 +204,7 @@ def _new_attempt(
         started_at=deps.clock.now_iso(),
         finished_at=None,
         annotation_hash=request.key[1],
-        is_rebooted=rebooted is not None or bool(journal.rebooted_from),
+        is_rebooted=rebooted is not None or bool(journal.node.rebooted_from),
     )
 
     def resume(journal: journals.Journal) -> journals.Journal:

@@ -24,7 +24,7 @@ from mig_manager.agent.phases import recovery
 from mig_manager.agent.reports import capacity, faults, gpu_report, layout_report
 from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import readiness, requests
+from mig_manager.core.records import journals, readiness, requests
 from mig_manager.core.settings import node_settings
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
@@ -232,11 +232,11 @@ class Reconciler:
             ClusterError: The API refused or does not answer; the journal is still there.
         """
         journal = self._attempts.journal
-        is_going_down = journal.rebooted_from == (self._deps.boot_id or "unknown")
+        is_going_down = journal.node.rebooted_from == (self._deps.boot_id or "unknown")
         if is_going_down or (journal.is_empty and not self._attempts.may_be_pending):
             return
         key = self._attempts.record.key if journal.is_empty else journal.request
-        is_host_changed = journal.host_services or journal.exit_hook
+        is_host_changed = journal.host != journals.HostEntries()
         if is_host_changed or self._is_run_open(self._shared.publisher.read()):
             try:
                 self._attempts.end_pending("the agent stopped during a run", key)
@@ -247,7 +247,7 @@ class Reconciler:
     def _is_run_open(self, view: node_object.NodeView) -> bool:
         """Return whether the node shows a run under way, or keeps pods away for one."""
         is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
-        keeps_pods_away = self._attempts.journal.keeps_pods_away
+        keeps_pods_away = self._attempts.journal.node.keeps_pods_away
         return is_under_way or keeps_pods_away or well_known.HOLD_TAINT in view.taint_keys
 
     def forget_node(self) -> None:

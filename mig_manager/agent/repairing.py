@@ -227,7 +227,7 @@ def _why_forbidden(attempt: attempts.Attempt) -> str:
     if not attempt.may_repair:
         return "the agent may not reset GPUs"
     try:
-        if attempt.journal.entries.has_evicted or attempt.journal.entries.snapshot:
+        if attempt.journal.entries.has_evicted or attempt.journal.entries.gpus.snapshot:
             # It may have evicted the pods that show which taints belong to the node.
             return gpu_repair.why_cordoned(attempt.deps.node.latest())
         return _left_to_others(attempt)

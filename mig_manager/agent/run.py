@@ -116,7 +116,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     change = preparing.plan_change(attempt, target, gpus)
     if change.plan.is_empty:
         snapshots = change.target.unrestored_snapshots(
-            change.gpus, attempt.journal.entries.snapshot
+            change.gpus, attempt.journal.entries.gpus.snapshot
         )
         return verification.verify_unchanged(attempt, change.gpus, snapshots)
     is_new = attempt.is_first and attempt.may_evict and not attempt.request.repairs

@@ -1,11 +1,11 @@
 """The journal of a run, which is its undo stack.
 
 Every entry is written with the action that it describes, or before it. The next agent finds the
-journal on the Node, and resumes or undoes with the same code. There are three kinds of entries:
+journal on the Node, and resumes or undoes with the same code. The end of a run
 
-- undone at every end of a run: taint, paused labels, host services, hooks;
-- undone unless the change is complete: GPUs, applied label, plugin config;
-- kept until done: verification of new devices, an unreachable GPU's instances, device files.
+- undoes the entries of the Node, in its patch; the plugin's config stays after a success, and the
+  taint if a drain is retried;
+- leaves in the journal what the run did not undo on the host and the GPUs.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ class RunJournal:
 
     def note(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries; the next patch writes them."""
-        self.entries = dataclasses.replace(self.entries, **entries)
+        self.entries = self.entries.with_entries(**entries)
 
     def announce(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and publish them without waiting for the API."""
@@ -98,7 +98,7 @@ class RunJournal:
 
     def publish(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and publish them."""
-        after = dataclasses.replace(self.entries, **entries)
+        after = self.entries.with_entries(**entries)
         self._publisher.patch(node_object.NodePatch(annotations=self._annotation(after)))
         self.entries = after
         self._save_on_host()
@@ -134,10 +134,9 @@ class RunJournal:
         except errors.ClusterError as error:
             if error.may_be_done:
                 # If the patch was lost, the end of the run restores what it was to restore.
-                self.entries = dataclasses.replace(
-                    after,
-                    hold_taint=before.hold_taint or after.hold_taint,
-                    paused_labels={**after.paused_labels, **before.paused_labels},
+                self.entries = after.with_entries(
+                    hold_taint=before.node.hold_taint or after.node.hold_taint,
+                    paused_labels={**after.node.paused_labels, **before.node.paused_labels},
                 )
             raise
         self.entries = after
@@ -147,7 +146,7 @@ class RunJournal:
     def enter(self, phase: model.Phase, message: str, **entries: Unpack[journals.Entries]) -> None:
         """Publish a new phase, with new entries if there are any."""
         if entries:
-            after = dataclasses.replace(self.entries, **entries)
+            after = self.entries.with_entries(**entries)
             start = PhaseStart(message=message, entries=after)
             self.enter_decided(phase, lambda _view: start)
             return

@@ -237,13 +237,13 @@ class _LockedChange:
             if self.deps.idle_timeout_s:
                 return
             # An interrupted change is undone now.
-            if not self.interrupted.snapshot:
+            if not self.interrupted.gpus.snapshot:
                 error.add("nothing was changed")
             raise
 
     def _combine(self, gpus: model.ObservedGpus) -> _CombinedTarget:
         """Return the target, with the interrupted changes of idle GPUs outside it to undo."""
-        before = self.interrupted.snapshot
+        before = self.interrupted.gpus.snapshot
         covered = self.target.gpu_uuids(gpus)
         processes = functools.cache(self.deps.processes)
         used = {
@@ -293,7 +293,7 @@ class _LockedChange:
             self.deps.notify(
                 f"{unfinished}; {outside}, outside this layout, is not restored while it is in use"
             )
-        if self.interrupted.snapshot and not first.plan.is_empty:
+        if self.interrupted.gpus.snapshot and not first.plan.is_empty:
             covered = self.target.gpu_uuids(first.gpus)
             restored = local.list_restored_outside(first.gpus, combined.idle, covered)
             but = f", but not {inside}, which pods or processes use" if inside else ""
@@ -325,11 +325,11 @@ class _LockedChange:
                 ),
                 observed=first.gpus,
                 interrupted=tuple(
-                    gpu for gpu in self.interrupted.snapshot if gpu not in combined.in_use
+                    gpu for gpu in self.interrupted.gpus.snapshot if gpu not in combined.in_use
                 ),
                 points=self.points,
             )
-            if self.journal.entries.snapshot:
+            if self.journal.entries.gpus.snapshot:
                 # The snapshot belongs to the interrupted change.
                 self.journal.note(config=self.interrupted.config)
             waiting = [*_pending(combined.plan(after))]

@@ -195,7 +195,7 @@ class _LockedBoot:
 
     def _change(self, uuids: tuple[str, ...], *, is_repair: bool = False) -> _RestoreOutcome:
         """Restore GPUs in one change, or roll them back."""
-        before = {gpu.uuid: gpu for gpu in self.journal.entries.snapshot}
+        before = {gpu.uuid: gpu for gpu in self.journal.entries.gpus.snapshot}
         interrupted = self.interrupted | before
         # An interrupted change of a GPU that has its layout needs no rollback now.
         pending = {*self.uuids, *(gpu.uuid for gpu in self.unreachable)}
@@ -234,7 +234,7 @@ def _restore(
 ) -> Restored:
     observed = local.observe(deps)
     journal = local.open_journal(deps, observed, config=saved.config)
-    interrupted = {gpu.uuid: gpu for gpu in journal.entries.snapshot}
+    interrupted = {gpu.uuid: gpu for gpu in journal.entries.gpus.snapshot}
     # The killed run may have changed GPUs that the saved layout does not cover. It lists such GPUs
     # as that run left them, if at all.
     target = interrupted | {
@@ -252,7 +252,7 @@ def _restore(
             journal=journal,
             target=target,
             interrupted=interrupted,
-            unreachable=observed.unreachable_snapshots(journal.entries.snapshot),
+            unreachable=observed.unreachable_snapshots(journal.entries.gpus.snapshot),
             faulty=faulty,
             uuids=uuids,
             check=check,
@@ -275,7 +275,7 @@ def _restore(
         layout=saved.config,
         rounds=rounds,
         problems=tuple(problems),
-        may_be_partial=any(gpu.uuid in uuids for gpu in journal.entries.snapshot),
+        may_be_partial=any(gpu.uuid in uuids for gpu in journal.entries.gpus.snapshot),
         faults=tuple(gpu_recovery.faults(after)),
     )
 

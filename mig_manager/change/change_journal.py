@@ -42,5 +42,5 @@ class ChangeJournal(Protocol):
 
 def note_persistence(journal: ChangeJournal, uuids: Collection[str], *, is_on: bool) -> None:
     """Note that the persistence mode of GPUs will be switched off, or is on again."""
-    others = [uuid for uuid in journal.entries.persistent_gpus if uuid not in uuids]
+    others = [uuid for uuid in journal.entries.gpus.persistent_gpus if uuid not in uuids]
     journal.announce(persistent_gpus=(*others, *(() if is_on else uuids)))

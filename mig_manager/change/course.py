@@ -69,7 +69,7 @@ def run(
         journal = local.open_journal(deps, observed, config=NAME)
         gpu = find_gpu(observed, uuid)
         require_unused(gpu)
-        if journal.entries.snapshot:
+        if journal.entries.gpus.snapshot:
             raise errors.UsageError(
                 local.describe_unfinished(journal.entries),
                 remedy="Run 'mig-manager apply' or 'restore' first.",
@@ -200,7 +200,7 @@ class _Course:
             goal.replan(self.observed),
             goal,
             observed=self.observed,
-            interrupted=self.journal.entries.snapshot,
+            interrupted=self.journal.entries.gpus.snapshot,
         )
         for row in self.gpu.profiles or ():
             if row.compute_profiles:
@@ -251,7 +251,7 @@ class _Course:
         # The journal of the course has both, so that a kill leaves neither.
         self._change(_with_instances(mine, foreign))
         change = local.new_transaction(
-            self.deps, self.journal, kept_snapshots=self.journal.entries.snapshot
+            self.deps, self.journal, kept_snapshots=self.journal.entries.gpus.snapshot
         )
         rollback = change.roll_back(before)
         self.observed = self.deps.gpus.observe()
@@ -288,7 +288,9 @@ class _Course:
     def undo(self) -> None:
         """Restore the GPU from the journal; VERIFY_FAILED: it is not as before."""
         # Without a journal a mode may still be pending.
-        before = self.journal.entries.snapshot or (dataclasses.replace(self.initial, created=()),)
+        before = self.journal.entries.gpus.snapshot or (
+            dataclasses.replace(self.initial, created=()),
+        )
         local.new_transaction(self.deps, self.journal).roll_back(before, requires_idle=True)
         self.observed = self.deps.gpus.observe()
         if _shape(self.gpu.snapshot) != _shape(self.initial):

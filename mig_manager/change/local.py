@@ -155,12 +155,14 @@ class LocalJournal:
             UsageError: A snapshot cannot be written.
         """
         before = self.entries
-        self.entries = dataclasses.replace(before, boot_id=self.deps.boot_id, **entries)
+        self.entries = dataclasses.replace(
+            before.with_entries(**entries), boot_id=self.deps.boot_id
+        )
         if not self.entries.is_empty:
             try:
                 self.deps.journal.save(self.entries.to_json())
             except errors.ConfigError as error:
-                if self.entries.snapshot:
+                if self.entries.gpus.snapshot:
                     self.entries = before
                     raise _not_written(error) from error
             else:
@@ -180,13 +182,13 @@ class LocalJournal:
 
     def refresh_files(self) -> None:
         """Refresh outdated device files; HostError (DEVICE_FILES_FAILED) if that fails."""
-        if self.entries.stale_files:
+        if self.entries.gpus.stale_files:
             new_transaction(self.deps, self).refresh()
 
     def undo(self, observed: model.ObservedGpus) -> str:
         """Roll back the changes of a killed run; return the outcome, empty if there were none."""
         unfinished = describe_unfinished(self.entries)
-        before = self.entries.snapshot
+        before = self.entries.gpus.snapshot
         if not before:
             try:
                 self.refresh_files()
@@ -219,10 +221,10 @@ def describe_interrupted(
     """
     entries = _read(journal)
     try:
-        outside = list_restored_outside(observed, entries.snapshot, covered)
+        outside = list_restored_outside(observed, entries.gpus.snapshot, covered)
     except errors.LayoutError:
         return ""
-    if not entries.snapshot:
+    if not entries.gpus.snapshot:
         return ""
     also = f", and restores {outside} outside its layout" if outside else ""
     return (
@@ -238,7 +240,7 @@ def as_if_undone(
     entries = _read(deps.journal)
     before: model.Gpu | model.GpuSnapshot = gpu
     if not _why_outdated(deps, entries, observed):
-        before = next((each for each in entries.snapshot if each.uuid == gpu.uuid), gpu)
+        before = next((each for each in entries.gpus.snapshot if each.uuid == gpu.uuid), gpu)
     return dataclasses.replace(
         gpu,
         current_mode=before.current_mode,
@@ -296,7 +298,7 @@ def open_journal(
         if text is None:
             return empty
         entries = journals.Journal.from_json(text)
-        plan = planner.restore(observed, entries.snapshot)
+        plan = planner.restore(observed, entries.gpus.snapshot)
     except (ValueError, errors.ConfigError, errors.LayoutError) as error:
         problem = error.message if isinstance(error, errors.MigManagerError) else str(error)
         try:
@@ -313,15 +315,17 @@ def open_journal(
         # The other entries are the agent's, and do not occur in a file.
         journals.Journal(
             config=entries.config,
-            snapshot=planner.trim(observed, entries.snapshot),
-            stale_files=True,
-            persistent_gpus=_restore_persistence(deps, entries, observed),
+            gpus=journals.GpuEntries(
+                snapshot=planner.trim(observed, entries.gpus.snapshot),
+                stale_files=True,
+                persistent_gpus=_restore_persistence(deps, entries, observed),
+            ),
         ),
         config=config,
     )
-    is_complete = not planner.unowned_instances(observed, entries.snapshot)
+    is_complete = not planner.unowned_instances(observed, entries.gpus.snapshot)
     is_undone = (
-        plan.is_empty and is_complete and not observed.unreachable_snapshots(entries.snapshot)
+        plan.is_empty and is_complete and not observed.unreachable_snapshots(entries.gpus.snapshot)
     )
     why = "" if is_undone else _why_outdated(deps, entries, observed)
     if why:
@@ -338,14 +342,14 @@ def _restore_persistence(
     if journal.boot_id != deps.boot_id:
         # A reboot switches persistence mode off.
         return ()
-    present = [gpu for gpu in observed if gpu.uuid in journal.persistent_gpus]
+    present = [gpu for gpu in observed if gpu.uuid in journal.gpus.persistent_gpus]
     is_on = deps.reset is not None and deps.reset.restore_persistence(present)
     restored = {gpu.uuid for gpu in present if is_on}
     # The UUID of an unreachable GPU may be unknown; GPUs of another node do not matter.
     uuids = {gpu.uuid for gpu in (*observed, *observed.unreachable)}
     return tuple(
         uuid
-        for uuid in journal.persistent_gpus
+        for uuid in journal.gpus.persistent_gpus
         if uuid not in restored and (uuid in uuids or "" in uuids)
     )
 
@@ -354,7 +358,7 @@ def _why_outdated(
     deps: LocalDependencies, journal: journals.Journal, observed: model.ObservedGpus
 ) -> str:
     """Return why the journal is outdated; empty unless another program set up its GPUs since."""
-    uuids = {gpu.uuid for gpu in journal.snapshot}
+    uuids = {gpu.uuid for gpu in journal.gpus.snapshot}
     # No instance survives a reboot, so another program has created the existing ones.
     is_rebooted = bool(journal.boot_id) and journal.boot_id != deps.boot_id
     if is_rebooted and any(gpu.gpu_instances for gpu in observed.only(uuids)):
@@ -372,7 +376,7 @@ def _why_outdated(
     except errors.LayoutError:
         return ""
     is_covered = kept.covered is None or uuids.issubset(kept.covered)
-    is_complete = is_covered and len(snapshot) == len(journal.snapshot)
+    is_complete = is_covered and len(snapshot) == len(journal.gpus.snapshot)
     is_known = is_complete and kept.boot_id == deps.boot_id
     return f", and layout '{kept.config}' was verified since" if is_known and is_active else ""
 

@@ -133,7 +133,7 @@ class Transaction:
             _require_no_foreign(error, result, vgpus.host_warnings(observed, first_plan))
             raise
         snapshot = goal.unrestored_snapshots(current.gpus, current.before)
-        is_stale = bool(current.executed) or self.journal.entries.stale_files
+        is_stale = bool(current.executed) or self.journal.entries.gpus.stale_files
         self.journal.note(snapshot=snapshot, stale_files=is_stale)
         return current.gpus, current.executed
 
@@ -225,7 +225,7 @@ class Transaction:
         if result.has_begun or result.is_complete:
             return self.conclude(result)
         # Instances that others create from now on must not count as the change's.
-        snapshot = planner.trim(result.gpus, self.journal.entries.snapshot)
+        snapshot = planner.trim(result.gpus, self.journal.entries.gpus.snapshot)
         return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
 
     def conclude(self, result: rollback.RollbackOutcome) -> rollback.RollbackOutcome:
@@ -233,7 +233,7 @@ class Transaction:
         snapshot = (
             self._with_kept(result.unrestored)
             if result.is_complete
-            else planner.trim(result.gpus, self.journal.entries.snapshot)
+            else planner.trim(result.gpus, self.journal.entries.gpus.snapshot)
         )
         result = _with_failure(
             result, lambda: self.journal.note(snapshot=snapshot, stale_files=True)

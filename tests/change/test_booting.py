@@ -262,7 +262,7 @@ def test_the_journal_names_only_the_gpu_left_in_between(node: ApplyingNode) -> N
     assert "still to do: GPU 1: " in problem.message
     assert node.shape[0] == node.before[0]
     journal = node.open_journal
-    assert [gpu.uuid for gpu in journal.snapshot] == [bad]
+    assert [gpu.uuid for gpu in journal.gpus.snapshot] == [bad]
 
     assert node.boot().problems == ()
     assert node.is_restored()
@@ -385,7 +385,7 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
     assert ampere.boot().problems
 
     kept = ampere.open_journal
-    assert kept.snapshot == journal.snapshot
+    assert kept.gpus.snapshot == journal.gpus.snapshot
 
 
 @EACH_PRODUCT

@@ -154,7 +154,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     with node.kill_process(at=2):
         node.boot()
     journal = node.open_journal
-    assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus[0].uuid]
+    assert [gpu.uuid for gpu in journal.gpus.snapshot] == [node.gpus[0].uuid]
     node.fails = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
 
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
@@ -207,8 +207,8 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Appl
     # Another program has its own journal.
     node.journal.text = None
     node.change_to("first-only")
-    snapshot = tuple(gpu for gpu in killed.snapshot if gpu.uuid == node.gpus[1].uuid)
-    node.journal.text = dataclasses.replace(killed, snapshot=snapshot).to_json()
+    snapshot = tuple(gpu for gpu in killed.gpus.snapshot if gpu.uuid == node.gpus[1].uuid)
+    node.journal.text = killed.with_entries(snapshot=snapshot).to_json()
 
     refuse(node)
 

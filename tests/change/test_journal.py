@@ -25,15 +25,18 @@ def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> N
 
     journal = journals.Journal.from_json(journal_texts[0] or "")
     assert (journal.config, journal.boot_id) == ("wanted", "boot-1")
-    assert planner.restore(node.gpus, journal.snapshot) == planner.restore(node.gpus, snapshot)
+    assert planner.restore(node.gpus, journal.gpus.snapshot) == planner.restore(
+        node.gpus, snapshot
+    )
     assert len(set(journal_texts)) == 1
     assert node.journal.read() is None
     assert node.exclusion.descriptions == ["apply wanted"]
 
 
 def test_journal_of_a_complete_change_is_cleared(node: ApplyingNode) -> None:
+    snapshot = tuple(gpu.snapshot for gpu in node.gpus)
     written = journals.Journal(
-        config="wanted", boot_id="boot-1", snapshot=tuple(gpu.snapshot for gpu in node.gpus)
+        config="wanted", boot_id="boot-1", gpus=journals.GpuEntries(snapshot=snapshot)
     )
     node.set_up("wanted")
     node.journal.text = written.to_json()
@@ -88,12 +91,14 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) 
 
     assert caught.value.message.startswith("in use; the rollback failed as well: in use; ")
     assert caught.value.message.count("cannot write the journal") == 1
-    assert node.open_journal.snapshot
+    assert node.open_journal.gpus.snapshot
 
 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(node: ApplyingNode) -> None:
     before = tuple(gpu.snapshot for gpu in node.gpus)
-    journal = local.LocalJournal(node.deps, journals.Journal(config="wanted", snapshot=before))
+    journal = local.LocalJournal(
+        node.deps, journals.Journal(config="wanted").with_entries(snapshot=before)
+    )
     node.journal.failing_operations = {"write"}
 
     journal.announce(persistent_gpus=(before[0].uuid,))
@@ -106,12 +111,14 @@ def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(
     node: ApplyingNode,
 ) -> None:
     lost = node.gpus[1]
-    node.journal.text = journals.Journal(config="wanted", snapshot=(lost.snapshot,)).to_json()
+    node.journal.text = (
+        journals.Journal(config="wanted").with_entries(snapshot=(lost.snapshot,)).to_json()
+    )
     node.driver.lost = {lost.uuid}
 
     node.change_to("first-only")
 
-    kept = node.open_journal.snapshot
+    kept = node.open_journal.gpus.snapshot
     assert gpu_values.geometry(kept) == gpu_values.geometry([lost])
 
 

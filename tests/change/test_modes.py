@@ -115,8 +115,10 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
     node.journal.text = journals.Journal(
         config="wanted",
         boot_id=boot_id,
-        snapshot=tuple(gpu.snapshot for gpu in node.gpus),
-        persistent_gpus=(uuid, "GPU-of-another-node"),
+        gpus=journals.GpuEntries(
+            snapshot=tuple(gpu.snapshot for gpu in node.gpus),
+            persistent_gpus=(uuid, "GPU-of-another-node"),
+        ),
     ).to_json()
     node.resets.without_persistence = {uuid}
 
@@ -131,7 +133,9 @@ def test_persistence_mode_that_stays_off_is_restored_by_a_later_run(
     node: ApplyingNode, obstacle: str
 ) -> None:
     uuid = node.gpus[0].uuid
-    journal = journals.Journal(config="wanted", boot_id="boot-1", persistent_gpus=(uuid,))
+    journal = journals.Journal(
+        config="wanted", boot_id="boot-1", gpus=journals.GpuEntries(persistent_gpus=(uuid,))
+    )
     node.journal.text = journal.to_json()
     node.resets.without_persistence = {uuid}
 

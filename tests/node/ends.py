@@ -97,7 +97,7 @@ def remaining(
         name for name, is_on in rig.host.services.items() if is_on is (name == "off.service")
     ]
     # An exit hook that failed stays pending, and runs again at the next attempt.
-    has_exit_hook = journal is not None and journal.exit_hook
+    has_exit_hook = journal is not None and journal.host.exit_hook
     pending_entries = (
         *("exit_hook", "persistent_gpus"),
         # After a failure the next run refreshes the device files.

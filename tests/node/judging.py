@@ -2,11 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import journals
 
-ENTRIES = tuple(each.name for each in dataclasses.fields(journals.Journal))
+_NONE: dict[str, Any] = {
+    each.name: getattr(kind, each.name)
+    for kind in (journals.NONE.node, journals.NONE.host, journals.NONE.gpus)
+    for each in dataclasses.fields(kind)
+}
+ENTRIES = tuple(_NONE)
 PROOF = ("has_plugin", "has_dra_driver")
 """Of the node's devices: a stopped agent may leave it to the next one."""
 
@@ -27,11 +33,9 @@ def remaining(
     """
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text) if pending_entries and text else journals.NONE
-    kept = dataclasses.replace(
-        journal, **{name: getattr(journals.NONE, name) for name in pending_entries}
-    )
+    kept = journal.with_entries(**{name: _NONE[name] for name in pending_entries})
     # An agent removes only the taint that its journal lists.
-    is_tainted = "hold_taint" in pending_entries and journal.hold_taint and journal.draining
+    is_tainted = "hold_taint" in pending_entries and journal.node.hold_taint and journal.draining
     labels = deploy_labels(view.labels)
     is_paused = well_known.PAUSED_VALUE in labels.values()
     return [

@@ -116,7 +116,7 @@ def test_a_change_under_way_is_named_beside_the_layout_it_may_halve(
     snapshot = (samples.gpu(samples.A100).snapshot,)
 
     alone = shell(*argv)
-    journal.write_text(journals.Journal(config="night", snapshot=snapshot).to_json())
+    journal.write_text(journals.Journal(config="night").with_entries(snapshot=snapshot).to_json())
     killed = shell(*argv)
     with manager.hold("night"):
         changing = shell(*argv)

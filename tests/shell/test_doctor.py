@@ -318,7 +318,7 @@ def test_the_lock_is_reported_with_its_owner_and_not_taken(patient: Patient) -> 
 def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(patient: Patient) -> None:
     patient.create()
     journal = patient.folder / "j"
-    entries = journals.Journal(config="all-1g.5gb", persistent_gpus=("GPU-1",))
+    entries = journals.Journal(config="all-1g.5gb").with_entries(persistent_gpus=("GPU-1",))
     journal.write_text(entries.to_json())
 
     result = patient.examine("--journal-file", str(journal))

@@ -132,7 +132,7 @@ def _publish(attempt: attempts.Attempt, change: preparing.PlannedChange) -> None
         applied = view.labels.get(well_known.APPLIED_LABEL) or attempt.journal.entries.applied
         return run_journal.PhaseStart(
             message=message,
-            entries=dataclasses.replace(attempt.journal.entries, hold_taint=True, applied=applied),
+            entries=attempt.journal.entries.with_entries(hold_taint=True, applied=applied),
         )
 
     attempt.journal.enter_decided(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)

@@ -96,7 +96,7 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
         attempt.journal.take_over()
         before = attempt.journal.entries
         result = undo(attempt)
-        if before.stale_files:
+        if before.gpus.stale_files:
             try:
                 attempt.transaction().refresh()
             except errors.HostError as error:

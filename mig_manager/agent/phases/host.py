@@ -48,14 +48,14 @@ def stop_services(attempt: attempts.Attempt, names: Sequence[str], plan: steps.P
         ClusterError: The API refused or does not answer; no service was stopped.
         HostError: HOST_SERVICE_FAILED: a service did not stop.
     """
-    stopped = attempt.journal.entries.host_services
+    stopped = attempt.journal.entries.host.stopped_services
     running = running_services(attempt, names, plan)
     if attempt.deps.services is None or not running:
         return
     attempt.journal.enter(
         model.Phase.PAUSE,
         f"stopping the host's {', '.join(running)}",
-        host_services=tuple(dict.fromkeys((*stopped, *running))),
+        stopped_services=tuple(dict.fromkeys((*stopped, *running))),
     )
     attempt.memory.note_stopped_services(running)
     for name in running:
@@ -75,7 +75,7 @@ def start_services(attempt: attempts.Attempt) -> None:
         HostError: HOST_SERVICE_FAILED: some services did not start.
     """
     failures: list[str] = []
-    for name in service_files.start_order(attempt.journal.entries.host_services):
+    for name in service_files.start_order(attempt.journal.entries.host.stopped_services):
         attempt.deps.telemetry.still_working()
         try:
             _start(attempt, name)
@@ -83,8 +83,8 @@ def start_services(attempt: attempts.Attempt) -> None:
             _log.warning("host_service_not_started", service=name, error=error.message)
             failures.append(error.message)
             continue
-        stopped = attempt.journal.entries.host_services
-        attempt.journal.note(host_services=tuple(one for one in stopped if one != name))
+        stopped = attempt.journal.entries.host.stopped_services
+        attempt.journal.note(stopped_services=tuple(one for one in stopped if one != name))
     if failures:
         raise errors.HostError("; ".join(failures), reason=errors.Reason.HOST_SERVICE_FAILED)
 
@@ -124,7 +124,7 @@ def start_hooks(attempt: attempts.Attempt, plan: steps.Plan) -> None:
     attempt.hooks.require(plan)
     if not attempt.hooks.has_hooks:
         return
-    is_exit_pending = attempt.journal.entries.exit_hook
+    is_exit_pending = attempt.journal.entries.host.exit_hook
     attempt.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
     try:
         attempt.hooks.start(attempt.cancel.check)
@@ -143,7 +143,7 @@ def exit_hooks(attempt: attempts.Attempt) -> None:
         ConfigError: The hooks file is unreadable or invalid.
         HostError: HOOK_FAILED.
     """
-    if not attempt.journal.entries.exit_hook or attempt.hooks.has_passed_exit:
+    if not attempt.journal.entries.host.exit_hook or attempt.hooks.has_passed_exit:
         return
     if attempt.deps.hooks is None:
         _log.warning("hook_forgotten", point="apply-exit")

@@ -87,7 +87,7 @@ def plan_change(
         raise errors.MissingGpusError(message, missing)
     recovery.restore_persistence(attempt, gpus)
     desired = target.select(gpus)
-    others = tuple(gpu for gpu in attempt.journal.entries.snapshot if gpu.uuid not in desired)
+    others = tuple(gpu for gpu in attempt.journal.entries.gpus.snapshot if gpu.uuid not in desired)
     restoring = others if others and recovery.is_possible(attempt, gpus, others) else ()
     plan = planner.combine(target.plan(gpus), planner.restore(gpus, restoring))
     _require_repaired(attempt, gpus, plan)

@@ -21,7 +21,7 @@ def may_help(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     """
     was_rebooted = attempt.status.is_rebooted
     # The journal is newer than the status.
-    before = attempt.journal.entries.rebooted_from
+    before = attempt.journal.entries.node.rebooted_from
     if before:
         was_rebooted = before != attempt.deps.boot_id
     elif attempt.journal.record.rebooted_from == attempt.deps.boot_id:

@@ -20,7 +20,7 @@ from mig_manager.change import change_journal, rollback
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import gpu_use, node_object, well_known
 from mig_manager.core.planner import planner
-from mig_manager.core.records import journals, requests, run_status
+from mig_manager.core.records import journals, node_entries, requests, run_status
 
 _MAX_KEPT_CHARACTERS = 16 * 1024
 """Maximum length of a saved invalid journal: enough to inspect, and small for a Node object."""
@@ -56,11 +56,11 @@ def find_journal(shared: attempts.Shared, view: node_object.NodeView) -> journal
     copy = journals.parse_or_none(requests.saved_journal(_read_host(shared.deps.request_file)))
     if journal is None:
         journal = copy if copy and not _is_outdated(copy, view) else journals.NONE
-    journal = dataclasses.replace(journal, hold_taint=well_known.HOLD_TAINT in view.taint_keys)
-    if copy and copy.persistent_gpus and copy.boot_id == shared.deps.boot_id:
-        uuids = dict.fromkeys((*journal.persistent_gpus, *copy.persistent_gpus))
-        boot_id = journal.boot_id or copy.boot_id
-        journal = dataclasses.replace(journal, boot_id=boot_id, persistent_gpus=tuple(uuids))
+    journal = journal.with_entries(hold_taint=well_known.HOLD_TAINT in view.taint_keys)
+    if copy and copy.gpus.persistent_gpus and copy.boot_id == shared.deps.boot_id:
+        uuids = dict.fromkeys((*journal.gpus.persistent_gpus, *copy.gpus.persistent_gpus))
+        journal = dataclasses.replace(journal, boot_id=journal.boot_id or copy.boot_id)
+        journal = journal.with_entries(persistent_gpus=tuple(uuids))
     return journal
 
 
@@ -84,7 +84,9 @@ def _published_journal(
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     if text is not None:
         try:
-            return journals.without_foreign_labels(journals.Journal.from_json(text), view)
+            journal = journals.Journal.from_json(text)
+            node = node_entries.without_foreign_labels(journal.node, view)
+            return dataclasses.replace(journal, node=node)
         except ValueError as error:
             _log.warning("journal_unreadable", error=str(error))
             shared.publisher.annotate(
@@ -139,7 +141,7 @@ def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     """Return whether the run ended and its snapshot only waits for an unreachable GPU."""
     published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     return journal.has_nothing_to_undo or (
-        run_status.was_active(published) and journal.has_at_most_snapshot
+        run_status.was_active(published) and journal.has_only_gpu_entries
     )
 
 
@@ -211,7 +213,7 @@ def is_possible(
 
 def rollback_target(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> model.Snapshots:
     """Return the snapshot to restore, of the GPUs that an interrupted change has touched."""
-    before = attempt.journal.entries.snapshot
+    before = attempt.journal.entries.gpus.snapshot
     if not before or is_possible(attempt, gpus, before):
         return before
     # Without these GPUs, the previous layout cannot be restored completely.
@@ -224,7 +226,7 @@ def restore_persistence(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> 
 
     The journal keeps the GPUs where that fails, is not allowed, or that are unreachable.
     """
-    uuids = attempt.journal.entries.persistent_gpus
+    uuids = attempt.journal.entries.gpus.persistent_gpus
     present = [gpu for gpu in gpus if gpu.uuid in uuids]
     if present and attempt.deps.reset and attempt.deps.reset.restore_persistence(present):
         change_journal.note_persistence(attempt.journal, [gpu.uuid for gpu in present], is_on=True)
@@ -236,8 +238,8 @@ def roll_back(attempt: attempts.Attempt) -> str:
     Returns:
         The result as part of a sentence; empty if there was nothing to do.
     """
-    snapshot = attempt.journal.entries.snapshot
-    if not (snapshot or attempt.journal.entries.persistent_gpus):
+    snapshot = attempt.journal.entries.gpus.snapshot
+    if not (snapshot or attempt.journal.entries.gpus.persistent_gpus):
         return ""
     try:
         now = attempt.deps.gpus.observe()

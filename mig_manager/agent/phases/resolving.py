@@ -33,7 +33,9 @@ def _resolve_repair(attempt: attempts.Attempt) -> targets.RepairTarget:
         raise errors.KubeletError(
             f"the pods of {messages.list_names([*map(str, lost)])} are not known: {unknown}"
         )
-    snapshots = {gpu.uuid: gpu for gpu in attempt.journal.entries.snapshot if gpu.uuid in uuids}
+    snapshots = {
+        gpu.uuid: gpu for gpu in attempt.journal.entries.gpus.snapshot if gpu.uuid in uuids
+    }
     now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - snapshots.keys())
     return targets.RepairTarget(before=(*snapshots.values(), *now), observed=gpus)
 
@@ -50,7 +52,7 @@ def _resolve_layout(attempt: attempts.Attempt) -> targets.LayoutTarget:
     layout = target.layout
     rebooted = attempt.journal.record.rebooted_hash
     is_same = not target.is_from_owner or rebooted in ("", layout.content_hash)
-    was_rebooted = bool(attempt.journal.entries.rebooted_from) or (
+    was_rebooted = bool(attempt.journal.entries.node.rebooted_from) or (
         rebooted is not None and is_same
     )
     attempt.journal.note_status(

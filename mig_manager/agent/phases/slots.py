@@ -32,7 +32,7 @@ def wait(attempt: attempts.Attempt) -> None:
     slots = attempt.deps.slots
     clock = attempt.deps.clock
     journal = attempt.journal.entries
-    if slots is None or journal.blocks_workloads:
+    if slots is None or journal.node.blocks_workloads:
         return
     if journal.has_nothing_to_undo and _changes_nothing(attempt):
         return
@@ -57,7 +57,7 @@ def wait(attempt: attempts.Attempt) -> None:
 def take_again(attempt: attempts.Attempt) -> None:
     """Try to take a slot for an interrupted change, which blocks workloads and cannot wait."""
     slots = attempt.deps.slots
-    if slots is None or not attempt.journal.entries.blocks_workloads:
+    if slots is None or not attempt.journal.entries.node.blocks_workloads:
         return
     try:
         why = str(slots.take() or "")
@@ -73,7 +73,7 @@ def require(attempt: attempts.Attempt) -> None:
     Raises:
         NotReadyError: SLOTS_TAKEN: it has none, or another node may take it soon.
     """
-    if attempt.deps.slots is not None and not attempt.journal.entries.blocks_workloads:
+    if attempt.deps.slots is not None and not attempt.journal.entries.node.blocks_workloads:
         attempt.deps.slots.check()
 
 

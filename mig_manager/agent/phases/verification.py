@@ -55,12 +55,12 @@ def verify_unchanged(
         Superseded: Another layout is requested.
     """
     interrupted = attempt.journal.entries
-    snapshot = interrupted.snapshot
+    snapshot = interrupted.gpus.snapshot
     unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
-    is_stale = interrupted.stale_files or bool(unverified)
+    is_stale = interrupted.gpus.stale_files or bool(unverified)
     attempt.journal.note(snapshot=unrestored, stale_files=is_stale)
     attempt.note_target_active()
-    if not dataclasses.replace(interrupted, snapshot=unverified).has_nothing_to_undo:
+    if not interrupted.with_entries(snapshot=unverified).has_nothing_to_undo:
         paused = resuming.as_if_paused(attempt, gpus, snapshot)
         attempt.transaction().refresh()
         return resume_and_verify(attempt, paused, gpus)

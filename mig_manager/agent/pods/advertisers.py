@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
 from mig_manager.core import model, ports
 from mig_manager.core.node import pod_object
-from mig_manager.core.records import journals
+from mig_manager.core.records import node_entries
 
 
 class Advertiser(Protocol):
@@ -27,7 +27,7 @@ class Advertiser(Protocol):
     def owns(self, pod: pod_object.Pod) -> bool:
         """Return whether a pod belongs to this program."""
 
-    def was_paused(self, entries: journals.Journal) -> bool:
+    def was_paused(self, entries: node_entries.NodeEntries) -> bool:
         """Return whether it served the node before it was paused."""
 
     def is_awaited(self, journal: run_journal.RunJournal, labels: Mapping[str, str]) -> bool:
@@ -35,7 +35,8 @@ class Advertiser(Protocol):
 
         With its deploy label, one of the node's ``labels``, the owner can say that it must not.
         """
-        is_owed = self.was_paused(journal.entries) or self.deploy_label in journal.record.awaited
+        was_paused = self.was_paused(journal.entries.node)
+        is_owed = was_paused or self.deploy_label in journal.record.awaited
         return is_owed and labels.get(self.deploy_label) != "false"
 
     def withdraw(self, deps: ports.Dependencies) -> None:

@@ -85,7 +85,7 @@ def find_awaited(deps: ports.Dependencies, journal: run_journal.RunJournal) -> _
 
 def find_resumed(journal: run_journal.RunJournal, labels: Mapping[str, str]) -> _Advertisers:
     """Return the advertisers that were paused for a change, and may run again."""
-    entries = journal.entries
+    entries = journal.entries.node
     return frozenset(
         program
         for program in _list_awaited(journal, labels)

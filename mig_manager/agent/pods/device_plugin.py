@@ -18,7 +18,7 @@ from mig_manager.core.node import (
     strategies,
     well_known,
 )
-from mig_manager.core.records import journals
+from mig_manager.core.records import node_entries
 
 _log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ class DevicePlugin(advertisers.Advertiser):
     def owns(self, pod: pod_object.Pod) -> bool:
         return clients.is_device_plugin(pod)
 
-    def was_paused(self, entries: journals.Journal) -> bool:
+    def was_paused(self, entries: node_entries.NodeEntries) -> bool:
         return entries.has_plugin
 
     def withdraw(self, deps: ports.Dependencies) -> None:

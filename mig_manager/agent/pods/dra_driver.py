@@ -9,7 +9,7 @@ from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import model, ports
 from mig_manager.core.node import claims, pod_object, strategies, well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import node_entries
 
 _log = structlog.get_logger()
 
@@ -23,7 +23,7 @@ class DraDriver(advertisers.Advertiser):
     def owns(self, pod: pod_object.Pod) -> bool:
         return claims.is_driver(pod)
 
-    def was_paused(self, entries: journals.Journal) -> bool:
+    def was_paused(self, entries: node_entries.NodeEntries) -> bool:
         return entries.has_dra_driver
 
     def withdraw(self, deps: ports.Dependencies) -> None:

@@ -78,7 +78,7 @@ def pause_driver(
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(
             key
-            for key in attempt.journal.entries.paused_labels
+            for key in attempt.journal.entries.node.paused_labels
             if clients.gated_by(usage.pods, (key,))
         ),
         extra_clients=usage.extra_clients,
@@ -151,14 +151,13 @@ def _pause(
         served = frozenset(
             each
             for each in advertising.ALL
-            if each in stopped or each.deploy_label in pause.labels or each.was_paused(before)
+            if each in stopped or each.deploy_label in pause.labels or each.was_paused(before.node)
         )
         return run_journal.PhaseStart(
             message="pausing " + ", ".join(names or ["nothing"]),
-            entries=dataclasses.replace(
-                before,
-                paused_labels={**pause.labels, **before.paused_labels},
-                hold_taint=bool(pause.to_delete) or before.hold_taint,
+            entries=before.with_entries(
+                paused_labels={**pause.labels, **before.node.paused_labels},
+                hold_taint=bool(pause.to_delete) or before.node.hold_taint,
                 has_plugin=advertising.PLUGIN in served,
                 has_dra_driver=advertising.DRIVER in served,
             ),

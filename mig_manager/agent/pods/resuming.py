@@ -11,7 +11,7 @@ from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.pods import advertising, dra_driver
 from mig_manager.core import messages, model
 from mig_manager.core.node import client_table, clients, node_object, pod_object, well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import node_entries
 
 _log = structlog.get_logger()
 
@@ -37,8 +37,8 @@ def resume_advertisers(
     entries = attempt.journal.entries
     for each in paused.restarted:
         each.withdraw(attempt.deps)
-    is_paused = not entries.paused_labels.keys().isdisjoint(advertising.DEPLOY_LABELS)
-    if is_paused or entries.hold_taint or plugin_config:
+    is_paused = not entries.node.paused_labels.keys().isdisjoint(advertising.DEPLOY_LABELS)
+    if is_paused or entries.node.hold_taint or plugin_config:
         names = " and ".join(f"the {each.name}" for each in paused.restarted)
         what = f"restarting {names or 'the device plugin'}"
         _resume(attempt.journal, advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
@@ -55,7 +55,7 @@ def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> No
     remaining labels.
     """
     timeout_s = attempt.limits.monitor_timeout_s
-    labels = attempt.journal.entries.paused_labels
+    labels = attempt.journal.entries.node.paused_labels
     waited_for = [key for key in labels if key in paused.labels_with_pods]
     others = labels.keys() - waited_for
     try:
@@ -106,19 +106,20 @@ def _resume(
     before = journal.entries
 
     def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
-        own_entries = journals.without_foreign_labels(before, view)
-        old, changed = view.labels.get(well_known.PLUGIN_CONFIG_LABEL), before.plugin_config
+        own_entries = node_entries.without_foreign_labels(before.node, view)
+        old, changed = view.labels.get(well_known.PLUGIN_CONFIG_LABEL), before.node.plugin_config
         if plugin_config is not None and plugin_config != old:
             # An interrupted run may have changed it before, with other settings.
             first = own_entries.plugin_config.before if own_entries.plugin_config else old
-            changed = journals.PluginConfig(before=first, now=plugin_config)
+            changed = node_entries.PluginConfig(before=first, now=plugin_config)
         resumed = (key for key in own_entries.paused_labels if key in keys)
         names = ", ".join(key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in resumed)
         return run_journal.PhaseStart(
             message=what or f"resuming {names or 'nothing'}",
-            entries=dataclasses.replace(
-                before,
-                paused_labels={k: v for k, v in before.paused_labels.items() if k not in keys},
+            entries=before.with_entries(
+                paused_labels={
+                    k: v for k, v in before.node.paused_labels.items() if k not in keys
+                },
                 hold_taint=False,
                 plugin_config=changed,
             ),
@@ -156,10 +157,12 @@ def await_driver(
 
     if not is_lacking(pods):
         return False
-    if attempt.journal.entries.keeps_pods_away and not dra_driver.has_ready(pods):
+    if attempt.journal.entries.node.keeps_pods_away and not dra_driver.has_ready(pods):
         # Evicted pods may come back, so an earlier attempt's drain starts over.
         attempt.journal.note(draining=False)
-        resume_advertisers(attempt, as_if_paused(attempt, gpus, attempt.journal.entries.snapshot))
+        resume_advertisers(
+            attempt, as_if_paused(attempt, gpus, attempt.journal.entries.gpus.snapshot)
+        )
     attempt.journal.enter(
         model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
     )

@@ -182,8 +182,8 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     journal = journals.parse_or_none(text)
     is_success = node.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
     if journal and journal.has_only_persistence:
-        yield persistence_off(journal.persistent_gpus)
-    elif text and not (is_success and journal and journal.has_at_most_snapshot):
+        yield persistence_off(journal.gpus.persistent_gpus)
+    elif text and not (is_success and journal and journal.has_only_gpu_entries):
         traces.append("there is a journal")
     if well_known.HOLD_TAINT in node.taint_keys:
         traces.append(f"the node has the taint {well_known.HOLD_TAINT}")

@@ -290,7 +290,7 @@ def _journal_file(facts: Facts) -> Iterator[Finding]:
     if journal is None:
         yield _file(path, "no change is in progress")
     elif journal.has_only_persistence:
-        yield persistence_off(journal.persistent_gpus)
+        yield persistence_off(journal.gpus.persistent_gpus)
     else:
         yield warn(f"{path}: the change to layout {journal.config!r} has not finished")
 

@@ -89,7 +89,7 @@ def is_disrupted(view: node_object.NodeView) -> bool:
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.parse_or_none(text)
     return (
-        (bool(text) and (journal is None or journal.blocks_workloads))
+        (bool(text) and (journal is None or journal.node.blocks_workloads))
         or well_known.HOLD_TAINT in view.taint_keys
         or any(map(well_known.is_paused, view.labels.values()))
     )

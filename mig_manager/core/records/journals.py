@@ -1,19 +1,20 @@
 """The journal of a change, for the run after a kill.
 
-The journal is the agent's undo stack: each member is something to restore or to finish.
-``patch_between`` returns what the Node gets with other entries. ``apply`` and ``boot`` keep the
-same journal in a file.
+The journal is an undo stack. Its entries are in records by what undoes them: a write to the Node
+(``NodeEntries``), a program on the host (``HostEntries``), or a change of the GPUs
+(``GpuEntries``). ``apply`` and ``boot`` keep the same journal in a file, with entries of the GPUs
+only.
 """
 
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from mig_manager.core import model
 from mig_manager.core.files import json_text
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import gpu_codec, node_entries
 
 JOURNAL_VERSION = 2  # 1 had neither boot id nor snapshot
 _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
@@ -25,37 +26,35 @@ _MAX_SERVICES = 256  # services of the host: a full list, and services that syst
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PluginConfig:
-    """A change of the label that names the device plugin's config."""
+class HostEntries:
+    """What the agent undoes by programs on the host."""
 
-    before: str | None  # None: the node had no such label
-    now: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Journal:
-    """The undo stack of a change, written before the change."""
-
-    config: str
-    annotation_hash: str = ""  # as in ``run_status.RunStatus``
-    hold_taint: bool = False  # whether the node has ``well_known.HOLD_TAINT``
-    paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Deploy label -> its value before we paused it, in the order of the resume."""
-    plugin_config: PluginConfig | None = None  # set back unless the run succeeds
-    host_services: tuple[str, ...] = ()
+    stopped_services: tuple[str, ...] = ()
     """Services of the machine that were stopped, in the order of the stop."""
     exit_hook: bool = False
     """Whether the ``apply-exit`` hooks must run, because ``apply-start`` hooks have."""
-    rebooted_from: str = ""  # the boot in which this request rebooted the machine; empty: none
-    draining: bool = False
-    """Whether a drain for this layout evicts pods and has not ended; written before it does."""
-    has_evicted: bool = False  # whether this run evicts pods; written before it does
-    has_plugin: bool = False
-    """Whether a device plugin served the node before the pause: one must run again, and the
-    journal stays until its devices are verified."""
-    has_dra_driver: bool = False  # whether NVIDIA's DRA driver served it before the pause
-    applied: str = ""  # the layout before the change, whose label an undo restores
-    boot_id: str = ""  # the boot in which it was written; empty in version 1
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the members of the journal's JSON."""
+        return {"hostServices": list(self.stopped_services), "exitHook": self.exit_hook}
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> "HostEntries":
+        """Parse the members of the journal's JSON; ValueError if one is invalid."""
+        services = data.get("hostServices", [])
+        if not isinstance(services, list) or not all(isinstance(each, str) for each in services):
+            raise ValueError("hostServices is not a list of names")
+        if len(services) > _MAX_SERVICES:
+            raise ValueError(f"hostServices has {len(services)} names")
+        return HostEntries(
+            stopped_services=tuple(services), exit_hook=data.get("exitHook") is True
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEntries:
+    """What is to be restored or finished on the GPUs."""
+
     snapshot: tuple[model.GpuSnapshot, ...] = ()
     """The GPUs before the change under way, for the rollback. Empty before the change and once it
     is verified or undone."""
@@ -65,6 +64,78 @@ class Journal:
     """UUIDs of GPUs whose persistence mode was switched off for a reset, until it is on again."""
 
     @property
+    def has_only_persistence(self) -> bool:
+        """Whether only persistence mode is to be switched on again."""
+        is_only = self == GpuEntries(persistent_gpus=self.persistent_gpus)
+        return bool(self.persistent_gpus) and is_only
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the members of the journal's JSON."""
+        data: dict[str, Any] = {}
+        if self.snapshot:
+            data["snapshot"] = gpu_codec.to_data(self.snapshot)
+        if self.stale_files:
+            data["staleFiles"] = True
+        if self.persistent_gpus:
+            data["persistentGpus"] = list(self.persistent_gpus)
+        return data
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> "GpuEntries":
+        """Parse the members of the journal's JSON; ValueError if one is invalid."""
+        uuids = data.get("persistentGpus", [])
+        if not isinstance(uuids, list) or len(uuids) > _MAX_GPUS:
+            raise ValueError("persistentGpus is not a list of GPUs")
+        return GpuEntries(
+            snapshot=gpu_codec.from_data(data.get("snapshot", [])),
+            stale_files=data.get("staleFiles") is True,
+            # Only UUIDs of observed GPUs have an effect, so other texts are harmless.
+            persistent_gpus=tuple(map(str, uuids)),
+        )
+
+
+_Kind = TypeVar("_Kind", node_entries.NodeEntries, HostEntries, GpuEntries)
+
+
+class Entries(TypedDict, total=False):
+    """New values of a journal's entries of any kind; entries that it lacks stay."""
+
+    config: str
+    applied: str
+    draining: bool
+    has_evicted: bool
+    hold_taint: bool
+    paused_labels: Mapping[str, str]
+    plugin_config: node_entries.PluginConfig | None
+    has_plugin: bool
+    has_dra_driver: bool
+    rebooted_from: str
+    stopped_services: tuple[str, ...]
+    exit_hook: bool
+    snapshot: tuple[model.GpuSnapshot, ...]
+    stale_files: bool
+    persistent_gpus: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """The undo stack of a change, written before the change.
+
+    The first fields describe the change. They restore nothing: alone they keep no journal.
+    """
+
+    config: str
+    annotation_hash: str = ""  # as in ``run_status.RunStatus``
+    boot_id: str = ""  # the boot in which it was written; empty in version 1
+    applied: str = ""  # the layout before the change, whose label an undo restores
+    draining: bool = False
+    """Whether a drain for this layout evicts pods and has not ended; written before it does."""
+    has_evicted: bool = False  # whether this run evicts pods; written before it does
+    node: node_entries.NodeEntries = dataclasses.field(default_factory=node_entries.NodeEntries)
+    host: HostEntries = dataclasses.field(default_factory=HostEntries)
+    gpus: GpuEntries = dataclasses.field(default_factory=GpuEntries)
+
+    @property
     def request(self) -> tuple[str, str]:
         """Name of the layout, and hash of its annotation."""
         return self.config, self.annotation_hash
@@ -72,90 +143,79 @@ class Journal:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to restore, and nothing to refresh."""
-        return self.has_nothing_to_undo and not (self.stale_files or self.persistent_gpus)
-
-    @property
-    def has_only_persistence(self) -> bool:
-        """Whether the change has ended, and only persistence mode is to be switched on again."""
-        return bool(self.persistent_gpus) and self.has_nothing_to_undo and not self.stale_files
+        return self.has_only_gpu_entries and self.gpus == GpuEntries()
 
     @property
     def has_nothing_to_undo(self) -> bool:
         """Whether there is nothing to restore: no run was interrupted."""
-        return not (
-            self.blocks_workloads
-            or self.plugin_config
-            or self.snapshot
-            or self.host_services
-            or self.exit_hook
-        )
+        return self.has_only_gpu_entries and not self.gpus.snapshot
 
     @property
-    def has_at_most_snapshot(self) -> bool:
-        """Whether only instances remain: after a success, instances of unreachable GPUs."""
-        return dataclasses.replace(self, snapshot=()).has_nothing_to_undo
+    def has_only_persistence(self) -> bool:
+        """Whether the change has ended, and only persistence mode is to be switched on again."""
+        return self.has_only_gpu_entries and self.gpus.has_only_persistence
+
+    @property
+    def has_only_gpu_entries(self) -> bool:
+        """Whether node and host are restored: after a success, GPUs that were unreachable remain.
+
+        Also if no entry remains at all.
+        """
+        return self.node == node_entries.NodeEntries() and self.host == HostEntries()
 
     @property
     def without_creations(self) -> "Journal":
         """The journal without the instances that its change created, which restore nothing."""
-        snapshot = (dataclasses.replace(each, created=None) for each in self.snapshot)
-        return dataclasses.replace(self, snapshot=tuple(snapshot))
-
-    @property
-    def blocks_workloads(self) -> bool:
-        """Whether workloads cannot use the node, or its devices are not verified yet."""
-        has_paused = self.has_plugin or self.has_dra_driver
-        return self.keeps_pods_away or has_paused or bool(self.rebooted_from)
-
-    @property
-    def keeps_pods_away(self) -> bool:
-        """Whether the node has our taint, or paused labels."""
-        return self.hold_taint or bool(self.paused_labels)
+        snapshot = (dataclasses.replace(each, created=None) for each in self.gpus.snapshot)
+        return self.with_entries(snapshot=tuple(snapshot))
 
     @property
     def remaining(self) -> "Journal":
         """The journal without the entries that a write to the Node restores."""
-        return Journal(
-            config=self.config,
-            annotation_hash=self.annotation_hash,
-            applied=self.applied if self.snapshot else "",
-            boot_id=self.boot_id,
-            snapshot=self.snapshot,
-            host_services=self.host_services,
-            exit_hook=self.exit_hook,
-            stale_files=self.stale_files,
-            persistent_gpus=self.persistent_gpus,
+        return dataclasses.replace(
+            self,
+            applied=self.applied if self.gpus.snapshot else "",
+            draining=False,
+            has_evicted=False,
+            node=node_entries.NodeEntries(),
         )
 
     @property
     def remaining_with_proof(self) -> "Journal":
         """The remaining journal, if the next run must still verify the devices."""
-        return dataclasses.replace(
-            self.remaining, has_plugin=self.has_plugin, has_dra_driver=self.has_dra_driver
-        )
+        return dataclasses.replace(self.remaining, node=self.node.unverified)
 
     @property
     def remaining_with_taint(self) -> "Journal":
         """The remaining journal, if the node stays tainted for the next attempt of a drain."""
-        proof = self.remaining_with_proof
-        return dataclasses.replace(proof, hold_taint=self.hold_taint, draining=True)
+        return self.remaining_with_proof.with_entries(
+            hold_taint=self.node.hold_taint, draining=True
+        )
 
     def at_start(self, request: tuple[str, str], *, boot_id: str, may_drain: bool) -> "Journal":
         """Return the journal at the start of a run for a request.
 
         A drain continues only for the request that began it, and only if evictions are allowed.
         """
-        is_same_boot = self.boot_id == boot_id
+        is_same_request = self.request == request
+        # A reboot switches persistence mode off.
+        persistent_gpus = self.gpus.persistent_gpus if self.boot_id == boot_id else ()
         return dataclasses.replace(
             self,
             config=request[0],
             annotation_hash=request[1],
             boot_id=boot_id,
-            # A reboot switches persistence mode off.
-            persistent_gpus=self.persistent_gpus if is_same_boot else (),
-            draining=self.draining and self.request == request and may_drain,
-            has_evicted=self.has_evicted and self.request == request,
+            draining=self.draining and is_same_request and may_drain,
+            has_evicted=self.has_evicted and is_same_request,
+            gpus=dataclasses.replace(self.gpus, persistent_gpus=persistent_gpus),
         )
+
+    def with_entries(self, **entries: Unpack[Entries]) -> "Journal":
+        """Return the journal with new values of entries, each in the record of its kind."""
+        values: dict[str, Any] = {**entries}
+        node, host = _take(values, self.node), _take(values, self.host)
+        gpus = _take(values, self.gpus)
+        return dataclasses.replace(self, node=node, host=host, gpus=gpus, **values)
 
     def to_json(self) -> str:
         """Return the annotation's value; older versions ignore members they do not know."""
@@ -163,27 +223,14 @@ class Journal:
             "version": JOURNAL_VERSION,
             "config": self.config,
             "annotationHash": self.annotation_hash,
-            "holdTaint": self.hold_taint,
-            "pausedLabels": dict(self.paused_labels),
-            "hostServices": list(self.host_services),
-            "exitHook": self.exit_hook,
-            "rebootedFrom": self.rebooted_from,
-            "draining": self.draining,
-            "hasPlugin": self.has_plugin,
-            "hasDraDriver": self.has_dra_driver,
-            "applied": self.applied,
             "bootId": self.boot_id,
+            "applied": self.applied,
+            "draining": self.draining,
+            "hasEvicted": self.has_evicted,
+            **self.node.to_data(),
+            **self.host.to_data(),
+            **self.gpus.to_data(),
         }
-        if self.snapshot:
-            data["snapshot"] = gpu_codec.to_data(self.snapshot)
-        if self.has_evicted:
-            data["hasEvicted"] = True
-        if self.stale_files:
-            data["staleFiles"] = True
-        if self.persistent_gpus:
-            data["persistentGpus"] = list(self.persistent_gpus)
-        if self.plugin_config:
-            data["pluginConfig"] = dataclasses.asdict(self.plugin_config)
         return json.dumps(data)
 
     @staticmethod
@@ -192,59 +239,22 @@ class Journal:
         data = json_text.parse_object(text)
         if data.get("version") not in _READABLE:
             raise ValueError("not a journal of a version this agent knows")
-        paused = data.get("pausedLabels")
-        # One invalid label would make the API server refuse the whole restore.
-        if not isinstance(paused, dict) or not all(
-            well_known.is_deploy_label(key) and _is_label_value(value)
-            for key, value in paused.items()
-        ):
-            raise ValueError("pausedLabels is not a map of deploy labels")
-        hold, name = data.get("holdTaint"), data.get("config")
-        if not (isinstance(hold, bool) and isinstance(name, str)):
-            raise ValueError("bad type of holdTaint or config")  # noqa: TRY004 - content
-        if not _is_label_value(data.get("applied", "")):
+        config, applied = data.get("config"), data.get("applied", "")
+        if not isinstance(config, str):
+            raise ValueError("bad type of config")  # noqa: TRY004 - content
+        if not node_entries.is_label_value(applied):
             raise ValueError("applied is not a label's value")
-        services = data.get("hostServices", [])
-        if not isinstance(services, list) or not all(isinstance(each, str) for each in services):
-            raise ValueError("hostServices is not a list of names")
-        if len(services) > _MAX_SERVICES:
-            raise ValueError(f"hostServices has {len(services)} names")
         return Journal(
-            config=name,
+            config=config,
             annotation_hash=str(data.get("annotationHash", "")),
-            hold_taint=hold,
-            paused_labels=paused,
-            plugin_config=_plugin_config(data.get("pluginConfig")),
-            host_services=tuple(services),
-            exit_hook=data.get("exitHook") is True,
-            rebooted_from=str(data.get("rebootedFrom", "")),
+            boot_id=str(data.get("bootId", "")),
+            applied=applied,
             draining=data.get("draining") is True,
             has_evicted=data.get("hasEvicted") is True,
-            has_plugin=data.get("hasPlugin") is True,
-            has_dra_driver=data.get("hasDraDriver") is True,
-            applied=data.get("applied", ""),
-            boot_id=str(data.get("bootId", "")),
-            snapshot=gpu_codec.from_data(data.get("snapshot", [])),
-            stale_files=data.get("staleFiles") is True,
-            persistent_gpus=_uuids(data.get("persistentGpus", [])),
+            node=node_entries.NodeEntries.from_data(data),
+            host=HostEntries.from_data(data),
+            gpus=GpuEntries.from_data(data),
         )
-
-
-class Entries(TypedDict, total=False):
-    """New values of a journal's entries; entries that it lacks stay."""
-
-    config: str
-    hold_taint: bool
-    plugin_config: PluginConfig | None
-    host_services: tuple[str, ...]
-    exit_hook: bool
-    rebooted_from: str
-    draining: bool
-    has_evicted: bool
-    applied: str
-    snapshot: tuple[model.GpuSnapshot, ...]
-    stale_files: bool
-    persistent_gpus: tuple[str, ...]
 
 
 NONE = Journal(config="")  # nothing to restore
@@ -261,45 +271,14 @@ def parse_or_none(text: str | None) -> Journal | None:
 def patch_between(
     before: Journal, after: Journal, view: node_object.NodeView
 ) -> node_object.NodePatch:
-    """Return the patch of the Node that belongs to a change of the journal's entries.
-
-    A new entry is acted on, and a kept one again if its label has its former value back. A removed
-    entry is undone, except for a label that another program wrote since.
-    """
-    own_entries = without_foreign_labels(before, view)
-    labels: dict[str, str | None] = {
-        key: value
-        for key, value in own_entries.paused_labels.items()
-        if key not in after.paused_labels
-    }
-    for key, value in after.paused_labels.items():
-        if key not in before.paused_labels or view.labels.get(key) == value:
-            labels[key] = well_known.PAUSED_VALUE
-    now = view.labels.get(well_known.PLUGIN_CONFIG_LABEL)
-    config = after.plugin_config
-    if config and (config != before.plugin_config or now == config.before):
-        labels[well_known.PLUGIN_CONFIG_LABEL] = config.now
-    elif own_entries.plugin_config and not config:
-        labels[well_known.PLUGIN_CONFIG_LABEL] = own_entries.plugin_config.before
-    if after.snapshot and after.snapshot != before.snapshot:
+    """Return the patch of the Node that belongs to a change of the journal's entries."""
+    labels: dict[str, str | None] = {}
+    if after.gpus.snapshot and after.gpus.snapshot != before.gpus.snapshot:
         labels[well_known.APPLIED_LABEL] = None
     elif before.applied and not after.applied:
         labels[well_known.APPLIED_LABEL] = before.applied
-    has_taint = after.hold_taint if before.hold_taint or after.hold_taint else None
-    return node_object.NodePatch(labels=labels, hold_taint=has_taint)
-
-
-def without_foreign_labels(journal: Journal, view: node_object.NodeView) -> Journal:
-    """Return the journal without the labels that another program wrote since."""
-    paused = {
-        key: value
-        for key, value in journal.paused_labels.items()
-        if view.labels.get(key) == well_known.PAUSED_VALUE
-    }
-    plugin = journal.plugin_config
-    if plugin and view.labels.get(well_known.PLUGIN_CONFIG_LABEL) != plugin.now:
-        plugin = None
-    return dataclasses.replace(journal, paused_labels=paused, plugin_config=plugin)
+    patch = node_entries.patch_between(before.node, after.node, view)
+    return patch.merge(node_object.NodePatch(labels=labels))
 
 
 def unlisted_pauses(view: node_object.NodeView) -> tuple[str, ...]:
@@ -310,27 +289,11 @@ def unlisted_pauses(view: node_object.NodeView) -> tuple[str, ...]:
         for key, value in view.labels.items()
         if well_known.is_deploy_label(key)
         and value == well_known.PAUSED_VALUE
-        and key not in journal.paused_labels
+        and key not in journal.node.paused_labels
     )
 
 
-def _uuids(data: object) -> tuple[str, ...]:
-    """Parse the list; only UUIDs of observed GPUs have an effect, so other texts are harmless."""
-    if not isinstance(data, list) or len(data) > _MAX_GPUS:
-        raise ValueError("persistentGpus is not a list of GPUs")
-    return tuple(map(str, data))
-
-
-def _plugin_config(data: object) -> PluginConfig | None:
-    if data is None:
-        return None
-    before, now = (data.get("before"), data.get("now")) if isinstance(data, dict) else ("", None)
-    if not (_is_label_value(now) and (before is None or _is_label_value(before))):
-        raise ValueError("pluginConfig is not a change of a label's value")
-    return PluginConfig(before=before, now=str(now))
-
-
-def _is_label_value(value: object) -> bool:
-    return isinstance(value, str) and (
-        not value or well_known.LABEL_VALUE.fullmatch(value) is not None
-    )
+def _take(values: dict[str, Any], kind: _Kind) -> _Kind:
+    """Move the values of a record's fields into the record; return it."""
+    names = [each.name for each in dataclasses.fields(kind) if each.name in values]
+    return dataclasses.replace(kind, **{name: values.pop(name) for name in names})

@@ -396,7 +396,7 @@ def infer(
         and labels.get(well_known.APPLIED_LABEL) in (None, published.config)
     )
     is_verified = run_status.was_active(published) or has_failed_early
-    if not journal.has_at_most_snapshot:
+    if not journal.has_only_gpu_entries:
         is_verified = False
     is_custom = bool(published.annotation_hash)
     return RequestRecord(

@@ -18,7 +18,7 @@ from tests.node import fake_cluster, fakes, judging, simulated_rig
 
 CONFESSED = ("failed as well", "could not be rolled back", "still to restore")
 """How a message says that the former instances are not restored."""
-_RESTORED = {"paused_labels", "plugin_config", "host_services", "exit_hook"}
+_RESTORED = {"paused_labels", "plugin_config", "stopped_services", "exit_hook"}
 """Entries of the journal that a run restores at its end, also where it is tried again."""
 _PORTS_OF_ROLLBACK = {"gpus", "node", "workloads", "allocations"}  # ports that a rollback calls
 COUNTS: collections.Counter[str] = collections.Counter()  # what all machines of this process did
@@ -419,7 +419,9 @@ class Soak(stateful.RuleBasedStateMachine):
             return everywhere
         users = {client.gpu_uuid for client in self.rig.state.read().clients}
         text = self.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
-        kept = {gpu.uuid for gpu in journals.Journal.from_json(text).snapshot} if text else set()
+        kept = (
+            {gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshot} if text else set()
+        )
         if kept & users:
             users |= kept
         return everywhere & {

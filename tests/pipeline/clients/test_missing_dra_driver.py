@@ -92,7 +92,7 @@ def test_agent_after_a_kill_reopens_the_node_for_the_driver(layout: str) -> None
 def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
     rig = without_driver(nodes.dra_node())
     rig.has_hold_taint = True
-    journal = journals.Journal(config="all-disabled", hold_taint=True, draining=True)
+    journal = journals.Journal(config="all-disabled").with_entries(hold_taint=True, draining=True)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.disruptions.refusals["low"] = "budget 'x' allows no disruption"
 

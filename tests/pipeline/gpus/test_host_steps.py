@@ -73,7 +73,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
-    assert rig.open_journal.host_services == ("nvsm.service",)
+    assert rig.open_journal.host.stopped_services == ("nvsm.service",)
     assert not rig.is_unschedulable
 
     rig.host.broken_services.clear()
@@ -85,8 +85,8 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(wanted: str | None)
     rig = nodes.hosted_node()
     rig.host.services["nvsm.service"] = False
     rig.host.services["debug-shell.service"] = False
-    forged = journals.Journal(
-        config="one-slice-changed", host_services=("debug-shell.service", "nvsm.service")
+    forged = journals.Journal(config="one-slice-changed").with_entries(
+        stopped_services=("debug-shell.service", "nvsm.service")
     )
     rig.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
     agent = agents.start(rig, wanted, service_names=lambda: ("dcgm.service", "nvsm.service"))
@@ -300,7 +300,9 @@ def test_persistence_mode_is_restored_once_that_is_possible(
     uuid = rig.gpus[0].uuid
     rig.resets.without_persistence = {uuid}
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journals.Journal(
-        config="all-balanced", boot_id=rig.host.boot_id, persistent_gpus=(uuid,)
+        config="all-balanced",
+        boot_id=rig.host.boot_id,
+        gpus=journals.GpuEntries(persistent_gpus=(uuid,)),
     ).to_json()
     rig.resets.are_available = obstacle != "not allowed"
     rig.resets.keep_persistence_off = obstacle == "refused"

@@ -123,7 +123,7 @@ class PlayedChange:
         instances = layout_table.devices_by_gpu(layout_table.layout_of(self.rig.gpus))
         self.remnants = frozenset(each.translate(_WITHOUT_PARENTHESES) for each in instances)
         journal = self.rig.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
-        self.was_about_to_evict |= "hasEvicted" in journal
+        self.was_about_to_evict |= '"hasEvicted": true' in journal
 
     def let_pods_go(self) -> None:
         """Let an agent evict every pod, as a request of another layout may."""

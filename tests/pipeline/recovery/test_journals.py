@@ -1,7 +1,5 @@
 """What journals and nodes without a request say about an interrupted run."""
 
-import dataclasses
-
 import pytest
 
 from mig_manager import errors
@@ -69,14 +67,12 @@ def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
         config="a",
         boot_id="b",
         applied="c",
-        has_plugin=True,
-        snapshot=tuple(gpu.snapshot for gpu in rig.gpus),
-    )
+    ).with_entries(has_plugin=True, snapshot=tuple(gpu.snapshot for gpu in rig.gpus))
 
     again = journals.Journal.from_json(journal.to_json())
 
-    assert dataclasses.replace(again, snapshot=()) == dataclasses.replace(journal, snapshot=())
-    assert gpu_values.geometry(again.snapshot) == gpu_values.geometry(rig.gpus)
+    assert again.with_entries(snapshot=()) == journal.with_entries(snapshot=())
+    assert gpu_values.geometry(again.gpus.snapshot) == gpu_values.geometry(rig.gpus)
     assert len(journal.to_json()) < 1024 * len(rig.gpus)
 
 
@@ -154,7 +150,7 @@ def test_writes_of_another_program_since_the_crash_are_kept() -> None:
     rig = nodes.node()
     dcgm = "nvidia.com/gpu.deploy.dcgm"
     paused = {well_known.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
-    journal = journals.Journal(config="all-1g.5gb", paused_labels=paused)
+    journal = journals.Journal(config="all-1g.5gb").with_entries(paused_labels=paused)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE, dcgm: "false"}
 

@@ -118,7 +118,7 @@ def put_back_taint(rig: fakes.NodeRig) -> None:
 
 def put_back_taint_and_journal(rig: fakes.NodeRig) -> None:
     put_back_taint(rig)
-    journal = journals.Journal(config=agents.LAYOUT, stale_files=True)
+    journal = journals.Journal(config=agents.LAYOUT).with_entries(stale_files=True)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
 
@@ -297,7 +297,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     rig = nodes.busy_node()
     agent = agents.reconciler(rig)
     rig.has_hold_taint = True
-    journal = journals.Journal(config=agents.LAYOUT, hold_taint=True, draining=True)
+    journal = journals.Journal(config=agents.LAYOUT).with_entries(hold_taint=True, draining=True)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     agent.recover(agents.LAYOUT)
     rig.refusing = {"node.read": strikes.BROKEN["node"]}

@@ -64,8 +64,8 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
     assert any(f"at {place} on GPU 0 is new, and is kept" in text for text in rig.messages)
     journal = rig.open_journal
-    assert journal.snapshot
-    assert not journal.hold_taint
+    assert journal.gpus.snapshot
+    assert not journal.node.hold_taint
     assert successor.rest()
 
     instances = tuple(gi for gi in rig.gpus[0].gpu_instances if gi.placement != place)
@@ -114,7 +114,7 @@ def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
     rig.driver.lost.add(lost.uuid)
     # As a reset leaves it.
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
-    journal = journals.Journal(config="all-1g.5gb", snapshot=(lost.snapshot,))
+    journal = journals.Journal(config="all-1g.5gb").with_entries(snapshot=(lost.snapshot,))
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     return rig, lost.snapshot
 
@@ -129,7 +129,9 @@ mig-configs:
 
 def pending(rig: fakes.NodeRig) -> tuple[str, ...]:
     text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
-    return tuple(gpu.uuid for gpu in journals.Journal.from_json(text).snapshot) if text else ()
+    return (
+        tuple(gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshot) if text else ()
+    )
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -191,11 +193,11 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
     assert agents.undo(rig)
     assert rig.events.count("Recovered") == 1
     journal = rig.open_journal
-    first, *others = journal.snapshot
+    first, *others = journal.gpus.snapshot
     gone = model.Creation(rig.gpus[0].gpu_instances[0].profile, model.Placement(6, 1))
     first = dataclasses.replace(first, created=(*(first.created or ()), gone))
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = dataclasses.replace(
-        journal, snapshot=(first, *others)
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.with_entries(
+        snapshot=(first, *others)
     ).to_json()
 
     assert agents.undo(rig)
@@ -206,7 +208,7 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
 def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     before = nodes.node(layout="all-balanced").gpus[0].snapshot
-    journal = journals.Journal(config="all-1g.5gb", snapshot=(before,))
+    journal = journals.Journal(config="all-1g.5gb").with_entries(snapshot=(before,))
     rig.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
     rig.add_pod("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
     pods = dict(rig.pods)

@@ -215,7 +215,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
     for index, rig, before in strikes.kills(nodes.busy_node, run):
         was_closed = rig.has_hold_taint
         text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
-        was_changing = bool(text and journals.Journal.from_json(text).snapshot)
+        was_changing = bool(text and journals.Journal.from_json(text).gpus.snapshot)
         wanted = custom_layout() if is_same else custom_layout(BALANCED)
 
         successor = agents.start(rig, "custom", custom=wanted, limits=ON)
@@ -247,7 +247,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
 
 
 def test_journal_without_the_hash_is_of_a_layout_from_a_file() -> None:
-    journal = journals.Journal(config="custom", hold_taint=True)
+    journal = journals.Journal(config="custom").with_entries(hold_taint=True)
     data = json.loads(journal.to_json())
     del data["annotationHash"]
     assert journals.Journal.from_json(json.dumps(data)) == journal

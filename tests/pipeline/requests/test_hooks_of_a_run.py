@@ -94,7 +94,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.
     outcome = ends.assert_ends(rig, Reason.HOOK_FAILED, by=agent)
 
     assert outcome.should_retry
-    assert rig.open_journal.exit_hook
+    assert rig.open_journal.host.exit_hook
     rig.hooks.broken = set()
     executed = len(rig.driver.executed_steps)
     ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
@@ -144,7 +144,7 @@ def test_exit_hook_runs_once_after_a_kill_in_a_hook(
     rig: fakes.NodeRig, number: int, *, resumes: bool
 ) -> None:
     kill_in_hook(rig, number)
-    assert rig.open_journal.exit_hook
+    assert rig.open_journal.host.exit_hook
     if resumes:
         assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
         assert rig.hooks.commands.count(EXIT) == 1
@@ -170,7 +170,7 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: fakes.N
     agents.start(rig, None)
 
     assert any("hooks.yaml:2:1" in each for each in rig.messages)
-    assert rig.open_journal.exit_hook
+    assert rig.open_journal.host.exit_hook
 
 
 def test_a_hook_gives_signs_of_life(rig: fakes.NodeRig) -> None:

@@ -55,7 +55,8 @@ def test_leases_of_other_programs_do_not_count_as_slots(name: str, index: int | 
 
 
 def journal(**entries: Any) -> dict[str, str]:
-    return {well_known.JOURNAL_ANNOTATION: journals.Journal(config="a", **entries).to_json()}
+    text = journals.Journal(config="a").with_entries(**entries).to_json()
+    return {well_known.JOURNAL_ANNOTATION: text}
 
 
 @pytest.mark.parametrize(

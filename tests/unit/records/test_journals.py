@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager.core.node import well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, node_entries
 from tests.node import samples
 
 DCGM = well_known.DEPLOY_LABEL_PREFIX + "dcgm"
@@ -13,17 +13,15 @@ CONFIG, APPLIED = well_known.PLUGIN_CONFIG_LABEL, well_known.APPLIED_LABEL
 PAUSED = well_known.PAUSED_VALUE
 GPU = samples.gpu(samples.A100, "7g.40gb@0").snapshot
 
-TAINTED = journals.Journal(config="a", hold_taint=True, applied="old")
-NOTHING = dataclasses.replace(TAINTED, hold_taint=False, applied="")
-PAUSING = dataclasses.replace(TAINTED, paused_labels={DCGM: "true"})
-EXECUTING = dataclasses.replace(PAUSING, snapshot=(GPU,))
-SLICED = journals.PluginConfig(before=None, now="sliced")
-RESUMED = dataclasses.replace(EXECUTING, paused_labels={}, hold_taint=False, plugin_config=SLICED)
-WITH_OTHER_CONFIG = dataclasses.replace(
-    RESUMED, plugin_config=dataclasses.replace(SLICED, now="whole")
-)
+TAINTED = journals.Journal(config="a").with_entries(hold_taint=True, applied="old")
+NOTHING = TAINTED.with_entries(hold_taint=False, applied="")
+PAUSING = TAINTED.with_entries(paused_labels={DCGM: "true"})
+EXECUTING = PAUSING.with_entries(snapshot=(GPU,))
+SLICED = node_entries.PluginConfig(before=None, now="sliced")
+RESUMED = EXECUTING.with_entries(paused_labels={}, hold_taint=False, plugin_config=SLICED)
+WITH_OTHER_CONFIG = RESUMED.with_entries(plugin_config=dataclasses.replace(SLICED, now="whole"))
 REMAINING = NOTHING.remaining
-UNREACHABLE = dataclasses.replace(REMAINING, snapshot=(GPU,))
+UNREACHABLE = REMAINING.with_entries(snapshot=(GPU,))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +55,7 @@ UNREACHABLE = dataclasses.replace(REMAINING, snapshot=(GPU,))
         (EXECUTING, EXECUTING.remaining, {DCGM: PAUSED}, {DCGM: "true"}, False),
         (
             UNREACHABLE,
-            dataclasses.replace(UNREACHABLE, hold_taint=True),
+            UNREACHABLE.with_entries(hold_taint=True),
             {APPLIED: "new"},
             {},
             True,

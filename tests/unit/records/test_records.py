@@ -17,6 +17,7 @@ from mig_manager.core.records import (
     gpu_codec,
     gpu_repair,
     journals,
+    node_entries,
     requests,
     run_status,
     verified_layouts,
@@ -24,8 +25,8 @@ from mig_manager.core.records import (
 from tests.node import samples
 
 GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
-JOURNAL = journals.Journal(
-    config="a", hold_taint=True, paused_labels={well_known.PLUGIN_DEPLOY_LABEL: "true"}
+JOURNAL = journals.Journal(config="a").with_entries(
+    hold_taint=True, paused_labels={well_known.PLUGIN_DEPLOY_LABEL: "true"}
 )
 REQUEST = requests.RequestRecord(
     config="custom",
@@ -48,16 +49,18 @@ NONSENSE = ("", "[", "null", "[]", "{}", "[" * 100_000, '{"version": 99}')
     "journal",
     [
         JOURNAL,
-        journals.Journal(
-            config="a", plugin_config=journals.PluginConfig(before=None, now="sliced")
+        journals.Journal(config="a").with_entries(
+            plugin_config=node_entries.PluginConfig(before=None, now="sliced")
         ),
-        journals.Journal(config="a", plugin_config=journals.PluginConfig(before="x", now="y")),
+        journals.Journal(config="a").with_entries(
+            plugin_config=node_entries.PluginConfig(before="x", now="y")
+        ),
     ],
 )
 def test_journal_round_trips(journal: journals.Journal) -> None:
     assert journals.Journal.from_json(journal.to_json()) == journal
     # If the plugin has one config, a version before this one reads the journal too.
-    assert ("pluginConfig" in journal.to_json()) is (journal.plugin_config is not None)
+    assert ("pluginConfig" in journal.to_json()) is (journal.node.plugin_config is not None)
 
 
 @pytest.mark.parametrize("record", [REQUEST, requests.RequestRecord(config="a")])

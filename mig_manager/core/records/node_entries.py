@@ -1,0 +1,135 @@
+"""The journal's entries about the Node object: what a write to the Node restores."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from mig_manager.core.node import node_object, well_known
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PluginConfig:
+    """A change of the label that names the device plugin's config."""
+
+    before: str | None  # None: the node had no such label
+    now: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEntries:
+    """What a change has set on the Node, and whose return to it a run must verify."""
+
+    hold_taint: bool = False  # whether the node has ``well_known.HOLD_TAINT``
+    paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Deploy label -> its value before we paused it, in the order of the resume."""
+    plugin_config: PluginConfig | None = None  # set back unless the run succeeds
+    has_plugin: bool = False
+    """Whether a device plugin served the node before the pause: one must run again, and the
+    journal stays until its devices are verified."""
+    has_dra_driver: bool = False  # whether NVIDIA's DRA driver served it before the pause
+    rebooted_from: str = ""  # the boot in which this request rebooted the machine; empty: none
+
+    @property
+    def blocks_workloads(self) -> bool:
+        """Whether workloads cannot use the node, or its devices are not verified yet."""
+        return dataclasses.replace(self, plugin_config=None) != NodeEntries()
+
+    @property
+    def keeps_pods_away(self) -> bool:
+        """Whether the node has our taint, or paused labels."""
+        return self.hold_taint or bool(self.paused_labels)
+
+    @property
+    def unverified(self) -> "NodeEntries":
+        """The programs whose devices are still to be verified, without what a write restores."""
+        return NodeEntries(has_plugin=self.has_plugin, has_dra_driver=self.has_dra_driver)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the members of the journal's JSON."""
+        data: dict[str, Any] = {
+            "holdTaint": self.hold_taint,
+            "pausedLabels": dict(self.paused_labels),
+            "hasPlugin": self.has_plugin,
+            "hasDraDriver": self.has_dra_driver,
+            "rebootedFrom": self.rebooted_from,
+        }
+        if self.plugin_config:
+            data["pluginConfig"] = dataclasses.asdict(self.plugin_config)
+        return data
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> "NodeEntries":
+        """Parse the members of the journal's JSON; ValueError if one is invalid."""
+        hold, paused = data.get("holdTaint"), data.get("pausedLabels")
+        if not isinstance(hold, bool):
+            raise ValueError("bad type of holdTaint")  # noqa: TRY004 - content
+        # One invalid label would make the API server refuse the whole restore.
+        if not isinstance(paused, dict) or not all(
+            well_known.is_deploy_label(key) and is_label_value(value)
+            for key, value in paused.items()
+        ):
+            raise ValueError("pausedLabels is not a map of deploy labels")
+        return NodeEntries(
+            hold_taint=hold,
+            paused_labels=paused,
+            plugin_config=_plugin_config(data.get("pluginConfig")),
+            has_plugin=data.get("hasPlugin") is True,
+            has_dra_driver=data.get("hasDraDriver") is True,
+            rebooted_from=str(data.get("rebootedFrom", "")),
+        )
+
+
+def patch_between(
+    before: NodeEntries, after: NodeEntries, view: node_object.NodeView
+) -> node_object.NodePatch:
+    """Return the patch of the Node that belongs to a change of its entries.
+
+    A new entry is acted on, and a kept one again if its label has its former value back. A removed
+    entry is undone, except for a label that another program wrote since.
+    """
+    own_entries = without_foreign_labels(before, view)
+    labels: dict[str, str | None] = {
+        key: value
+        for key, value in own_entries.paused_labels.items()
+        if key not in after.paused_labels
+    }
+    for key, value in after.paused_labels.items():
+        if key not in before.paused_labels or view.labels.get(key) == value:
+            labels[key] = well_known.PAUSED_VALUE
+    now = view.labels.get(well_known.PLUGIN_CONFIG_LABEL)
+    config = after.plugin_config
+    if config and (config != before.plugin_config or now == config.before):
+        labels[well_known.PLUGIN_CONFIG_LABEL] = config.now
+    elif own_entries.plugin_config and not config:
+        labels[well_known.PLUGIN_CONFIG_LABEL] = own_entries.plugin_config.before
+    has_taint = after.hold_taint if before.hold_taint or after.hold_taint else None
+    return node_object.NodePatch(labels=labels, hold_taint=has_taint)
+
+
+def without_foreign_labels(entries: NodeEntries, view: node_object.NodeView) -> NodeEntries:
+    """Return the entries without the labels that another program wrote since."""
+    paused = {
+        key: value
+        for key, value in entries.paused_labels.items()
+        if view.labels.get(key) == well_known.PAUSED_VALUE
+    }
+    plugin = entries.plugin_config
+    if plugin and view.labels.get(well_known.PLUGIN_CONFIG_LABEL) != plugin.now:
+        plugin = None
+    return dataclasses.replace(entries, paused_labels=paused, plugin_config=plugin)
+
+
+def is_label_value(value: object) -> bool:
+    """Return whether a value from JSON is valid for a label."""
+    return isinstance(value, str) and (
+        not value or well_known.LABEL_VALUE.fullmatch(value) is not None
+    )
+
+
+def _plugin_config(data: object) -> PluginConfig | None:
+    if data is None:
+        return None
+    before, now = (data.get("before"), data.get("now")) if isinstance(data, dict) else ("", None)
+    if not (is_label_value(now) and (before is None or is_label_value(before))):
+        raise ValueError("pluginConfig is not a change of a label's value")
+    return PluginConfig(before=before, now=str(now))
