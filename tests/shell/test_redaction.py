@@ -11,7 +11,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from mig_manager.cli.commands import redaction
+from mig_manager.cli.support_bundle import redaction
 
 BARE = st.text(
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=_~.-", min_size=8

@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 from starlette import requests, responses, types
 
-from mig_manager.cli.commands import bundle_content
+from mig_manager.cli.support_bundle import bundle_content
 from mig_manager.sandbox.apiserver import server
 from tests import api_objects, contract
 from tests.kit import commandline, plugin_rig

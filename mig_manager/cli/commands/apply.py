@@ -76,14 +76,14 @@ def run(settings: Settings, terminal: console.Console) -> int:
     """Apply a layout, or show what would change."""
     from mig_manager.adapters.host import process
     from mig_manager.change import apply
-    from mig_manager.cli.commands import gpus
+    from mig_manager.cli import gpu_command
     from mig_manager.core.records import gpu_recovery
 
     if settings.is_dry_run:
         if settings.is_reset_skipped:
             raise errors.UsageError("--dry-run shows no effect of --skip-reset; give one")
         return plan.run(settings, terminal)
-    command = gpus.GpuCommand(settings, terminal)
+    command = gpu_command.GpuCommand(settings, terminal)
     dependencies = command.dependencies(
         {
             "MIG_PARTED_CONFIG_FILE": settings.config_file or str(process.packaged_config()),

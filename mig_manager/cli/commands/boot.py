@@ -70,9 +70,9 @@ def run(settings: Settings, terminal: console.Console) -> int:
     """Restore the last verified layout, or the named one on a node without."""
     from mig_manager.adapters.host import log
     from mig_manager.change import boot
-    from mig_manager.cli.commands import gpus
+    from mig_manager.cli import gpu_command
 
-    command = gpus.GpuCommand(settings, terminal)
+    command = gpu_command.GpuCommand(settings, terminal)
     if settings.hooks_file:
         terminal.note(f"{settings.hooks_file} is ignored: boot runs no hooks")
     result = boot.boot(

@@ -64,11 +64,11 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Compare the GPUs with a layout; 1 if they differ."""
-    from mig_manager.cli.commands import gpus
+    from mig_manager.cli import gpu_command
     from mig_manager.cli.toolkit import gpu_report
     from mig_manager.core.layout import plans
 
-    command = gpus.GpuCommand(settings, terminal)
+    command = gpu_command.GpuCommand(settings, terminal)
     layout = command.layout()
     if settings.is_valid_config_only:
         terminal.say("Selected MIG configuration is valid")

@@ -21,10 +21,10 @@ class Settings(gpu_settings.GpuSettings, takes=("checkpoint-file", *gpu_settings
 def run(settings: Settings, terminal: console.Console) -> int:
     """Write the GPUs' instances to a file."""
     from mig_manager.adapters.host import files
-    from mig_manager.cli.commands import gpus
+    from mig_manager.cli import gpu_command
     from mig_manager.core.files import checkpoint
 
-    command = gpus.GpuCommand(settings, terminal)
+    command = gpu_command.GpuCommand(settings, terminal)
     command.warn_half_changed()
     file = command.checkpoint_file()
     observed = command.observed

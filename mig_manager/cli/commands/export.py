@@ -39,10 +39,10 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Write the GPUs' state as a config document."""
-    from mig_manager.cli.commands import gpus
+    from mig_manager.cli import gpu_command
     from mig_manager.core.layout import layouts
 
-    command = gpus.GpuCommand(settings, terminal)
+    command = gpu_command.GpuCommand(settings, terminal)
     command.warn_half_changed()
     observed = command.observed
     layout = layouts.export(

@@ -47,10 +47,10 @@ def run(settings: Settings, terminal: console.Console) -> int:
     """Write a config document with the layouts that GPUs support."""
     from mig_manager.adapters.host import files
     from mig_manager.catalogue import hardware
-    from mig_manager.cli.commands import gpus
+    from mig_manager.cli import gpu_command
     from mig_manager.core.layout import generator, layouts
 
-    command = gpus.GpuCommand(settings, terminal)
+    command = gpu_command.GpuCommand(settings, terminal)
     if settings.products:
         kinds = hardware.kinds(settings.products, warn=terminal.note)
     else:

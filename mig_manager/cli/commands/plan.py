@@ -40,11 +40,11 @@ class Settings(
 
 def run(settings: gpu_settings.GpuSettings, terminal: console.Console) -> int:
     """Show what a layout would change."""
-    from mig_manager.cli.commands import gpus
+    from mig_manager.cli import gpu_command
     from mig_manager.cli.toolkit import gpu_report
     from mig_manager.core.layout import plans
 
-    command = gpus.GpuCommand(settings, terminal)
+    command = gpu_command.GpuCommand(settings, terminal)
     layout = command.layout()
     observed = command.observe()
     result = plans.plan(

@@ -42,9 +42,9 @@ def run(settings: Settings, terminal: console.Console) -> int:
     """Restore the instances of a checkpoint."""
     from mig_manager.adapters.host import files
     from mig_manager.change import apply
-    from mig_manager.cli.commands import gpus
+    from mig_manager.cli import gpu_command
 
-    command = gpus.GpuCommand(settings, terminal)
+    command = gpu_command.GpuCommand(settings, terminal)
     file = command.checkpoint_file()
     source = files.ConfigFile(file)
     dependencies = command.dependencies({"MIG_PARTED_CHECKPOINT_FILE": file})

@@ -59,11 +59,11 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show the GPUs, once or until q is pressed."""
-    from mig_manager.cli.commands import gpus
+    from mig_manager.cli import gpu_command
     from mig_manager.cli.toolkit import gpu_report
     from mig_manager.core.layout import plans
 
-    command = gpus.GpuCommand(settings, terminal)
+    command = gpu_command.GpuCommand(settings, terminal)
     if settings.simulated_event:
         from mig_manager.sandbox.driver import events
 

@@ -72,7 +72,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
 
     from mig_manager.adapters.host import files
     from mig_manager.cli import gpu_access
-    from mig_manager.cli.commands import bundle_content
+    from mig_manager.cli.support_bundle import bundle_content
 
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
     gpu_access.prepare_simulation(settings.doctor.gpus, terminal.note)

@@ -64,11 +64,11 @@ class Settings(
 def run(settings: Settings, terminal: console.Console) -> int:
     """Check layouts of one file, or with ``--files`` all layouts of several."""
     from mig_manager.catalogue import hardware
-    from mig_manager.cli.commands import gpus
+    from mig_manager.cli import gpu_command
     from mig_manager.cli.toolkit import validation
     from mig_manager.core.layout import validate
 
-    command = gpus.GpuCommand(settings, terminal)
+    command = gpu_command.GpuCommand(settings, terminal)
     templates = functools.cache(lambda: hardware.templates(settings.products, warn=terminal.note))
 
     def validate_file(file: str | None, names: Sequence[str]) -> validation.ValidatedFile:

@@ -21,8 +21,8 @@ from mig_manager.adapters.host import call_thread, files, journald, programs
 from mig_manager.adapters.kubernetes import api, report
 from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
-from mig_manager.cli.commands import redaction
 from mig_manager.cli.doctor import doctor_facts, doctor_report, doctor_settings, examination
+from mig_manager.cli.support_bundle import redaction
 from mig_manager.cli.toolkit import console, gpu_report, parser
 from mig_manager.core.display import bar
 from mig_manager.core.layout import plans

@@ -1,0 +1,1 @@
+"""What ``support-bundle`` collects, and what it removes from it."""
