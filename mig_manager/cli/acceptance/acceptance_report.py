@@ -7,7 +7,7 @@ import pathlib
 from typing import TYPE_CHECKING
 
 import mig_manager
-from mig_manager.cli.acceptance import acceptance_course
+from mig_manager.cli.acceptance import confirmed_course
 from mig_manager.core import messages
 from mig_manager.core.acceptance import differences as compared
 from mig_manager.core.acceptance import stages, surveys
@@ -37,7 +37,7 @@ def catalogue_rows(path: pathlib.Path) -> str:
 
 def report(
     survey: surveys.Survey,
-    course: acceptance_course.Played | None = None,
+    course: confirmed_course.Played | None = None,
     *,
     is_simulated: bool = False,
     timeout_s: float,

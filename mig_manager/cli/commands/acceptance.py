@@ -80,12 +80,12 @@ def run(settings: Settings, terminal: console.Console) -> int:
     Raises:
         HardwareError: The driver does not answer.
         UsageError: The file cannot be written.
-        MigManagerError: As ``acceptance_course.play``.
+        MigManagerError: As ``confirmed_course.play``.
     """
     from mig_manager.adapters.host import files
     from mig_manager.change import local
     from mig_manager.cli import gpu_access
-    from mig_manager.cli.acceptance import acceptance_course, acceptance_report
+    from mig_manager.cli.acceptance import acceptance_report, confirmed_course
 
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
     if settings.row_source is not None:
@@ -100,7 +100,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
             terminal.note(interrupted)
     else:
         asked_at = None if settings.is_confirmed else terminal
-        course = acceptance_course.play(settings.changed_gpu, survey, deps, access, asked_at)
+        course = confirmed_course.play(settings.changed_gpu, survey, deps, access, asked_at)
     answer = acceptance_report.report(
         survey,
         course,

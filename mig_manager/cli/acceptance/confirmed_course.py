@@ -10,8 +10,9 @@ from mig_manager import errors
 from mig_manager.adapters import cuda
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import worker_client
-from mig_manager.change import course, local
+from mig_manager.change import local
 from mig_manager.cli import gpu_access
+from mig_manager.cli.acceptance import gpu_course
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, ports, steps
 from mig_manager.core.acceptance import surveys
@@ -22,7 +23,7 @@ class Played(NamedTuple):
     """What the course showed."""
 
     gpu: int  # its number in the survey
-    result: course.CourseResult
+    result: gpu_course.CourseResult
     calls: tuple[surveys.SurveyedCall, ...]
 
 
@@ -42,7 +43,7 @@ class _Observer(ports.Telemetry):
         if self._remaining is not None:
             self._remaining -= 1
             if not self._remaining:
-                raise course.WorkerKilledError
+                raise gpu_course.WorkerKilledError
 
     @contextlib.contextmanager
     def killing_after(self, count: int) -> Iterator[None]:
@@ -66,19 +67,19 @@ def play(
     Raises:
         GpuInUseError: A process, an instance or a pod uses the GPU; nothing was changed.
         UsageError: The answer was no, or there is no terminal to ask at; nothing was changed.
-        MigManagerError: As ``course.run``.
+        MigManagerError: As ``gpu_course.run``.
     """
     observer = _Observer()
     command = (*access.worker_gpus.command, worker_client.REPORTS_STEPS)
     gpus = dataclasses.replace(access.worker_gpus, command=command, telemetry=observer)
     deps = dataclasses.replace(deps, gpus=gpus)
     observed = gpus.observe()
-    gpu = course.find_gpu(observed, uuid)
+    gpu = gpu_course.find_gpu(observed, uuid)
     _require_no_processes(gpu, gpus)
     deps.pods.require_unused({gpu.uuid}, (gpu,))
     if interrupted := local.describe_interrupted(deps.journal):
         deps.notify(f"{interrupted}; so does this command, before the course")
-    course.require_unused(local.as_if_undone(deps, observed, gpu))
+    gpu_course.require_unused(local.as_if_undone(deps, observed, gpu))
     if asked_at is not None:
         _ask(gpu, asked_at)
     if undone := local.undo_interrupted(deps):
@@ -89,7 +90,7 @@ def play(
         program=simulated_cuda.program(access.settings.gpus.simulate_state),
     )
     using = functools.partial(cuda.using, line)
-    result = course.run(deps, uuid, observer.killing_after, using)
+    result = gpu_course.run(deps, uuid, observer.killing_after, using)
     number = next(n for n, each in enumerate(survey.gpus) if each.gpu.uuid == uuid)
     return Played(number, result, tuple(observer.calls))
 

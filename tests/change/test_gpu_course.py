@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import course, local
+from mig_manager.change import local
+from mig_manager.cli.acceptance import gpu_course
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import StageOutcome
 from tests.change import forks
@@ -30,7 +31,7 @@ class CourseNode(applying_rig.ApplyingNode):
 
     def _die(self, _step: steps.Step) -> None:
         if self.steps == self._worker_dies_at:
-            raise course.WorkerKilledError
+            raise gpu_course.WorkerKilledError
 
     @contextlib.contextmanager
     def killing_after(self, count: int) -> Iterator[None]:
@@ -54,8 +55,8 @@ class CourseNode(applying_rig.ApplyingNode):
         ):
             yield ""
 
-    def play(self, using: course.Using | None = None) -> course.CourseResult:
-        return course.run(self.deps, self.uuid, self.killing_after, using or self.using)
+    def play(self, using: gpu_course.Using | None = None) -> gpu_course.CourseResult:
+        return gpu_course.run(self.deps, self.uuid, self.killing_after, using or self.using)
 
 
 @pytest.mark.parametrize("product", ["A30", "A100-SXM4-40GB", "H100-SXM5-80GB", "RTX-PRO-6000"])
@@ -132,7 +133,7 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
     ],
 )
 def test_a_failing_stage_is_named_and_the_gpu_restored(
-    using: course.Using | None, refusing: dict[str, Exception], name: str, why: str
+    using: gpu_course.Using | None, refusing: dict[str, Exception], name: str, why: str
 ) -> None:
     host = CourseNode()
     before = host.shape
