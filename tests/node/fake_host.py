@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
+from mig_manager.adapters.host import gpu_reset
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import hook_files, service_files
 from mig_manager.core.node import clients
@@ -109,15 +110,19 @@ class FakeHost(fake_cluster.FakePort):
         *,
         is_repair: bool = False,
     ) -> None:
-        assert is_repair or not any(gpu.gpu_instances for gpu in gpus)
+        for gpu in gpus:
+            gpu_reset.require_resettable(gpu, is_repair=is_repair)
+        uuids = {gpu.uuid for gpu in gpus}
+        silent = uuids & self._rig.driver.lost
         if self._rig.resets.need_persistence_off:
             note_persistence([gpu.uuid for gpu in gpus], is_on=False)
-            self._rig.resets.without_persistence |= {gpu.uuid for gpu in gpus}
-        silent = {gpu.uuid for gpu in gpus} & self._rig.driver.lost
-        self._rig.record_call("reset.reset")
-        if self._rig.resets.need_persistence_off and self.restore_persistence(gpus):
-            note_persistence([gpu.uuid for gpu in gpus], is_on=True)
-        uuids = {gpu.uuid for gpu in gpus}
+            self._rig.resets.without_persistence |= uuids
+        try:
+            self._rig.record_call("reset.reset")
+        except errors.MigManagerError:
+            self._end_without_persistence(gpus, note_persistence)
+            raise
+        self._end_without_persistence(gpus, note_persistence)
         if self._rig.resets.action_after is model.RecoveryAction.NONE:
             self._rig.driver.lost -= silent
         self._rig.gpus = tuple(
@@ -133,6 +138,12 @@ class FakeHost(fake_cluster.FakePort):
             else gpu
             for gpu in self._rig.gpus
         )
+
+    def _end_without_persistence(
+        self, gpus: Sequence[model.Gpu], note_persistence: ports.NotePersistence
+    ) -> None:
+        if self._rig.resets.need_persistence_off and self.restore_persistence(gpus):
+            note_persistence([gpu.uuid for gpu in gpus], is_on=True)
 
     def check(self) -> None:
         self._rig.record_call("reboot.check")

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,71 +13,14 @@ from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import model
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import states
-from testkit import nvidia_smi
 from tests.adapters.host import stand_ins
-from tests.kit import proc_tree
+from tests.adapters.host.reset_machine import WAITING, Gpus, ResetMachine
 from tests.node import nvml_rig
-from tests.node.nvml_rig import OFF, ON, NvmlRig, mode_step
+from tests.node.nvml_rig import OFF, ON
 from tests.programs import write_script
 
 A100 = "a100-sxm4-40gb"
 BUSY = ("InUse", "in use")
-WAITING = states.Options(resets_itself=False)
-Gpus = Sequence[model.Gpu]
-
-
-class ResetMachine:
-    """A simulated node whose GPUs wait for their mode, its ``nvidia-smi``, and its ``/proc``."""
-
-    def __init__(self, rig: NvmlRig, folder: pathlib.Path) -> None:
-        self.rig = rig
-        self.state = rig.state
-        self.tool = folder / "bin/nvidia-smi"
-        self.proc = proc_tree.ProcTree(folder / "proc")
-        self.persistence_notes: list[tuple[tuple[str, ...], bool]] = []
-        """GPUs whose persistence mode is noted as on or off."""
-        nvidia_smi.install(self.tool.parent, rig.state.path)
-
-    def switch(self, *indices: int, mode: model.MigMode = ON) -> tuple[model.Gpu, ...]:
-        """Have a mode pending on some GPUs; return all GPUs."""
-        gpus = self.rig.gpus.observe()
-        with contextlib.suppress(errors.HardwareError):
-            self.rig.run(*[mode_step(gpus[index], mode) for index in indices])
-        return self.rig.gpus.observe()
-
-    def reset(self, gpus: Gpus, *, timeout_s: float = 60.0, is_repair: bool = False) -> None:
-        search = programs.Programs((), search_path=str(self.tool.parent))
-        smi = gpu_reset.SmiReset(search, timeout_s=timeout_s, proc=self.proc.root)
-        smi.reset(gpus, self._note, is_repair=is_repair)
-
-    def _note(self, uuids: Collection[str], *, is_on: bool) -> None:
-        kinds = {client.kind for client in self.state.read().clients}
-        assert states.ClientKind.PERSISTENCE_MODE in kinds
-        self.persistence_notes.append((tuple(uuids), is_on))
-
-    def refusal(self, gpus: Gpus, *, timeout_s: float = 60.0) -> errors.HostError:
-        """Return the error of a reset that must reset no GPU."""
-        before = self.resets
-        with pytest.raises(errors.HostError) as caught:
-            self.reset(gpus, timeout_s=timeout_s)
-        assert self.resets == before
-        return caught.value
-
-    @property
-    def resets(self) -> list[int]:
-        """How often each GPU was reset or switched."""
-        return [gpu.attachments for gpu in self.state.read().gpus]
-
-    def wrap(self, script: str) -> None:
-        """Have this run before the tool is called."""
-        real = self.tool.rename(self.tool.with_name("real"))
-        write_script(self.tool, f'{script}\nexec "{real}" "$@"')
-
-    def say(self, text: str, *, status: int) -> None:
-        """Have every reset refused with these words; questions are answered as before."""
-        self.wrap(f'case "$1" in --gpu-reset) echo "{text}"; exit {status};; esac')
-
-
 Boot = Callable[..., ResetMachine]
 
 
@@ -356,18 +299,6 @@ def test_persistence_mode_is_restored_after_a_refused_reset(machine: ResetMachin
     kinds = {client.kind for client in machine.state.read().clients}
     assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
     assert machine.persistence_notes == [((uuid,), False), ((uuid,), True)]
-
-
-@pytest.mark.slow
-def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: ResetMachine) -> None:
-    uuid = machine.state.boards[0].uuid
-    machine.state.add_client(uuid, name="", kind=states.ClientKind.PERSISTENCE_MODE)
-    gpus = machine.switch(0)
-    machine.wrap('case "$*" in "-pm 1"*) exit 4;; esac')
-
-    machine.reset(gpus[:1])
-
-    assert machine.persistence_notes == [((uuid,), False)]
 
 
 # -- what the tool answers --------------------------------------------------------------------

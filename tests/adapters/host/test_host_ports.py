@@ -1,14 +1,14 @@
-"""Services and hooks of the host, and the fakes that stand for them: the same tests for both."""
+"""Services, reboots and hooks of the host, and their fakes: the same tests for both."""
 
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import hooks
+from mig_manager.adapters.host import hooks, systemd
 from mig_manager.core import ports
 from mig_manager.core.files import hook_files
 from tests.kit import systemd_rig
@@ -78,6 +78,51 @@ def test_service_that_fails_to_stop_or_start_is_named(services: ports.HostServic
 def test_only_a_listed_service_may_have_stopped(services: ports.HostServices) -> None:
     assert services.may_have_stopped(NVSM, [OFF, NVSM])
     assert not services.may_have_stopped(NVSM, [OFF])
+
+
+# -- reboots ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def reboot_of_logind(folder: pathlib.Path, *, is_refused: bool) -> Iterator[ports.Reboot]:
+    with systemd_rig.a_bus(folder) as bus, systemd_rig.standing_in(bus) as logind:
+        if is_refused:
+            logind.can_reboot = "no"
+            logind.refusals["Reboot"] = (systemd_rig.DENIED, "it says no.")
+        yield systemd.Reboot(bus.address)
+
+
+@contextlib.contextmanager
+def reboot_in_memory(_folder: pathlib.Path, *, is_refused: bool) -> Iterator[ports.Reboot]:
+    rig = fakes.NodeRig(gpus=())
+    if is_refused:
+        error = errors.HostError("it says no", reason=errors.Reason.REBOOT_REQUIRED)
+        rig.refusing |= {"reboot.check": error, "reboot.request": error}
+    yield fake_host.FakeHost(rig)
+
+
+REBOOTS = pytest.mark.parametrize(
+    "reboot_of", [reboot_in_memory, reboot_of_logind], ids=["fake", "adapter"]
+)
+RebootOf = Callable[..., contextlib.AbstractContextManager[ports.Reboot]]
+
+
+@REBOOTS
+def test_an_allowed_reboot_is_requested(reboot_of: RebootOf, tmp_path: pathlib.Path) -> None:
+    with reboot_of(tmp_path, is_refused=False) as reboot:
+        reboot.check()
+        reboot.request("test")
+
+
+@REBOOTS
+def test_a_refused_reboot_is_an_error_before_and_at_its_request(
+    reboot_of: RebootOf, tmp_path: pathlib.Path
+) -> None:
+    with reboot_of(tmp_path, is_refused=True) as reboot:
+        for act in (reboot.check, lambda: reboot.request("test")):
+            with pytest.raises(errors.HostError) as caught:
+                act()
+            assert caught.value.reason is errors.Reason.REBOOT_REQUIRED
 
 
 # -- hooks ------------------------------------------------------------------------------------
