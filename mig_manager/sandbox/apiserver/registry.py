@@ -14,6 +14,7 @@ import datetime as dt
 import math
 from typing import Any
 
+from mig_manager.core.node import api_values, selectors
 from mig_manager.sandbox.apiserver import content, kinds, request, store
 
 Object = kinds.Object
@@ -247,7 +248,10 @@ def _pod_counts(objects: store.Store, budget: Object) -> Object:
     """Return the counted part of a budget's status."""
     spec, namespace = budget.get("spec") or {}, budget["metadata"]["namespace"]
     pods = [pod for pod in objects.select("pods", namespace=namespace) if _selects(budget, pod)]
-    healthy = sum(_is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in pods)
+    healthy = sum(
+        api_values.is_ready(pod.get("status") or {}) and "deletionTimestamp" not in pod["metadata"]
+        for pod in pods
+    )
     if spec.get("maxUnavailable") is not None:
         desired = max(0, len(pods) - _amount(spec["maxUnavailable"], len(pods)))
     else:
@@ -263,7 +267,10 @@ def _pod_counts(objects: store.Store, budget: Object) -> Object:
 
 def _selects(budget: Object, pod: Object) -> bool:
     selector = (budget.get("spec") or {}).get("selector")
-    return request.compile_selector(selector)(pod["metadata"].get("labels") or {})
+    if selector is None:
+        return False
+    labels = pod["metadata"].get("labels") or {}
+    return all(each.matches(labels) for each in selectors.parse_label_selector(selector))
 
 
 def _amount(amount: int | str, total: int) -> int:
@@ -272,16 +279,11 @@ def _amount(amount: int | str, total: int) -> int:
     return amount
 
 
-def _is_ready(pod: Object) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-
-
 def _check_eviction(objects: store.Store, pod: Object) -> None:
     """Refuse an eviction that the budget forbids (429), or of a pod with two budgets (500)."""
-    phase = (pod.get("status") or {}).get("phase")
-    metadata = pod["metadata"]
-    if phase in ("Pending", "Succeeded", "Failed") or "deletionTimestamp" in metadata:
+    status, metadata = pod.get("status") or {}, pod["metadata"]
+    is_running = status.get("phase") not in ("Pending", "Succeeded", "Failed")
+    if not is_running or "deletionTimestamp" in metadata:
         return
     candidates = objects.select("poddisruptionbudgets", namespace=metadata["namespace"])
     budgets = [budget for budget in candidates if _selects(budget, pod)]
@@ -296,7 +298,7 @@ def _check_eviction(objects: store.Store, pod: Object) -> None:
         healthy, desired = now["currentHealthy"], now["desiredHealthy"]
         # A pod that is not ready may go while enough others are healthy, or if the policy says so.
         always = budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow"
-        may_go = not _is_ready(pod) and (always or healthy >= desired > 0)
+        may_go = not api_values.is_ready(status) and (always or healthy >= desired > 0)
         if not may_go and now["disruptionsAllowed"] == 0:
             because = (
                 f"The disruption budget {name} needs {desired} healthy pods and has {healthy} "

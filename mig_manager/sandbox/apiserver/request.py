@@ -8,11 +8,10 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 
+from mig_manager.core.node import selectors
 from mig_manager.sandbox.apiserver import kinds
 
 Object = kinds.Object
-Labels = Mapping[str, str]
-LabelMatcher = Callable[[Labels], bool]
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get"}
 
@@ -108,14 +107,15 @@ class Selection:
 
     plural: str
     namespace: str
-    labels: LabelMatcher
+    labels: tuple[selectors.Requirement, ...]
     fields: Callable[[Object], bool]
 
     def matches(self, obj: Object | None) -> bool:
         """Return whether an object is in the selection; None is not."""
         if obj is None:
             return False
-        return self.labels(obj["metadata"].get("labels") or {}) and self.fields(obj)
+        labels = obj["metadata"].get("labels") or {}
+        return all(each.matches(labels) for each in self.labels) and self.fields(obj)
 
 
 def selection(info: RequestInfo) -> Selection:
@@ -129,62 +129,12 @@ def selection(info: RequestInfo) -> Selection:
     )
 
 
-_REQUIREMENT = re.compile(
-    r"""
-    \s* (?:
-        ! \s* (?P<absent> [^\s,=!()<>]+ )
-      | (?P<key> [^\s,=!()<>]+ ) \s* (?:
-            (?P<set> (?:not)?in ) \s* \( (?P<values> [^()]* ) \)
-          | (?P<op> ==|=|!= ) \s* (?P<value> [^\s,=!()<>]* )
-        )?
-    ) \s* (?: , (?=.) | $ )
-    """,
-    re.VERBOSE,
-)
-_OPERATORS = {"in": "In", "=": "In", "==": "In", "notin": "NotIn", "!=": "NotIn"}
-
-
-def _parse_labels(text: str) -> LabelMatcher:
-    """Compile a label selector such as ``a=b,c in (d,e),!f``."""
-    requirements: list[LabelMatcher] = []
-    position = 0
-    while position < len(text):
-        match = _REQUIREMENT.match(text, position)
-        if match is None:
-            message = f"unable to parse requirement: found unexpected text in {text!r}"
-            raise kinds.bad_request(message)
-        position = match.end()
-        key, operator = match["absent"] or match["key"], match["set"] or match["op"]
-        if operator is None:
-            requirement = _expression(key, "DoesNotExist" if match["absent"] else "Exists", [])
-        else:
-            values = match["values"].split(",") if match["set"] else [match["value"]]
-            requirement = _expression(key, _OPERATORS[operator], [v.strip() for v in values])
-        requirements.append(requirement)
-    return lambda labels: all(holds(labels) for holds in requirements)
-
-
-def _expression(key: str, operator: str, values: list[str]) -> LabelMatcher:
-    matchers: Mapping[str, LabelMatcher] = {
-        "In": lambda labels: labels.get(key) in values,
-        "NotIn": lambda labels: labels.get(key) not in values,
-        "Exists": lambda labels: key in labels,
-        "DoesNotExist": lambda labels: key not in labels,
-    }
-    return matchers[operator]
-
-
-def compile_selector(selector: Object | None) -> LabelMatcher:
-    """Compile a ``LabelSelector``: None selects nothing, an empty one everything."""
-    if selector is None:
-        return lambda _labels: False
-    labels, expressions = selector.get("matchLabels"), selector.get("matchExpressions")
-    requirements = [_expression(key, "In", [value]) for key, value in (labels or {}).items()]
-    requirements += [
-        _expression(each["key"], each["operator"], list(each.get("values") or ()))
-        for each in expressions or ()
-    ]
-    return lambda labels: all(holds(labels) for holds in requirements)
+def _parse_labels(text: str) -> tuple[selectors.Requirement, ...]:
+    try:
+        return selectors.parse_selector(text)
+    except ValueError as error:
+        message = f"unable to parse requirement: found unexpected text in {text!r}"
+        raise kinds.bad_request(message) from error
 
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
