@@ -190,13 +190,14 @@ class InstrumentedLibrary(simulated_nvml.SimulatedLibrary):
         super().__init__(state if isinstance(state, SharedState) else SharedState(state.path))
 
     def _answer(self, attempt: simulated_nvml.RunningCall) -> int:
+        started_ns = time.monotonic_ns()
         code = super()._answer(attempt)
         self.state.log(
             Call(
                 function=attempt.name,
                 gpu=attempt.gpu,
                 code=code,
-                started_ns=attempt.started_ns,
+                started_ns=started_ns,
                 entered_ns=attempt.entered_ns,
                 ended_ns=time.monotonic_ns(),
                 pid=os.getpid(),

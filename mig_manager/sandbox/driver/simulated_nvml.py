@@ -138,8 +138,8 @@ class RunningCall:
         self.rest = arguments
         self.target: calls.HandleTarget | None = None
         self.code = int(states.Code.SUCCESS)
-        self.started_ns = self.entered_ns = time.monotonic_ns()
-        """``entered_ns``: when the driver began; for a change, when it had locked the GPU."""
+        self.entered_ns = time.monotonic_ns()
+        """When the driver began; for a change, when it had locked the GPU."""
 
     @property
     def gpu(self) -> int | None:
