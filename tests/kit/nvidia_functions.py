@@ -8,7 +8,13 @@ from typing import Any
 
 import pynvml
 
-from mig_manager.sandbox.driver import calls, mig_functions, states, transitions
+from mig_manager.sandbox.driver import (
+    calls,
+    device_functions,
+    mig_functions,
+    states,
+    transitions,
+)
 
 _CUDA_VERSION = 13000
 _CAPABILITIES = {"ampere": (8, 0), "hopper": (9, 0), "blackwell": (10, 0)}
@@ -17,6 +23,62 @@ _CAPABILITIES = {"ampere": (8, 0), "hopper": (9, 0), "blackwell": (10, 0)}
 @calls.function("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2")
 def _cuda_version(_: calls.DriverView, version: Any) -> None:
     calls.put(version, ctypes.c_int, _CUDA_VERSION)
+
+
+def _struct_of_version(reference: Any, kind: Any, version: int) -> Any:
+    """Return the caller's struct behind a pointer, if it has this version."""
+    target = calls.struct(reference, kind)
+    if target.version != version:
+        raise states.Refused(states.Code.ARGUMENT_VERSION_MISMATCH)
+    return target
+
+
+@calls.function("nvmlDeviceGetHandleByUUID")
+def _by_uuid(view: calls.DriverView, uuid: Any, device: Any) -> None:
+    # nvml.h: this initialises every GPU during the search, and fails if any is lost.
+    if any(gpu.is_lost for gpu in view.node.gpus):
+        raise states.Refused(states.Code.GPU_IS_LOST)
+    match transitions.find_device(view.node, calls.text(uuid)):
+        case None:
+            raise states.Refused(states.Code.NOT_FOUND)
+        case (board, states.GpuInstance() as instance, states.ComputeInstance() as compute):
+            view.put_handle(device, calls.mig_device(board.index, instance, compute))
+        case (board, _, _):
+            view.put_handle(device, calls.whole(view.node, board.index))
+
+
+@calls.function("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", takes=calls.DEVICE)
+def _parent_device(view: calls.DeviceView, handle: Any) -> None:
+    if view.is_gpu:
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+    view.put_handle(handle, view.whole)
+
+
+@calls.function("nvmlDeviceGetMemoryInfo_v2", takes=calls.DEVICE)
+def _memory_info(view: calls.DeviceView, info: Any) -> None:
+    target = _struct_of_version(info, pynvml.c_nvmlMemory_v2_t, pynvml.nvmlMemory_v2)
+    calls.fill(target, reserved=0, **device_functions.memory(view))
+
+
+@calls.function("nvmlDeviceGetGpuInstanceProfileInfoV", takes=calls.GPU)
+def _profile_info(view: calls.DeviceView, profile: Any, info: Any) -> None:
+    row = mig_functions.row_by_enum(view, profile)
+    # Drivers refuse the versioned struct while MIG is off (nvml.h).
+    transitions.require_mig(view.now)
+    kind, version = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t, pynvml.nvmlGpuInstanceProfileInfo_v2
+    target = _struct_of_version(info, kind, version)
+    calls.fill(target, name=f"MIG {row.name}".encode())
+    mig_functions.fill_profile(target, row)
+
+
+@calls.function("nvmlGpuInstanceGetComputeInstanceProfileInfoV", takes=calls.GPU_INSTANCE)
+def _compute_profile(view: calls.DeviceView, profile: Any, engine_profile: Any, info: Any) -> None:
+    row = mig_functions.compute_row(view, profile, engine_profile)
+    kind = pynvml.c_nvmlComputeInstanceProfileInfo_v2_t
+    target = _struct_of_version(info, kind, pynvml.nvmlComputeInstanceProfileInfo_v2)
+    name = transitions.compute_name(view.parent, row.slices)
+    calls.fill(target, name=f"MIG {name}".encode())
+    mig_functions.fill_compute(target, view.parent, row)
 
 
 @calls.function("nvmlDeviceGetCudaComputeCapability", takes=calls.DEVICE)
@@ -52,9 +114,16 @@ def _no_link(*_: Any) -> None:
     raise states.Refused(states.Code.NOT_SUPPORTED)
 
 
+def _index(view: calls.DeviceView) -> int:
+    if not view.is_gpu:
+        raise states.Refused(states.Code.NOT_SUPPORTED)
+    return view.board.index
+
+
 calls.numbers(
     calls.DEVICE,
     {
+        "nvmlDeviceGetIndex": _index,
         "nvmlDeviceIsMigDeviceHandle": lambda view: not view.is_gpu,
         "nvmlDeviceGetBrand": lambda _: pynvml.NVML_BRAND_NVIDIA,
     },

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from testkit import apiserver
+from tests.kit import nvidia_functions  # noqa: F401 - registers what NVIDIA's programs call
 from tests.node import nvml_rig
 from tests.stage import apirig
 

@@ -142,12 +142,9 @@ def put_text(buffer: Any, length: Any, value: str) -> None:
     ctypes.memmove(buffer, raw, len(raw))
 
 
-def struct(reference: Any, kind: Any, *, version: int | None = None) -> Any:
-    """Return the caller's struct behind a pointer, and check its version if one is given."""
-    target = _pointer(reference, kind).contents
-    if version is not None and target.version != version:
-        raise states.Refused(states.Code.ARGUMENT_VERSION_MISMATCH)
-    return target
+def struct(reference: Any, kind: Any) -> Any:
+    """Return the caller's struct behind a pointer."""
+    return _pointer(reference, kind).contents
 
 
 def fill(target: Any, **fields: Any) -> None:

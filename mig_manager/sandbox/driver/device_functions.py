@@ -110,20 +110,6 @@ def _put_whole(view: calls.DriverView, device: Any, index: int) -> None:
     view.put_handle(device, calls.whole(view.node, index))
 
 
-@calls.function("nvmlDeviceGetHandleByUUID")
-def _by_uuid(view: calls.DriverView, uuid: Any, device: Any) -> None:
-    # nvml.h: this initialises every GPU during the search, and fails if any is lost.
-    if any(gpu.is_lost for gpu in view.node.gpus):
-        raise states.Refused(states.Code.GPU_IS_LOST)
-    match transitions.find_device(view.node, calls.text(uuid)):
-        case None:
-            raise states.Refused(states.Code.NOT_FOUND)
-        case (board, states.GpuInstance() as instance, states.ComputeInstance() as compute):
-            view.put_handle(device, calls.mig_device(board.index, instance, compute))
-        case (board, _, _):
-            view.put_handle(device, calls.whole(view.node, board.index))
-
-
 # -- devices ----------------------------------------------------------------------------------
 
 
@@ -142,17 +128,16 @@ def _uuid(view: calls.DeviceView, buffer: Any, length: Any) -> None:
     calls.put_text(buffer, length, uuid)
 
 
-def _index(view: calls.DeviceView) -> int:
+def _minor(view: calls.DeviceView) -> int:
     if not view.is_gpu:
         raise states.Refused(states.Code.NOT_SUPPORTED)
-    return view.board.index
+    return view.node.minor(view.board.index)
 
 
 calls.numbers(
     calls.DEVICE,
     {
-        "nvmlDeviceGetIndex": _index,
-        "nvmlDeviceGetMinorNumber": lambda view: view.node.minor(_index(view)),
+        "nvmlDeviceGetMinorNumber": _minor,
         "nvmlDeviceGetArchitecture": lambda view: _ARCHITECTURES[view.board.product.generation],
     },
 )
@@ -181,16 +166,10 @@ def _pci_info(view: calls.DeviceView, info: Any) -> None:
 
 @calls.function("nvmlDeviceGetMemoryInfo", takes=calls.DEVICE)
 def _memory_info(view: calls.DeviceView, info: Any) -> None:
-    calls.fill(calls.struct(info, pynvml.c_nvmlMemory_t), **_memory(view))
+    calls.fill(calls.struct(info, pynvml.c_nvmlMemory_t), **memory(view))
 
 
-@calls.function("nvmlDeviceGetMemoryInfo_v2", takes=calls.DEVICE)
-def _memory_info_v2(view: calls.DeviceView, info: Any) -> None:
-    target = calls.struct(info, pynvml.c_nvmlMemory_v2_t, version=pynvml.nvmlMemory_v2)
-    calls.fill(target, reserved=0, **_memory(view))
-
-
-def _memory(view: calls.DeviceView) -> dict[str, int]:
+def memory(view: calls.DeviceView) -> dict[str, int]:
     """Return the bytes of memory; every computing client has the same invented share."""
     mib = (view.board.product if view.is_gpu else view.parent).memory_mib
     used = min(mib, _CLIENT_MIB * len(_computing(view))) * _MIB
@@ -207,8 +186,6 @@ def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
         value_by_id[pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED] = int(
             not product.mode_needs_reset
         )
-        if view.node.options.reports_profiles_while_mig_off:
-            value_by_id[pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE] = 1
     for entry in calls.struct(values, pynvml.c_nvmlFieldValue_t * calls.number(count)):
         is_known = entry.fieldId in value_by_id
         entry.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT

@@ -37,12 +37,10 @@ def _set_mode(view: calls.DeviceView, mode: Any, activation: Any) -> states.GpuS
 # -- MIG devices ------------------------------------------------------------------------------
 
 
-def _mig_instance(
-    view: calls.DeviceView, code: states.Code = states.Code.NOT_SUPPORTED
-) -> states.GpuInstance:
+def _mig_instance(view: calls.DeviceView) -> states.GpuInstance:
     """Return the GPU instance of a MIG device; a whole GPU is refused."""
     if view.is_gpu:
-        raise states.Refused(code)
+        raise states.Refused(states.Code.NOT_SUPPORTED)
     return view.instance
 
 
@@ -80,35 +78,19 @@ def _mig_device(view: calls.DeviceView, index: Any, handle: Any) -> None:
     view.put_handle(handle, calls.mig_device(view.target.gpu, *devices[requested]))
 
 
-@calls.function("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", takes=calls.DEVICE)
-def _parent_device(view: calls.DeviceView, handle: Any) -> None:
-    _mig_instance(view, states.Code.INVALID_ARGUMENT)
-    view.put_handle(handle, view.whole)
-
-
 # -- GPU instances ----------------------------------------------------------------------------
 
 
 @calls.function("nvmlDeviceGetGpuInstanceProfileInfo", takes=calls.GPU)
 def _profile_info(view: calls.DeviceView, profile: Any, info: Any) -> None:
-    row = _row_by_enum(view, profile)
+    row = row_by_enum(view, profile)
     if not view.gpu.is_enabled and not view.node.options.reports_profiles_while_mig_off:
         raise states.Refused(states.Code.NOT_SUPPORTED)
-    _fill_profile(calls.struct(info, pynvml.c_nvmlGpuInstanceProfileInfo_t), row)
+    fill_profile(calls.struct(info, pynvml.c_nvmlGpuInstanceProfileInfo_t), row)
 
 
-@calls.function("nvmlDeviceGetGpuInstanceProfileInfoV", takes=calls.GPU)
-def _profile_info_v(view: calls.DeviceView, profile: Any, info: Any) -> None:
-    row = _row_by_enum(view, profile)
-    # Drivers refuse the versioned struct while MIG is off (nvml.h).
-    transitions.require_mig(view.now)
-    kind, version = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t, pynvml.nvmlGpuInstanceProfileInfo_v2
-    target = calls.struct(info, kind, version=version)
-    calls.fill(target, name=f"MIG {row.name}".encode())
-    _fill_profile(target, row)
-
-
-def _row_by_enum(view: calls.DeviceView, profile: Any) -> hardware.GpuProfile:
+def row_by_enum(view: calls.DeviceView, profile: Any) -> hardware.GpuProfile:
+    """Return the profile of an ``NVML_GPU_INSTANCE_PROFILE_*``."""
     number = calls.number(profile)
     if not 0 <= number < view.node.options.profile_enum_count:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
@@ -118,7 +100,8 @@ def _row_by_enum(view: calls.DeviceView, profile: Any) -> hardware.GpuProfile:
     raise states.Refused(states.Code.NOT_SUPPORTED)
 
 
-def _fill_profile(target: Any, row: hardware.GpuProfile) -> None:
+def fill_profile(target: Any, row: hardware.GpuProfile) -> None:
+    """Write a profile to a struct of any version."""
     calls.fill(
         target,
         id=row.profile_id,
@@ -208,25 +191,14 @@ def _instance_info(view: calls.DeviceView, info: Any) -> None:
 
 @calls.function("nvmlGpuInstanceGetComputeInstanceProfileInfo", takes=calls.GPU_INSTANCE)
 def _compute_profile(view: calls.DeviceView, profile: Any, engine_profile: Any, info: Any) -> None:
-    row = _compute_row(view, profile, engine_profile)
-    _fill_compute(calls.struct(info, pynvml.c_nvmlComputeInstanceProfileInfo_t), view.parent, row)
+    row = compute_row(view, profile, engine_profile)
+    fill_compute(calls.struct(info, pynvml.c_nvmlComputeInstanceProfileInfo_t), view.parent, row)
 
 
-@calls.function("nvmlGpuInstanceGetComputeInstanceProfileInfoV", takes=calls.GPU_INSTANCE)
-def _compute_profile_v(
-    view: calls.DeviceView, profile: Any, engine_profile: Any, info: Any
-) -> None:
-    row = _compute_row(view, profile, engine_profile)
-    kind = pynvml.c_nvmlComputeInstanceProfileInfo_v2_t
-    target = calls.struct(info, kind, version=pynvml.nvmlComputeInstanceProfileInfo_v2)
-    name = transitions.compute_name(view.parent, row.slices)
-    calls.fill(target, name=f"MIG {name}".encode())
-    _fill_compute(target, view.parent, row)
-
-
-def _compute_row(
+def compute_row(
     view: calls.DeviceView, profile_id: Any, engine_profile: Any = 0
 ) -> hardware.ComputeProfile:
+    """Return a compute-instance profile of this GPU instance."""
     if calls.number(engine_profile) != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
     return transitions.compute_row(view.board, view.instance, calls.number(profile_id))
@@ -243,7 +215,8 @@ def shared_engines(parent: hardware.GpuProfile) -> dict[str, int]:
     }
 
 
-def _fill_compute(target: Any, parent: hardware.GpuProfile, row: hardware.ComputeProfile) -> None:
+def fill_compute(target: Any, parent: hardware.GpuProfile, row: hardware.ComputeProfile) -> None:
+    """Write a compute-instance profile to a struct of any version."""
     calls.fill(
         target,
         id=row.profile_id,
@@ -259,7 +232,7 @@ def _compute_placements(
     view: calls.DeviceView, profile_id: Any, placements: Any, count: Any
 ) -> None:
     transitions.require_permission(view.node.options)
-    row = _compute_row(view, profile_id)
+    row = compute_row(view, profile_id)
     _put_placements(row.placements, pynvml.c_nvmlComputeInstancePlacement_t, placements, count)
 
 
@@ -296,7 +269,7 @@ def _destroy_compute(view: calls.DeviceView) -> states.GpuState:
 @calls.function("nvmlGpuInstanceGetComputeInstances", takes=calls.GPU_INSTANCE)
 def _computes(view: calls.DeviceView, profile_id: Any, handles: Any, count: Any) -> None:
     transitions.require_permission(view.node.options)
-    row = _compute_row(view, profile_id)
+    row = compute_row(view, profile_id)
     targets = [
         view.target_within(each)
         for each in view.instance.compute_instances

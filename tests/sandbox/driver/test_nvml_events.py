@@ -26,7 +26,7 @@ def read_event(events: Any) -> int:
     assert data.eventType == CHANGE
     assert data.eventData == 0
     assert data.gpuInstanceId == data.computeInstanceId == 0xFFFF_FFFF
-    return int(pynvml.nvmlDeviceGetIndex(data.device))
+    return int(pynvml.nvmlDeviceGetMinorNumber(data.device))
 
 
 def is_silent(events: Any) -> bool:

@@ -28,7 +28,7 @@ def test_an_instance_is_created_at_its_placement_and_listed(device: Any) -> None
     info = pynvml.nvmlGpuInstanceGetInfo(create(device, 9, nvml_rig.at(0, 4)))
     assert (info.id, info.profileId) == (1, 9)
     assert (info.placement.start, info.placement.size) == (0, 4)
-    assert pynvml.nvmlDeviceGetIndex(info.device) == 0
+    assert pynvml.nvmlDeviceGetMinorNumber(info.device) == 0
     assert nvml_rig.placements(device, 9) == [(0, 4), (4, 4)]
     assert nvml_rig.refusal(create, device, 9, nvml_rig.at(0, 4)) == "INSUFFICIENT_RESOURCES"
     for profile_id, place in (
