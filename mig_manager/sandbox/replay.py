@@ -42,10 +42,15 @@ def node(spec: str) -> ReplayedNode:
         UsageError: The file is no capture.
         ConfigError: It cannot be read.
     """
-    if not spec.endswith(_SUFFIX):
+    if not is_capture(spec):
         return ReplayedNode(spec, states.Latency())
     path = pathlib.Path(spec)
     return ReplayedNode(json.dumps(rows(path)), latency(path))
+
+
+def is_capture(spec: str) -> bool:
+    """Return whether a text is the path of a capture, and no list of products."""
+    return spec.endswith(_SUFFIX)
 
 
 def rows(path: pathlib.Path) -> list[dict[str, Any]]:

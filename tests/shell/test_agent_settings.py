@@ -360,6 +360,28 @@ def test_a_command_line_and_its_variables_choose(
     assert str(getattr(value, "value", value)) == expected
 
 
+def test_captures_of_the_same_name_are_simulated_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    states = {}
+    for folder, spec in [
+        (first, "x.json"),
+        (second, "x.json"),
+        (second, "../first/x.json"),
+        (second, str(first / "x.json")),
+    ]:
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        simulated = command(environ={"HOME": "/h"}, simulate=spec)
+        states[folder.name, spec] = str(simulated.gpus.simulate_state)
+
+    of_first, of_second, *others = states.values()
+    assert of_first != of_second
+    assert {*others} == {of_first}
+    assert all(re.fullmatch(STATES + r"x-[0-9a-f]{8}\.json", each) for each in states.values())
+
+
 @pytest.mark.parametrize(
     ("environ", "file", "is_default"),
     [
