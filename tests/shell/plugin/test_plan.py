@@ -8,7 +8,6 @@ import pytest
 
 from mig_manager.cli import main
 from mig_manager.core import model
-from testkit import apiserver
 from tests import api_objects
 from tests.kit import plugin_rig
 
@@ -76,17 +75,15 @@ def test_a_layout_may_come_from_a_file_or_from_a_pipe(
 
 
 def test_gpus_that_their_agent_cannot_observe_are_unknown(
-    tmp_path: pathlib.Path,
+    user: plugin_rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "layouts.yaml").write_text(plugin_rig.CONFIG)
-    with apiserver.serve() as server:
-        product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
-        server.store.create(plugin_rig.node("lost", requested="all-1g.5gb", labels=product))
-        viewer = plugin_rig.viewer(server, tmp_path)
+    product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
+    user.server.store.create(plugin_rig.node("lost", requested="all-1g.5gb", labels=product))
 
-        options = ("-f", str(tmp_path / "layouts.yaml"))
-        answer = viewer.alone("plan", "all-disabled", "lost", *options, "-o", "json")
-        unknown = viewer.alone("plan", "typo", "lost", *options)
+    options = ("-f", str(tmp_path / "layouts.yaml"))
+    answer = user.alone("plan", "all-disabled", "lost", *options, "-o", "json")
+    unknown = user.alone("plan", "typo", "lost", *options)
 
     (planned,) = answer.data["nodes"]
     assert (planned["verdict"], planned["plan"]) == ("unknown", None)
@@ -131,29 +128,27 @@ def test_another_layout_of_the_same_name_is_noted(user: plugin_rig.Viewer) -> No
     ids=["known profiles", "unknown profiles"],
 )
 def test_both_previews_give_the_same_verdict(
-    tmp_path: pathlib.Path, published: tuple[model.Gpu, ...], expected: dict[str, str]
+    user: plugin_rig.Viewer, published: tuple[model.Gpu, ...], expected: dict[str, str]
 ) -> None:
-    file = tmp_path / "layouts.yaml"
+    file = user.home / "layouts.yaml"
     file.write_text(DOCUMENT)
-    with apiserver.serve() as server:
-        server.store.create(plugin_rig.node("gpu-1", gpus=published, labels={"pool": "a"}))
-        viewer = plugin_rig.viewer(server, tmp_path)
-        kubeconfig = ("--kubeconfig", str(tmp_path / "kubeconfig"))
-        for layout, verdict in expected.items():
-            words = (layout, "-l", "pool=a", "-f", str(file), "-o", "json")
-            planned = viewer.alone("plan", *words)
-            rolled = viewer.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
+    user.server.store.create(plugin_rig.node("gpu-1", gpus=published, labels={"pool": "a"}))
+    kubeconfig = ("--kubeconfig", str(user.home / "kubeconfig"))
+    for layout, verdict in expected.items():
+        words = (layout, "-l", "pool=a", "-f", str(file), "-o", "json")
+        planned = user.alone("plan", *words)
+        rolled = user.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
 
-            (plan,), (preview,) = planned.data["nodes"], rolled.data["nodes"]
-            assert plan["verdict"] == preview["verdict"] == verdict
-            assert plan == {**preview, "notes": plan["notes"]}
-            assert planned.status == rolled.status == (verdict not in ("fits", "unchanged"))
+        (plan,), (preview,) = planned.data["nodes"], rolled.data["nodes"]
+        assert plan["verdict"] == preview["verdict"] == verdict
+        assert plan == {**preview, "notes": plan["notes"]}
+        assert planned.status == rolled.status == (verdict not in ("fits", "unchanged"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_config_map", [False, True])
 def test_content_that_only_the_agent_has_is_unknown(
-    tmp_path: pathlib.Path,
+    user: plugin_rig.Viewer,
     has_config_map: bool,  # noqa: FBT001 - a case
 ) -> None:
     listed = {"all-balanced": {"hash": "0123456789ab", "origin": "config.yaml:3"}}
@@ -163,17 +158,15 @@ def test_content_that_only_the_agent_has_is_unknown(
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = json.dumps(
         {"version": 1, "layouts": listed}
     )
-    with apiserver.serve() as server:
-        server.store.create(node)
-        if has_config_map:
-            server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
-        viewer = plugin_rig.viewer(server, tmp_path)
-        kubeconfig = ("--kubeconfig", str(tmp_path / "kubeconfig"))
-        words = ("all-balanced", "-l", "test=listed", "-o", "json")
+    user.server.store.create(node)
+    if has_config_map:
+        user.server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
+    kubeconfig = ("--kubeconfig", str(user.home / "kubeconfig"))
+    words = ("all-balanced", "-l", "test=listed", "-o", "json")
 
-        planned = viewer.alone("plan", *words)
-        rolled = viewer.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
-        named = viewer.alone("plan", *words, "-f", "-", stdin=plugin_rig.CONFIG)
+    planned = user.alone("plan", *words)
+    rolled = user.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
+    named = user.alone("plan", *words, "-f", "-", stdin=plugin_rig.CONFIG)
 
     assert (planned.status, rolled.status, named.status) == (1, 1, 0)
     plan, preview, of_file = (each.data["nodes"][0] for each in (planned, rolled, named))

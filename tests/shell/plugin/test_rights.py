@@ -1,7 +1,9 @@
 """``kubectl mig`` with few rights, and on nodes whose texts mean harm."""
 
+import contextlib
 import json
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -33,10 +35,6 @@ def allows(granted: list[dict[str, list[str]]], access: apiserver.Access) -> boo
     )
 
 
-def server_with_rights(granted: list[dict[str, list[str]]]) -> apiserver.ApiServer:
-    return apiserver.ApiServer(authorizer=lambda access: allows(granted, access))
-
-
 def without(*kinds: str) -> list[dict[str, list[str]]]:
     return [
         rule | {"resources": [kind for kind in rule["resources"] if kind not in kinds]}
@@ -44,21 +42,27 @@ def without(*kinds: str) -> list[dict[str, list[str]]]:
     ]
 
 
-def add_objects(server: apiserver.ApiServer) -> apiserver.ApiServer:
+@contextlib.contextmanager
+def user_with(
+    granted: list[dict[str, list[str]]], home: pathlib.Path
+) -> Iterator[plugin_rig.Viewer]:
+    """Yield a user with these rights in a cluster of one node."""
     gpus = plugin_rig.gpus("1xA100-SXM4-40GB", "all-balanced")
-    server.store.create(plugin_rig.node("n1", gpus=gpus, requested="all-balanced"))
-    server.store.create(plugin_rig.pod("train", "n1", mig_3g_20gb=1))
-    server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
-    server.store.create(
-        api_objects.an_event("n1", "Applied", "it is", at=plugin_rig.ago(minutes=40))
-    )
-    return server
+    server = apiserver.ApiServer(authorizer=lambda access: allows(granted, access))
+    for each in (
+        plugin_rig.node("n1", gpus=gpus, requested="all-balanced"),
+        plugin_rig.pod("train", "n1", mig_3g_20gb=1),
+        api_objects.a_config_map(plugin_rig.CONFIG),
+        api_objects.an_event("n1", "Applied", "it is", at=plugin_rig.ago(minutes=40)),
+    ):
+        server.store.create(each)
+    with apiserver.serve(server):
+        yield plugin_rig.viewer(server, home)
 
 
 @pytest.mark.slow
 def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Path) -> None:
-    with apiserver.serve(add_objects(server_with_rights(rules()))) as server:
-        viewer = plugin_rig.viewer(server, tmp_path)
+    with user_with(rules(), tmp_path) as viewer:
         lines = ("status n1", "plan all-1g.5gb", "validate", "history n1")
         answers = [viewer.alone(*line.split()) for line in lines]
 
@@ -69,8 +73,7 @@ def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Pa
 @pytest.mark.slow
 def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path) -> None:
     layout = "version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: false}\n"
-    with apiserver.serve(add_objects(server_with_rights(rules()))) as server:
-        viewer = plugin_rig.viewer(server, tmp_path)
+    with user_with(rules(), tmp_path) as viewer:
         tried = viewer.alone("apply", "n1", "-f", "-", "--dry-run", stdin=layout)
         requested = viewer.alone("apply", "n1", "-f", "-", stdin=layout)
 
@@ -81,8 +84,7 @@ def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path
 
 @pytest.mark.slow
 def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.Path) -> None:
-    with apiserver.serve(add_objects(server_with_rights(without("pods", "events")))) as server:
-        viewer = plugin_rig.viewer(server, tmp_path)
+    with user_with(without("pods", "events"), tmp_path) as viewer:
         lines = ("status n1", "plan all-1g.5gb n1", "history n1")
         status, plan, history = (viewer.alone(*line.split()) for line in lines)
 
@@ -101,8 +103,8 @@ def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.P
 def test_missing_rights_are_an_error_with_a_remedy(
     tmp_path: pathlib.Path, missing: str, words: tuple[str, ...]
 ) -> None:
-    with apiserver.serve(add_objects(server_with_rights(without(missing)))) as server:
-        answer = plugin_rig.viewer(server, tmp_path).real(*words)
+    with user_with(without(missing), tmp_path) as viewer:
+        answer = viewer.real(*words)
 
     assert (answer.status, answer.out) == (1, "")
     assert "forbidden" in answer.err
@@ -110,7 +112,7 @@ def test_missing_rights_are_an_error_with_a_remedy(
 
 
 @pytest.mark.slow
-def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> None:
+def test_texts_on_a_node_cannot_control_the_terminal(user: plugin_rig.Viewer) -> None:
     gpus = plugin_rig.gpus("1xA100-SXM4-40GB")
     thing = plugin_rig.node(
         "n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY
@@ -125,55 +127,49 @@ def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> 
     layouts = json.dumps({"version": "v1", "mig-configs": {NASTY: [
         {"devices": "all", "mig-enabled": True, "mig-devices": {"9g.5gb": 1}}
     ]}})  # fmt: skip
-    with apiserver.serve() as server:
-        server.store.create(thing)
-        server.store.create(api_objects.a_config_map(layouts))
-        server.store.create(
-            api_objects.an_event("n1", "Applied", NASTY, at=plugin_rig.ago(minutes=1))
-        )
-        viewer = plugin_rig.viewer(server, tmp_path)
-        for words in (
-            ("status", "n1"),
-            ("status", "n1", "-o", "json"),
-            ("status", "n1", "-o", "yaml"),
-            ("plan", NASTY, "n1"),
-            ("validate",),
-            ("layouts", "n1"),
-            ("history", "n1"),
-            ("history", NASTY.replace("\x1b", "")),
-        ):
-            answer = viewer.alone(*words)
-            text = answer.out + answer.err
-            assert all(letter.isprintable() or letter == "\n" for letter in text), repr(text)
-            assert "gone" in text, words
+    user.server.store.create(thing)
+    user.server.store.create(api_objects.a_config_map(layouts))
+    user.server.store.create(
+        api_objects.an_event("n1", "Applied", NASTY, at=plugin_rig.ago(minutes=1))
+    )
+    for words in (
+        ("status", "n1"),
+        ("status", "n1", "-o", "json"),
+        ("status", "n1", "-o", "yaml"),
+        ("plan", NASTY, "n1"),
+        ("validate",),
+        ("layouts", "n1"),
+        ("history", "n1"),
+        ("history", NASTY.replace("\x1b", "")),
+    ):
+        answer = user.alone(*words)
+        text = answer.out + answer.err
+        assert all(letter.isprintable() or letter == "\n" for letter in text), repr(text)
+        assert "gone" in text, words
 
 
 @pytest.mark.parametrize("text", [None, "version: ["])
 def test_layouts_of_nodes_are_completed_without_a_usable_config_map(
-    tmp_path: pathlib.Path, text: str | None
+    user: plugin_rig.Viewer, text: str | None
 ) -> None:
     node = plugin_rig.node("n1")
     entry = layout_list.Entry(name="night", content_hash="0" * 12, origin="config.yaml:1")
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = layout_list.to_json([entry])
-    with apiserver.serve() as server:
-        server.store.create(node)
-        if text is None:
-            server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
-        else:
-            server.store.create(api_objects.a_config_map(text))
-        answer = plugin_rig.viewer(server, tmp_path).complete("plan", "")
+    user.server.store.create(node)
+    if text is None:
+        user.server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
+    else:
+        user.server.store.create(api_objects.a_config_map(text))
 
-    assert answer.out == "night\n:4\n"
+    assert user.complete("plan", "").out == "night\n:4\n"
 
 
 def test_a_name_that_a_shell_takes_for_something_else_is_not_completed(
-    tmp_path: pathlib.Path,
+    user: plugin_rig.Viewer,
 ) -> None:
     names = ["fine", "a;id", "$(id)", "a b", NASTY]
     layouts = {name: [{"devices": "all", "mig-enabled": False}] for name in names}
     text = json.dumps({"version": "v1", "mig-configs": layouts})
-    with apiserver.serve() as server:
-        server.store.create(api_objects.a_config_map(text))
-        answer = plugin_rig.viewer(server, tmp_path).complete("plan", "")
+    user.server.store.create(api_objects.a_config_map(text))
 
-    assert answer.out == "fine\n:4\n"
+    assert user.complete("plan", "").out == "fine\n:4\n"
