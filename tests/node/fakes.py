@@ -212,7 +212,7 @@ class NodeRig:
             elif pod.phase == "Pending" and self.clock.now_s >= self.kubelet.listed_from_s.get(
                 uid, math.inf
             ):
-                self.pods[uid] = dataclasses.replace(pod, phase="Running")
+                self.change_pod(uid, phase="Running")
         if not self.is_controller_away:
             self.stop_daemons()
             self._start_daemons()
@@ -358,10 +358,14 @@ class NodeRig:
             gpu_resources={"nvidia.com/gpu": len(devices)} if devices else {},
             node_name="node-a",
         )
-        self.pods[uid] = dataclasses.replace(pod, **fields)  # type: ignore[arg-type]
+        self.pods[uid] = pod
+        self.change_pod(uid, **fields)
         if devices:
             self.kubelet.devices_by_pod[uid] = devices
         return uid
+
+    def change_pod(self, uid: str, **fields: object) -> None:
+        self.pods[uid] = dataclasses.replace(self.pods[uid], **fields)  # type: ignore[arg-type]
 
     def uid_of(self, name: str) -> str:
         (uid,) = (uid for uid, pod in self.pods.items() if pod.name == name)
@@ -374,7 +378,7 @@ class NodeRig:
             self.remove_pod(uid)
         elif not pod.is_terminating:
             ends_by_s = self.clock.unix_s() + pod.grace_s
-            self.pods[uid] = dataclasses.replace(pod, is_terminating=True, ends_by_s=ends_by_s)
+            self.change_pod(uid, is_terminating=True, ends_by_s=ends_by_s)
 
     def remove_pod(self, uid: str) -> None:
         """Remove a pod that has ended, and free its devices."""

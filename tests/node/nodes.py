@@ -1,7 +1,6 @@
 """Nodes in memory: busy ones, and those that a policy, GPU clients or the driver make special."""
 
 import copy
-import dataclasses
 import functools
 from typing import Any
 
@@ -135,7 +134,7 @@ def waiting_node() -> fakes.NodeRig:
 
     def finish() -> None:
         if rig.clock.now_s > 1 and affected in rig.pods:
-            rig.pods[affected] = dataclasses.replace(rig.pods[affected], phase="Succeeded")
+            rig.change_pod(affected, phase="Succeeded")
 
     rig.clock.on_wait.append(finish)
     return rig

@@ -5,7 +5,6 @@ device plugin has registered, four devices that no plugin has, and a slice of on
 """
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -75,7 +74,7 @@ class InMemory:
 
     def unlabel(self, pod: pod_object.Pod) -> None:
         """Remove the labels of a pod."""
-        self._rig.pods[pod.uid] = dataclasses.replace(pod, labels={})
+        self._rig.change_pod(pod.uid, labels={})
 
     def end(self, pod: pod_object.Pod) -> None:
         """Remove a pod, as kubelet at its end."""

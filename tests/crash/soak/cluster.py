@@ -1,6 +1,5 @@
 """The cluster side of the soak: the fake node over simulated GPUs, and its other inhabitants."""
 
-import dataclasses
 from collections.abc import Mapping
 
 from mig_manager.core.node import clients, evictions, pod_object, well_known
@@ -109,7 +108,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         if not uids:
             return False
         uid = uids[pick % len(uids)]
-        self.pods[uid] = dataclasses.replace(self.pods[uid], phase="Succeeded")
+        self.change_pod(uid, phase="Succeeded")
         del self.kubelet.devices_by_pod[uid]
         if uid in self.client_of:
             self.state.remove_client(self.client_of.pop(uid))
@@ -153,8 +152,8 @@ class SoakCluster(simulated_rig.SimulatedRig):
         self.end_other_clients()
         self.state.clear_faults()
         self.disruptions.refusals.clear()
-        for uid, pod in self.pods.items():
-            self.pods[uid] = dataclasses.replace(pod, is_kept=False)
+        for uid in self.pods:
+            self.change_pod(uid, is_kept=False)
 
 
 class Workloads(fake_cluster.FakeWorkloads):

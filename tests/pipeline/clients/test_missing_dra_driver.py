@@ -106,15 +106,13 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
     pods_before = dict(rig.pods)
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:
-            rig.pods[uid] = dataclasses.replace(pod, claimed_ids=None)
+            rig.change_pod(uid, claimed_ids=None)
     without_driver(rig)
     rig.dra_driver.slices = ()
 
     def learn() -> None:
         for uid in rig.pods.keys() & pods_before.keys() if rig.dra_driver.slices else ():
-            rig.pods[uid] = dataclasses.replace(
-                rig.pods[uid], claimed_ids=pods_before[uid].claimed_ids
-            )
+            rig.change_pod(uid, claimed_ids=pods_before[uid].claimed_ids)
 
     rig.clock.on_wait.append(learn)
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
@@ -140,7 +138,7 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
     rig.dra_driver.slices = ()
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:
-            rig.pods[uid] = dataclasses.replace(pod, claimed_ids=None)
+            rig.change_pod(uid, claimed_ids=None)
     closed = strikes.note(
         rig,
         lambda: rig.has_hold_taint,

@@ -398,9 +398,9 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
     def bind_and_admit() -> None:
         if not uids and (rig.has_hold_taint or not is_bound_late):
             uids.append(starting_pod(rig, listed_after_s=listed_after_s))
-            rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=is_admitted)
+            rig.change_pod(uids[0], is_admitted=is_admitted)
         elif uids and uids[0] in rig.pods and rig.clock.now_s > 10.5:
-            rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=True)
+            rig.change_pod(uids[0], is_admitted=True)
 
     rig.on_call = bind_and_admit
     ends.assert_ends(rig, Reason.APPLIED)
@@ -412,7 +412,7 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
 def test_a_pod_that_is_never_admitted_does_not_use_up_a_short_drain() -> None:
     rig = nodes.busy_node()
     uid = starting_pod(rig, listed_after_s=math.inf)
-    rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_admitted=False)
+    rig.change_pod(uid, is_admitted=False)
 
     by = agents.reconciler(rig, limits={"drain_timeout_s": 8.0})
     ends.assert_ends(rig, Reason.APPLIED, by=by)
@@ -431,10 +431,10 @@ def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
             uids.append(
                 rig.add_pod("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
             )
-        elif uids and not (pod := rig.pods[uids[0]]).is_admitted and rig.clock.now_s > 4:
+        elif uids and not rig.pods[uids[0]].is_admitted and rig.clock.now_s > 4:
             is_refused = rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
             phase = "Failed" if is_refused else "Running"
-            rig.pods[uids[0]] = dataclasses.replace(pod, is_admitted=True, phase=phase)
+            rig.change_pod(uids[0], is_admitted=True, phase=phase)
 
     rig.on_call = bind_and_admit
     ends.assert_ends(rig, Reason.APPLIED)

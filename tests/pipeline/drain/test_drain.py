@@ -97,7 +97,7 @@ def test_pod_that_stays_after_its_eviction_was_accepted_is_named_as_such() -> No
 
     def keep() -> None:
         """Do as an admission webhook that answers for the API server, and forgets the pod."""
-        rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_terminating=False)
+        rig.change_pod(uid, is_terminating=False)
 
     rig.kubelet.ends_pods_from_s = math.inf
     rig.clock.on_wait.append(keep)
@@ -155,7 +155,7 @@ def test_no_pod_is_evicted_once_the_annotation_is_set_on_another(
         if rig.log[-1] == f"workloads.{call}":
             rig.clock.now_s += eviction_s
             uid = rig.uid_of("pod-3")
-            rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_kept=True)
+            rig.change_pod(uid, is_kept=True)
 
     rig.on_call = keep
 
@@ -173,7 +173,7 @@ def test_a_pod_that_finishes_during_the_evictions_is_not_deleted() -> None:
 
     def finish() -> None:
         if rig.log[-1] == "workloads.evict":
-            rig.pods[uid] = dataclasses.replace(rig.pods[uid], phase="Succeeded")
+            rig.change_pod(uid, phase="Succeeded")
 
     rig.on_call = finish
 
@@ -250,7 +250,7 @@ def test_force_deletes_no_pod_once_another_may_not_be_removed(rig: NodeRig) -> N
             lists.append(rig.clock.now_s)
             # The second one is after the deadline.
             is_kept = len(lists) > 1
-            rig.pods[kept] = dataclasses.replace(rig.pods[kept], is_kept=is_kept)
+            rig.change_pod(kept, is_kept=is_kept)
 
     rig.on_call = keep
 

@@ -1,6 +1,5 @@
 """A drain over an API that refuses, fails, or is behind."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -122,8 +121,7 @@ def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: N
     (uid,) = rig.pods
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
     rig.kubelet.ends_pods_from_s = math.inf
-    leaving = dataclasses.replace(rig.pods[uid], is_terminating=True)
-    at(rig, 2, lambda: rig.pods.update({uid: leaving}))
+    at(rig, 2, lambda: rig.change_pod(uid, is_terminating=True))
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating")
 

@@ -189,7 +189,7 @@ def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
     def keep() -> None:
         if serving.kills == 1:
             last = list(serving.local_devices)[-1]
-            rig.pods[last] = dataclasses.replace(rig.pods[last], is_kept=True)
+            rig.change_pod(last, is_kept=True)
 
     rig.clock.on_wait.append(keep)
     outcome = try_once(rig)

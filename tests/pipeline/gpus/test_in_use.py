@@ -1,6 +1,5 @@
 """What uses a GPU keeps a plan from it before a pod is evicted, also after an agent's restart."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,7 +111,7 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
     def end() -> None:
         if rig.clock.now_s > 5 and rig.kubelet.devices_of_unlisted_pods:
             rig.kubelet.devices_of_unlisted_pods.clear()
-            rig.pods[successor] = dataclasses.replace(rig.pods[successor], is_admitted=True)
+            rig.change_pod(successor, is_admitted=True)
             rig.kubelet.devices_by_pod[successor] = devices
 
     rig.clock.on_wait.append(end)

@@ -1,6 +1,5 @@
 """Repairs that are killed, superseded, delayed, or overtaken by other changes."""
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -163,8 +162,7 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
     rig.taints = {"dedicated"}
     rig.remove_pod(rig.uid_of("spared"))
     affected = rig.uid_of("affected")
-    pod = rig.pods[affected]
-    rig.pods[affected] = dataclasses.replace(pod, tolerated=frozenset(rig.taints))
+    rig.change_pod(affected, tolerated=frozenset(rig.taints))
     strikes.kill_when(rig, lambda: call in rig.log[:-1], repairs.serve)
     rig.is_unschedulable = is_cordoned
 

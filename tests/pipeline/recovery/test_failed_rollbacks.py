@@ -1,6 +1,5 @@
 """What a rollback that failed leaves, and how it is completed later."""
 
-import dataclasses
 import json
 
 import pytest
@@ -179,7 +178,7 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> No
         if is_due and not rig.pods[uid].is_admitted:
             is_refused = rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
             phase = "Failed" if is_refused else "Running"
-            rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_admitted=True, phase=phase)
+            rig.change_pod(uid, is_admitted=True, phase=phase)
 
     rig.on_call, admitted_s = admit, rig.clock.now_s + 4
     agents.resume(rig, wanted) if wanted else agents.undo(rig)

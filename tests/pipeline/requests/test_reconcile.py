@@ -1,6 +1,5 @@
 """The pipeline over a small node in memory: request and rig in, rig out."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -52,9 +51,8 @@ def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
 ) -> None:
     rig = nodes.node(layout="all-disabled")
     rig.labels |= label
-    rig.pods = {
-        uid: dataclasses.replace(pod, mig_strategy=strategy) for uid, pod in rig.pods.items()
-    }
+    (plugin,) = rig.pods
+    rig.change_pod(plugin, mig_strategy=strategy)
     # A person applied it at a shell.
     rig.gpus = nodes.node(layout="all-balanced").gpus
 

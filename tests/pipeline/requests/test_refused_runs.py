@@ -1,6 +1,5 @@
 """Runs that fail before they change a GPU or evict a pod, each with its reason."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -35,8 +34,8 @@ def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:
     if by_label:
         rig.labels[strategies.STRATEGY_LABEL] = "single"
     else:
-        for uid, pod in rig.pods.items():
-            rig.pods[uid] = dataclasses.replace(pod, mig_strategy="single")
+        for uid in rig.pods:
+            rig.change_pod(uid, mig_strategy="single")
     rig.add_pod("train", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     return rig
 

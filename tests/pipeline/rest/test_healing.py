@@ -1,7 +1,6 @@
 """Drifts that the agent heals: no pod is evicted for them."""
 
 import contextlib
-import dataclasses
 
 import pytest
 
@@ -79,7 +78,7 @@ def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
     nodes.add_pod_on_foreign_instances(rig)
     uid = rig.uid_of("foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
-    rig.pods[uid] = dataclasses.replace(rig.pods[uid], labels=labels, owner_kind=owner)
+    rig.change_pod(uid, labels=labels, owner_kind=owner)
     rig.extra_clients = nodes.EXTRA_CLIENTS
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
