@@ -8,6 +8,7 @@ A comment behind a key becomes its description. A quoted name in ``Annotated`` n
 constant with the possible values, which this module does not import.
 """
 
+import enum
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 Fit = Annotated[str, "core.layout.validate.Fit"]
@@ -235,12 +236,21 @@ class Validations(TypedDict):
     files: list[Validation]
 
 
-DoctorVerdict = Annotated[str, "cli.doctor.doctor_report.CheckResult"]
+class CheckResult(enum.Enum):
+    """The result of a check of a node."""
+
+    OK = "ok"
+    WARN = "warn"  # works now, but may fail later
+    FAIL = "fail"
+    SKIPPED = "skipped"  # not checked; the finding says why
+
+
+_CheckResult = Annotated[str, "core.answers.CheckResult"]
 
 
 class _Finding(TypedDict):
     check: str
-    verdict: DoctorVerdict
+    verdict: _CheckResult
     found: str
     remedy: str
 
@@ -250,7 +260,7 @@ class Doctor(TypedDict):
 
     kind: Literal["Doctor"]
     is_good: bool
-    counts: dict[DoctorVerdict, int]
+    counts: dict[_CheckResult, int]
     findings: list[_Finding]
 
 

@@ -8,17 +8,17 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
 from mig_manager.cli.doctor import doctor_facts, doctor_report, doctor_settings, examination
 from mig_manager.cli.toolkit import console, parser
-from mig_manager.core import model
+from mig_manager.core import answers, model
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.kit import gpus_in_process
 
 SPEC = "2xA100-SXM4-40GB"
 FAIL, WARN, OK, SKIPPED = (
-    doctor_report.CheckResult.FAIL,
-    doctor_report.CheckResult.WARN,
-    doctor_report.CheckResult.OK,
-    doctor_report.CheckResult.SKIPPED,
+    answers.CheckResult.FAIL,
+    answers.CheckResult.WARN,
+    answers.CheckResult.OK,
+    answers.CheckResult.SKIPPED,
 )
 
 
@@ -30,7 +30,7 @@ class Examination:
         for check, finding in report.findings:
             self.findings.setdefault(check, []).append(finding)
 
-    def verdict(self, check: str) -> doctor_report.CheckResult:
+    def verdict(self, check: str) -> answers.CheckResult:
         worst = (FAIL, WARN, OK, SKIPPED)
         return min((f.verdict for f in self.findings[check]), key=worst.index)
 
@@ -75,7 +75,7 @@ class Patient:
     def check(
         self, name: str, facts: Mapping[str, object] | None = None, **settings: object
     ) -> Examination:
-        answers = {
+        changed = {
             each: doctor_facts.Once(lambda value=value: value, what=each)  # type: ignore[misc]
             if each != "own_pod_uid"
             else value
@@ -83,7 +83,7 @@ class Patient:
         }
         read = doctor_facts.facts(self.settings(**settings))
         checks = [each for each in examination.CHECKS if each.name == name]
-        read = dataclasses.replace(read, **answers)  # type: ignore[arg-type]
+        read = dataclasses.replace(read, **changed)  # type: ignore[arg-type]
         return Examination(examination.examine(checks, read, timeout_s=60.0))
 
     def set_modes(self, *, is_enabled: bool, is_pending: bool) -> None:

@@ -9,6 +9,7 @@ import pytest
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
 from mig_manager.cli.doctor import doctor_facts, doctor_report, examination
+from mig_manager.core import answers
 from mig_manager.core.records import journals, verified_layouts
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -90,7 +91,7 @@ def test_a_driver_that_fails_hides_nothing_else(patient: Patient, fault: dict[st
     ],
 )
 def test_a_file_that_apply_could_not_write_is_a_warning(
-    patient: Patient, tmp_path: pathlib.Path, subfolder: str, of_lock: doctor_report.CheckResult
+    patient: Patient, tmp_path: pathlib.Path, subfolder: str, of_lock: answers.CheckResult
 ) -> None:
     folder = tmp_path / "closed"
     folder.mkdir()
@@ -188,7 +189,7 @@ def test_a_driver_without_recovery_actions_is_not_reported(patient: Patient) -> 
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    patient: Patient, how: states.Virtualization, verdict: doctor_report.CheckResult, words: str
+    patient: Patient, how: states.Virtualization, verdict: answers.CheckResult, words: str
 ) -> None:
     result = patient.create(virtualization=how).examine()
 
@@ -227,7 +228,7 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
     ],
 )
 def test_no_right_is_missing_where_the_toolkit_creates_device_nodes(
-    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: doctor_report.CheckResult
+    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: answers.CheckResult
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
     status_file(proc, user=0, rights_hex="0000000000200000")
@@ -274,7 +275,7 @@ def modules(proc: proc_tree.ProcTree, **users: int) -> None:
     ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
 )
 def test_modules_and_programs_that_may_prevent_a_reset_are_named(
-    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor_report.CheckResult
+    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: answers.CheckResult
 ) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2, ext4=1)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 import yaml
 
-from mig_manager.cli.doctor import doctor_report
+from mig_manager.core import answers
 from mig_manager.core.node import claims, pod_object, rights, well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox import stages
@@ -272,7 +272,7 @@ def test_a_check_judges_the_observed_facts(
     patient: Patient,
     check: str,
     facts: Mapping[str, object],
-    verdict: doctor_report.CheckResult,
+    verdict: answers.CheckResult,
     text: str,
 ) -> None:
     result = patient.check(check, facts)
