@@ -21,6 +21,7 @@ from mig_manager.agent.phases import (
     execution,
     failures,
     host,
+    planning,
     preparing,
     rebooting,
     resolving,
@@ -113,23 +114,21 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     gpus = resolving.observe_once(attempt, target)
     if isinstance(target, targets.LayoutTarget):
         resolving.note_content(attempt, target, gpus)
-    change = preparing.plan_change(attempt, target, gpus)
-    if change.plan.is_empty:
-        snapshots = change.target.unrestored_snapshots(
-            change.gpus, attempt.journal.entries.gpus.snapshot
-        )
-        return verification.verify_unchanged(attempt, change.gpus, snapshots)
+    planned = planning.plan_change(attempt, target, gpus)
+    if planned.plan.is_empty:
+        snapshots = target.unrestored_snapshots(gpus, attempt.journal.entries.gpus.snapshot)
+        return verification.verify_unchanged(attempt, gpus, snapshots)
     is_new = attempt.is_first and attempt.may_evict and not attempt.request.repairs
     if is_new and attempt.journal.entries.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
         attempt.journal.enter(model.Phase.RESOLVE, "checking which pods use the GPUs")
-    change = preparing.require_possible(attempt, change)
+    change = preparing.require_possible(attempt, planned)
     slots.require(attempt)
     host.start_hooks(attempt, change.plan)
     draining.taint(attempt, change)
     change, pod_drain = draining.drain_pods(attempt, change)
     change, paused = draining.pause_clients(attempt, change, pod_drain)
-    host.stop_services(attempt, change.services, change.plan)
+    host.stop_services(attempt, planned.services, change.plan)
     gpus = execution.execute(attempt, change, paused)
     forced = pod_drain.evictions.forced
     notes = [f" Deleted by force: {messages.list_names(forced)}."] if forced else []

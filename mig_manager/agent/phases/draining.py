@@ -18,7 +18,7 @@ from mig_manager.core.node import node_object, well_known
 _MAX_NEW_PLANS = 5  # a drain must end even if pods come and go all the time
 
 
-def taint(attempt: attempts.Attempt, change: preparing.PlannedChange) -> None:
+def taint(attempt: attempts.Attempt, change: preparing.SurveyedChange) -> None:
     """Taint the node, record the layout labelled as applied, and name the affected pods.
 
     Raises:
@@ -30,8 +30,8 @@ def taint(attempt: attempts.Attempt, change: preparing.PlannedChange) -> None:
 
 
 def drain_pods(
-    attempt: attempts.Attempt, change: preparing.PlannedChange
-) -> tuple[preparing.PlannedChange, drain.Drain]:
+    attempt: attempts.Attempt, change: preparing.SurveyedChange
+) -> tuple[preparing.SurveyedChange, drain.Drain]:
     """Evict the pods that use devices to be destroyed, and wait until they are gone.
 
     Returns:
@@ -61,8 +61,8 @@ def drain_pods(
 
 
 def pause_clients(
-    attempt: attempts.Attempt, change: preparing.PlannedChange, pod_drain: drain.Drain
-) -> tuple[preparing.PlannedChange, advertising.Paused]:
+    attempt: attempts.Attempt, change: preparing.SurveyedChange, pod_drain: drain.Drain
+) -> tuple[preparing.SurveyedChange, advertising.Paused]:
     """Pause the GPU clients, so that no pod gets a device any more.
 
     Raises:
@@ -89,7 +89,7 @@ def pause_clients(
 
 
 def drain_whole_node(
-    attempt: attempts.Attempt, change: preparing.PlannedChange, paused: advertising.Paused
+    attempt: attempts.Attempt, change: preparing.SurveyedChange, paused: advertising.Paused
 ) -> None:
     """Evict every pod with a GPU before a reboot, regardless of the drain policy.
 
@@ -106,7 +106,7 @@ def drain_whole_node(
     order = orders.Order(affected=None, rights=change.order.rights)
     clients = change.usage.extra_clients
     usage = survey.wait_for_usage(
-        attempt.deps, change.gpus, None, attempt.cancel, extra_clients=clients
+        attempt.deps, change.planned.gpus, None, attempt.cancel, extra_clients=clients
     )
     claiming = [pod.key for pod in usage.users(None) if pod.may_claim]
     if claiming and advertising.DRIVER in paused.programs:
@@ -118,7 +118,7 @@ def drain_whole_node(
     drain.Drain.begin(attempt, order).run(usage)
 
 
-def _publish(attempt: attempts.Attempt, change: preparing.PlannedChange) -> None:
+def _publish(attempt: attempts.Attempt, change: preparing.SurveyedChange) -> None:
     """Publish taint and affected pods, or again once others are affected."""
     affected = change.affected_pods
     message = f"applying {attempt.status.title}"

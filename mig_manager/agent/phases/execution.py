@@ -19,7 +19,7 @@ _MID_CHANGE = (
 
 
 def execute(
-    attempt: attempts.Attempt, change: preparing.PlannedChange, paused: advertising.Paused
+    attempt: attempts.Attempt, change: preparing.SurveyedChange, paused: advertising.Paused
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
@@ -37,12 +37,12 @@ def execute(
     )
     is_resumed = functools.partial(is_resumed_next, attempt)
     # If this fails, the end of the run rolls back while clients and services are still paused.
-    interrupted = recovery.rollback_target(attempt, change.gpus)
+    interrupted = recovery.rollback_target(attempt, change.planned.gpus)
     try:
         after, _ = gpu_change.run(
             change.plan,
-            transaction.Goal(change.replan, change.target.unrestored_snapshots),
-            observed=change.gpus,
+            transaction.Goal(change.basis.plan, change.basis.target.unrestored_snapshots),
+            observed=change.planned.gpus,
             interrupted=interrupted,
             points=attempt.hooks,
             is_resumed=is_resumed,

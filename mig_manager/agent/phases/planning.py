@@ -1,0 +1,147 @@
+"""Plan a change of the GPUs before it is known who uses their devices."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+from mig_manager import errors
+from mig_manager.agent import attempts, outcomes
+from mig_manager.agent.phases import recovery, targets
+from mig_manager.agent.pods import orders
+from mig_manager.core import messages, model, steps
+from mig_manager.core.node import client_table, clients, policies
+from mig_manager.core.planner import planner
+from mig_manager.core.records import gpu_repair
+
+_ON_DEMAND = (
+    "an on-demand layout evicts no pod, but these pods use devices to be removed, or may get "
+    "them: {}"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanBasis:
+    """What a change brings the GPUs to, and what it spares."""
+
+    target: targets.Target
+    restoring: model.Snapshots
+    """The instances of GPUs outside the target from before an interrupted change."""
+    busy: frozenset[str] = frozenset()  # the devices in use, which any plan destroys last
+    ending: frozenset[str] = frozenset()
+    """The used devices that only terminating pods have: they are destroyed before the others."""
+
+    def plan(self, gpus: model.ObservedGpus) -> steps.Plan:
+        """Plan what remains, for the same use of devices.
+
+        A GPU lost during the change is verified only if the layout names it.
+
+        Raises:
+            LayoutError: The target is impossible on these GPUs.
+        """
+        plan = self.target.plan(gpus, busy=self.busy, ending=self.ending)
+        return planner.combine(plan, planner.restore(gpus, self.restoring))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedChange:
+    """A change of the GPUs, planned as if no device were in use."""
+
+    basis: PlanBasis
+    desired: Mapping[str, model.DesiredGpu]  # the target's GPUs by UUID
+    gpus: model.ObservedGpus
+    plan: steps.Plan
+    order: orders.Order  # the drain for the plan
+    extra_clients: tuple[client_table.ExtraClient, ...]  # the GPU clients that the owner lists
+    services: tuple[str, ...]  # the host's services that the owner lists
+
+
+def plan_change(
+    attempt: attempts.Attempt, target: targets.Target, gpus: model.ObservedGpus
+) -> PlannedChange:
+    """Plan the layout or the repair for the observed GPUs.
+
+    Raises:
+        ConfigError: A file of the owner cannot be read or is invalid.
+        HardwareError: GPU_NEEDS_RESET: a GPU must be repaired first.
+        LayoutError: The layout is impossible on these GPUs.
+        MissingGpusError: The driver no longer lists a GPU of the verified layout.
+    """
+    extra_clients = attempt.deps.extra_clients()
+    services = attempt.deps.service_names()
+    attempt.hooks.load()
+    missing = attempt.journal.record.absent_gpus(gpus, attempt.deps.boot_id)
+    if missing and not attempt.request.repairs:
+        message = outcomes.missing_message(attempt.status.title, missing)
+        raise errors.MissingGpusError(message, missing)
+    recovery.restore_persistence(attempt, gpus)
+    desired = target.select(gpus)
+    others = tuple(gpu for gpu in attempt.journal.entries.gpus.snapshot if gpu.uuid not in desired)
+    restoring = others if others and recovery.is_possible(attempt, gpus, others) else ()
+    basis = PlanBasis(target=target, restoring=restoring)
+    plan = basis.plan(gpus)
+    _require_repaired(attempt, gpus, plan)
+    return PlannedChange(
+        basis=basis,
+        desired=desired,
+        gpus=gpus,
+        plan=plan,
+        order=order_for(attempt, gpus, plan, _rights(attempt, plan)),
+        extra_clients=extra_clients,
+        services=services,
+    )
+
+
+def _require_repaired(
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, plan: steps.Plan
+) -> None:
+    """Refuse a layout on a GPU that the agent is to reset first: no new work runs before that."""
+    if attempt.request.repairs or not attempt.may_repair:
+        return
+    changed = {each.gpu_uuid for each in plan.gpus}
+    faulty = [str(gpu) for gpu in gpus if gpu.uuid in changed and gpu_repair.is_possible(gpu)]
+    if faulty:
+        raise errors.HardwareError(
+            f"no layout is applied before the repair of {messages.list_names(faulty)}",
+            reason=errors.Reason.GPU_NEEDS_RESET,
+        )
+
+
+def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> orders.DrainRights:
+    """Return whether the change may evict."""
+    if not attempt.may_evict:
+        title = attempt.status.title
+        if plan.gpu_uuids == attempt.journal.record.returned_gpus(plan.gpu_uuids):
+            # The layout has not drifted there.
+            gpus = messages.list_names([*map(str, plan.gpus)])
+            message = functools.partial(outcomes.owed_message, title, gpus)
+            return orders.Refuse(errors.Reason.IN_USE, message)
+        message = functools.partial(outcomes.drift_message, title)
+        return orders.Refuse(errors.Reason.DRIFTED, message)
+    if attempt.request.is_on_demand:
+        return orders.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)
+    failed = attempt.journal.record.failed_changes
+    if failed and not failed.may_evict(attempt.status.config_hash, attempt.deps.boot_id):
+        message = functools.partial(
+            outcomes.failed_changes_message, attempt.status.title, failed.count, failed.problem
+        )
+        return orders.Refuse(failed.reason, message)
+    if attempt.limits.policy.drain is policies.DrainPolicy.NONE:
+        return orders.WaitOnly("--drain-policy none evicts no pod")
+    return orders.Evict()
+
+
+def order_for(
+    attempt: attempts.Attempt,
+    gpus: model.ObservedGpus,
+    plan: steps.Plan,
+    rights: orders.DrainRights,
+) -> orders.Order:
+    """Return the drain for a plan."""
+    may_evict = isinstance(rights, orders.Evict)
+    is_whole_node = may_evict and attempt.limits.policy.drain is policies.DrainPolicy.NODE
+    return orders.Order(
+        affected=None if is_whole_node else clients.affected_ids(plan, gpus),
+        rights=rights,
+        # A wait for the DRA driver makes an earlier attempt's drain start over.
+        has_begun=attempt.journal.entries.draining,
+    )
