@@ -137,7 +137,8 @@ class AttemptSeries:
         finally:
             self._shared.deps.standby.dismiss()
             self._record = attempt.journal.record
-            self._on_gpus(attempt.status.gpus)
+            if attempt.status.observed_gpus is not None:
+                self._on_gpus(attempt.status.observed_gpus)
 
     def _keep_journal(self, attempt: attempts.Attempt) -> None:
         self.journal = attempt.journal.entries

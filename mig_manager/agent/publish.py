@@ -139,8 +139,6 @@ def of_no_request(
 
 def of_gpus(gpus: model.ObservedGpus) -> dict[str, str | None]:
     """Return the annotation with observed GPUs; without a GPU, remove it and the use."""
-    if gpus is model.NO_GPUS:
-        return {}
     if not gpus:
         return {well_known.GPUS_ANNOTATION: None, well_known.CAPACITY_ANNOTATION: None}
     return {well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus)}

@@ -88,10 +88,11 @@ class Reconciler:
             outcome = locked or run.run(attempt)
             outcome, decision = repairing.follow_up(attempt, outcome)
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
+            gpus = attempt.status.observed_gpus
             fitting = self._layouts.fitting(attempt.status.gpus)
             annotations = self._layouts.annotations(fitting)
-            if not outcome.should_retry:
-                annotations |= self.capacity.observe_annotations(attempt.status.gpus)
+            if not (outcome.should_retry or gpus is None):
+                annotations |= self.capacity.observe_annotations(gpus)
             attempt.journal.finish(outcome, annotations)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
@@ -121,7 +122,8 @@ class Reconciler:
             if self._is_change_put_back(view):
                 return drift.Action.HEAL
             # Before a drift is published, with the GPUs and without their use.
-            is_news = not gpu_report.is_published(self._shared, observation.gpus)
+            gpus = attempt.status.observed_gpus
+            is_news = gpus is not None and not gpu_report.is_published(self._shared, gpus)
             repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
                 has_failed = outcome.state is model.State.FAILED
@@ -183,7 +185,10 @@ class Reconciler:
         if self._deps.slots is not None:
             self._deps.slots.release()
         gpus, must_retry = gpu_report.observe(self._shared, self.faults)
-        self._publish_without_request(gpus, view)
+        if gpus is None:
+            self._shared.publisher.patch(self._withdrawal(model.NO_GPUS, view))
+        else:
+            self._publish_without_request(gpus, view)
         self._deps.telemetry.nothing_requested()
         return must_retry or not (are_resumed and self._attempts.journal.is_empty)
 
@@ -208,9 +213,10 @@ class Reconciler:
         if self._is_change_put_back(view):
             return drift.Action.RUN
         gpus, _ = gpu_report.observe(self._shared, self.faults)
-        self._drift = self._drift.with_withdrawn(self._shared, gpus, view)
-        is_published = gpu_report.is_published(self._shared, gpus)
-        self._publish_without_request(gpus, None if is_published else view)
+        if gpus is not None:
+            self._drift = self._drift.with_withdrawn(self._shared, gpus, view)
+            is_published = gpu_report.is_published(self._shared, gpus)
+            self._publish_without_request(gpus, None if is_published else view)
         return drift.Action.REST
 
     def _publish_without_request(
@@ -219,9 +225,14 @@ class Reconciler:
         """Publish the faults of GPUs, and the GPUs unless ``view`` is None."""
         self.capacity.note_gpus(gpus)
         if view is not None:
-            change = publish.of_no_request(self._attempts.record, gpus, self._deps.boot_id, view)
+            change = self._withdrawal(gpus, view)
             gpu_report.publish_gpus(self._shared, gpus, self._layouts, self.capacity, change)
         self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
+
+    def _withdrawal(
+        self, gpus: model.ObservedGpus, view: node_object.NodeView
+    ) -> node_object.NodePatch:
+        return publish.of_no_request(self._attempts.record, gpus, self._deps.boot_id, view)
 
     def stop(self) -> None:
         """End a run that was left to the next attempt, and restore node and host; call at the end.

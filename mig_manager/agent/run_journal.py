@@ -268,8 +268,10 @@ class RunJournal:
     ) -> node_object.NodePatch:
         """Add the status, the GPUs, the record of the request and the journal to a patch."""
         self.record = self.record.with_status(self.status, self._deps.boot_id)
-        gpus = node_object.NodePatch(annotations=publish.of_gpus(self.status.gpus))
-        change = change.merge(publish.of_status(self.status)).merge(gpus)
+        change = change.merge(publish.of_status(self.status))
+        if self.status.observed_gpus is not None:
+            annotations = publish.of_gpus(self.status.observed_gpus)
+            change = change.merge(node_object.NodePatch(annotations=annotations))
         return self._with_record(change, journal)
 
     def _with_record(

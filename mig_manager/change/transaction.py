@@ -221,7 +221,7 @@ class Transaction:
             requires_idle=requires_idle,
         ).run()
         if result.gpus:
-            self.journal.note_status(gpus=result.gpus)
+            self.journal.note_status(observed_gpus=result.gpus)
         if result.has_begun or result.is_complete:
             return self.conclude(result)
         # Instances that others create from now on must not count as the change's.

@@ -413,8 +413,7 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
         )
 
 
-NO_GPUS = ObservedGpus()
-"""Not observed; compared by identity, because an observation can be empty, too."""
+NO_GPUS = ObservedGpus()  # where none was observed
 
 
 def unreachable_of(gpus: Iterable[Gpu]) -> tuple[UnreachableGpu, ...]:

@@ -47,7 +47,7 @@ def execute(
             points=attempt.hooks,
             is_resumed=is_resumed,
         )
-        attempt.journal.note_status(gpus=after)
+        attempt.journal.note_status(observed_gpus=after)
         attempt.note_target_active()
         gpu_change.refresh()
     except errors.MigManagerError as error:

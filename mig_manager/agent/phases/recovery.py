@@ -243,7 +243,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         return ""
     try:
         now = attempt.deps.gpus.observe()
-        attempt.journal.note_status(gpus=now)
+        attempt.journal.note_status(observed_gpus=now)
         restore_persistence(attempt, now)
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(now, snapshot)

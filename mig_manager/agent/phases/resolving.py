@@ -160,12 +160,12 @@ def observe(attempt: attempts.Attempt) -> model.ObservedGpus:
     try:
         gpus = attempt.deps.gpus.observe()
     except errors.HardwareError as error:
-        attempt.journal.note_status(gpus=model.ObservedGpus())
+        attempt.journal.note_status(observed_gpus=model.NO_GPUS)
         if not attempt.is_first:
             number = attempt.request.attempt
             error.add(f"no GPU can be observed at attempt {number} either")
         raise
-    attempt.journal.note_status(gpus=gpus)
+    attempt.journal.note_status(observed_gpus=gpus)
     return gpus
 
 
@@ -178,5 +178,5 @@ def observe_at_end(attempt: attempts.Attempt) -> model.ObservedGpus:
         gpus = attempt.deps.gpus.observe()
     except errors.HardwareError:
         return model.NO_GPUS
-    attempt.journal.note_status(gpus=gpus)
+    attempt.journal.note_status(observed_gpus=gpus)
     return gpus

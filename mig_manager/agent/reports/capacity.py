@@ -87,8 +87,6 @@ class CapacityReport:
 
     def note_gpus(self, gpus: model.ObservedGpus) -> None:
         """Record a newer observation of the GPUs, whose instances may differ."""
-        if gpus is model.NO_GPUS:
-            return
         has_changed = gpus != self._gpus
         # Also if equal: the recovery actions, which are published, are not compared.
         self._gpus = gpus

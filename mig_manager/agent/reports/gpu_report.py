@@ -15,11 +15,12 @@ _log = structlog.get_logger()
 
 def observe(
     shared: attempts.Shared, report: faults.FaultReport
-) -> tuple[model.ObservedGpus, bool]:
+) -> tuple[model.ObservedGpus | None, bool]:
     """Observe the GPUs, and report a failure that is due to them.
 
     Returns:
-        The GPUs, empty if none can be observed; and whether a failure may pass.
+        The GPUs, empty if none can be observed, None if another manager is at work; and whether a
+        failure may pass.
     """
     try:
         return shared.observe(), False
@@ -27,7 +28,7 @@ def observe(
         _log.info("gpus_not_observed", reason=error.reason.value, error=error.message)
         report.publish_failure(error.reason, error.message)
         is_locked = isinstance(error, errors.LockedError)
-        return (model.NO_GPUS if is_locked else model.ObservedGpus()), error.reason.is_transient
+        return (None if is_locked else model.NO_GPUS), error.reason.is_transient
 
 
 def is_published(shared: attempts.Shared, gpus: model.ObservedGpus) -> bool:

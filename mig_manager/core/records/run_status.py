@@ -40,8 +40,14 @@ class RunStatus:
     """Whether the machine was rebooted for this request, which it is at most once."""
     annotation_hash: str = ""
     """Hash of the annotation with the layout; empty if the layout is from another source."""
-    gpus: model.ObservedGpus = model.NO_GPUS  # as last observed; empty if observation failed
+    observed_gpus: model.ObservedGpus | None = None
+    """As last observed; empty if that failed, None if it was not tried."""
     config_problem: str = ""  # why the file cannot be used for this layout, which is still active
+
+    @property
+    def gpus(self) -> model.ObservedGpus:
+        """The GPUs as last observed; empty if none are known."""
+        return model.NO_GPUS if self.observed_gpus is None else self.observed_gpus
 
     @property
     def title(self) -> str:
@@ -110,7 +116,7 @@ class Fields(TypedDict, total=False):
     origin: str
     is_from_owner: bool
     is_rebooted: bool
-    gpus: model.ObservedGpus
+    observed_gpus: model.ObservedGpus
     config_problem: str
 
 

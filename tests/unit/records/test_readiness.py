@@ -68,7 +68,7 @@ def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: errors.Reas
         state=model.State.SUCCESS,
         reason=reason,
         message=reason.value,
-        gpus=model.ObservedGpus((), unreachable=(lost,)),
+        observed_gpus=model.ObservedGpus((), unreachable=(lost,)),
     )
 
     assert readiness.condition(verified) == readiness.Condition(

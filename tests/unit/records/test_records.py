@@ -173,7 +173,7 @@ def test_status_annotation_has_layout_reason_and_devices() -> None:
         attempt=2,
         started_at="t0",
         finished_at="t1",
-        gpus=model.ObservedGpus([GPU]),
+        observed_gpus=model.ObservedGpus([GPU]),
     ).to_json()
 
     assert '"reason": "DrainTimeout"' in text
