@@ -123,7 +123,7 @@ class FakeNode(FakePort):
         rig.taints -= change.removed_taints
         text = change.annotations.get(well_known.STATUS_ANNOTATION)
         if text:
-            rig.statuses.append(str(json.loads(text)["message"]))
+            rig.status_messages.append(str(json.loads(text)["message"]))
         state = change.labels.get(well_known.STATE_LABEL)
         if state and (not rig.states or rig.states[-1] != state):
             rig.states.append(state)
@@ -139,22 +139,22 @@ class FakeNode(FakePort):
 
     def set_condition(self, condition: readiness.Condition) -> None:
         is_about_recovery = condition.type == well_known.RECOVERY_CONDITION
-        present = self._rig.recovery_condition if is_about_recovery else self._rig.condition
+        present = self._rig.recovery_condition if is_about_recovery else self._rig.ready_condition
         entry = condition.entry(present, self._rig.clock.now_iso())
         if entry is None:
             return
         if is_about_recovery:
             self._rig.recovery_condition = entry
         else:
-            self._rig.condition = entry
-            self._rig.conditions.append(entry["reason"])
+            self._rig.ready_condition = entry
+            self._rig.ready_reasons.append(entry["reason"])
 
     def retry_condition(self) -> None:
         """Nothing is refused here."""
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         self._rig.events.append(reason)
-        self._rig.messages.append(message)
+        self._rig.event_messages.append(message)
 
     def flush_events(self, timeout_s: float) -> bool:
         return True
@@ -250,10 +250,10 @@ class FakeAllocations(FakePort):
     def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
         self._answer("allocations.assigned_devices")
         rig, kubelet, now_s = self._rig, self._rig.kubelet, self._rig.clock.now_s
-        if now_s < kubelet.lists_from_s:
+        if now_s < kubelet.all_listed_from_s:
             return ()
         # It lists a pod without its devices before it has allocated them.
-        listed_uids = {uid for uid in rig.pods if now_s >= kubelet.listed_from_s.get(uid, 0.0)}
+        listed_uids = {uid for uid in rig.pods if now_s >= kubelet.pod_listed_from_s.get(uid, 0.0)}
         drivers = frozenset({well_known.GPU_CLAIM_DRIVER})
         return tuple(
             pod_object.PodDevices(

@@ -129,13 +129,17 @@ class FakeConfig:
 
 @dataclasses.dataclass(slots=True)
 class NodeRig:
-    """The whole node: GPUs, pods, plugin, labels; state is public for the tests to look at."""
+    """The whole node: GPUs, pods, plugin, labels; state is public for tests to set and look at.
+
+    ``nodes`` builds the usual ones. A test sets attributes of the node and of its parts before an
+    agent starts; and while it runs, with ``strikes`` or by a callback in ``clock.on_wait``.
+    """
 
     gpus: tuple[model.Gpu, ...]
     clock: FakeClock = dataclasses.field(default_factory=FakeClock)
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
-    extra_clients: str = ""
-    slots: ports.Slots | None = None
+    extra_clients: str = ""  # the owner's file of GPU clients; empty: none is configured
+    slots: ports.Slots | None = None  # of a budget for the changes of many nodes
 
     # -- its parts ----------------------------------------------------------------------------
 
@@ -159,7 +163,7 @@ class NodeRig:
     is_unschedulable: bool = False
     has_hold_taint: bool = False
     taints: set[str] = dataclasses.field(default_factory=set)  # keys of other taints
-    condition: dict[str, str] | None = None  # ``MigReady`` as the node has it
+    ready_condition: dict[str, str] | None = None  # ``MigReady`` as the node has it
     recovery_condition: dict[str, str] | None = None  # ``GpuRecoveryNeeded`` as the node has it
     schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """The devices that the plugin has registered, by resource."""
@@ -170,10 +174,10 @@ class NodeRig:
     # -- what was published, in order ---------------------------------------------------------
 
     states: list[str] = dataclasses.field(default_factory=list)
-    statuses: list[str] = dataclasses.field(default_factory=list)  # their messages
-    conditions: list[str] = dataclasses.field(default_factory=list)  # the reasons of ``MigReady``
+    status_messages: list[str] = dataclasses.field(default_factory=list)
+    ready_reasons: list[str] = dataclasses.field(default_factory=list)  # those of ``MigReady``
     events: list[str] = dataclasses.field(default_factory=list)  # their reasons
-    messages: list[str] = dataclasses.field(default_factory=list)  # of the events
+    event_messages: list[str] = dataclasses.field(default_factory=list)
 
     # -- the calls of ports -------------------------------------------------------------------
 
@@ -194,24 +198,167 @@ class NodeRig:
         )
         self.request_file.on_save = functools.partial(self.record_call, "request_file.save")
 
-    # -- what time brings ----------------------------------------------------------------------
+    # -- what happens to it -------------------------------------------------------------------
+
+    def add_pod(
+        self, name: str, *, devices: frozenset[str] = frozenset(), **fields: object
+    ) -> str:
+        self._serial += 1
+        uid = f"uid-{self._serial}"
+        pod = samples.pod(
+            name,
+            uid=uid,
+            gpu_resources={"nvidia.com/gpu": len(devices)} if devices else {},
+            node_name="node-a",
+        )
+        self.pods[uid] = pod
+        self.change_pod(uid, **fields)
+        if devices:
+            self.kubelet.devices_by_pod[uid] = devices
+        return uid
+
+    def change_pod(self, uid: str, **fields: object) -> None:
+        self.pods[uid] = dataclasses.replace(self.pods[uid], **fields)  # type: ignore[arg-type]
+
+    def terminate(self, uid: str) -> None:
+        """Begin the grace period of a pod; one that has finished is gone at once."""
+        pod = self.pods[uid]
+        if pod.is_finished:
+            self.remove_pod(uid)
+        elif not pod.is_terminating:
+            ends_by_s = self.clock.unix_s() + pod.grace_s
+            self.change_pod(uid, is_terminating=True, ends_by_s=ends_by_s)
+
+    def remove_pod(self, uid: str) -> None:
+        """Remove a pod that has ended, and free its devices."""
+        del self.pods[uid]
+        self.kubelet.devices_by_pod.pop(uid, None)
+
+    def start_plugin(self) -> None:
+        """Start a device plugin: it sees the GPUs as they are now, and never again."""
+        selector = {well_known.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin.is_label_managed else {}
+        self.add_pod(
+            "nvidia-device-plugin",
+            labels=samples.PLUGIN_LABELS,
+            node_selector=selector,
+            **samples.OF_PLUGIN,
+            is_ready=not self.plugin.is_broken,
+            waiting=self.plugin.waiting,
+        )
+        if not self.plugin.is_broken:
+            self.register_devices()
+
+    def register_devices(self) -> None:
+        """Have the plugin register the devices that it finds now."""
+        self.schedulable = self.plugin_devices
+
+    def restart_machine(self) -> None:
+        """Reboot: pending modes are active, and no instance is left on the GPUs."""
+        self.host.boot_id = f"boot-{int(self.host.boot_id.removeprefix('boot-')) + 1}"
+        self.gpus = tuple(
+            dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
+            for gpu in self.gpus
+        )
+        self.lose_pods()
+
+    def lose_pods(self) -> None:
+        """Lose all pods, as in a reboot; kubelet starts the daemons again."""
+        self.schedulable = {}
+        self.pods.clear()
+        self.kubelet.devices_by_pod.clear()
+        self.advance()
+
+    # -- what tests ask -----------------------------------------------------------------------
+
+    @property
+    def pod_names(self) -> set[str]:
+        return {pod.name for pod in self.pods.values()}
+
+    def uid_of(self, name: str) -> str:
+        (uid,) = (uid for uid, pod in self.pods.items() if pod.name == name)
+        return uid
+
+    @property
+    def pods_everywhere(self) -> pod_object.Pods:
+        return (*self.pods.values(), *self.disruptions.elsewhere.values())
+
+    @property
+    def plugins(self) -> list[pod_object.Pod]:
+        return [pod for pod in self.pods.values() if clients.is_device_plugin(pod)]
+
+    @property
+    def plugin_devices(self) -> dict[str, frozenset[str]]:
+        """The devices that a plugin finds on the GPUs, by resource."""
+        return {"nvidia.com/gpu": device_ids.expected_ids(self.gpus)[0]}
+
+    @property
+    def drivers(self) -> list[pod_object.Pod]:
+        return [pod for pod in self.pods.values() if dra.is_driver(pod)]
+
+    @property
+    def driver_runs(self) -> bool:
+        return any(pod.is_ready and not pod.is_terminating for pod in self.drivers)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The status that the agent published, empty before the first."""
+        text = self.annotations.get(well_known.STATUS_ANNOTATION, "{}")
+        status: dict[str, Any] = json.loads(text)
+        return status
+
+    @property
+    def published_gpus(self) -> model.ObservedGpus:
+        return gpu_codec.from_json(self.annotations[well_known.GPUS_ANNOTATION])
+
+    @property
+    def open_journal(self) -> journals.Journal:
+        return journals.Journal.from_json(self.annotations[well_known.JOURNAL_ANNOTATION])
+
+    @property
+    def request_record(self) -> dict[str, Any]:
+        """What the agent noted about the request that it serves."""
+        record: dict[str, Any] = json.loads(self.annotations[well_known.REQUEST_ANNOTATION])
+        return record
+
+    # -- the calls of ports -------------------------------------------------------------------
+
+    def record_call(self, name: str) -> None:
+        self.log.append(name)
+        self.on_call()
+        error = self.failing.pop(len(self.log) - 1, None) or self.refusing.get(name)
+        if error is not None:
+            # Of its own for each call, because the product adds to an error that it catches.
+            copied_error = type(error).__new__(type(error), *error.args)
+            vars(copied_error).update(vars(error))
+            raise copied_error
+
+    def forget_past(self) -> None:
+        """Clear the notes of what happened so far."""
+        published = (
+            self.states,
+            self.status_messages,
+            self.ready_reasons,
+            self.events,
+            self.event_messages,
+        )
+        for notes in (*published, self.log, self.driver.executed_steps):
+            notes.clear()
+
+    # -- what time brings ---------------------------------------------------------------------
 
     def advance(self) -> None:
         """End terminating pods, and have the DaemonSet controller and the plugin work."""
         for uid, pod in list(self.pods.items()):
+            listed_from_s = self.kubelet.pod_listed_from_s.get(uid, math.inf)
+            ends_from_s = self.kubelet.pod_ends_from_s.get(uid, self.kubelet.all_end_from_s)
             # Kubelet ends a pod with claims only once the driver has unprepared them.
             has_let_go = pod.claimed_ids is None or self.driver_runs
-            has_let_go &= self.clock.now_s >= max(
-                self.kubelet.ends_pods_from_s, self.kubelet.ends_from_s.get(uid, 0.0)
-            )
-            if pod.is_terminating and has_let_go:
+            if pod.is_terminating and has_let_go and self.clock.now_s >= ends_from_s:
                 self.remove_pod(uid)
                 if clients.is_device_plugin(pod) and not self.plugins:
                     # Kubelet calls the devices of a plugin that has ended unhealthy.
                     self.schedulable = dict.fromkeys(self.schedulable, frozenset())
-            elif pod.phase == "Pending" and self.clock.now_s >= self.kubelet.listed_from_s.get(
-                uid, math.inf
-            ):
+            elif pod.phase == "Pending" and self.clock.now_s >= listed_from_s:
                 self.change_pod(uid, phase="Running")
         if not self.is_controller_away:
             self.stop_daemons()
@@ -255,44 +402,9 @@ class NodeRig:
         if self.dra_driver.is_installed and is_selected and not self.drivers:
             self._start_driver()
 
-    @property
-    def plugins(self) -> list[pod_object.Pod]:
-        return [pod for pod in self.pods.values() if clients.is_device_plugin(pod)]
-
     def _plugin_is_wanted(self) -> bool:
         is_selected = self.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == "true"
         return is_selected or not self.plugin.is_label_managed
-
-    def start_plugin(self) -> None:
-        """Start a device plugin: it sees the GPUs as they are now, and never again."""
-        selector = {well_known.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin.is_label_managed else {}
-        self.add_pod(
-            "nvidia-device-plugin",
-            labels=samples.PLUGIN_LABELS,
-            node_selector=selector,
-            **samples.OF_PLUGIN,
-            is_ready=not self.plugin.is_broken,
-            waiting=self.plugin.waiting,
-        )
-        if not self.plugin.is_broken:
-            self.register_devices()
-
-    @property
-    def plugin_devices(self) -> dict[str, frozenset[str]]:
-        """The devices that a plugin finds on the GPUs, by resource."""
-        return {"nvidia.com/gpu": device_ids.expected_ids(self.gpus)[0]}
-
-    def register_devices(self) -> None:
-        """Have the plugin register the devices that it finds now."""
-        self.schedulable = self.plugin_devices
-
-    @property
-    def drivers(self) -> list[pod_object.Pod]:
-        return [pod for pod in self.pods.values() if dra.is_driver(pod)]
-
-    @property
-    def driver_runs(self) -> bool:
-        return any(pod.is_ready and not pod.is_terminating for pod in self.drivers)
 
     def _start_driver(self) -> None:
         """Start a DRA driver: it publishes the GPUs as they are now, and never again."""
@@ -317,102 +429,3 @@ class NodeRig:
                 for_machines=frozenset(),
             ),
         )
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """The status that the agent published, empty before the first."""
-        text = self.annotations.get(well_known.STATUS_ANNOTATION, "{}")
-        status: dict[str, Any] = json.loads(text)
-        return status
-
-    @property
-    def published_gpus(self) -> model.ObservedGpus:
-        return gpu_codec.from_json(self.annotations[well_known.GPUS_ANNOTATION])
-
-    @property
-    def open_journal(self) -> journals.Journal:
-        return journals.Journal.from_json(self.annotations[well_known.JOURNAL_ANNOTATION])
-
-    @property
-    def request_record(self) -> dict[str, Any]:
-        """What the agent noted about the request that it serves."""
-        record: dict[str, Any] = json.loads(self.annotations[well_known.REQUEST_ANNOTATION])
-        return record
-
-    @property
-    def pods_everywhere(self) -> pod_object.Pods:
-        return (*self.pods.values(), *self.disruptions.elsewhere.values())
-
-    @property
-    def pod_names(self) -> set[str]:
-        return {pod.name for pod in self.pods.values()}
-
-    def add_pod(
-        self, name: str, *, devices: frozenset[str] = frozenset(), **fields: object
-    ) -> str:
-        self._serial += 1
-        uid = f"uid-{self._serial}"
-        pod = samples.pod(
-            name,
-            uid=uid,
-            gpu_resources={"nvidia.com/gpu": len(devices)} if devices else {},
-            node_name="node-a",
-        )
-        self.pods[uid] = pod
-        self.change_pod(uid, **fields)
-        if devices:
-            self.kubelet.devices_by_pod[uid] = devices
-        return uid
-
-    def change_pod(self, uid: str, **fields: object) -> None:
-        self.pods[uid] = dataclasses.replace(self.pods[uid], **fields)  # type: ignore[arg-type]
-
-    def uid_of(self, name: str) -> str:
-        (uid,) = (uid for uid, pod in self.pods.items() if pod.name == name)
-        return uid
-
-    def terminate(self, uid: str) -> None:
-        """Begin the grace period of a pod; one that has finished is gone at once."""
-        pod = self.pods[uid]
-        if pod.is_finished:
-            self.remove_pod(uid)
-        elif not pod.is_terminating:
-            ends_by_s = self.clock.unix_s() + pod.grace_s
-            self.change_pod(uid, is_terminating=True, ends_by_s=ends_by_s)
-
-    def remove_pod(self, uid: str) -> None:
-        """Remove a pod that has ended, and free its devices."""
-        del self.pods[uid]
-        self.kubelet.devices_by_pod.pop(uid, None)
-
-    def forget_past(self) -> None:
-        """Clear the notes of what happened so far."""
-        published = (self.states, self.statuses, self.conditions, self.events, self.messages)
-        for notes in (*published, self.log, self.driver.executed_steps):
-            notes.clear()
-
-    def record_call(self, name: str) -> None:
-        self.log.append(name)
-        self.on_call()
-        error = self.failing.pop(len(self.log) - 1, None) or self.refusing.get(name)
-        if error is not None:
-            # Of its own for each call, because the product adds to an error that it catches.
-            copied_error = type(error).__new__(type(error), *error.args)
-            vars(copied_error).update(vars(error))
-            raise copied_error
-
-    def restart_machine(self) -> None:
-        """Reboot: pending modes are active, and no instance is left on the GPUs."""
-        self.host.boot_id = f"boot-{int(self.host.boot_id.removeprefix('boot-')) + 1}"
-        self.gpus = tuple(
-            dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
-            for gpu in self.gpus
-        )
-        self.lose_pods()
-
-    def lose_pods(self) -> None:
-        """Lose all pods, as in a reboot; kubelet starts the daemons again."""
-        self.schedulable = {}
-        self.pods.clear()
-        self.kubelet.devices_by_pod.clear()
-        self.advance()

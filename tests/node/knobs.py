@@ -18,12 +18,12 @@ class KubeletKnobs:
     claims: set[str] = dataclasses.field(default_factory=set)
     """UIDs of pods that hold a GPU by ResourceClaim."""
     is_silent: bool = False
-    lists_from_s: float = 0.0  # before it, a kubelet that has just started lists no pod
-    listed_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    all_listed_from_s: float = 0.0  # before it, a kubelet that has just started lists no pod
+    pod_listed_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """UID of a starting pod -> when kubelet lists its devices."""
-    ends_pods_from_s: float = 0.0  # before it, all pods keep terminating
-    ends_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """UID of a pod -> before it, the pod keeps terminating."""
+    all_end_from_s: float = 0.0  # before it, pods keep terminating
+    pod_ends_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """UID of a pod -> the same for this pod alone."""
     phantoms: dict[str, int] = dataclasses.field(default_factory=dict)
     """Capacity that kubelet has forgotten, because its one update without it was lost."""
     withdrawn: Mapping[str, frozenset[str]] | None = None

@@ -145,7 +145,7 @@ def starting_node() -> fakes.NodeRig:
     rig = busy_node()
     devices = frozenset({device(rig, 1, "1g.5gb")})
     uid = rig.add_pod("starting", devices=devices, phase="Pending", is_ready=False)
-    rig.kubelet.lists_from_s, rig.kubelet.listed_from_s[uid] = 5.0, 6.0
+    rig.kubelet.all_listed_from_s, rig.kubelet.pod_listed_from_s[uid] = 5.0, 6.0
     return rig
 
 

@@ -58,7 +58,7 @@ class InMemory:
 
     def conditions(self) -> dict[str, str]:
         """Return the status of the agent's conditions, by type."""
-        entries = (self._rig.condition, self._rig.recovery_condition)
+        entries = (self._rig.ready_condition, self._rig.recovery_condition)
         return {entry["type"]: entry["status"] for entry in entries if entry}
 
     def add_pod(

@@ -291,8 +291,8 @@ class Soak(stateful.RuleBasedStateMachine):
         rig = self.rig
         self.former_journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
         rig.gone_devices.clear()
-        rig.messages.clear()
-        rig.statuses.clear()
+        rig.event_messages.clear()
+        rig.status_messages.clear()
         rig.evicted_devices.clear()
         self.strikes_before = self._strikes_by_gpu()
 
@@ -325,7 +325,9 @@ class Soak(stateful.RuleBasedStateMachine):
         elif step.is_killed and step.names:
             # A success may have been reported before the kill.
             name = step.names[-1]
-            if any(text.startswith(f"Layout {name} is ") for text in self.rig.statuses[-1:]):
+            if any(
+                text.startswith(f"Layout {name} is ") for text in self.rig.status_messages[-1:]
+            ):
                 assert self._differences(self._note_applied(name)) == []
         if self.is_at_rest:
             self._judge_geometry()
@@ -361,7 +363,10 @@ class Soak(stateful.RuleBasedStateMachine):
         A message that the former instances are not restored excuses a GPU only if something in
         this step may have kept its driver from bringing them back.
         """
-        messages = (self.step.outcome.message if self.step.outcome else "", *self.rig.messages)
+        messages = (
+            self.step.outcome.message if self.step.outcome else "",
+            *self.rig.event_messages,
+        )
         is_confessed = any(words in text for words in CONFESSED for text in messages)
         COUNTS["not undone, as reported"] += is_confessed
         excused = self._hindered_gpus() if is_confessed else frozenset()

@@ -105,7 +105,7 @@ class Process:
         finally:
             self._rig.script.end()
         end = None if self.box.is_dead else self.box.last_end
-        message = self._rig.statuses[-1] if self._rig.statuses else ""
+        message = self._rig.status_messages[-1] if self._rig.status_messages else ""
         return LoopStep(
             is_killed=self._is_killed,
             is_over=self.box.is_dead,

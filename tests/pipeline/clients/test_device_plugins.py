@@ -43,7 +43,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     agent = agents.reconciler(rig)
 
     (plugin,) = rig.plugins
-    rig.kubelet.ends_from_s[plugin.uid] = math.inf
+    rig.kubelet.pod_ends_from_s[plugin.uid] = math.inf
     late = "did not stop within 20 s: default/nvidia-device-plugin"
     ends.assert_ends(rig, Reason.IN_USE, late, by=agent)
     rig.log.clear()
@@ -53,7 +53,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     assert "workloads.delete" not in rig.log
     # How it ended, and nothing before.
     assert rig.log.count("node.patch") <= 2
-    rig.kubelet.ends_from_s.clear()
+    rig.kubelet.pod_ends_from_s.clear()
     rig.advance()
     ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=3)
 
@@ -117,7 +117,7 @@ def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> No
 
     ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-1g.5gb")
 
-    assert [why in message for message in rig.statuses].count(True) == 2
+    assert [why in message for message in rig.status_messages].count(True) == 2
 
 
 def node_with_plugin_service(layout: str | None = "all-1g.5gb") -> fakes.NodeRig:

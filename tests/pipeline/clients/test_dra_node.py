@@ -58,9 +58,9 @@ def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
-    pauses = [each for each in rig.statuses if each.startswith("pausing")]
+    pauses = [each for each in rig.status_messages if each.startswith("pausing")]
     assert pauses == ["pausing dcgm-dra, dcgm-exporter-dra", "pausing dra-driver"]
-    resumed = [each for each in rig.statuses if each.startswith(("restarting", "resuming"))]
+    resumed = [each for each in rig.status_messages if each.startswith(("restarting", "resuming"))]
     assert resumed[0] == "restarting the DRA driver"
     assert {rig.labels[key] for key in (claims.DEPLOY_LABEL, *nodes.DRA_MONITORS)} == {"true"}
 
@@ -86,7 +86,9 @@ def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
     assert "DeviceTaintsCleared" in rig.events
-    assert "clears the taints of gpu-0-mig-1 (gpu.nvidia.com/xid=79)" in " ".join(rig.messages)
+    assert "clears the taints of gpu-0-mig-1 (gpu.nvidia.com/xid=79)" in " ".join(
+        rig.event_messages
+    )
 
 
 def test_a_claim_with_unknown_devices_may_be_for_any_gpu() -> None:
@@ -96,7 +98,9 @@ def test_a_claim_with_unknown_devices_may_be_for_any_gpu() -> None:
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
     assert "unknown" not in rig.pod_names
-    assert "default/unknown (its ResourceClaim may stand for any GPU)" in " ".join(rig.messages)
+    assert "default/unknown (its ResourceClaim may stand for any GPU)" in " ".join(
+        rig.event_messages
+    )
 
 
 def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> None:
@@ -172,7 +176,7 @@ def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
-    assert "restarting the device plugin and the DRA driver" in rig.statuses
+    assert "restarting the device plugin and the DRA driver" in rig.status_messages
     uuids = devices(rig)
     assert rig.schedulable == {"nvidia.com/gpu": uuids}
     assert published_uuids(rig) == uuids
@@ -260,7 +264,7 @@ def test_late_pod_leaves_only_while_the_driver_runs(
     agent = agents.reconciler(rig)
 
     def is_due() -> bool:
-        pauses = [each for each in rig.statuses if each.startswith("pausing")]
+        pauses = [each for each in rig.status_messages if each.startswith("pausing")]
         is_last = bool(pauses) and "dra-driver" in pauses[-1]
         return rig.has_hold_taint and (is_last or (is_before and bool(pauses)))
 
@@ -329,7 +333,7 @@ def test_verified_driver_is_not_restarted_after_a_kill() -> None:
     waiting = "waiting for the new devices to be schedulable"
     strikes.kill_when(
         rig,
-        lambda: waiting in rig.statuses and rig.driver_runs,
+        lambda: waiting in rig.status_messages and rig.driver_runs,
         lambda rig: agents.run(rig, "all-balanced"),
     )
     withdrawn = rig.log.count("slices.withdraw")

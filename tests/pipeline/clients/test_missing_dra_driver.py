@@ -125,7 +125,7 @@ def test_claims_that_are_known_do_not_wait_for_outdated_slices() -> None:
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled")
 
-    assert not any("waiting for the DRA driver" in each for each in rig.statuses)
+    assert not any("waiting for the DRA driver" in each for each in rig.status_messages)
 
 
 def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> None:
@@ -142,7 +142,7 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
     closed = strikes.note(
         rig,
         lambda: rig.has_hold_taint,
-        when=lambda: "waiting for the DRA driver" in rig.statuses[-1],
+        when=lambda: "waiting for the DRA driver" in rig.status_messages[-1],
     )
 
     assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
@@ -187,7 +187,7 @@ def test_agent_after_any_kill_evicts_only_affected_pods(
 
         assert len({"low", "high"} & rig.pod_names) == kept, index
         ends.assert_restored(rig)
-        waits += any("waiting for the DRA driver" in each for each in rig.statuses)
+        waits += any("waiting for the DRA driver" in each for each in rig.status_messages)
     assert waits > 3
 
 

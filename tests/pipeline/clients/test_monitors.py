@@ -30,8 +30,8 @@ def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    verifying = rig.statuses.index("waiting for the new devices to be schedulable")
-    assert rig.statuses[verifying + 1 : verifying + 3] == [
+    verifying = rig.status_messages.index("waiting for the new devices to be schedulable")
+    assert rig.status_messages[verifying + 1 : verifying + 3] == [
         "resuming gpu-feature-discovery, dcgm",
         "resuming dcgm-exporter",
     ]
@@ -44,7 +44,9 @@ def test_a_newer_request_does_not_wait_for_monitors() -> None:
     rig = monitored_node()
     rig.daemons.is_ready_by_label[GFD] = False
     hasty = fakes.FakeRequest(
-        rig.clock, ends_when=lambda: rig.statuses[-1].startswith("resuming"), is_replaced=True
+        rig.clock,
+        ends_when=lambda: rig.status_messages[-1].startswith("resuming"),
+        is_replaced=True,
     )
 
     ends.assert_ends(rig, Reason.APPLIED, request=hasty)
@@ -62,7 +64,7 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
         rig,
         lambda: (
             rig.log[-1] == "node.patch"
-            and any(each.startswith("resuming") for each in rig.statuses[-1:])
+            and any(each.startswith("resuming") for each in rig.status_messages[-1:])
         ),
         fail,
     )
@@ -81,7 +83,7 @@ def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.events[-2:] == ["MonitorNotReady", "Applied"]
-    assert GFD in rig.messages[-2]
+    assert GFD in rig.event_messages[-2]
     assert rig.labels[EXPORTER] == "true"
     assert closed[-1] is False
 
@@ -92,7 +94,7 @@ def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(labels: dict[st
     rig.daemons.is_ready_by_label[GFD] = False
 
     def switch_off() -> None:
-        if rig.statuses[-1].startswith("resuming"):
+        if rig.status_messages[-1].startswith("resuming"):
             rig.labels.pop(GFD, None)
             rig.labels |= labels
 

@@ -55,7 +55,7 @@ def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
     assert rig.kubelet.phantoms == {}
     assert rig.states == []
     assert rig.events == ["PhantomDevicesRemoved"]
-    assert f"4 {PHANTOM}" in rig.messages[0]
+    assert f"4 {PHANTOM}" in rig.event_messages[0]
 
 
 def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> None:
@@ -68,7 +68,7 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
     assert rig.events == ["PhantomDevices"]
-    assert rig.conditions[-1] == "PhantomDevices"
+    assert rig.ready_reasons[-1] == "PhantomDevices"
     command = "kubectl patch node node-a --subresource=status --type=merge -p "
     patch = rig.status["message"].partition(command)[2].split("'")[1]
     assert json.loads(patch) == {"status": {"capacity": {PHANTOM: None}}}

@@ -227,7 +227,7 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
     ending = rig.add_pod(
         "ending", devices=frozenset({first}), is_terminating=True, ends_by_s=ends_by_s
     )
-    rig.kubelet.ends_from_s[ending] = ends_from_s
+    rig.kubelet.pod_ends_from_s[ending] = ends_from_s
     rig.add_pod("running", devices=frozenset({second}))
 
     agent = agents.reconciler(rig, ONE_OF_TWO + mode_change)
@@ -342,7 +342,7 @@ def starting_pod(
     """Bind a pod whose devices kubelet does not list yet."""
     devices = frozenset({nodes.device(rig, gpu, profile)})
     uid = rig.add_pod("starting", devices=devices, phase="Pending", is_ready=False)
-    rig.kubelet.listed_from_s[uid] = rig.clock.now_s + listed_after_s
+    rig.kubelet.pod_listed_from_s[uid] = rig.clock.now_s + listed_after_s
     return uid
 
 
@@ -372,7 +372,7 @@ def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
 ) -> None:
     rig = nodes.node(layout="all-balanced")
     affected = rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
-    rig.kubelet.ends_from_s[affected] = ends_from_s
+    rig.kubelet.pod_ends_from_s[affected] = ends_from_s
     uids: list[str] = []
 
     strikes.act_once(rig, lambda: is_due(rig), lambda: uids.append(starting_pod(rig, **pod)))

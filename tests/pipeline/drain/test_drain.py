@@ -83,7 +83,7 @@ def test_pause_longer_than_the_deadline_ends_with_it(
 def test_message_has_the_grace_period_of_a_terminating_pod() -> None:
     rig = empty()
     uid = gpu_pod(rig, grace_s=600)
-    rig.kubelet.ends_pods_from_s = math.inf
+    rig.kubelet.all_end_from_s = math.inf
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating, which may take 600 s")
 
@@ -99,7 +99,7 @@ def test_pod_that_stays_after_its_eviction_was_accepted_is_named_as_such() -> No
         """Do as an admission webhook that answers for the API server, and forgets the pod."""
         rig.change_pod(uid, is_terminating=False)
 
-    rig.kubelet.ends_pods_from_s = math.inf
+    rig.kubelet.all_end_from_s = math.inf
     rig.clock.on_wait.append(keep)
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "accepted its eviction, and it is not terminating")
@@ -133,7 +133,7 @@ def test_pod_that_cannot_leave_is_named_and_no_other_is_evicted(
         run_drain(rig, policy=policy)
 
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
-    assert rig.statuses == []
+    assert rig.status_messages == []
 
 
 @pytest.mark.parametrize("call", ["evict", "delete"])
@@ -198,7 +198,7 @@ def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
 
     assert rig.clock.now_s >= 20
     assert draining.evictions.forced == ("default/train",)
-    assert rig.statuses == ["deleting by force default/train"]
+    assert rig.status_messages == ["deleting by force default/train"]
     assert rig.log.count("workloads.delete") == 1
 
 
@@ -212,7 +212,7 @@ def test_force_deletes_and_announces_nothing_while_kubelet_is_silent(rig: NodeRi
     at(rig, 5, bind)
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "kubelet does not answer", policy=FORCE)
-    assert not rig.statuses
+    assert not rig.status_messages
     assert "workloads.delete" not in rig.log
 
 
@@ -225,12 +225,12 @@ def test_the_many_pods_that_force_deletes_are_counted() -> None:
     run_drain(rig, policy=FORCE)
 
     names = "default/p0, default/p1, default/p2, default/p3, default/p4 and 2 more"
-    assert rig.statuses == [f"deleting by force {names}"]
+    assert rig.status_messages == [f"deleting by force {names}"]
 
 
 def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRig) -> None:
     rig.disruptions.refusals["train"] = "no"
-    rig.kubelet.ends_pods_from_s = math.inf
+    rig.kubelet.all_end_from_s = math.inf
 
     error = assert_fails(rig, Reason.DRAIN_TIMEOUT, "as long again by force", policy=FORCE)
 
@@ -258,7 +258,7 @@ def test_force_deletes_no_pod_once_another_may_not_be_removed(rig: NodeRig) -> N
     assert_fails(rig, Reason.DRAIN_TIMEOUT, why, policy=FORCE)
 
     assert "workloads.delete" not in rig.log
-    assert rig.statuses == []
+    assert rig.status_messages == []
 
 
 @pytest.mark.parametrize(

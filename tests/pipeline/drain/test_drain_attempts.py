@@ -49,7 +49,9 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
     rig, serving = node_with(room_elsewhere=1)
     serving.budget.max_unavailable = granted
     # If all are evicted at once, the others take longer to end.
-    rig.kubelet.ends_from_s = dict.fromkeys(list(serving.local_devices)[2:], rig.clock.now_s + 10)
+    rig.kubelet.pod_ends_from_s = dict.fromkeys(
+        list(serving.local_devices)[2:], rig.clock.now_s + 10
+    )
     agent = agents.reconciler(rig, CONFIG)
 
     def report() -> None:

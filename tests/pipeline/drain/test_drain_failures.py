@@ -120,7 +120,7 @@ def test_no_pod_is_evicted_while_another_cannot_be(
 def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: NodeRig) -> None:
     (uid,) = rig.pods
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
-    rig.kubelet.ends_pods_from_s = math.inf
+    rig.kubelet.all_end_from_s = math.inf
     at(rig, 2, lambda: rig.change_pod(uid, is_terminating=True))
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating")
@@ -176,7 +176,7 @@ def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
     rig.disruptions.refusals["train"] = "no"
     rig.refusing = {"workloads.budgets": error}
     # Its grace period is longer.
-    rig.kubelet.ends_pods_from_s = math.inf
+    rig.kubelet.all_end_from_s = math.inf
 
     failure = assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating", policy=FORCE)
 
@@ -185,7 +185,7 @@ def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
 
 
 def test_a_briefly_silent_api_does_not_end_the_drain(rig: NodeRig) -> None:
-    rig.kubelet.ends_pods_from_s = 12
+    rig.kubelet.all_end_from_s = 12
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
     at(rig, 10, rig.refusing.clear)
 
@@ -221,7 +221,7 @@ def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> N
 
 
 def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:
-    rig.kubelet.ends_pods_from_s = math.inf
+    rig.kubelet.all_end_from_s = math.inf
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
 
     assert str(assert_fails(rig, Reason.API_UNAVAILABLE)) == str(SILENT)

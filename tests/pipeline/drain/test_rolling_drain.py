@@ -24,7 +24,7 @@ def test_partial_budget_drains_as_successors_get_ready() -> None:
 
     assert serving.kills == 4
     assert min(healthy) == 3
-    assert any("evicting default/serving-1; 3 more" in each for each in rig.statuses)
+    assert any("evicting default/serving-1; 3 more" in each for each in rig.status_messages)
     ends.assert_restored(rig)
 
 

@@ -41,7 +41,7 @@ def recovery(rig: fakes.NodeRig) -> tuple[str, str] | None:
 
 def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
     rig, agent, outcome = node_at_rest()
-    ready, status = rig.condition, rig.annotations[well_known.STATUS_ANNOTATION]
+    ready, status = rig.ready_condition, rig.annotations[well_known.STATUS_ANNOTATION]
     set_action(rig, RESET, 0)
 
     with structlog.testing.capture_logs() as logs:
@@ -50,11 +50,11 @@ def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
 
     assert recovery(rig) == ("True", "GpuReset")
     assert rig.events == ["GpuRecoveryNeeded"]
-    assert "nvidia-smi --gpu-reset -i 0" in rig.messages[0]
+    assert "nvidia-smi --gpu-reset -i 0" in rig.event_messages[0]
     assert [entry["gpus"] for entry in logs if entry["event"] == "gpu_recovery_needed"] == [
         ["GPU 0: gpu-reset"]
     ]
-    assert (rig.condition, rig.annotations[well_known.STATUS_ANNOTATION]) == (ready, status)
+    assert (rig.ready_condition, rig.annotations[well_known.STATUS_ANNOTATION]) == (ready, status)
     assert rig.labels[well_known.STATE_LABEL] == "success"
     published = rig.published_gpus
     assert [gpu.recovery_action for gpu in published][:2] == [RESET, None]
@@ -201,7 +201,7 @@ def test_xids_are_counted_and_each_causes_one_event_an_hour() -> None:
     report(94, 94, 154)
     report(94)
     assert rig.events == ["GpuXid"]
-    assert f"Xid 94 of {uuid}, Xid 154 of {uuid}" in rig.messages[-1]
+    assert f"Xid 94 of {uuid}, Xid 154 of {uuid}" in rig.event_messages[-1]
     rig.clock.now_s += 3600
     report(94)
     assert rig.events == ["GpuXid", "GpuXid"]

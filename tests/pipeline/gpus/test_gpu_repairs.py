@@ -67,8 +67,8 @@ def test_a_gpu_reset_by_a_person_before_its_repair_uses_no_attempt() -> None:
     outcome = agents.run(rig, repairs.LAYOUT, by=agent)
 
     assert repairs.resets(rig) == 0
-    assert any(text.endswith("no longer needs a reset.") for text in rig.messages)
-    assert not any("was reset" in text for text in rig.messages)
+    assert any(text.endswith("no longer needs a reset.") for text in rig.event_messages)
+    assert not any("was reset" in text for text in rig.event_messages)
     repairs.break_gpus(rig, 0)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
 

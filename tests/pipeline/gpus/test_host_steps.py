@@ -96,7 +96,7 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(wanted: str | None)
     assert not rig.host.services["debug-shell.service"]
     assert rig.host.services["nvsm.service"]
     assert "HostServiceRefused" in rig.events
-    assert any("debug-shell.service" in message for message in rig.messages)
+    assert any("debug-shell.service" in message for message in rig.event_messages)
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 

@@ -197,8 +197,8 @@ def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     agent = agents.reconciler(rig, **asking(processes))
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
     assert not any(name.startswith("gpu0") for name in rig.pod_names)
-    assert "default/gpu0-0" in rig.messages[0]
-    assert "no GPU has its device" in rig.messages[0]
+    assert "default/gpu0-0" in rig.event_messages[0]
+    assert "no GPU has its device" in rig.event_messages[0]
 
 
 def test_pods_with_missing_devices_are_not_evicted_without_a_request() -> None:

@@ -54,7 +54,7 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     assert rig.labels[well_known.STATE_LABEL] == "rebooting"
     assert rig.has_hold_taint
     assert "Rebooting" in rig.events
-    assert rig.conditions[-1] == "Rebooting"
+    assert rig.ready_reasons[-1] == "Rebooting"
     assert rig.status["rebooted"] is True
     rig.driver.mode_waits = False
     rig.restart_machine()
@@ -397,7 +397,7 @@ def test_a_reboot_follows_once_the_pods_can_leave(
 def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
     rig = nodes.rebooting_node()
     pod = rig.add_pod("slow", devices=frozenset({rig.gpus[1].uuid}))
-    rig.kubelet.ends_from_s[pod] = 3600.0
+    rig.kubelet.pod_ends_from_s[pod] = 3600.0
 
     outcome = ends.assert_ends(rig, Reason.REBOOT_REQUIRED, "slow", layout="one", text=ONE_OR_BOTH)
 

@@ -25,7 +25,7 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
     assert "nvidia-smi" not in rig.recovery_condition["message"]
     outcome = repairs.request_other(rig, agent, attempt=2)
     assert outcome.state is model.State.SUCCESS
-    assert any("steps on the GPUs, with 1 reset" in each for each in rig.statuses)
+    assert any("steps on the GPUs, with 1 reset" in each for each in rig.status_messages)
     assert repairs.resets(rig) == 1
     assert ends.has_layout(rig, repairs.OTHER)
     ends.assert_restored(rig)

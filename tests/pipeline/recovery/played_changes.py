@@ -194,7 +194,7 @@ class PlayedChange:
             tuple(rig.hooks.broken_once),
             tuple(sorted((name, tuple(sorted(ids))) for name, ids in rig.schedulable.items())),
             rig.kubelet.withdrawn is rig.schedulable,
-            rig.kubelet.lists_from_s > rig.clock.now_s,
+            rig.kubelet.all_listed_from_s > rig.clock.now_s,
             len(rig.verified_layout_file.saved),
         )
 
@@ -301,7 +301,7 @@ class _Pauses:
         self._checks[len(self._agent.outcomes)] += 1
         # Which pods use a silent GPU may be known only at the second check, and no repair begins
         # while kubelet is silent.
-        enough = 2 if rig.driver.lost or rig.kubelet.lists_from_s > rig.clock.now_s else 1
+        enough = 2 if rig.driver.lost or rig.kubelet.all_listed_from_s > rig.clock.now_s else 1
         present = {name for uid, name in play.pods.items() if uid in rig.pods}
         if checks >= enough and "affected" in present and not play.was_about_to_evict:
             play.problems.append("a repair that evicted no pod pauses")

@@ -154,7 +154,7 @@ def test_api_outage_after_the_change_neither_fails_nor_rolls_back(name: str) -> 
             agent.recover(change.layout, change.custom)
             assert change.run(rig, agent, attempt=2).state is model.State.SUCCESS, index
         assert "failed" not in rig.states, index
-        assert "restoring the previous instances" not in rig.statuses, index
+        assert "restoring the previous instances" not in rig.status_messages, index
         ends.assert_restored(rig)
 
 
@@ -252,7 +252,7 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
             assert rig.daemons.is_ready_by_label
 
         # Between the mode and the instances there are hooks, and a newer request ends them.
-        is_undone = "restoring the previous instances" in rig.statuses
+        is_undone = "restoring the previous instances" in rig.status_messages
         is_executed = "gpus.execute" in rig.log and not is_undone
         assert rig.gpus == (after if is_executed else before)
         ends.assert_restored(rig, is_stopped=not replaced)

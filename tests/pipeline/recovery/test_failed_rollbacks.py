@@ -26,7 +26,7 @@ def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
 def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     rig, _ = unlucky_node()
 
-    message = rig.statuses[-1]
+    message = rig.status_messages[-1]
     assert "still to do: GPU 0" in message
     assert "create GPU instance 2g.10gb at" in message
     assert well_known.APPLIED_LABEL not in rig.labels
@@ -123,7 +123,7 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
 
     ends.supersede(rig, by=agent, ends_when=stop)
 
-    assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
+    assert "the interrupted change could not be rolled back: no pods" in rig.status_messages[-1]
 
 
 def odd_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...], str]:
@@ -246,7 +246,7 @@ def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
 
 def test_a_rollback_waits_for_a_kubelet_that_has_just_started() -> None:
     rig, before, _ = odd_node()
-    rig.kubelet.lists_from_s = rig.clock.now_s + 5
+    rig.kubelet.all_listed_from_s = rig.clock.now_s + 5
 
     assert not agents.undo(rig)
 
@@ -280,4 +280,4 @@ def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
 
     agents.run(rig)
 
-    assert rig.statuses.count("restoring the previous instances") == 1
+    assert rig.status_messages.count("restoring the previous instances") == 1

@@ -182,7 +182,7 @@ def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
     agents.reconciler(rig).rest()
 
     assert rig.labels == labels
-    assert rig.states == rig.statuses == []
+    assert rig.states == rig.status_messages == []
 
 
 def test_node_without_a_request_publishes_its_gpus() -> None:

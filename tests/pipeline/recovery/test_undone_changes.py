@@ -62,7 +62,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     successor = agents.start(rig, None)
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
-    assert any(f"at {place} on GPU 0 is new, and is kept" in text for text in rig.messages)
+    assert any(f"at {place} on GPU 0 is new, and is kept" in text for text in rig.event_messages)
     journal = rig.open_journal
     assert journal.gpus.snapshot
     assert not journal.node.hold_taint

@@ -103,7 +103,9 @@ def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = F
             "newcomer", devices=frozenset(existing[:1]), phase="Pending" if is_late else "Running"
         )
         if is_late:
-            rig.kubelet.listed_from_s[uid] = rig.clock.now_s + 0.6 * device_listing.LISTED_WITHIN_S
+            rig.kubelet.pod_listed_from_s[uid] = (
+                rig.clock.now_s + 0.6 * device_listing.LISTED_WITHIN_S
+            )
         play.pods[uid] = "newcomer"
         is_spared &= "spared" not in play.change.evicted
         if play.change.custom is None and not is_spared:
@@ -128,7 +130,7 @@ def _miss_controller(play: PlayedChange) -> None:
 
 def _restart_kubelet(play: PlayedChange) -> None:
     """Let kubelet list no pod for longer than an agent waits for that."""
-    play.rig.kubelet.lists_from_s = play.rig.clock.now_s + 30
+    play.rig.kubelet.all_listed_from_s = play.rig.clock.now_s + 30
 
 
 def _break_start_hook(play: PlayedChange) -> None:

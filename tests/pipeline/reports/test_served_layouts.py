@@ -194,7 +194,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
     serve()
     published = set(rig.annotations)
     assert well_known.LAYOUTS_ANNOTATION in published
-    before, rig.condition = rig.gpus, None
+    before, rig.ready_condition = rig.gpus, None
     rig.annotations.clear()
     rig.labels.pop(well_known.STATE_LABEL, None)
     rig.labels.pop(well_known.APPLIED_LABEL, None)
@@ -204,7 +204,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
     serve()
 
     assert set(rig.annotations) == published
-    assert rig.condition is not None
+    assert rig.ready_condition is not None
     assert rig.labels.get(well_known.APPLIED_LABEL) == layout
     assert (rig.driver.executed_steps, rig.gpus) == ([], before)
 

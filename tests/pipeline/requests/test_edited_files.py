@@ -51,9 +51,9 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
     assert (story.rig.labels[well_known.STATE_LABEL], story.rig.gpus) == ("success", gpus)
     assert not story.rig.driver.executed_steps
     assert reason in story.rig.events
-    assert story.rig.condition is not None
-    assert story.rig.condition["status"] == "True"
-    for message in (story.rig.statuses[-1], story.rig.condition["message"]):
+    assert story.rig.ready_condition is not None
+    assert story.rig.ready_condition["status"] == "True"
+    for message in (story.rig.status_messages[-1], story.rig.ready_condition["message"]):
         assert words in message
 
 

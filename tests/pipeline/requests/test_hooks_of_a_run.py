@@ -19,7 +19,7 @@ def rig() -> fakes.NodeRig:
 def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
     status_and_taint = strikes.note(
         rig,
-        lambda: (rig.statuses[-1], rig.has_hold_taint),
+        lambda: (rig.status_messages[-1], rig.has_hold_taint),
         when=lambda: rig.log[-1] == "hooks.run",
     )
 
@@ -36,7 +36,7 @@ def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
     last_hook = max(at for at, call in enumerate(rig.log) if call == "hooks.run")
     assert max(at for at, call in enumerate(rig.log) if call == "gpus.execute") < last_hook
     assert rig.log.index("refresh_files") < last_hook
-    assert "restarting the device plugin" in rig.statuses
+    assert "restarting the device plugin" in rig.status_messages
 
 
 def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
@@ -169,7 +169,7 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: fakes.N
 
     agents.start(rig, None)
 
-    assert any("hooks.yaml:2:1" in each for each in rig.messages)
+    assert any("hooks.yaml:2:1" in each for each in rig.event_messages)
     assert rig.open_journal.host.exit_hook
 
 

@@ -190,7 +190,7 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert "Interrupted" in rig.events
-    assert rig.conditions[-1] == "Interrupted"
+    assert rig.ready_reasons[-1] == "Interrupted"
     ends.assert_restored(rig, is_stopped=True)
 
 

@@ -68,7 +68,7 @@ def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
 
     assert_refused(rig, "default/affected")
 
-    assert "spared" not in rig.messages[-1]
+    assert "spared" not in rig.event_messages[-1]
 
 
 def test_on_demand_a_pod_that_is_bound_and_has_no_device_yet_may_get_one() -> None:
@@ -86,7 +86,7 @@ def test_on_demand_a_pod_is_awaited_that_only_the_second_plan_affects() -> None:
     device = frozenset({nodes.device(rig, 1, "2g.10gb")})
     resource = {"nvidia.com/mig-2g.10gb": 1}
     starting = rig.add_pod("starting", devices=device, phase="Pending", gpu_resources=resource)
-    rig.kubelet.listed_from_s[starting] = rig.clock.now_s + 1.5
+    rig.kubelet.pod_listed_from_s[starting] = rig.clock.now_s + 1.5
 
     outcome = run(rig, custom_layout(document(BOTH_AND_MORE), is_on_demand=True))
 
@@ -144,7 +144,7 @@ def test_on_demand_a_driver_that_lists_no_processes_is_queried_again() -> None:
 @pytest.mark.parametrize("is_restarted", [True, False])
 def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool) -> None:
     rig = nodes.busy_node()
-    rig.kubelet.ends_pods_from_s = math.inf
+    rig.kubelet.all_end_from_s = math.inf
     agent = agents.reconciler(rig, limits=ON)
     assert run(rig, custom_layout(), by=agent).keeps_taint
     assert rig.has_hold_taint
@@ -253,7 +253,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
 
 def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
     rig = idle_node()
-    rig.kubelet.ends_pods_from_s = math.inf
+    rig.kubelet.all_end_from_s = math.inf
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.IN_USE
     assert "default/nvidia-device-plugin" in outcome.message

@@ -186,7 +186,7 @@ def test_only_pods_on_destroyed_instances_are_evicted() -> None:
 
 def test_a_kubelet_that_has_just_started_gets_time_to_list_its_pods() -> None:
     rig = nodes.busy_node()
-    rig.kubelet.lists_from_s = 5.0
+    rig.kubelet.all_listed_from_s = 5.0
 
     ends.assert_ends(rig, Reason.APPLIED)
 
@@ -203,7 +203,7 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
         # A kubelet that has lost its checkpoint lists pods without devices.
         rig.kubelet.devices_by_pod = dict.fromkeys(rig.kubelet.devices_by_pod, frozenset())
     else:
-        rig.kubelet.lists_from_s = math.inf
+        rig.kubelet.all_listed_from_s = math.inf
 
     outcome = ends.assert_ends(
         rig,
@@ -222,7 +222,7 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
 def test_a_node_without_gpu_pods_changes_although_kubelet_lists_none() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.add_pod("web")
-    rig.kubelet.lists_from_s = math.inf
+    rig.kubelet.all_listed_from_s = math.inf
 
     ends.assert_ends(rig, Reason.APPLIED)
 
@@ -254,9 +254,9 @@ def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
     ends.assert_ends(rig, Reason.APPLIED)
 
     waits = "1 pod to wait for: default/affected"
-    assert waits in rig.statuses
-    assert any(message.endswith(waits) for message in rig.messages)
-    assert not any("to evict" in text for text in (*rig.messages, *rig.statuses))
+    assert waits in rig.status_messages
+    assert any(message.endswith(waits) for message in rig.event_messages)
+    assert not any("to evict" in text for text in (*rig.event_messages, *rig.status_messages))
 
 
 def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:
@@ -281,10 +281,13 @@ def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
 
     outcome = ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "225 pods still use")
 
-    assert any("225 pods to evict: default/affected" in message for message in rig.messages)
+    assert any("225 pods to evict: default/affected" in message for message in rig.event_messages)
     assert outcome.message.count("do-not-evict") == 1
     assert outcome.message.endswith(outcome.reason.remedy)
-    assert max(len(text) for text in (*rig.messages, *rig.statuses, outcome.message)) < 1024
+    assert (
+        max(len(text) for text in (*rig.event_messages, *rig.status_messages, outcome.message))
+        < 1024
+    )
 
 
 def test_gpus_are_planned_twice_if_the_driver_hides_profiles() -> None:
@@ -376,7 +379,7 @@ def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:
     ends.assert_ends(rig, Reason.APPLIED, "Deleted by force: default/affected")
 
     assert "ForcedDrain" in rig.events
-    assert "deleting by force default/affected" in rig.statuses
+    assert "deleting by force default/affected" in rig.status_messages
     assert "workloads.evict" not in rig.log
 
 
@@ -387,7 +390,7 @@ def test_claims_on_gpus_make_pods_leave_and_the_event_says_why_once() -> None:
     agents.run(rig)
 
     assert rig.pod_names.isdisjoint({"claimant", "another"})
-    drained = rig.messages[rig.events.index("Draining")]
+    drained = rig.event_messages[rig.events.index("Draining")]
     why = "default/claimant, default/another (its ResourceClaim may stand for any GPU)"
     assert f"default/affected; {why}" in drained
 

@@ -101,7 +101,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
         "reason": "SlotsTaken",
         "message": str(USED_BY_B),
     }
-    assert rig.statuses.count(str(USED_BY_B)) == 1
+    assert rig.status_messages.count(str(USED_BY_B)) == 1
 
 
 def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
@@ -111,7 +111,9 @@ def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
 
     ends.assert_ends(fake.rig, Reason.APPLIED)
 
-    reports = [message for message in fake.rig.statuses if "under change now: node-" in message]
+    reports = [
+        message for message in fake.rig.status_messages if "under change now: node-" in message
+    ]
     assert 2 <= len(reports) < 12
 
 

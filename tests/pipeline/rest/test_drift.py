@@ -41,7 +41,7 @@ def test_a_drift_is_published_although_kubelet_is_silent() -> None:
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
     assert rig.events == ["Drifted"]
-    assert "default/foreign" in rig.statuses[-1]
+    assert "default/foreign" in rig.status_messages[-1]
 
 
 @pytest.mark.parametrize("at_run", ["listed", "missing"])
@@ -58,7 +58,7 @@ def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str
     for _ in range(2):
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
-    is_missing = f"the driver no longer lists {before[1]}" in rig.statuses[-1]
+    is_missing = f"the driver no longer lists {before[1]}" in rig.status_messages[-1]
     assert is_missing is (at_run == "listed")
     assert rig.events == ["Drifted", "Drifted", "DestroyedDevices"]
 
@@ -88,7 +88,7 @@ def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert rig.events == ["Drifted", "DestroyedDevices"]
     assert well_known.APPLIED_LABEL not in rig.labels
-    assert "it cannot be restored" in rig.statuses[-1]
+    assert "it cannot be restored" in rig.status_messages[-1]
     rig.gpus = before
     agent.check_drift(LAYOUT, outcome)
     assert rig.labels[well_known.STATE_LABEL] == "success"

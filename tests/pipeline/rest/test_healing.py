@@ -36,7 +36,7 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     nodes.add_pod_on_foreign_instances(rig)
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
-    assert "default/foreign" in rig.statuses[-1]
+    assert "default/foreign" in rig.status_messages[-1]
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert rig.events == ["Drifted", "DestroyedDevices"]
 

@@ -17,8 +17,8 @@ from tests.pipeline.drifts import LAYOUT, TWO_GPUS, tamper
 
 def readiness_of(rig: fakes.NodeRig) -> tuple[str, str]:
     """Return status and reason of the condition ``MigReady``."""
-    assert rig.condition is not None
-    return rig.condition["status"], rig.condition["reason"]
+    assert rig.ready_condition is not None
+    return rig.ready_condition["status"], rig.ready_condition["reason"]
 
 
 @pytest.mark.parametrize("failing", ["too-much", "no-such-layout"])
@@ -212,12 +212,12 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert rig.events == ["Drifted", "DestroyedDevices"]
     assert well_known.APPLIED_LABEL not in rig.labels
-    assert f"the driver no longer lists {before[1]}" in rig.statuses[-1]
+    assert f"the driver no longer lists {before[1]}" in rig.status_messages[-1]
     assert "workloads.evict" not in rig.log
     if not heals:
         rig.gpus = gpu_values.without_instances(before, 1)
         assert agent.check_drift(layout, outcome) is drift.Action.REST
-        assert "the driver no longer lists" not in rig.statuses[-1]
+        assert "the driver no longer lists" not in rig.status_messages[-1]
     rig.gpus = before
     assert agent.check_drift(layout, outcome) is drift.Action.REST
     assert rig.labels[well_known.STATE_LABEL] == "success"

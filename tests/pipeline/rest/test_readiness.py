@@ -18,12 +18,12 @@ def new_node(layout: str | None = None) -> fakes.NodeRig:
     rig = nodes.node(layout=layout)
     rig.policy = policies.Policy(startup_taints=frozenset({STARTUP}))
     rig.taints = {STARTUP, OTHER}
-    rig.condition, rig.conditions = None, []
+    rig.ready_condition, rig.ready_reasons = None, []
     return rig
 
 
 def is_ready(rig: fakes.NodeRig) -> bool | None:
-    return None if rig.condition is None else rig.condition["status"] == "True"
+    return None if rig.ready_condition is None else rig.ready_condition["status"] == "True"
 
 
 def test_node_is_not_ready_until_its_layout_is_verified() -> None:
@@ -32,7 +32,7 @@ def test_node_is_not_ready_until_its_layout_is_verified() -> None:
 
     ends.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
 
-    assert rig.conditions == ["Pending", "LayoutVerified"]
+    assert rig.ready_reasons == ["Pending", "LayoutVerified"]
     assert is_ready(rig)
     assert rig.taints == {OTHER}
     during = [entry for entry in entries if entry[0] in {"gpus.execute", "workloads.delete"}]
@@ -42,11 +42,11 @@ def test_node_is_not_ready_until_its_layout_is_verified() -> None:
 def test_an_applied_layout_stays_ready_and_nothing_is_written_again() -> None:
     rig = new_node()
     agents.run(rig, LAYOUT)
-    rig.conditions.clear()
+    rig.ready_reasons.clear()
 
     ends.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
 
-    assert rig.conditions == []
+    assert rig.ready_reasons == []
     assert is_ready(rig)
 
 
@@ -55,7 +55,7 @@ def test_a_new_agent_on_a_node_with_its_layout_removes_the_startup_taint() -> No
 
     ends.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
 
-    assert (rig.taints, rig.conditions) == ({OTHER}, ["LayoutVerified"])
+    assert (rig.taints, rig.ready_reasons) == ({OTHER}, ["LayoutVerified"])
 
 
 @pytest.mark.parametrize("layout", ["no-such-layout", "too-much"])
@@ -65,16 +65,16 @@ def test_failed_layout_keeps_the_startup_taint(layout: str) -> None:
     outcome = agents.run(rig, layout)
 
     assert rig.taints == {STARTUP, OTHER}
-    assert rig.condition is not None
-    assert (is_ready(rig), rig.condition["reason"]) == (False, outcome.reason.value)
-    assert rig.condition["message"] == outcome.message
+    assert rig.ready_condition is not None
+    assert (is_ready(rig), rig.ready_condition["reason"]) == (False, outcome.reason.value)
+    assert rig.ready_condition["message"] == outcome.message
 
 
 def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     rig = new_node(LAYOUT)
     agent = agents.reconciler(rig)
     outcome = agents.run(rig, LAYOUT, by=agent)
-    since = rig.condition and rig.condition["lastTransitionTime"]
+    since = rig.ready_condition and rig.ready_condition["lastTransitionTime"]
     before = drifts.tamper(rig)
     rig.clock.now_s += 60
 
@@ -83,9 +83,9 @@ def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     rig.gpus = before
     agent.check_drift(LAYOUT, outcome)
 
-    assert rig.conditions == ["LayoutVerified", "Drifted", "LayoutVerified"]
-    assert rig.condition is not None
-    assert rig.condition["lastTransitionTime"] not in (None, since)
+    assert rig.ready_reasons == ["LayoutVerified", "Drifted", "LayoutVerified"]
+    assert rig.ready_condition is not None
+    assert rig.ready_condition["lastTransitionTime"] not in (None, since)
 
 
 def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None:
@@ -94,7 +94,7 @@ def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None
     assert not agents.undo(rig)
     assert not agents.undo(rig)
 
-    assert (is_ready(rig), rig.conditions) == (True, ["NoLayoutRequested"])
+    assert (is_ready(rig), rig.ready_reasons) == (True, ["NoLayoutRequested"])
     assert rig.taints == {OTHER}
     assert rig.log.count("node.patch") == 2, "the taint, and the GPUs"
 

@@ -69,7 +69,7 @@ def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str)
     assert "busy" in rig.pod_names
     assert rig.labels.get(well_known.STATE_LABEL) == state
     assert rig.events == ["DestroyedDevices"]
-    assert rig.messages == [
+    assert rig.event_messages == [
         "the device plugin advertises 1 device that no GPU has: it is restarted"
     ]
     plugins, questions = node.plugins, rig.log.count("allocations.allocatable")
@@ -134,7 +134,7 @@ def test_a_plugin_without_a_pod_is_reported_once() -> None:
         node.check()
 
     assert node.rig.events == ["DestroyedDevices"]
-    assert "found no pod of it" in node.rig.messages[0]
+    assert "found no pod of it" in node.rig.event_messages[0]
 
 
 def test_a_dra_driver_without_a_request_offers_no_device_that_is_gone() -> None:
