@@ -13,9 +13,9 @@ from typing import Self
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts
+from mig_manager.agent import agent_settings, attempts, run_journal
 from mig_manager.agent.pods import device_listing, dra_driver, eviction, orders
-from mig_manager.core import messages
+from mig_manager.core import messages, ports
 from mig_manager.core.node import gpu_use, pod_object
 
 _log = structlog.get_logger()
@@ -42,11 +42,14 @@ class PodsChangedError(Exception):
         """When the drain would have ended, by the clock."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
     """One drain: evict, wait, and retry where a budget refused."""
 
-    attempt: attempts.Attempt
+    deps: ports.Dependencies
+    limits: agent_settings.Limits
+    cancel: ports.Cancellation
+    journal: run_journal.RunJournal
     order: orders.Order
     evictions: eviction.Evictions
     new_plans: int = 0  # how often another plan may replace the order
@@ -58,7 +61,22 @@ class Drain:
             attempt.memory.begin_drain()
         elif not attempt.request.repairs:
             attempt.journal.note(has_evicted=True)
-        return cls(attempt, order, eviction.Evictions(attempt), new_plans)
+        evictions = eviction.Evictions(
+            deps=attempt.deps,
+            journal=attempt.journal,
+            cancel=attempt.cancel,
+            strategy=attempt.limits.policy.strategy,
+            returning=attempt.memory.returning,
+        )
+        return cls(
+            deps=attempt.deps,
+            limits=attempt.limits,
+            cancel=attempt.cancel,
+            journal=attempt.journal,
+            order=order,
+            evictions=evictions,
+            new_plans=new_plans,
+        )
 
     def for_new_plan(self, order: orders.Order) -> Self:
         """Return the same drain for another plan of the change."""
@@ -83,23 +101,22 @@ class Drain:
             MigManagerError: The order refuses a change that affects pods.
             Superseded: Another layout is requested, or the agent stops.
         """
-        before = self.attempt.journal.entries
+        before = self.journal.entries
         try:
             return self._run(usage, deadline_s)
         finally:
             if not self.evictions.evicted:
                 # The API has refused the evictions that the journal lists.
-                self.attempt.journal.note(draining=before.draining, has_evicted=before.has_evicted)
+                self.journal.note(draining=before.draining, has_evicted=before.has_evicted)
 
     def _run(self, usage: gpu_use.Usage, deadline_s: float | None) -> gpu_use.Usage:
         if self.order.affected is not None and not self.order.affected:
             return usage
-        self.attempt.memory.returning.begin(usage.pods)
-        self.evictions.begin()
+        self.evictions.begin(usage.pods)
         end = self._wait(self._act, usage, self._usage(usage.pods, usage), deadline_s)
         is_forced = self._may_force(end.remaining)
         if is_forced:
-            self.evictions.begin()
+            self.evictions.begin(usage.pods)
             end = self._wait(self.evictions.delete, usage)
         if end.remaining:
             raise self._timeout(end, is_forced=is_forced)
@@ -113,7 +130,7 @@ class Drain:
             DrainError: Names the pods; the node does not stay tainted.
             MigManagerError: As ``run``.
         """
-        current = self._usage(self.attempt.deps.workloads.list(), usage)
+        current = self._usage(self.deps.workloads.list(), usage)
         names = messages.list_names([pod.key for pod in current.users(self.order.affected)])
         self.order.require_allowed(names)
         if names:
@@ -144,15 +161,15 @@ class Drain:
         """
         deadline_s = self._new_deadline_s() if deadline_s is None else deadline_s
         first_s: dict[tuple[str, bool], float] = {}
-        pauses_s = map(self.attempt.limits.backoff.delay_s, itertools.count())
+        pauses_s = map(self.limits.backoff.delay_s, itertools.count())
         while True:
             if usage is None:
-                self.attempt.cancel.pause(next(pauses_s))
+                self.cancel.pause(next(pauses_s))
                 usage = self._observe(before, deadline_s)
             remaining = usage.users(self.order.affected) if usage else ()
             if usage and not remaining:
                 return _End(usage=usage)
-            self.attempt.cancel.check()
+            self.cancel.check()
             if usage:
                 progress = self.evictions.progress
                 blocked = self._await_listing(usage, first_s)
@@ -181,23 +198,23 @@ class Drain:
         Empty once kubelet had the time; ``first_s`` is as in ``device_listing.is_any_new``.
         """
         undecided = usage.undecided_users(self.order.affected)
-        now_s = self.attempt.deps.clock.monotonic()
+        now_s = self.deps.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
-        max_s = self.attempt.limits.drain_timeout_s * 3 / 4
+        max_s = self.limits.drain_timeout_s * 3 / 4
         is_any_new = device_listing.is_any_new(undecided, first_s, now_s, max_s=max_s)
         if not (is_any_new or usage.no_answer):
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}
 
     def _new_deadline_s(self) -> float:
-        return self.attempt.deps.clock.monotonic() + self.attempt.limits.drain_timeout_s
+        return self.deps.clock.monotonic() + self.limits.drain_timeout_s
 
     def _is_late(self, deadline_s: float) -> bool:
-        return self.attempt.deps.clock.monotonic() >= deadline_s
+        return self.deps.clock.monotonic() >= deadline_s
 
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
         return (
-            self.attempt.limits.policy.is_forced
+            self.limits.policy.is_forced
             and isinstance(self.order.rights, orders.Evict)
             and bool(remaining)
             and not any(map(eviction.why_not_evictable, remaining))
@@ -209,7 +226,7 @@ class Drain:
         The watch is enough for waiting. Evictions and the end of a drain need a list, because a
         watch may lag behind.
         """
-        workloads = self.attempt.deps.workloads
+        workloads = self.deps.workloads
         watched = None if self._is_late(deadline_s) else workloads.from_watch()
         if watched is not None and self._has_only_to_wait(self._usage(watched, before)):
             return None
@@ -233,7 +250,7 @@ class Drain:
             return latest
         # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
         try:
-            assigned = self.attempt.deps.allocations.assigned_devices()
+            assigned = self.deps.allocations.assigned_devices()
         except errors.KubeletError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
             return dataclasses.replace(latest, no_answer=error.message)
@@ -258,7 +275,7 @@ class Drain:
         has_evicted = self.evictions.evicted > 0 or self.order.has_begun
         reason, more = self.evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
-        timeout_s = self.attempt.limits.drain_timeout_s
+        timeout_s = self.limits.drain_timeout_s
         by_force = ", and as long again by force" if is_forced else ""
         lacks_driver = any(pod.may_claim for pod in remaining) and not (
             dra_driver.has_ready(end.usage.pods)

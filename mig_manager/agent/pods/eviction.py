@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts
-from mig_manager.core import messages, model
+from mig_manager.agent import run_journal, successors
+from mig_manager.core import messages, model, ports
 from mig_manager.core.node import evictions, pod_object, policies, well_known
 
 _log = structlog.get_logger()
@@ -58,11 +58,15 @@ class _Round:
     next_s: float = 0.0  # when the next round may begin
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class Evictions:
     """The evictions of one drain."""
 
-    attempt: attempts.Attempt
+    deps: ports.Dependencies
+    journal: run_journal.RunJournal
+    cancel: ports.Cancellation
+    strategy: policies.DrainStrategy
+    returning: successors.Successors  # where evicted pods return
     forced: tuple[str, ...] = ()  # names of the pods that were deleted by force
     _has_begun: bool = False
     """Whether all affected pods were evictable at some time, or force was announced."""
@@ -74,8 +78,12 @@ class Evictions:
     _remaining: Sequence[pod_object.Pod] = ()  # the affected pods as last listed
     _began_s: float = 0.0  # when dry runs and evictions of these began
 
-    def begin(self) -> None:
-        """Forget earlier attempts and the budgets, which force ignores, for a new deadline."""
+    def begin(self, pods: Iterable[pod_object.Pod]) -> None:
+        """Forget earlier attempts and the budgets, which force ignores, for a new deadline.
+
+        ``pods`` are the node's when the drain began.
+        """
+        self.returning.begin(pods)
         self._has_begun = False
         self._may_list_budgets = True
         self._attempts.clear()
@@ -89,17 +97,17 @@ class Evictions:
     @property
     def progress(self) -> int:
         """How many of the evicted pods were on the node at the start."""
-        return sum(not self.attempt.memory.returning.is_new(pod) for pod in self._evicted.values())
+        return sum(not self.returning.is_new(pod) for pod in self._evicted.values())
 
     @property
     def is_rolling(self) -> bool:
         """Whether it evicts what the last count of the budgets granted, which was only a part."""
-        is_rolling = self.attempt.limits.policy.strategy is policies.DrainStrategy.ROLLING
+        is_rolling = self.strategy is policies.DrainStrategy.ROLLING
         return is_rolling and bool(self._round.spent)
 
     def is_any_ready(self, remaining: Iterable[pod_object.Pod]) -> bool:
         """Return whether a pod can be evicted or deleted now."""
-        is_time = self.attempt.deps.clock.monotonic() >= self._round.next_s
+        is_time = self.deps.clock.monotonic() >= self._round.next_s
         return is_time and any(map(self._is_pending, remaining))
 
     def evict(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
@@ -110,7 +118,7 @@ class Evictions:
             DrainError: PODS_RETURN.
             Superseded: Another layout is requested, or the agent stops.
         """
-        self.attempt.memory.returning.refuse_more(filter(self._is_pending, remaining))
+        self.returning.refuse_more(filter(self._is_pending, remaining))
         not_evictable = _not_evictable(remaining)
         # An admission webhook may have answered instead of the API server.
         accepted = [
@@ -119,13 +127,13 @@ class Evictions:
             if self._last_attempt(pod).is_done and not pod.is_terminating
         ]
         pending = [pod for pod in remaining if self._is_pending(pod)]
-        if pending and self.attempt.deps.clock.monotonic() >= self._round.next_s:
+        if pending and self.deps.clock.monotonic() >= self._round.next_s:
             # Pods without a controller come last, because nothing starts them again. Returned pods
             # come first: if pods keep returning, fewer are evicted in vain.
             pending.sort(
                 key=lambda pod: (
                     pod.owner_kind is None,
-                    not self.attempt.memory.returning.include(pod),
+                    not self.returning.include(pod),
                 )
             )
             counted, error = self._count(pending)
@@ -137,7 +145,7 @@ class Evictions:
                 blocked=blocked,
                 spent=counted.spent,
                 error=error,
-                next_s=max(self.attempt.deps.clock.monotonic() + pause_s, not_before_s),
+                next_s=max(self.deps.clock.monotonic() + pause_s, not_before_s),
             )
         evicted = [pod.key for pod in pending if self._last_attempt(pod).is_done]
         return (
@@ -149,7 +157,7 @@ class Evictions:
 
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now; as ``evict``."""
-        self.attempt.memory.returning.refuse_more(filter(self._is_pending, remaining))
+        self.returning.refuse_more(filter(self._is_pending, remaining))
         if not_evictable := _not_evictable(remaining):
             return not_evictable
         pending = [pod for pod in remaining if self._is_pending(pod)]
@@ -157,8 +165,8 @@ class Evictions:
             self._has_begun = True
             message = f"deleting by force {_names(pending)}"
             self._enter(message)
-            text = f"{self.attempt.status.title}: {message}"
-            self.attempt.deps.node.emit(reason="ForcedDrain", message=text, is_warning=True)
+            text = f"{self.journal.status.title}: {message}"
+            self.deps.node.emit(reason="ForcedDrain", message=text, is_warning=True)
         self._begin_round(remaining)
         return self._try_each(pending, self._delete_one, verb="delete")
 
@@ -182,11 +190,11 @@ class Evictions:
         return errors.Reason.DRAIN_TIMEOUT, ""
 
     def _begin_round(self, remaining: Sequence[pod_object.Pod]) -> None:
-        self._remaining, self._began_s = remaining, self.attempt.deps.clock.monotonic()
+        self._remaining, self._began_s = remaining, self.deps.clock.monotonic()
 
     @property
     def _is_list_old(self) -> bool:
-        return self.attempt.deps.clock.monotonic() >= self._began_s + _OUTDATED_S
+        return self.deps.clock.monotonic() >= self._began_s + _OUTDATED_S
 
     def _must_list_again(self, pod: pod_object.Pod) -> bool:
         """Return whether a pod may have finished, or any have become one that must stay.
@@ -195,7 +203,7 @@ class Evictions:
         its status, and a budget that granted it counts the pod as evicted for two minutes
         (``EvictionREST.Create`` of k8s.io/kubernetes/pkg/registry/core/pod/storage).
         """
-        watched = {each.uid: each for each in self.attempt.deps.workloads.from_watch() or ()}
+        watched = {each.uid: each for each in self.deps.workloads.from_watch() or ()}
         latest = (watched.get(each.uid, each) for each in self._remaining)
         is_finished = watched.get(pod.uid, pod).is_finished
         return is_finished or self._is_list_old or not are_evictable_or_ending(latest)
@@ -216,10 +224,10 @@ class Evictions:
         """Evict as the budgets grant; return why other pods are not evicted yet."""
         if not self._has_begun:
             is_possible = not _not_evictable(remaining)
-            is_whole = self.attempt.limits.policy.strategy is policies.DrainStrategy.WHOLE
+            is_whole = self.strategy is policies.DrainStrategy.WHOLE
             blocked = dict(counted.refused if is_whole else counted.exhausted)
             if is_possible and not blocked:
-                blocked = self._try_each(pending, self.attempt.deps.workloads.can_evict)
+                blocked = self._try_each(pending, self.deps.workloads.can_evict)
             if blocked or not is_possible:
                 return blocked
             self._has_begun = True
@@ -246,7 +254,7 @@ class Evictions:
         budgets: tuple[evictions.Budget, ...] = ()
         if self._may_list_budgets:
             try:
-                budgets = self.attempt.deps.workloads.budgets({pod.namespace for pod in pods})
+                budgets = self.deps.workloads.budgets({pod.namespace for pod in pods})
             except errors.ClusterError as error:
                 if error.reason is errors.Reason.API_UNAVAILABLE:
                     _log.warning("budgets_not_listed", error=error.message)
@@ -268,7 +276,7 @@ class Evictions:
             covered = [
                 pod
                 for budget in self._round.spent
-                for pod in self.attempt.deps.workloads.covered_by(budget)
+                for pod in self.deps.workloads.covered_by(budget)
             ]
         except errors.ClusterError as error:
             _log.warning("successors_not_listed", error=error.message)
@@ -300,7 +308,7 @@ class Evictions:
                 blocked[pod.key] = why
                 continue
             # Evictions may take long, for example because of a slow webhook.
-            self.attempt.cancel.check()
+            self.cancel.check()
             before = self._attempts.pop(pod.uid, _Attempt()).error
             failure: errors.ClusterError | None = None
             try:
@@ -319,24 +327,24 @@ class Evictions:
                 why = f"{fails} {verb} it ({reason})"
                 pause_s = max(_RETRY_S, error.retry_after_s or 0.0)
             blocked[pod.key] = why
-            not_before_s = self.attempt.deps.clock.monotonic() + pause_s
+            not_before_s = self.deps.clock.monotonic() + pause_s
             self._attempts[pod.uid] = _Attempt(not_before_s=not_before_s, why=why, error=failure)
         return blocked
 
     def _why_paused(self, pod: pod_object.Pod) -> str | None:
         """Return why a pod was refused, until the server's requested pause is over."""
         last = self._last_attempt(pod)
-        return last.why if self.attempt.deps.clock.monotonic() < last.not_before_s else None
+        return last.why if self.deps.clock.monotonic() < last.not_before_s else None
 
     def _evict_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        verdict = self._remove(pod, self.attempt.deps.workloads.evict)
+        verdict = self._remove(pod, self.deps.workloads.evict)
         if verdict.answer is not evictions.Eviction.BLOCKED:
             _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
         return verdict
 
     def _delete_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         def delete(pod: pod_object.Pod) -> evictions.EvictionResponse:
-            self.attempt.deps.workloads.delete(pod)
+            self.deps.workloads.delete(pod)
             return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
 
         verdict = self._remove(pod, delete, is_forced=True)
@@ -364,14 +372,14 @@ class Evictions:
             raise
         if verdict.answer is not evictions.Eviction.BLOCKED:
             self._attempts[pod.uid] = _Attempt(is_done=True)
-            self.attempt.memory.returning.note_removed(pod)
+            self.returning.note_removed(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
             self._count_evicted(pod, is_forced=is_forced)
         return verdict
 
     def _enter(self, message: str) -> None:
         """Publish which pods go next, and record it as ``_record_eviction``."""
-        self.attempt.journal.enter(model.Phase.DRAIN, message, draining=True, has_evicted=True)
+        self.journal.enter(model.Phase.DRAIN, message, draining=True, has_evicted=True)
 
     def _record_eviction(self) -> None:
         """Record before the first eviction that the run costs pods.
@@ -379,17 +387,17 @@ class Evictions:
         The record decides whether the node stays tainted, and whether a failure of the run counts.
         It comes first, because the agent may be killed, or the answer to the eviction be lost.
         """
-        entries = self.attempt.journal.entries
+        entries = self.journal.entries
         if not (entries.draining and entries.has_evicted):
-            self.attempt.journal.publish(draining=True, has_evicted=True)
+            self.journal.publish(draining=True, has_evicted=True)
 
     def _count_evicted(self, pod: pod_object.Pod, *, is_forced: bool) -> None:
-        self.attempt.memory.returning.note_removed(pod)
+        self.returning.note_removed(pod)
         if is_forced and pod.key not in self.forced:
             self.forced += (pod.key,)
         if pod.uid not in self._evicted:
             self._evicted[pod.uid] = pod
-            self.attempt.deps.telemetry.pod_evicted()
+            self.deps.telemetry.pod_evicted()
 
 
 def why_not_evictable(pod: pod_object.Pod) -> str:
