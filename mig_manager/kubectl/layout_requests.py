@@ -61,7 +61,7 @@ def apply(
             "observe none"
         )
     name, text, plans = _plan(command, report, requested, document)
-    if plans.nodes[0].feasibility.fits is False:
+    if plans.nodes[0].fit.fits is False:
         outcome = f"Layout {name} does not fit {node.name}. Nothing was requested."
     elif is_dry_run:
         outcome = "Nothing was requested (--dry-run)."

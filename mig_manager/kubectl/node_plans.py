@@ -85,8 +85,8 @@ def pictures(plans: preview.ClusterPlan, *, style: bar.Style) -> str:
         lines = [style.paint(title, bar.Tone.STRONG)]
         lines += [style.wrap(note, indent="  ! ") for note in node.notes]
         if node.planned is None:
-            verdict = node.feasibility.value.replace("-", " ")
-            lines.append(style.wrap(f"{verdict}: {node.message}", indent="  "))
+            fit = node.fit.value.replace("-", " ")
+            lines.append(style.wrap(f"{fit}: {node.message}", indent="  "))
         else:
             evicts = bool(node.evicted or node.maybe_evicted)
             picture = gpu_report.plan(

@@ -145,7 +145,7 @@ def test_products_that_share_a_name_are_reported_apart() -> None:
 
     result = validate.against_products([layout("balanced")], source="f", templates=templates)
 
-    assert len(result.verdicts) == len(templates)
+    assert len(result.product_fits) == len(templates)
 
 
 def test_facts_that_need_mig_mode_are_unknown_before_it_is_on() -> None:
@@ -153,5 +153,5 @@ def test_facts_that_need_mig_mode_are_unknown_before_it_is_on() -> None:
 
     result = validate.against_node([layout("balanced")], source="f", gpus=[gpu])
 
-    assert result.verdicts["balanced", A100.name].fit is validate.Fit.UNKNOWN
+    assert result.product_fits["balanced", A100.name].fit is validate.Fit.UNKNOWN
     assert not result.misfits

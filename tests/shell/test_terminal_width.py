@@ -95,13 +95,13 @@ def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
         preview.NodePlan(
             name="gpu-node-1.example.org",
             layout="all-balanced",
-            feasibility=preview.NodeFit.FITS,
+            fit=preview.NodeFit.FITS,
             claiming=pods,
         ),
         preview.NodePlan(
             name="b",
             layout="",
-            feasibility=preview.NodeFit.DOES_NOT_FIT,
+            fit=preview.NodeFit.DOES_NOT_FIT,
             reason="NoFit",
             message="too small " * 20,
         ),

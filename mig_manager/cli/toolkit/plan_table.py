@@ -19,8 +19,8 @@ def table(plan: preview.ClusterPlan, *, style: bar.Style) -> str:
             change = gpu_report.summary(node.planned) if node.is_changed else "nothing"
         # The summary has the layout of all nodes; an undo has one for every node.
         layout = () if plan.layout else (node.layout or "-",)
-        verdict = node.feasibility.value, preview.TONES[node.feasibility]
-        rows.append((node.name, *layout, verdict, change, _evictions(node)))
+        fit = node.fit.value, preview.TONES[node.fit]
+        rows.append((node.name, *layout, fit, change, _evictions(node)))
         if remarks := messages.join(node.message, *node.notes):
             notes.append(style.wrap(f"{node.name}: {remarks}"))
     notes += [unknown_pods(plan, style)] if plan.pods_not_known else []

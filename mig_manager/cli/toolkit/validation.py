@@ -118,7 +118,9 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
     draw = _by_layout if len(result.products) > _MAX_COLUMNS else _by_product
     lines = [*draw(drawn, style), ""]
     fits = {
-        result.verdicts[name, product].fit for name in drawn.layouts for product in result.products
+        result.product_fits[name, product].fit
+        for name in drawn.layouts
+        for product in result.products
     }
     # A no-break space keeps a glyph beside its meaning.
     legend = [
@@ -129,7 +131,7 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
     if legend:
         text = style.fit("   ".join(legend), further="")
         lines.append(style.plain(text.replace("\xa0", " ")))
-    unknown = [v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN]
+    unknown = [v for v in result.product_fits.values() if v.fit is validate.Fit.UNKNOWN]
     explained = result.misfits or unknown
     if hidden := len(result.layouts) - len(drawn.layouts):
         more = messages.count(hidden, "more layout")
@@ -138,9 +140,9 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
             lines.append(style.fit(f"Without MIG: {messages.list_names(result.without_mig)}"))
     else:
         lines += _elsewhere(result, style)
-    for verdict in explained[:_MAX_EXPLAINED]:
-        place = f" [{verdict.location}]" if verdict.location else ""
-        lines.append(style.wrap(f"{verdict.layout}: {verdict.why}{place}"))
+    for misfit in explained[:_MAX_EXPLAINED]:
+        place = f" [{misfit.location}]" if misfit.location else ""
+        lines.append(style.wrap(f"{misfit.layout}: {misfit.why}{place}"))
     if len(explained) > _MAX_EXPLAINED:
         lines.append(f"{len(explained) - _MAX_EXPLAINED} more; -o json explains them all")
     lines += [
@@ -155,7 +157,7 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
 
 def _is_for_others(result: validate.Validated, layout: str) -> bool:
     others = {validate.Fit.ELSEWHERE, validate.Fit.NOT_FOR_IT}
-    return {result.verdicts[layout, product].fit for product in result.products} <= others
+    return {result.product_fits[layout, product].fit for product in result.products} <= others
 
 
 def _portability(document: layouts.Document, *, style: bar.Style) -> str:
@@ -179,8 +181,8 @@ def _elsewhere(result: validate.Validated, style: bar.Style) -> Iterable[str]:
     """Yield why layouts fit only other GPUs: one line for all products with the same causes."""
     products: dict[str, list[str]] = {}
     for product in result.products:
-        verdicts = [result.verdicts[layout, product] for layout in result.layouts]
-        causes = [(v.layout, v.brief) for v in verdicts if v.fit is validate.Fit.ELSEWHERE]
+        fits = [result.product_fits[layout, product] for layout in result.layouts]
+        causes = [(v.layout, v.brief) for v in fits if v.fit is validate.Fit.ELSEWHERE]
         if causes:
             products.setdefault(messages.by_cause(causes), []).append(product)
     for text, names in list(products.items())[:_MAX_EXPLAINED]:
@@ -194,7 +196,7 @@ def _by_product(result: validate.Validated, style: bar.Style) -> Iterable[str]:
         yield style.fit(f"  {number:>2}  {name}")
     yield ""
     rows: list[tables.Row] = [
-        (layout, *(_FITS[result.verdicts[layout, each].fit][:2] for each in result.products))
+        (layout, *(_FITS[result.product_fits[layout, each].fit][:2] for each in result.products))
         for layout in result.layouts
     ]
     yield from tables.columns(("", *map(str, range(1, number + 1))), rows, style=style)
@@ -204,7 +206,7 @@ def _by_layout(result: validate.Validated, style: bar.Style) -> Iterable[str]:
     """Yield how many products every layout fits, if they are too many for columns."""
     rows: list[tables.Row] = []
     for layout in result.layouts:
-        fits = [result.verdicts[layout, product].fit for product in result.products]
+        fits = [result.product_fits[layout, product].fit for product in result.products]
         counts = [(fits.count(fit), glyph, tone) for fit, (glyph, tone, _) in _FITS.items()]
         rows.append((layout, *((f"{glyph} {n}" if n else "", tone) for n, glyph, tone in counts)))
     return tables.columns([""] * (1 + len(_FITS)), rows, style=style)
@@ -212,12 +214,14 @@ def _by_layout(result: validate.Validated, style: bar.Style) -> Iterable[str]:
 
 def _summed_up(result: validate.Validated, drawn: validate.Validated, style: bar.Style) -> str:
     if result.misfits:
-        number = len({verdict.layout for verdict in result.misfits})
+        number = len({misfit.layout for misfit in result.misfits})
         of_all = f"of {messages.count(len(result.layouts), 'layout')}"
         verb = "does" if number == 1 else "do"
         return style.paint(f"{number} {of_all} {verb} not fit.", bar.Tone.BAD)
     elsewhere = {
-        name for (name, _), each in result.verdicts.items() if each.fit is validate.Fit.ELSEWHERE
+        name
+        for (name, _), each in result.product_fits.items()
+        if each.fit is validate.Fit.ELSEWHERE
     }
     if elsewhere:
         if elsewhere & {*drawn.layouts}:

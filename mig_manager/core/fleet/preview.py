@@ -58,7 +58,7 @@ class NodePlan:
 
     name: str
     layout: str
-    feasibility: NodeFit
+    fit: NodeFit
     reason: str = ""  # why it does not fit, or is unknown
     message: str = ""
     content_hash: str = ""  # hash of the layout; empty if unknown
@@ -93,7 +93,7 @@ class NodePlan:
         return {
             "node": self.name,
             "layout": self.layout or None,
-            "verdict": self.feasibility.value,
+            "verdict": self.fit.value,
             "reason": self.reason or None,
             "message": self.message or None,
             "notes": list(self.notes),
@@ -127,7 +127,7 @@ class ClusterPlan:
     @property
     def is_good(self) -> bool:
         """Whether every node can have the layout."""
-        return all(node.feasibility.fits for node in self.nodes)
+        return all(node.fit.fits for node in self.nodes)
 
     @property
     def title(self) -> str:
@@ -147,7 +147,7 @@ class ClusterPlan:
 
 def totals(previews: Iterable[NodePlan]) -> str:
     """Count the verdicts, for a sentence."""
-    counts = collections.Counter(each.feasibility for each in previews)
+    counts = collections.Counter(each.fit for each in previews)
     return ", ".join(f"{counts[each]} {each.value.replace('-', ' ')}" for each in NodeFit)
 
 
@@ -196,23 +196,23 @@ def preview(
         return NodePlan(
             name=node.name,
             layout=name,
-            feasibility=NodeFit.DOES_NOT_FIT,
+            fit=NodeFit.DOES_NOT_FIT,
             reason=error.reason.value,
             message=messages.printable(error.message, " "),
         )
-    feasibility = NodeFit.FITS
+    fit = NodeFit.FITS
     reason = ""
     message = ""
     if planned.plan.is_provisional:
-        feasibility, reason = NodeFit.UNKNOWN, "MigDisabled"
+        fit, reason = NodeFit.UNKNOWN, "MigDisabled"
         message = "the profiles of its GPUs are unknown until MIG is enabled"
     elif planned.plan.is_empty:
-        feasibility = NodeFit.UNCHANGED
+        fit = NodeFit.UNCHANGED
     losses, claiming = (None, ()) if pods is None else _losses_and_claims(node, planned, pods)
     return NodePlan(
         name=node.name,
         layout=name,
-        feasibility=feasibility,
+        fit=fit,
         reason=reason,
         message=message,
         content_hash=layout.content_hash,
@@ -271,7 +271,7 @@ def misfit(
         return judged[key]  # the hash of GPUs takes long
     except KeyError:
         result = preview(node, goal.document, goal.layout, None)
-        judged[key] = result if result.feasibility is NodeFit.DOES_NOT_FIT else None
+        judged[key] = result if result.fit is NodeFit.DOES_NOT_FIT else None
         return judged[key]
 
 
@@ -279,7 +279,7 @@ def _unknown(node: fleet_nodes.FleetNode, layout: str, reason: str, message: str
     return NodePlan(
         name=node.name,
         layout=layout,
-        feasibility=NodeFit.UNKNOWN,
+        fit=NodeFit.UNKNOWN,
         reason=reason,
         message=message,
     )
@@ -301,7 +301,7 @@ def of_rollout(
     return NodePlan(
         name=node.name,
         layout=layout or "",
-        feasibility=NodeFit.FITS,
+        fit=NodeFit.FITS,
         reason=reason,
         message=message,
     )

@@ -36,7 +36,7 @@ class Fit(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProductFit:
-    """The verdict on one layout and one product."""
+    """Whether one layout fits one product, and why not."""
 
     layout: str
     product: str
@@ -51,34 +51,34 @@ class ProductFit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """All verdicts, in the order of layouts, then of products."""
+    """How layouts fit products, in the order of layouts, then of products."""
 
     source: str
     layouts: tuple[str, ...]
     products: tuple[str, ...]
-    verdicts: Mapping[tuple[str, str], ProductFit]  # by layout and product
+    product_fits: Mapping[tuple[str, str], ProductFit]  # by layout and product
     has_unchecked_indices: bool = False
     """Whether a layout selects GPUs by index, and was compared with products."""
 
     @property
     def misfits(self) -> tuple[ProductFit, ...]:
-        """Verdicts that need action."""
-        return tuple(v for v in self.verdicts.values() if v.fit is Fit.DOES_NOT_FIT)
+        """Those that need action."""
+        return tuple(v for v in self.product_fits.values() if v.fit is Fit.DOES_NOT_FIT)
 
     @property
     def without_mig(self) -> Sequence[str]:
         """The products that have no MIG, as far as a layout would enable it."""
-        names = [v.product for v in self.verdicts.values() if v.brief == _NO_MIG]
+        names = [v.product for v in self.product_fits.values() if v.brief == _NO_MIG]
         return list(dict.fromkeys(names))
 
     @property
     def unserved(self) -> Mapping[strategies.Strategy, Sequence[str]]:
         """The layouts that fit but make the device plugin exit, by MIG strategy."""
-        verdicts = self.verdicts.values()
+        fits = self.product_fits.values()
         return {
-            strategy: list(dict.fromkeys(v.layout for v in verdicts if strategy in v.unserved))
+            strategy: list(dict.fromkeys(v.layout for v in fits if strategy in v.unserved))
             for strategy in strategies.Strategy
-            if any(strategy in v.unserved for v in verdicts)
+            if any(strategy in v.unserved for v in fits)
         }
 
     def to_data(self) -> "answers.Validation":
@@ -99,7 +99,7 @@ class Validated:
                         strategy.value: why for strategy, why in v.unserved.items()
                     },
                 }
-                for v in self.verdicts.values()
+                for v in self.product_fits.values()
             ],
         }
 
@@ -181,7 +181,7 @@ def _judge(
         source=source,
         layouts=tuple(layout.name for layout in checked),
         products=products,
-        verdicts={(case.layout.name, case.product): judge.verdict(case) for case in cases},
+        product_fits={(case.layout.name, case.product): judge.judge(case) for case in cases},
     )
 
 
@@ -225,7 +225,7 @@ class _Case:
             return strategies.gpu_layouts(self.node, layouts.select(self.layout, self.node))
         return [strategies.gpu_layout(f"some {self.product}", rule.desired) for rule in self.rules]
 
-    def verdict(self, fit: Fit, why: str = "") -> ProductFit:
+    def product_fit(self, fit: Fit, why: str = "") -> ProductFit:
         return ProductFit(
             layout=self.layout.name,
             product=self.product,
@@ -236,13 +236,13 @@ class _Case:
 
 
 class _Judge:
-    """Reaches verdicts, with a cache of rules that fit other products."""
+    """Judges layouts, with a cache of rules that fit other products."""
 
     def __init__(self, others: Others | None) -> None:
         self._others = others
         self._fits_by_rule: dict[layouts.Rule, bool] = {}
 
-    def verdict(self, case: _Case) -> ProductFit:
+    def judge(self, case: _Case) -> ProductFit:
         """Plan every variant for the members, as parts of their node."""
         is_unknown = False
         for variant in case.variants:
@@ -254,12 +254,12 @@ class _Judge:
                 return self._misfit(case, error)
             is_unknown |= plan.is_provisional
         if not any(rule.matches(gpu) for rule in case.rules for gpu in case.members):
-            return case.verdict(Fit.NOT_FOR_IT, "it is for other GPUs")
+            return case.product_fit(Fit.NOT_FOR_IT, "it is for other GPUs")
         if is_unknown:
             why = "this driver reports the GPU's profiles only with MIG on"
-            return case.verdict(Fit.UNKNOWN, why)
+            return case.product_fit(Fit.UNKNOWN, why)
         unserved = strategies.refusals(case.results)
-        return dataclasses.replace(case.verdict(Fit.FITS), unserved=unserved)
+        return dataclasses.replace(case.product_fit(Fit.FITS), unserved=unserved)
 
     def _misfit(self, case: _Case, error: errors.LayoutError) -> ProductFit:
         failing = [
@@ -283,9 +283,9 @@ class _Judge:
             any(rule.filters or any(map(rule.names, case.members)) for rule in failing)
             or (error.reason is errors.Reason.NO_GPU_MATCHES and is_short_of_gpus)
         ) and all(self._fits_elsewhere(case.layout, rule) for rule in failing)
-        verdict = case.verdict(Fit.ELSEWHERE if is_excused else Fit.DOES_NOT_FIT, why)
+        misfit = case.product_fit(Fit.ELSEWHERE if is_excused else Fit.DOES_NOT_FIT, why)
         return dataclasses.replace(
-            verdict, brief=_brief(error), location=error.location or failing[0].location
+            misfit, brief=_brief(error), location=error.location or failing[0].location
         )
 
     def _fits_elsewhere(self, layout: layouts.Layout, rule: layouts.Rule) -> bool:

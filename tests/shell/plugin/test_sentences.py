@@ -93,7 +93,7 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
         pods=cluster_reader.Pods(by_node={}),
     )
 
-    assert result.nodes[0].feasibility.fits is None
+    assert result.nodes[0].fit.fits is None
     assert not result.is_good
     assert "the instances are planned once MIG is enabled" in node_plans.pictures(
         result, style=PLAIN

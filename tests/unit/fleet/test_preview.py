@@ -95,7 +95,7 @@ def test_a_layout_that_fits_names_lost_instances_and_evicted_pods(
 ) -> None:
     node_plan = plan_for(there, layout, *pods)
 
-    assert node_plan.feasibility is (NodeFit.FITS if any(instances[1:]) else NodeFit.UNCHANGED)
+    assert node_plan.fit is (NodeFit.FITS if any(instances[1:]) else NodeFit.UNCHANGED)
     assert counts(node_plan) == dict(zip(("kept", "destroyed", "created"), instances, strict=True))
     assert (node_plan.evicted, node_plan.maybe_evicted) == (evicted, maybe_evicted)
 
@@ -159,7 +159,7 @@ def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
         listed_layouts.require_layout([there], DOCUMENT, "all-7g.40gb")
     assert counts(plan_for(listing, "all-7g.40gb"))["created"] == 2
     node_plan = plan_for(there, "all-7g.40gb")
-    assert (node_plan.feasibility, node_plan.reason) == (NodeFit.DOES_NOT_FIT, "UnknownConfig")
+    assert (node_plan.fit, node_plan.reason) == (NodeFit.DOES_NOT_FIT, "UnknownConfig")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
 def test_a_layout_that_does_not_fit_has_a_reason(layout: str, reason: str) -> None:
     node_plan = plan_for(node(gpus()), layout)
 
-    assert (node_plan.feasibility, node_plan.reason) == (NodeFit.DOES_NOT_FIT, reason)
+    assert (node_plan.fit, node_plan.reason) == (NodeFit.DOES_NOT_FIT, reason)
     assert node_plan.message
 
 
@@ -181,7 +181,7 @@ def test_a_layout_that_does_not_fit_has_a_reason(layout: str, reason: str) -> No
 def test_a_node_without_readable_gpus_is_unknown(text: str, message: str) -> None:
     node_plan = plan_for(node(text), "all-1g.5gb")
 
-    assert node_plan.feasibility is NodeFit.UNKNOWN
+    assert node_plan.fit is NodeFit.UNKNOWN
     assert message in node_plan.message
 
 
@@ -191,6 +191,4 @@ def test_without_known_profiles_no_layout_fits() -> None:
     node_plans = [plan_for(node(blind), name) for name in ("all-1g.5gb", "too-much")]
 
     assert all(each.planned and each.planned.plan.is_provisional for each in node_plans)
-    assert {(each.feasibility, each.reason) for each in node_plans} == {
-        (NodeFit.UNKNOWN, "MigDisabled")
-    }
+    assert {(each.fit, each.reason) for each in node_plans} == {(NodeFit.UNKNOWN, "MigDisabled")}
