@@ -106,7 +106,7 @@ class RequestOutcomes:
         self._circuit = now = before.after(
             applied=len(answered) - len(failed),
             failed=len(failed),
-            most=self._max_failures,
+            max_failures=self._max_failures,
             now_s=self._clock.monotonic(),
         )
         if now.resumes_at_s > before.resumes_at_s:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import prometheus_client
 
 from mig_manager.core import model
-from mig_manager.core.planner import room
+from mig_manager.core.planner import free_capacity
 
 
 class GpuMetrics:
@@ -102,7 +102,9 @@ class UseMetrics:
     ) -> None:
         """Replace the series by the use at a time; GPUs whose use is unknown have none."""
         rooms = {
-            (str(gpu.index), gpu.uuid): room.room(gpu, in_use[gpu.uuid]) or room.NONE
+            (str(gpu.index), gpu.uuid): (
+                free_capacity.measure(gpu, in_use[gpu.uuid]) or free_capacity.NONE
+            )
             for gpu in gpus
             if gpu.uuid in in_use
         }

@@ -1,7 +1,7 @@
 """Stop requests by itself while agents fail them: a circuit breaker.
 
-Requests stop if agents failed ``most`` of them in ten minutes, and at least half. After the stop
-one request at a time is a trial: success ends it, a failure stops for twice as long.
+Requests stop if agents failed ``max_failures`` of them in ten minutes, and at least half. After
+the stop one request at a time is a trial: success ends it, a failure stops for twice as long.
 """
 
 import dataclasses
@@ -20,14 +20,15 @@ class Breaker:
     stop_s: float = 0.0  # length of the last stop; 0: requests have not stopped
     resumes_at_s: float = 0.0  # end of the stop, and begin of the trial
 
-    def after(self, *, applied: int, failed: int, most: int, now_s: float) -> "Breaker":
-        """Return the breaker after these answers; ``most`` 0: it never stops."""
+    def after(self, *, applied: int, failed: int, max_failures: int, now_s: float) -> "Breaker":
+        """Return the breaker after these answers; ``max_failures`` 0: it never stops."""
         answers = tuple(each for each in self.answers if now_s - each[0] < WINDOW_S)
         answers += ((now_s, True),) * applied + ((now_s, False),) * failed
         failures = sum(not is_good for _, is_good in answers)
         if not self.stop_s:
             # Old successes that leave the window are no reason to stop.
-            if not (most and failed) or failures < most or 2 * failures < len(answers):
+            is_many = failures >= max_failures and 2 * failures >= len(answers)
+            if not (max_failures and failed and is_many):
                 return dataclasses.replace(self, answers=answers)
             return Breaker(stop_s=_STOP_S, resumes_at_s=now_s + _STOP_S)
         if now_s < self.resumes_at_s or not (applied or failed):

@@ -43,9 +43,9 @@ class Changes:
         self._nominated = nominated
         self._nodes = index.nodes
         opted_in = len(index.opted_in)
-        most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).max_nodes(opted_in)
+        unavailable = rollout.RolloutLimits(max_unavailable=limits.max_unavailable)
         under_change = sum(is_under_change(self._nodes[i], now=now) for i in index.opted_in)
-        self._budget = min(_MAX_CHANGES, most - under_change)
+        self._budget = min(_MAX_CHANGES, unavailable.max_nodes(opted_in) - under_change)
         self._too_early: set[int] = set()
         self._requested: dict[int, decisions.NodeChange] = {}
 

@@ -21,16 +21,16 @@ from mig_manager.core import messages, model
 from mig_manager.core.partitioning import (
     batches,
     changes,
-    cluster_room,
     decisions,
     demand,
     desired_states,
+    feasible_nodes,
     holds,
-    kept_room,
     node_index,
     node_sets,
     offers,
     past_decisions,
+    schedulable_pods,
     waiting,
 )
 
@@ -66,11 +66,11 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     decision = decider.decision()
     likely = past_decisions.unprepared_pods(history, index.nodes, expected, now=now)
     is_calm = not (decision.waiting or decision.changes)
-    most = decider.changes.spare or int(is_calm)
-    if likely and most:
+    max_changes = decider.changes.spare or int(is_calm)
+    if likely and max_changes:
         soon = batches.Batch(index, batch.pods, expected=likely)
         preparing = _Decider(index, soon, limits, now, history, decider.changes)
-        preparing.prepare(first=len(batch.pods), most=most)
+        preparing.prepare(first=len(batch.pods), max_changes=max_changes)
         ready = (
             dataclasses.replace(
                 each,
@@ -102,10 +102,12 @@ class _Decider:
         self._now = now
         self._history = history
         self._states = desired_states.DesiredStates(index, limits.reserved)
-        self._kept = kept_room.KeptRoom(index, batch, now, history)
-        self._remaining = self._kept.others
-        self._room = cluster_room.ClusterRoom(index, batch, limits.reserved, self._kept.claims)
-        nominated = self._kept.nominated
+        self._schedulable = schedulable_pods.SchedulablePods(index, batch, now, history)
+        self._remaining = self._schedulable.others
+        self._feasible = feasible_nodes.FeasibleNodes(
+            index, batch, limits.reserved, self._schedulable.assumed
+        )
+        nominated = self._schedulable.nominated
         self.changes = earlier or changes.Changes(index, limits, now, history, nominated)
         self._gpu_holds: Mapping[str, holds.HoldRecord] = {}
         self._on_hold = node_sets.EMPTY
@@ -113,10 +115,10 @@ class _Decider:
     def decision(self) -> decisions.PartitioningDecision:
         """Return the decision, with the reasons why the remaining pods are not served."""
         unmet: list[decisions.Unmet] = []
-        waits = list(self._kept.waiting)
+        waits = list(self._schedulable.waiting)
         causes = waiting.Causes(
             self._index,
-            self._room,
+            self._feasible,
             self.changes.why_not_now,
             is_full=self.changes.is_full,
             on_hold=self._on_hold,
@@ -134,18 +136,18 @@ class _Decider:
             changes=self.changes.requested,
             unmet=tuple(unmet),
             waiting=tuple(waits),
-            room_since=self._kept.room_since,
+            room_since=self._schedulable.room_since,
             gpu_holds=self._gpu_holds,
-            ignored=self._kept.ignored,
+            ignored=self._schedulable.ignored,
         )
 
     def _why(
         self, rank: int, why: Callable[[batches.Group, node_sets.NodeSet], waiting.Cause]
     ) -> waiting.Cause:
-        if self._kept.is_backed_off(rank):
+        if self._schedulable.is_backed_off(rank):
             message = "it did not use room on several nodes, and gets none for a while"
             return waiting.WaitReason.NOT_SCHEDULED, message
-        unplaced = self._kept.unplaced.get(rank, node_sets.EMPTY)
+        unplaced = self._schedulable.unplaced.get(rank, node_sets.EMPTY)
         return why(self._batch.group[rank], unplaced)
 
     def make_room(self) -> None:
@@ -154,34 +156,35 @@ class _Decider:
         holding = self._holds(ranks)
         candidates = self._serve(ranks, holding)
         for position in dict.fromkeys(hold.position for hold in holding):
-            room = self._room.of(position)
+            change = self._feasible.trial(position)
             is_free = not self.changes.is_full and position in candidates
-            if is_free and room.drain(_early(holding, position)):
-                desired = self._states.with_room(position, room)
+            if is_free and change.drain(_early(holding, position)):
+                desired = self._states.with_change(position, change)
                 self.changes.request(position, desired, (), "on hold for a waiting pod")
 
-    def prepare(self, *, first: int, most: int) -> None:
+    def prepare(self, *, first: int, max_changes: int) -> None:
         """Choose nodes for the pods of this rank and behind."""
         ranks = self._eligible()
-        self._serve([rank for rank in ranks if rank >= first], self._holds(ranks), most=most)
+        behind = [rank for rank in ranks if rank >= first]
+        self._serve(behind, self._holds(ranks), max_changes=max_changes)
 
     def _eligible(self) -> list[int]:
         return [
             rank
             for rank in self._remaining
-            if not (self._batch.pods[rank].needs.unknown or self._kept.is_backed_off(rank))
+            if not (self._batch.pods[rank].needs.unknown or self._schedulable.is_backed_off(rank))
         ]
 
     def _serve(
-        self, ranks: list[int], holding: Sequence[holds.Hold], *, most: int | None = None
+        self, ranks: list[int], holding: Sequence[holds.Hold], *, max_changes: int | None = None
     ) -> node_sets.NodeSet:
         """Request changes that serve pods, at most so many; return the other candidates."""
-        search = offers.Offers(self._index, self._batch, self._room)
-        skipped = dict(self._kept.unplaced)
+        search = offers.Offers(self._index, self._batch, self._feasible)
+        skipped = dict(self._schedulable.unplaced)
         opted_in = self._index.opted_in
         candidates = node_sets.of(i for i in opted_in if not self.changes.why_not_now(i)[1])
-        most = len(opted_in) if most is None else most
-        while ranks and candidates and most and not self.changes.is_full:
+        remaining = len(opted_in) if max_changes is None else max_changes
+        while ranks and candidates and remaining and not self.changes.is_full:
             best = search.best(candidates, ranks, skipped=skipped, holding=holding)
             if best is None:
                 break
@@ -189,14 +192,14 @@ class _Decider:
             selected = node_sets.of([position])
             search.forget(best.pods)
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
-            best.room.drain(_early(holding, position))
-            desired = self._states.with_room(position, best.room)
+            best.change.drain(_early(holding, position))
+            desired = self._states.with_change(position, best.change)
             why = f"room for {messages.count(len(pods), 'pod')}"
             if self.changes.request(position, desired, pods, why):
                 served = {*best.pods}
                 self._remaining = [rank for rank in self._remaining if rank not in served]
                 ranks = [rank for rank in ranks if rank not in served]
-                most -= 1
+                remaining -= 1
             elif self.changes.is_too_early(position):
                 # The node may still serve the pods behind the first.
                 skipped[best.pods[0]] = skipped.get(best.pods[0], node_sets.EMPTY) | selected
@@ -211,7 +214,7 @@ class _Decider:
         changing = node_sets.of(i for i in index.opted_in if index.nodes[i].is_changing)
         before = self._history.gpu_holds
         selection = holds.Holds(index, self._batch, ready | changing, before, self._now)
-        result = selection.choose(ranks, self._room, ready)
+        result = selection.choose(ranks, self._feasible, ready)
         self._gpu_holds = selection.records
         self._on_hold = node_sets.of(hold.position for hold in result)
         return result
@@ -236,7 +239,7 @@ class _Decider:
             since = self._history.demand_at.get(name)
             is_due = since and (self._now - since).total_seconds() >= after_s
             # A hold has just destroyed the idle instances of its GPUs.
-            is_needed = position in on_hold or self._room.is_claimed(position)
+            is_needed = position in on_hold or self._feasible.has_assumed(position)
             if not is_due or is_needed or not self.changes.can_change(position):
                 continue
             desired = self._states.with_base(position, base.get(name, {}))

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager.core import model
-from mig_manager.core.partitioning import fit_search, node_index, node_room
+from mig_manager.core.partitioning import fit_search, node_index, trial_change
 from mig_manager.core.planner import placement
 
 
@@ -34,12 +34,14 @@ class DesiredStates:
             for gpu, state in self._states(position)
         }
 
-    def with_room(self, position: int, room: node_room.NodeRoom) -> dict[str, model.DesiredGpu]:
+    def with_change(
+        self, position: int, change: trial_change.TrialChange
+    ) -> dict[str, model.DesiredGpu]:
         """Return all GPUs as a change leaves them: a reboot destroys what a layout omits."""
         return self.present(position) | {
-            gpu.uuid: _desired_gpu(gpu, state.fixed, room.fits[gpu.index].content)
+            gpu.uuid: _desired_gpu(gpu, state.fixed, change.fits[gpu.index].content)
             for gpu, state in self._states(position)
-            if gpu.index in room.fits
+            if gpu.index in change.fits
         }
 
     def with_base(

@@ -75,7 +75,7 @@ class FitSearch:
         """Capacity of the last GPU: all GPUs of a node have one object, whose hash takes long."""
         self._classes: dict[tuple[object, ...], GpuClass] = {}
         self._states: dict[tuple[object, ...], GpuFacts] = {}
-        self._most: dict[model.Profile, dict[GpuFacts, int]] = {}
+        self._maxima: dict[model.Profile, dict[GpuFacts, int]] = {}
         self.nothing = NewDevices((), 0)
         self._new_devices: dict[model.Devices, NewDevices] = {(): self.nothing}
         self._searches: dict[tuple[object, ...], Fit | None] = {}
@@ -162,17 +162,17 @@ class FitSearch:
             fit = self._searches[key] = next(self._fits(state, new.devices, dict(spare)), None)
             return fit
 
-    def most_beside(self, states: Collection[GpuFacts], profile: model.Profile) -> list[int]:
+    def max_beside(self, states: Collection[GpuFacts], profile: model.Profile) -> list[int]:
         """Return how many devices of a profile fit beside the fixed instances of GPUs."""
-        most = self._most.setdefault(profile, {})
+        maxima = self._maxima.setdefault(profile, {})
         for state in states:
-            if state not in most:
+            if state not in maxima:
                 count = 0
                 if profile in state.capacity.by_profile:
                     while state.capacity.fits({profile: count + 1}, pinned=state.fixed):
                         count += 1
-                most[state] = count
-        return [most[state] for state in states]
+                maxima[state] = count
+        return [maxima[state] for state in states]
 
     def sizes(
         self, states: Iterable[GpuFacts], profiles: Iterable[model.Profile]

@@ -15,7 +15,13 @@ import functools
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
-from mig_manager.core.partitioning import batches, cluster_room, fit_search, node_index, node_sets
+from mig_manager.core.partitioning import (
+    batches,
+    feasible_nodes,
+    fit_search,
+    node_index,
+    node_sets,
+)
 
 _EARLY_S = 20.0
 """How long a pod waits without room before GPUs are on hold for it while much is free."""
@@ -79,13 +85,16 @@ class Holds:
         }
 
     @functools.cached_property
-    def _most_cost(self) -> float:
+    def _max_cost(self) -> float:
         free = sum(state.free_slices for state in self._states.values())
         used = sum(state.fill for state in self._states.values())
         return free - _FREE_SHARE * (free + used)
 
     def choose(
-        self, ranks: Iterable[int], room: cluster_room.ClusterRoom, ready: node_sets.NodeSet
+        self,
+        ranks: Iterable[int],
+        feasible: feasible_nodes.FeasibleNodes,
+        ready: node_sets.NodeSet,
     ) -> tuple[Hold, ...]:
         """Return the holds for pods, by priority and age.
 
@@ -100,7 +109,7 @@ class Holds:
             if len(holds) >= _MAX_HOLDS or age_s < _EARLY_S:
                 continue
             if group not in is_served:
-                is_served[group] = bool(room.serving(group, ready - group.never))
+                is_served[group] = bool(feasible.serving(group, ready - group.never))
             if not is_served[group] and not self._has_ended(pod.uid):
                 is_first = not any(not hold.is_early for hold in holds)
                 is_due = is_first and age_s >= _LATE_S
@@ -131,7 +140,7 @@ class Holds:
         choices = self._choices(group, before.gpus)
         for _, _, position, indices in heapq.nsmallest(_MAX_CHOICES, choices):
             cost = sum(self._states[position, index].free_slices for index in indices)
-            is_early = self._cost + cost <= self._most_cost
+            is_early = self._cost + cost <= self._max_cost
             if not is_early and (mine or not is_due):
                 break
             self._cost += cost
@@ -159,19 +168,19 @@ class Holds:
             node = self._index.nodes[position]
             uuids = {gpu.index: (node.name, gpu.uuid) for gpu in node.gpus}
             ordered = sorted(
-                (state.fill, uuids[index] not in earlier_gpus, index, most)
+                (state.fill, uuids[index] not in earlier_gpus, index, count)
                 for index, state in self._index.states(position).items()
                 if (position, index) not in self._gpus_on_hold
-                and (most := state.capacity.maximum(largest))
+                and (count := state.capacity.maximum(largest))
             )
             fill = new = 0
             indices: list[int] = []
             missing = profiles[largest]
-            for used, is_new, index, most in ordered:
+            for used, is_new, index, count in ordered:
                 fill += used
                 new += is_new
                 indices.append(index)
-                missing -= most
+                missing -= count
                 if missing <= 0:
                     yield fill, new, position, tuple(indices)
                     fill = new = 0

@@ -12,9 +12,9 @@ from mig_manager.core.partitioning import (
     demand,
     exclusions,
     fit_search,
-    node_room,
     node_sets,
     partitioned,
+    trial_change,
 )
 
 
@@ -23,7 +23,7 @@ class NodeFacts:
     """What a decision derives from one node."""
 
     node: partitioned.PartitionedNode  # in the state from which it was derived
-    gpus: node_room.ChangeableGpus
+    gpus: trial_change.ChangeableGpus
     empty: tuple[fit_search.GpuFacts, ...]  # all its GPUs without their instances
     devices: Mapping[model.Profile, int]
     available: Mapping[str, int]
@@ -77,7 +77,7 @@ class NodeCache:
         }
         return NodeFacts(
             node=node,
-            gpus=node_room.ChangeableGpus(self.search, states),
+            gpus=trial_change.ChangeableGpus(self.search, states),
             empty=tuple(each.empty for each in classes),
             devices=collections.Counter(
                 itertools.chain.from_iterable(each.devices for each in classes)
@@ -145,8 +145,8 @@ class NodeIndex:
             self._with_idle_room[devices] = node_sets.union(
                 nodes
                 for empty, nodes in self.hardware.items()
-                if node_room.NodeRoom(
-                    node_room.ChangeableGpus(self.search, dict(enumerate(empty)))
+                if trial_change.TrialChange(
+                    trial_change.ChangeableGpus(self.search, dict(enumerate(empty)))
                 ).add(devices)
             )
         return self._with_idle_room[devices]

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mig_manager.core import model
 from mig_manager.core.partitioning import (
     batches,
-    cluster_room,
+    feasible_nodes,
     holds,
     node_index,
-    node_room,
     node_sets,
+    trial_change,
 )
 
 _MAX_SEARCHED = 100  # nodes in different states that are compared for one change
@@ -26,12 +26,12 @@ class Offer:
 
     position: int  # of the node
     pods: tuple[int, ...]  # ranks, ascending
-    room: node_room.NodeRoom
+    change: trial_change.TrialChange
 
     @property
     def rank(self) -> tuple[object, ...]:
         """Lower is better: the first pod, most pods, fewest idle GPUs begun, least destruction."""
-        begun, destroyed = self.room.begun, self.room.destroyed
+        begun, destroyed = self.change.begun, self.change.destroyed
         return self.pods[0], -len(self.pods), begun, destroyed, self.position
 
 
@@ -44,7 +44,7 @@ class PodLimit:
     sizes: Mapping[batches.Group, int]  # slices that a pod uses at least
     smallest: int  # smallest of the devices of all pods
 
-    def most(self, served: int, used: int) -> int:
+    def max_pods(self, served: int, used: int) -> int:
         """Return how many pods can be served, given served pods and the slices that they use.
 
         No pod has less than one device, and no device less slices than the smallest.
@@ -56,16 +56,19 @@ class Offers:
     """The offers of nodes to the pods of a batch."""
 
     def __init__(
-        self, index: node_index.NodeIndex, batch: batches.Batch, room: cluster_room.ClusterRoom
+        self,
+        index: node_index.NodeIndex,
+        batch: batches.Batch,
+        feasible: feasible_nodes.FeasibleNodes,
     ) -> None:
         self._index = index
         self._search = index.search
         self._batch = batch
-        self._room = room
-        self._available = room.available
+        self._feasible = feasible
+        self._available = feasible.available
         self._valid_offers: dict[object, Offer] = {}
         """By what decides an offer: the valid offers of nodes."""
-        self._closed = {group: group.excluded | room.lacking(group) for group in batch.groups}
+        self._closed = {group: group.excluded | feasible.lacking(group) for group in batch.groups}
         """By group: the nodes that serve none of its pods, by quick comparisons."""
         self._sizes: dict[object, tuple[dict[model.Profile, int], dict[batches.Group, int]]] = {}
         """By the GPUs of a node: slices of the requested profiles, and of pods by group."""
@@ -92,7 +95,7 @@ class Offers:
         best = min(filter(None, of_holds), key=lambda offer: offer.rank, default=None)
         for rank, group in _firsts(queue, skipped):
             others = nodes - on_hold - skipped.get(rank, node_sets.EMPTY)
-            serving = self._room.serving(group, others)
+            serving = self._feasible.serving(group, others)
             if serving:
                 return self._best_of(serving, rank, queue, skipped=skipped, best=best)
         return best
@@ -111,13 +114,13 @@ class Offers:
             return best
         group = self._batch.group[rank]
         bounds = [(i, self.bound(i)) for i in serving]
-        bounds.sort(key=lambda each: -each[1].most(1, each[1].sizes[group]))
+        bounds.sort(key=lambda each: -each[1].max_pods(1, each[1].sizes[group]))
         searched = 0
         for position, bound in bounds:
             least = len(best.pods) if best and best.pods[0] == rank else 0
-            if bound.most(1, bound.sizes[group]) < least or searched >= _MAX_SEARCHED:
+            if bound.max_pods(1, bound.sizes[group]) < least or searched >= _MAX_SEARCHED:
                 break
-            key = self._room.likeness(position)
+            key = self._feasible.likeness(position)
             if any(position in nodes for nodes in skipped.values()):
                 key = position
             offer = self._valid_offers.get(key)
@@ -153,7 +156,7 @@ class Offers:
         """
         bound = bound or self.bound(position)
         available = dict(self._available.of(position))
-        room = self._room.of(position)
+        change = self._feasible.trial(position)
         node_holds = [hold for hold in holding if hold.position == position]
         served: list[int] = []
         used = 0
@@ -176,19 +179,19 @@ class Offers:
                 ):
                     continue
                 without = {i for hold in node_holds if rank > hold.rank for i in hold.indices}
-                if not room.add(group.needs.devices, without=without):
+                if not change.add(group.needs.devices, without=without):
                     full.add(group.kind)
                     continue
                 served.append(rank)
                 used += size
-                if bound.most(len(served), used) < least:
+                if bound.max_pods(len(served), used) < least:
                     return None
                 for name, count in others:
                     available[name] -= count
             ranks = queue[group]
             if at + 1 < len(ranks):
                 heapq.heappush(heads, (ranks[at + 1], group, at + 1))
-        return Offer(position=position, pods=tuple(served), room=room) if served else None
+        return Offer(position=position, pods=tuple(served), change=change) if served else None
 
     def bound(self, position: int) -> PodLimit:
         """Return what limits the pods that a node can serve."""
@@ -203,7 +206,7 @@ class Offers:
                 },
             )
         sizes, by_group = self._sizes[facts.empty]
-        free = self._room.free[position]
+        free = self._feasible.free[position]
         idle = {profile: count for profile, count in free.items() if profile in sizes}
         free_slices = sum(state.free_slices for state in self._index.states(position).values())
         return PodLimit(

@@ -8,8 +8,8 @@ from mig_manager.core import messages, profile_name
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import (
     batches,
-    cluster_room,
     demand,
+    feasible_nodes,
     fit_search,
     node_index,
     node_sets,
@@ -38,7 +38,7 @@ class Causes:
     def __init__(
         self,
         index: node_index.NodeIndex,
-        room: cluster_room.ClusterRoom,
+        feasible: feasible_nodes.FeasibleNodes,
         why_not_now: Callable[[int], Cause],
         *,
         is_full: bool,
@@ -48,13 +48,13 @@ class Causes:
 
         Args:
             index: The nodes.
-            room: The room of the nodes for the batch.
+            feasible: The feasible nodes for the batch.
             why_not_now: Returns why a node cannot be changed now, empty if it can.
             is_full: Whether as many nodes as allowed are under change.
             on_hold: The nodes with GPUs on hold.
         """
         self._index = index
-        self._room = room
+        self._feasible = feasible
         self._why_not_now = why_not_now
         self._is_full = is_full
         self._on_hold = on_hold
@@ -105,10 +105,10 @@ class Causes:
     ) -> Iterator[tuple[WaitReason, node_sets.NodeSet, str]]:
         """Yield the nodes that could serve a group, by what they must wait for."""
         index, needs = self._index, group.needs
-        available = self._room.available
+        available = self._feasible.available
         avoided = (unplaced & index.published) - group.never
         if unplaced:
-            # The pod does not wait for the idle devices of other nodes either; see ``KeptRoom``.
+            # Nor does the pod wait for the idle devices of other nodes: see ``SchedulablePods``.
             avoided |= index.ready - available.short(needs.amounts) - group.excluded
         text = "it had room, and the scheduler did not place the pod"
         yield WaitReason.NOT_SCHEDULED, avoided, text
@@ -130,7 +130,7 @@ class Causes:
         for text, nodes in self._short(needs.others, available, rest):
             yield WaitReason.IN_USE, nodes, f"{text} is available"
             rest -= nodes
-        able = self._room.with_devices(group, rest)
+        able = self._feasible.with_devices(group, rest)
         if self._is_full:
             yield WaitReason.LIMITED, able, "as many nodes as allowed are under change"
             rest -= able
@@ -173,9 +173,9 @@ class Causes:
     def _missing(self, needs: demand.Needs, empty: Iterable[fit_search.GpuFacts]) -> str:
         """Return why GPUs cannot have the devices of a pod."""
         for profile, count in needs.profiles.items():
-            most = sum(state.capacity.maximum(profile) for state in empty)
-            if not most:
+            maximum = sum(state.capacity.maximum(profile) for state in empty)
+            if not maximum:
                 return f"its GPUs have no profile {profile}"
-            if most < count:
-                return f"its GPUs can have at most {most}x {profile}"
+            if maximum < count:
+                return f"its GPUs can have at most {maximum}x {profile}"
         return "its GPUs cannot have all of it together"

@@ -1,8 +1,8 @@
 """The GPU instances of a node that are in use, as its agent publishes them.
 
 The published GPUs (``gpu_codec``) have the instances; only the node knows which of them pods and
-processes use. From both, ``planner.room`` computes the room for further instances. The agent
-publishes that as well, for programs without a planner.
+processes use. From both, ``planner.free_capacity`` computes the room for further instances. The
+agent publishes that as well, for programs without a planner.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any
 
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.files import json_text
-from mig_manager.core.planner import room
+from mig_manager.core.planner import free_capacity
 
 VERSION = 1
 _MAX_LISTED = 64  # GPUs, and instances of each
@@ -43,14 +43,14 @@ def to_json(
 
 def _row(gpu: model.Gpu, in_use: Collection[model.Placement]) -> dict[str, Any]:
     # If the whole GPU is in use, it has no room.
-    gpu_room = room.room(gpu, in_use) or room.NONE
+    free = free_capacity.measure(gpu, in_use) or free_capacity.NONE
     return {
         "uuid": gpu.uuid,
         "inUse": [[place.start, place.size] for place in sorted(in_use)],
-        "free": gpu_room.free,
-        "room": {str(profile): count for profile, count in gpu_room.profiles.items() if count},
-        "stranded": gpu_room.stranded,
-        "fragmentation": round(gpu_room.fragmentation, 2),
+        "free": free.free,
+        "room": {str(profile): count for profile, count in free.profiles.items() if count},
+        "stranded": free.stranded,
+        "fragmentation": round(free.fragmentation, 2),
     }
 
 

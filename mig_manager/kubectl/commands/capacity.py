@@ -1,6 +1,6 @@
 """``kubectl mig capacity``: show idle devices, and devices that could be created instead.
 
-It measures the room as agents do (``planner.room``), from their published GPUs and use. An agent
+It measures as agents do (``planner.free_capacity``), from their published GPUs and use. An agent
 publishes the use at the end of a run. With on-demand partitioning it also publishes every change.
 """
 
@@ -15,7 +15,7 @@ from mig_manager.core import messages, model, profile_name, timestamps
 from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.node import well_known
-from mig_manager.core.planner import room
+from mig_manager.core.planner import free_capacity
 from mig_manager.kubectl import cluster, plugin_settings
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class GpuCapacity:
 
     gpu: model.Gpu
     in_use: frozenset[model.Placement]
-    room: room.GpuRoom
+    room: free_capacity.FreeCapacity
 
     @property
     def is_whole(self) -> bool:
@@ -212,7 +212,7 @@ def _of_node(report: node_reports.NodeReport) -> NodeCapacity:
 def _of_gpu(gpu: model.Gpu, in_use: frozenset[model.Placement]) -> GpuCapacity | None:
     # A GPU without MIG has no instances: it is in use as a whole.
     is_whole = gpu.current_mode is not model.MigMode.ENABLED
-    measured = room.NONE if is_whole else room.room(gpu, in_use)
+    measured = free_capacity.NONE if is_whole else free_capacity.measure(gpu, in_use)
     return None if measured is None else GpuCapacity(gpu=gpu, in_use=in_use, room=measured)
 
 

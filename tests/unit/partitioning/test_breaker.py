@@ -8,15 +8,17 @@ _MIN_S = 60.0
 Answer = tuple[float, int, int]  # minutes, applied and failed requests
 
 
-def after(*answers: Answer, most: int = 3) -> breaker.Breaker:
+def after(*answers: Answer, max_failures: int = 3) -> breaker.Breaker:
     last = breaker.Breaker()
     for minutes, applied, failed in answers:
-        last = last.after(applied=applied, failed=failed, most=most, now_s=minutes * _MIN_S)
+        last = last.after(
+            applied=applied, failed=failed, max_failures=max_failures, now_s=minutes * _MIN_S
+        )
     return last
 
 
 @pytest.mark.parametrize(
-    ("answers", "most", "stop_min"),
+    ("answers", "max_failures", "stop_min"),
     [
         ([(0, 0, 2)], 3, 0),
         ([(0, 0, 3)], 3, 10),
@@ -40,9 +42,9 @@ def after(*answers: Answer, most: int = 3) -> breaker.Breaker:
     ],
 )
 def test_the_breaker_stops_after_failures_and_resumes(
-    answers: list[Answer], most: int, stop_min: float
+    answers: list[Answer], max_failures: int, stop_min: float
 ) -> None:
-    assert after(*answers, most=most).stop_s == stop_min * _MIN_S
+    assert after(*answers, max_failures=max_failures).stop_s == stop_min * _MIN_S
 
 
 @pytest.mark.parametrize(

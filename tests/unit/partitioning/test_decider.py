@@ -12,13 +12,13 @@ from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import (
+    assumed_pods,
     batches,
-    cluster_room,
     demand,
+    feasible_nodes,
     node_index,
     offers,
     past_decisions,
-    room_claims,
     waiting,
 )
 from tests import api_objects
@@ -651,8 +651,8 @@ def test_a_storm_of_pods_is_decided_with_few_questions(are_alike: bool) -> None:
     index = node_index.NodeIndex(parsed_nodes)
     storm = batches.Batch(index, pending)
     assert len(storm.groups) == (5 if are_alike else 500)
-    room = cluster_room.ClusterRoom(index, storm, {}, room_claims.RoomClaims(index))
-    every_offer = offers.Offers(index, storm, room)
+    feasible = feasible_nodes.FeasibleNodes(index, storm, {}, assumed_pods.AssumedPods(index))
+    every_offer = offers.Offers(index, storm, feasible)
     for position in range(100):
         offer = every_offer.offer(position, storm.queue(range(500)), skipped={})
         assert offer is not None

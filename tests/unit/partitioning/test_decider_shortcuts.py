@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from mig_manager.core.node import selectors
 from mig_manager.core.partitioning import (
+    assumed_pods,
     batches,
-    cluster_room,
     decider,
     decisions,
     demand,
     exclusions,
+    feasible_nodes,
     node_index,
     node_requests,
     node_sets,
     offers,
     past_decisions,
-    room_claims,
 )
 from tests.kit import partitions
 from tests.unit.partitioning import drawn_clusters
@@ -47,33 +47,35 @@ _TAINTS = tuple(
 
 
 class ClaimedBatch:
-    """A cluster after the pods that have room claimed it."""
+    """A cluster with the pods assumed that have room."""
 
     def __init__(self, cluster: Cluster) -> None:
         nodes, pending = partitions.parse_cluster(cluster.nodes, cluster.pods)
         self.index = node_index.NodeIndex(nodes)
         self.batch = batches.Batch(self.index, pending)
-        self.claims = room_claims.RoomClaims(self.index)
+        self.assumed = assumed_pods.AssumedPods(self.index)
         self.rest: list[int] = []
         for rank, group in enumerate(self.batch.group):
-            hosts = [*self.claims.hosts(group, node_sets.EMPTY)]
+            hosts = [*self.assumed.hosts(group, node_sets.EMPTY)]
             assert sorted(hosts) == [i for i in self.index.every if self.has_room(group, i)]
             if hosts:
-                self.claims.claim(group, hosts[0])
+                self.assumed.assume(group, hosts[0])
             else:
                 self.rest.append(rank)
         reserved = cluster.limits["reserved"]
-        self.room = cluster_room.ClusterRoom(self.index, self.batch, reserved, self.claims)
+        self.feasible = feasible_nodes.FeasibleNodes(
+            self.index, self.batch, reserved, self.assumed
+        )
 
     def has_room(self, group: batches.Group, position: int) -> bool:
-        available = self.claims.available[position]
+        available = self.assumed.available[position]
         return position in self.index.ready - group.excluded and all(
             available.get(name, 0) >= count for name, count in group.needs.amounts
         )
 
     @property
     def search(self) -> offers.Offers:
-        return offers.Offers(self.index, self.batch, self.room)
+        return offers.Offers(self.index, self.batch, self.feasible)
 
     def single(self, ranks: list[int]) -> Iterator[offers.Offer]:
         """Search every node."""
@@ -99,8 +101,8 @@ def test_nodes_that_serve_a_pod_are_those_with_an_offer_to_it(
     parsed = ClaimedBatch(cluster)
     for rank in parsed.rest:
         group = parsed.batch.group[rank]
-        assert not [*parsed.claims.hosts(group, node_sets.EMPTY)]
-        serving = parsed.room.serving(group, parsed.index.every)
+        assert not [*parsed.assumed.hosts(group, node_sets.EMPTY)]
+        serving = parsed.feasible.serving(group, parsed.index.every)
         assert [*serving] == [offer.position for offer in parsed.single([rank])]
 
 

@@ -1,39 +1,50 @@
-"""The room that changes of nodes can make for pods, beside the claims of other pods."""
+"""The nodes that a change lets serve pods, beside the pods that are assumed on them.
+
+The scheduler calls a node feasible for a pod if the pod fits there.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
 
 from mig_manager.core import model
 from mig_manager.core.node import resources
-from mig_manager.core.partitioning import batches, node_index, node_room, node_sets, room_claims
+from mig_manager.core.partitioning import (
+    assumed_pods,
+    batches,
+    node_index,
+    node_sets,
+    trial_change,
+)
 
 _MAX_CERTAIN = 300
-"""Devices of a pod times GPUs; the search ends after as many tries (``node_room``)."""
+"""Devices of a pod times GPUs; the search ends after as many tries (``trial_change``)."""
 
 
-class ClusterRoom:
-    """The room of all nodes, after the claims."""
+class FeasibleNodes:
+    """Which nodes are feasible for which pods of a batch, if they are changed."""
 
     def __init__(
         self,
         index: node_index.NodeIndex,
         batch: batches.Batch,
         reserved: Mapping[model.Profile, int],
-        claims: room_claims.RoomClaims,
+        assumed: assumed_pods.AssumedPods,
     ) -> None:
         """Build it; ``reserved`` devices stay on every node that has them."""
         self._facts = index.facts
         self._profiles = batch.profiles
         self._reserved = reserved
-        self._claims = claims.devices
-        self.available = node_sets.Amounts(claims.available) if claims.devices else index.available
+        self._assumed = assumed.devices
+        self.available = (
+            node_sets.Amounts(assumed.available) if assumed.devices else index.available
+        )
         self._exclusions = {group.excluded for group in batch.groups}
         self._tried: dict[int, tuple[node_sets.NodeSet, node_sets.NodeSet]] = {}
         """By kind: nodes for which the search for room has ended, and which of them have room."""
 
-    def is_claimed(self, position: int) -> bool:
-        """Return whether a node has reserved room."""
-        return position in self._claims
+    def has_assumed(self, position: int) -> bool:
+        """Return whether pods are assumed on a node as it is."""
+        return position in self._assumed
 
     def serving(self, group: batches.Group, nodes: node_sets.NodeSet) -> node_sets.NodeSet:
         """Return the nodes of a set that a change lets serve a pod of a known group."""
@@ -53,15 +64,18 @@ class ClusterRoom:
 
     def lacking(self, group: batches.Group) -> node_sets.NodeSet:
         """Return the nodes that cannot have a group's devices, by a quick comparison."""
-        return self._most.short(group.needs.mig)
+        return self._max_devices.short(group.needs.mig)
 
     @functools.cached_property
-    def _most(self) -> node_sets.Amounts:
-        """How many devices of each requested profile nodes might have room for, beside claims."""
+    def _max_devices(self) -> node_sets.Amounts:
+        """How many devices of each requested profile nodes might have, beside assumed pods."""
         names = {resources.of_profile(each) or "": each for each in self._profiles}
         return node_sets.Amounts(
             [
-                {name: facts.gpus.most(each) + free.get(each, 0) for name, each in names.items()}
+                {
+                    name: facts.gpus.maximum(each) + free.get(each, 0)
+                    for name, each in names.items()
+                }
                 for facts, free in zip(self._facts, self.free, strict=True)
             ]
         )
@@ -69,15 +83,15 @@ class ClusterRoom:
     def _has_devices(self, position: int, devices: model.Devices) -> bool:
         facts = self._facts[position]
         (profile, count), *others = devices
-        is_certain = not (others or profile in self.free[position] or self.is_claimed(position))
-        most = count * len(facts.gpus.states)
-        if is_certain and most < _MAX_CERTAIN and not self._floor(facts):
+        is_certain = not (others or profile in self.free[position] or self.has_assumed(position))
+        tries = count * len(facts.gpus.states)
+        if is_certain and tries < _MAX_CERTAIN and not self._floor(facts):
             return True
-        return self.of(position).add(devices)
+        return self.trial(position).add(devices)
 
     def likeness(self, position: int) -> object:
         """Return a key that is equal for nodes with equal room for all pods."""
-        if self.is_claimed(position):
+        if self.has_assumed(position):
             return position
         facts = self._facts[position]
         return (
@@ -92,15 +106,15 @@ class ClusterRoom:
         """The idle devices of each node that the scheduler can give to further pods."""
         return [self._free(position) for position in range(len(self._facts))]
 
-    def of(self, position: int) -> node_room.NodeRoom:
-        """Return the room of a node."""
+    def trial(self, position: int) -> trial_change.TrialChange:
+        """Return a change of a node that serves no pod yet."""
         facts, free = self._facts[position], self.free[position]
-        claims: Mapping[model.Profile, int] = self._claims.get(position, {})
-        with_claims = {profile: free.get(profile, 0) + n for profile, n in claims.items()}
-        return node_room.NodeRoom(
+        assumed: Mapping[model.Profile, int] = self._assumed.get(position, {})
+        with_assumed = {profile: free.get(profile, 0) + n for profile, n in assumed.items()}
+        return trial_change.TrialChange(
             facts.gpus,
-            schedulable={**free, **with_claims},
-            claimed=claims,
+            schedulable={**free, **with_assumed},
+            assumed=assumed,
             floor=self._floor(facts),
         )
 

@@ -1,4 +1,4 @@
-"""Find room on a node for the devices of pods, and destroy the fewest idle instances.
+"""Try a change of one node for the devices of pods, and destroy the fewest idle instances.
 
 Over the GPUs of a node the search is greedy, with a bounded search for pods that request several
 devices; ``fit_search`` searches one GPU.
@@ -28,46 +28,46 @@ class ChangeableGpus:
         for state in states.values():
             for profile, count in state.idle_devices:
                 self.idle[profile] = self.idle.get(profile, 0) + count
-        self._most: dict[model.Profile, int] = {}
+        self._maxima: dict[model.Profile, int] = {}
         self._able: dict[model.Profile, Sequence[int]] = {}
 
-    def most(self, profile: model.Profile) -> int:
+    def maximum(self, profile: model.Profile) -> int:
         """Return how many devices of a profile fit beside the instances that stay."""
-        if profile not in self._most:
-            self._most[profile] = sum(self.search.most_beside(self.states.values(), profile))
-        return self._most[profile]
+        if profile not in self._maxima:
+            self._maxima[profile] = sum(self.search.max_beside(self.states.values(), profile))
+        return self._maxima[profile]
 
     def able(self, profile: model.Profile) -> Sequence[int]:
         """Return the GPUs on which a device of a profile fits beside the instances that stay."""
         if profile not in self._able:
-            counts = self.search.most_beside(self.states.values(), profile)
+            counts = self.search.max_beside(self.states.values(), profile)
             able = [i for i, count in zip(self.states, counts, strict=True) if count]
             self._able[profile] = able
         return self._able[profile]
 
 
-class NodeRoom:
-    """The room of one node, which shrinks as pods are added."""
+class TrialChange:
+    """A change of one node, to which pods are added while they fit."""
 
     def __init__(
         self,
         gpus: ChangeableGpus,
         *,
         schedulable: Mapping[model.Profile, int] = _NONE,
-        claimed: Mapping[model.Profile, int] = _NONE,
+        assumed: Mapping[model.Profile, int] = _NONE,
         floor: Mapping[model.Profile, int] = _NONE,
     ) -> None:
         """Build it from the GPUs of the node.
 
-        ``schedulable`` are the idle devices that the scheduler can give to pods, ``claimed`` the
-        devices that it will give; ``floor`` is how many idle devices must stay.
+        ``schedulable`` are the idle devices that the scheduler can give to pods, ``assumed`` the
+        devices of the pods that are assumed there; ``floor`` is how many idle devices must stay.
         """
         self._gpus = gpus
         self._search = gpus.search
         self._had = gpus.idle
         self._schedulable = schedulable
         self._floor = floor
-        self._claimed = claimed
+        self._assumed = assumed
         self._new: dict[int, fit_search.NewDevices] = {}
         self.fits: dict[int, fit_search.Fit] = {}
         """By index of the GPUs that change."""
@@ -89,18 +89,18 @@ class NodeRoom:
 
         No device is created on the GPUs ``without``.
         """
-        before = self._claimed
+        before = self._assumed
         # Of several profiles, the idle instance of one may be where another has to be created.
         for reuses_idle in (True, False)[: len(devices)]:
             missing = self._missing(devices, reuses_idle=reuses_idle)
             # A pod can request any number.
-            if all(count <= self._gpus.most(each) for each, count in missing):
+            if all(count <= self._gpus.maximum(each) for each, count in missing):
                 items = [profile for profile, count in missing for _ in range(count)]
                 if self._create(items, without, itertools.count()):
                     return True
-            if self._claimed is before:
+            if self._assumed is before:
                 break  # nothing idle was claimed: another search would be the same
-            self._claimed = before
+            self._assumed = before
         return False
 
     def _missing(
@@ -111,10 +111,10 @@ class NodeRoom:
         for profile, count in devices:
             again = 0
             if reuses_idle and (has := self._schedulable.get(profile, 0)):
-                claimed = self._claimed.get(profile, 0)
+                claimed = self._assumed.get(profile, 0)
                 again = max(0, min(count, has - claimed - self._lost.get(profile, 0)))
                 if again:
-                    self._claimed = {**self._claimed, profile: claimed + again}
+                    self._assumed = {**self._assumed, profile: claimed + again}
             missing.append((profile, count - again))
         return missing
 
@@ -182,11 +182,11 @@ class NodeRoom:
         that do not change.
         """
         losable = {}
-        for profile in self._claimed.keys() | self._floor.keys():
+        for profile in self._assumed.keys() | self._floor.keys():
             had = self._had.get(profile, 0)
-            free = max(had, self._schedulable.get(profile, 0)) - self._claimed.get(profile, 0)
-            most = min(had - self._floor.get(profile, 0), free)
-            losable[profile] = most - self._lost.get(profile, 0)
+            free = max(had, self._schedulable.get(profile, 0)) - self._assumed.get(profile, 0)
+            spare = min(had - self._floor.get(profile, 0), free)
+            losable[profile] = spare - self._lost.get(profile, 0)
         return losable
 
     def _spare(self, index: int, losable: Mapping[model.Profile, int]) -> model.Devices:
@@ -197,7 +197,7 @@ class NodeRoom:
         lost = dict(self.fits[index].lost) if index in self.fits else {}
         spare = []
         for profile, count in idle:
-            most = losable[profile] + lost.get(profile, 0) if profile in losable else count
-            if most > 0:
-                spare.append((profile, min(count, most)))
+            limit = losable[profile] + lost.get(profile, 0) if profile in losable else count
+            if limit > 0:
+                spare.append((profile, min(count, limit)))
         return idle if len(spare) == len(idle) and tuple(spare) == idle else tuple(spare)

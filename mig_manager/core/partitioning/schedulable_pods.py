@@ -1,4 +1,4 @@
-"""Keep the room that nodes have, or are being changed for, until the scheduler binds pods there.
+"""Find the pods for which nodes have room or are being changed, and keep it until they are bound.
 
 A pod that the scheduler does not place within ``ROOM_TIMEOUT_S`` gets no room on that node for as
 long, nor waits for the idle devices of others. Pod affinity, volumes and so on can keep it off.
@@ -8,13 +8,13 @@ import datetime as dt
 from collections.abc import Mapping
 
 from mig_manager.core.partitioning import (
+    assumed_pods,
     batches,
     decisions,
     demand,
     node_index,
     node_sets,
     past_decisions,
-    room_claims,
     waiting,
 )
 
@@ -23,8 +23,8 @@ _MAX_IGNORED = 2
 _MAX_DOUBLINGS = 8
 
 
-class KeptRoom:
-    """The pods of a batch that need no change."""
+class SchedulablePods:
+    """The pods of a batch that the scheduler can place without a further change."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class KeptRoom:
         self._batch = batch
         self._now = now
         self._history = history
-        self.claims = room_claims.RoomClaims(index)
+        self.assumed = assumed_pods.AssumedPods(index)
         self.waiting: list[decisions.WaitingPod] = []
         self.room_since: dict[str, dict[str, dt.datetime]] = {}
         """By UID of a pending pod, by node."""
@@ -78,14 +78,14 @@ class KeptRoom:
             if node.is_program_change and decisions.is_recent(when, now=self._now):
                 self._wait(pod, position, f"node {node.name} is being changed for it")
                 return True
-        for position in self.claims.hosts(group, node_sets.of(since)):
+        for position in self.assumed.hosts(group, node_sets.of(since)):
             if position in unplaced:
                 continue
             if unplaced and position not in since:
                 # What keeps the pod off one node may keep it off other idle devices too, each for
                 # as long as the first one is avoided.
                 break
-            self.claims.claim(group, position)
+            self.assumed.assume(group, position)
             name = self._index.nodes[position].name
             self._wait(pod, position, f"node {name} has room: the scheduler will place the pod")
             return True

@@ -1,4 +1,4 @@
-"""Measure the room on a GPU: the instances that could be created beside instances in use.
+"""Measure the free capacity of a GPU: the instances that fit beside the instances in use.
 
 All figures assume that every idle GPU instance is destroyed. They count memory slices and media
 engines as the planner does (``placement``), so a plan for these instances succeeds.
@@ -12,8 +12,8 @@ from mig_manager.core.planner import packing, placement
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRoom:
-    """The room on one GPU."""
+class FreeCapacity:
+    """The free capacity of one GPU."""
 
     free: int  # memory slices outside the instances in use
     profiles: Mapping[model.Profile, int]
@@ -31,15 +31,15 @@ class GpuRoom:
         return 1 - self.largest / self.free if self.free else 0.0
 
 
-NONE = GpuRoom(free=0, profiles={}, stranded=0, largest=0)
+NONE = FreeCapacity(free=0, profiles={}, stranded=0, largest=0)
 
 
-def room(gpu: model.Gpu, in_use: Collection[model.Placement]) -> GpuRoom | None:
-    """Measure the room on a GPU whose GPU instances at these placements are in use.
+def measure(gpu: model.Gpu, in_use: Collection[model.Placement]) -> FreeCapacity | None:
+    """Measure what is free on a GPU whose GPU instances at these placements are in use.
 
     None if the GPU has no instance at one of them: use and GPU were not observed at the same time.
-    A GPU whose MIG mode is disabled or pending has no room, because a mode change affects the
-    whole GPU.
+    A GPU whose MIG mode is disabled or pending has nothing free, because a mode change affects
+    the whole GPU.
     """
     used = [gi for gi in gpu.gpu_instances if gi.placement in in_use]
     if len(used) != len(set(in_use)):
@@ -57,7 +57,7 @@ def room(gpu: model.Gpu, in_use: Collection[model.Placement]) -> GpuRoom | None:
         if count and not occupied & packing.mask(place)
     ]
     free = ((1 << capacity.memory_slices) - 1) & ~occupied
-    return GpuRoom(
+    return FreeCapacity(
         free=free.bit_count(),
         profiles={spec.profile: n for spec, n in zip(capacity.specs, counts, strict=True)},
         stranded=(free & ~packing.slices(possible)).bit_count(),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.planner import planner, room
+from mig_manager.core.planner import free_capacity, planner
 from tests.kit import oracle
 from tests.node import driver_rules, samples
 from tests.unit import drawn_gpus
@@ -15,14 +15,14 @@ def placements(*texts: str) -> frozenset[model.Placement]:
     return frozenset(model.Placement(*map(int, text.split(":"))) for text in texts)
 
 
-def room_of(gpu: model.Gpu, *in_use: str) -> room.GpuRoom:
-    gpu_room = room.room(gpu, placements(*in_use))
-    assert gpu_room is not None
-    return gpu_room
+def free_of(gpu: model.Gpu, *in_use: str) -> free_capacity.FreeCapacity:
+    free = free_capacity.measure(gpu, placements(*in_use))
+    assert free is not None
+    return free
 
 
-def counts_by_name(gpu_room: room.GpuRoom) -> dict[str, int]:
-    return {str(profile): count for profile, count in gpu_room.profiles.items() if count}
+def counts_by_name(free: free_capacity.FreeCapacity) -> dict[str, int]:
+    return {str(profile): count for profile, count in free.profiles.items() if count}
 
 
 def some_in_use(data: st.DataObject, gpu: model.Gpu) -> frozenset[model.Placement]:
@@ -31,7 +31,7 @@ def some_in_use(data: st.DataObject, gpu: model.Gpu) -> frozenset[model.Placemen
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-def test_the_room_of_every_product_equals_exhaustive_search(
+def test_the_free_of_every_product_equals_exhaustive_search(
     product: str, data: st.DataObject
 ) -> None:
     gpu = data.draw(drawn_gpus.gpus(product, splits=False))
@@ -56,17 +56,17 @@ def test_the_room_of_every_product_equals_exhaustive_search(
         and driver_rules.pool_allows(gpu, [spec.profile, *(profile for profile, _ in kept)])
     ]
 
-    gpu_room = room.room(gpu, in_use)
+    free = free_capacity.measure(gpu, in_use)
 
-    assert gpu_room is not None
+    assert free is not None
     expected = dict(
         zip((s.profile for s in oracle.by_size(gpu)), oracle.room(gpu, kept), strict=True)
     )
-    assert gpu_room.profiles == expected
-    assert gpu_room.free == len(every - occupied)
-    assert gpu_room.stranded == len(every - occupied - set[int]().union(*possible))
-    assert gpu_room.largest == max(map(len, possible), default=0)
-    assert 0 <= gpu_room.fragmentation <= 1
+    assert free.profiles == expected
+    assert free.free == len(every - occupied)
+    assert free.stranded == len(every - occupied - set[int]().union(*possible))
+    assert free.largest == max(map(len, possible), default=0)
+    assert 0 <= free.fragmentation <= 1
 
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
@@ -79,10 +79,10 @@ def test_the_planner_creates_every_device_that_the_room_promises(
     in_use = some_in_use(data, gpu)
     kept = [gi for gi in gpu.gpu_instances if gi.placement in in_use]
     pins = {model.Pin(profile=gi.profile, start=gi.placement.start): 1 for gi in kept}
-    gpu_room = room.room(gpu, in_use)
+    free = free_capacity.measure(gpu, in_use)
 
-    assert gpu_room is not None
-    for profile, count in gpu_room.profiles.items():
+    assert free is not None
+    for profile, count in free.profiles.items():
         desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: count}, pins)
         plan = planner.plan([gpu], {gpu.uuid: desired})
         assert plan.destroyed_uuids.isdisjoint(
@@ -123,20 +123,20 @@ def test_the_room_is_the_rest_beside_instances_in_use(
     profiles: dict[str, int],
     numbers: tuple[int, int, int, float],
 ) -> None:
-    gpu_room = room_of(samples.gpu(samples.A100, *instances), *in_use)
+    free = free_of(samples.gpu(samples.A100, *instances), *in_use)
 
-    assert counts_by_name(gpu_room) == profiles
-    fragmentation = round(gpu_room.fragmentation, 2)
-    assert (gpu_room.free, gpu_room.stranded, gpu_room.largest, fragmentation) == numbers
+    assert counts_by_name(free) == profiles
+    fragmentation = round(free.fragmentation, 2)
+    assert (free.free, free.stranded, free.largest, fragmentation) == numbers
 
 
 def test_an_empty_gpu_is_not_fragmented() -> None:
-    assert room_of(samples.gpu(samples.A100)).fragmentation == 0
+    assert free_of(samples.gpu(samples.A100)).fragmentation == 0
 
 
 def test_the_room_is_unknown_if_a_missing_instance_is_in_use() -> None:
-    assert room.room(samples.gpu(samples.A100, "2g.10gb@0"), placements("0:1")) is None
-    assert room.room(samples.gpu(samples.A100), placements("0:8")) is None
+    assert free_capacity.measure(samples.gpu(samples.A100, "2g.10gb@0"), placements("0:1")) is None
+    assert free_capacity.measure(samples.gpu(samples.A100), placements("0:8")) is None
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ def test_the_room_is_unknown_if_a_missing_instance_is_in_use() -> None:
     ids=["disabled", "pending", "unknown profiles"],
 )
 def test_a_gpu_without_mig_mode_or_known_profiles_has_no_room(gpu: model.Gpu) -> None:
-    assert room_of(gpu) == room.NONE
+    assert free_of(gpu) == free_capacity.NONE

@@ -1,4 +1,7 @@
-"""The room that nodes have for pods as they are, and the claims of pods to it."""
+"""The pods that the decision assumes on nodes as they are, and what these leave free.
+
+The scheduler calls a pod assumed from its choice of a node until the pod is bound.
+"""
 
 import collections
 import itertools
@@ -8,17 +11,17 @@ from mig_manager.core import model
 from mig_manager.core.partitioning import batches, node_index, node_sets
 
 
-class RoomClaims:
-    """What pods claim of nodes, and what the claims leave."""
+class AssumedPods:
+    """What assumed pods get of nodes, and what they leave."""
 
     def __init__(self, index: node_index.NodeIndex) -> None:
         self._index = index
         self.available: list[Mapping[str, int]] = [each.available for each in index.facts]
-        """By node: the resources beside its pods and claims."""
+        """By node: the resources beside its pods and the assumed ones."""
         self.devices: dict[int, collections.Counter[model.Profile]] = {}
-        """The claimed devices of the nodes that have a claim."""
+        """The devices of assumed pods, by node."""
         self._positive: dict[str, node_sets.NodeSet] = {}
-        """By resource that a pod claims: the nodes that have any left."""
+        """By resource that an assumed pod gets: the nodes that have any left."""
         self._hosts: dict[batches.Group, node_sets.NodeSet] = {}
         """The nodes with room for pods of a group, and some without that had room before."""
 
@@ -30,7 +33,7 @@ class RoomClaims:
         if hosts is None:
             hosts = index.ready - group.excluded - index.available.short(amounts)
         for name, _ in amounts:
-            # Claims only take away room.
+            # Assumed pods only take away room.
             hosts &= self._positive.get(name, index.every)
         self._hosts[group] = hosts
         for part in (hosts & preferred, hosts - preferred):
@@ -41,8 +44,8 @@ class RoomClaims:
                 else:
                     self._hosts[group] -= node_sets.of([position])
 
-    def claim(self, group: batches.Group, position: int) -> None:
-        """Reserve a node's room for a pod."""
+    def assume(self, group: batches.Group, position: int) -> None:
+        """Assume a pod of a group on a node."""
         available = self.available[position] = dict(self.available[position])
         for name, count in group.needs.amounts:
             available[name] -= count
