@@ -79,21 +79,11 @@ def _survey(
     with tempfile.TemporaryDirectory(prefix="mig-manager-") as folder:
         path = pathlib.Path(folder) / "node.json"
         virtualization = next((gpu["virtualization"] for gpu in captured), "none")
-        options = states.Options(
-            virtualization=_VIRTUALIZATIONS[model.Virtualization(virtualization)]
-        )
+        options = states.Options(virtualization=model.Virtualization(virtualization))
         simulated_nvml.create("+".join(product.key for product in products), path, options=options)
         state_file.SharedState(path).update(lambda node: _in_modes(node, captured))
         command = worker_client.worker_command(program=simulated_worker.program(path))
         return worker_client.WorkerGpus(command=command, timeout_s=timeout_s).survey()
-
-
-_VIRTUALIZATIONS = {
-    model.Virtualization.NONE: states.Virtualization.NONE,
-    model.Virtualization.PASSTHROUGH: states.Virtualization.PASSTHROUGH,
-    model.Virtualization.VGPU: states.Virtualization.VGPU,
-    model.Virtualization.HOST: states.Virtualization.HOST_VGPU,
-}
 
 
 def _in_modes(

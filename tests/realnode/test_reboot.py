@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox.driver import states
+from mig_manager.core import model
 from testkit import nvml_faults
 from tests import waiting
 from tests.kit import systemd_rig
@@ -98,7 +98,7 @@ def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(
     with logind(cluster.node.folder / "driver") as host:
         cluster.install("privileged", manifests.settings(**environ))
         gpus = cluster.driver.gpus
-        passthrough = states.Virtualization.PASSTHROUGH
+        passthrough = model.Virtualization.PASSTHROUGH
         gpus.set_options(dataclasses.replace(gpus.read().options, virtualization=passthrough))
         cluster.request("all-disabled")
         waiting.until(lambda: "Reboot False" in host.calls, "the request for a reboot")

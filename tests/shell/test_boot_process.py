@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import waiting
@@ -183,7 +184,7 @@ def test_boot_completes_its_change_before_a_signal_ends_it(node: ShellNode) -> N
 def test_boot_keeps_a_mode_that_apply_left_to_the_reboot(
     options: list[str], tmp_path: pathlib.Path
 ) -> None:
-    in_vm = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+    in_vm = states.Options(virtualization=model.Virtualization.PASSTHROUGH)
     node = ShellNode(tmp_path, A100, options=in_vm, active="off")
     status = 0 if options else 1
     assert node.run("apply", "small", *options).status == status
@@ -205,7 +206,7 @@ def test_boot_keeps_a_mode_that_apply_left_to_the_reboot(
 def test_boot_keeps_a_pending_mode_through_a_later_apply_for_another_gpu(
     tmp_path: pathlib.Path,
 ) -> None:
-    in_vm = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+    in_vm = states.Options(virtualization=model.Virtualization.PASSTHROUGH)
     node = ShellNode(tmp_path, A100, layouts=LAYOUTS, options=in_vm)
     assert node.run("apply", "second", "-ms").status == 0
     node.state.reboot()
@@ -226,7 +227,7 @@ def test_boot_keeps_a_pending_mode_through_a_later_apply_for_another_gpu(
 def test_boot_restores_the_mode_of_a_gpu_beside_one_whose_mode_was_pending(
     tmp_path: pathlib.Path,
 ) -> None:
-    in_vm = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+    in_vm = states.Options(virtualization=model.Virtualization.PASSTHROUGH)
     node = ShellNode(tmp_path, "1xA100-SXM4-40GB+1xH100-SXM5-80GB", layouts=LAYOUTS, options=in_vm)
     assert node.run("apply", "mixed", "-ms").status == 0
     node.state.reboot()

@@ -11,6 +11,7 @@ from mig_manager.adapters.host import lock_file
 from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
+from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import simulated_nvml, states
@@ -466,7 +467,7 @@ def test_plan_and_apply_on_a_vgpu_host_name_the_remedy(
     shell: Shell, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "gpus.json"
-    host = states.Options(virtualization=states.Virtualization.HOST_VGPU)
+    host = states.Options(virtualization=model.Virtualization.HOST)
     simulated_nvml.create("2xA100-SXM4-40GB", path, options=host)
     remedy = "GPU 0-1; stop the machines with vGPUs"
 

@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
 from tests import waiting
@@ -91,7 +92,7 @@ def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
 @pytest.mark.slow
 def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.ShellNode) -> None:
     before = node.shape
-    virtual = states.Virtualization.PASSTHROUGH
+    virtual = model.Virtualization.PASSTHROUGH
     node.set_options(states.Options(virtualization=virtual))
 
     answer = accept(node, "--yes", "--output-file", "-")

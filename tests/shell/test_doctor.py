@@ -9,7 +9,7 @@ import pytest
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
 from mig_manager.cli.doctor import doctor_facts, doctor_report, examination
-from mig_manager.core import answers
+from mig_manager.core import answers, model
 from mig_manager.core.records import journals, verified_layouts
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -177,19 +177,19 @@ def test_a_driver_without_recovery_actions_is_not_reported(patient: Patient) -> 
 @pytest.mark.parametrize(
     ("how", "verdict", "words"),
     [
-        (states.Virtualization.VGPU, FAIL, "GPU 0 is a vGPU"),
+        (model.Virtualization.VGPU, FAIL, "GPU 0 is a vGPU"),
         pytest.param(
-            *(states.Virtualization.PASSTHROUGH, WARN, "GPU 0 is passed through"),
+            *(model.Virtualization.PASSTHROUGH, WARN, "GPU 0 is passed through"),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *(states.Virtualization.HOST_VGPU, WARN, "GPU 0 is shared with virtual machines"),
+            *(model.Virtualization.HOST, WARN, "GPU 0 is shared with virtual machines"),
             marks=pytest.mark.slow,
         ),
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    patient: Patient, how: states.Virtualization, verdict: answers.CheckResult, words: str
+    patient: Patient, how: model.Virtualization, verdict: answers.CheckResult, words: str
 ) -> None:
     result = patient.create(virtualization=how).examine()
 

@@ -4,12 +4,13 @@ import pathlib
 
 import pytest
 
+from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from tests.kit.shell_node import ShellNode
 
 APPLIED = "MIG configuration applied successfully\n"
 FOR_A_RESET = states.Options(resets_itself=False)
-FOR_A_REBOOT = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+FOR_A_REBOOT = states.Options(virtualization=model.Virtualization.PASSTHROUGH)
 LAYOUTS = """
 version: v1
 mig-configs:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pynvml
 
+from mig_manager.core import model
 from mig_manager.sandbox.driver import calls, states, transitions
 
 _MIB = 2**20
@@ -26,6 +27,12 @@ _POLL_S = 0.02  # the longest delay until a waiting event set sees a change by a
 _ARCHITECTURES = {
     name: getattr(pynvml, f"NVML_DEVICE_ARCH_{name.upper()}")
     for name in ("turing", "ampere", "ada", "hopper", "blackwell")
+}
+_VIRTUALIZATIONS = {
+    model.Virtualization.NONE: pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE,
+    model.Virtualization.PASSTHROUGH: pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH,
+    model.Virtualization.VGPU: pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU,
+    model.Virtualization.HOST: pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU,
 }
 _ERROR_TEXTS: Mapping[int, str] = {
     states.Code.SUCCESS: "Success",
@@ -143,7 +150,11 @@ calls.numbers(
 )
 calls.numbers(
     calls.GPU,
-    {"nvmlDeviceGetVirtualizationMode": lambda view: view.node.options.virtualization.value},
+    {
+        "nvmlDeviceGetVirtualizationMode": lambda view: _VIRTUALIZATIONS[
+            view.node.options.virtualization
+        ]
+    },
 )
 
 
@@ -267,7 +278,7 @@ def _register_events(view: calls.DeviceView, types: Any, event_set: Any) -> None
 def _event_mask(view: calls.DeviceView) -> int:
     """Return the mask of the events that this GPU reports."""
     options = view.node.options
-    is_guest = options.virtualization is states.Virtualization.VGPU
+    is_guest = options.virtualization is model.Virtualization.VGPU
     reports = {
         states.MigEvents.ALWAYS: True,
         states.MigEvents.WHILE_ON: view.gpu.is_enabled,

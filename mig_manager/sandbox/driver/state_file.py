@@ -273,7 +273,7 @@ def _decode(raw: dict[str, Any]) -> states.MachineState:
         "latency": states.Latency(**raw["options"]["latency"]),
         "swapped_gpus": tuple(map(int, raw["options"]["swapped_gpus"])),
         "linked_gpus": tuple(tuple(each) for each in raw["options"]["linked_gpus"]),
-        "virtualization": states.Virtualization(raw["options"]["virtualization"]),
+        "virtualization": model.Virtualization(raw["options"]["virtualization"]),
         "mig_events": states.MigEvents(raw["options"]["mig_events"]),
         "absent_functions": tuple(raw["options"]["absent_functions"]),
     }

@@ -54,15 +54,6 @@ class ClientKind(enum.Enum):
     """The kernel module itself, which is no process; ``nvidia-smi -pm 0`` ends it."""
 
 
-class Virtualization(enum.Enum):
-    """How the node sees its GPUs, by the values of ``nvmlGpuVirtualizationMode_t``."""
-
-    NONE = 0
-    PASSTHROUGH = 1  # a VM with whole GPUs: an Ampere GPU cannot be reset from inside
-    VGPU = 2  # a vGPU guest: MIG cannot be configured at all
-    HOST_VGPU = 3  # a host with the vGPU manager, which can configure MIG like any other
-
-
 class MigEvents(enum.Enum):
     """When the driver reports ``nvmlEventMigConfigChange``."""
 
@@ -126,7 +117,7 @@ class Options:
     """Whether changes on one GPU wait for those on another; the real driver overlaps them."""
     permitted: bool = True
     """False: the caller is neither root nor has the ``mig/config`` capability."""
-    virtualization: Virtualization = Virtualization.NONE
+    virtualization: model.Virtualization = model.Virtualization.NONE
     resets_itself: bool = True
     """False: the driver cannot reset an Ampere GPU in a MIG mode change, as where ``nvidia_drm``
     is loaded (mig-parted#181); ``nvidia-smi --gpu-reset`` can."""

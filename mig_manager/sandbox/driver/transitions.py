@@ -49,7 +49,7 @@ def set_mode(situation: Situation, mode: int) -> tuple[states.GpuState, states.C
     if not situation.board.product.mode_needs_reset:
         if _is_computing(situation.clients):
             return situation.gpu, states.Code.IN_USE
-    elif situation.options.virtualization is states.Virtualization.PASSTHROUGH:
+    elif situation.options.virtualization is model.Virtualization.PASSTHROUGH:
         return pending, states.Code.RESET_REQUIRED
     elif situation.clients or situation.gpu.instances:
         return pending, states.Code.IN_USE
@@ -230,7 +230,7 @@ def require_permission(options: states.Options) -> None:
 
 def require_capable(situation: Situation) -> None:
     """Refuse GPUs without MIG, and GPUs of a vGPU guest, which cannot configure them."""
-    is_guest = situation.options.virtualization is states.Virtualization.VGPU
+    is_guest = situation.options.virtualization is model.Virtualization.VGPU
     if is_guest or not situation.board.product.is_mig_capable:
         raise states.Refused(states.Code.NOT_SUPPORTED)
 
@@ -293,7 +293,7 @@ def _refusal(node: states.MachineState, board: states.Board) -> states.Code:
         return states.Code.GPU_IS_LOST
     if not node.options.permitted:
         return states.Code.NO_PERMISSION
-    resettable = (states.Virtualization.NONE, states.Virtualization.HOST_VGPU)
+    resettable = (model.Virtualization.NONE, model.Virtualization.HOST)
     if node.options.virtualization not in resettable:
         return states.Code.NOT_SUPPORTED
     if any(client.kind is not daemon for client in node.clients_of(board.uuid)):

@@ -7,6 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import events
+from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.node import nvml_rig
@@ -56,7 +57,7 @@ def test_a_library_without_event_types_still_reports_changes(path: pathlib.Path)
     ("spec", "options"),
     [
         ("L40S", states.Options()),
-        ("A30", states.Options(virtualization=states.Virtualization.VGPU)),
+        ("A30", states.Options(virtualization=model.Virtualization.VGPU)),
         ("A30", states.Options(mig_events=states.MigEvents.NEVER)),
         ("A30", states.Options(mig_events=states.MigEvents.WHILE_ON)),
         ("A30", states.Options(absent_functions=("nvmlEventSetCreate",))),

@@ -106,7 +106,7 @@ def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
 def test_virtualization_is_observed_if_the_library_has_the_query(
     name: str, absent: tuple[str, ...], boot: Boot
 ) -> None:
-    mode = states.Virtualization[name]
+    mode = model.Virtualization[name]
     node = boot(options=states.Options(virtualization=mode, absent_functions=absent))
     assert node.observe().virtualization is model.Virtualization["NONE" if absent else name]
 

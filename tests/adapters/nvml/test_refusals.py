@@ -8,6 +8,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
+from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.node.nvml_rig import (
@@ -101,11 +102,11 @@ def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(boot: Boot) -
 
 
 PENDING = {
-    states.Virtualization.NONE: (
+    model.Virtualization.NONE: (
         errors.Reason.RESET_REQUIRED,
         "answered 'GPU requires restart', yet the mode waits for a reset",
     ),
-    states.Virtualization.PASSTHROUGH: (
+    model.Virtualization.PASSTHROUGH: (
         errors.Reason.REBOOT_REQUIRED,
         "inside which no reset can help, only a reboot of it",
     ),
@@ -127,7 +128,7 @@ def with_activation_status(status: int) -> Mapping[str, nvml_faults.Alteration]:
 @pytest.mark.parametrize("status", [None, pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED])
 def test_pending_mode_is_an_error_whatever_the_activation_status(
     status: int | None,
-    virtualization: states.Virtualization,
+    virtualization: model.Virtualization,
     boot: Boot,
 ) -> None:
     node = boot(
@@ -159,7 +160,7 @@ def test_success_that_changes_nothing_is_an_error_without_a_reset(boot: Boot) ->
 
 
 def test_the_error_of_a_vgpu_guest_says_that_its_host_decides(boot: Boot) -> None:
-    node = boot(options=states.Options(virtualization=states.Virtualization.VGPU))
+    node = boot(options=states.Options(virtualization=model.Virtualization.VGPU))
     error = node.refusal(mode_step(node.observe(), ON))
     assert "up to its host" in error.message
     assert error.reason is errors.Reason.NOT_SUPPORTED

@@ -37,7 +37,7 @@ mig-configs:
   - {devices: [3], mig-enabled: true, mig-devices: {HALF: 1}}
 """
 ONLY_BY_TOOL = states.Options(resets_itself=False)
-VIRTUAL = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+VIRTUAL = states.Options(virtualization=model.Virtualization.PASSTHROUGH)
 
 
 class ModeNode(simulated_rig.SimulatedRig):
@@ -334,7 +334,7 @@ def test_machine_that_cannot_reset_its_gpus_reboots_if_allowed(boot: Boot) -> No
 
 
 def test_a_vgpu_guest_is_refused_before_any_pod_is_evicted(boot: Boot) -> None:
-    node = boot(options=states.Options(virtualization=states.Virtualization.VGPU))
+    node = boot(options=states.Options(virtualization=model.Virtualization.VGPU))
     node.occupy()
     pods = dict(node.pods)
 
@@ -344,7 +344,7 @@ def test_a_vgpu_guest_is_refused_before_any_pod_is_evicted(boot: Boot) -> None:
 
 
 def test_a_change_on_a_vgpu_host_ends_with_what_its_virtual_machines_need(boot: Boot) -> None:
-    node = boot(options=states.Options(virtualization=states.Virtualization.HOST_VGPU))
+    node = boot(options=states.Options(virtualization=model.Virtualization.HOST))
 
     node.assert_ends(
         "all", Reason.APPLIED, "('sriov-manage -e ADDRESS' for 0000:07:00.0, 0000:0f:00.0)"
@@ -352,7 +352,7 @@ def test_a_change_on_a_vgpu_host_ends_with_what_its_virtual_machines_need(boot: 
 
 
 def test_failure_on_a_vgpu_host_names_virtual_machines_as_users(boot: Boot) -> None:
-    node = boot(options=states.Options(virtualization=states.Virtualization.HOST_VGPU))
+    node = boot(options=states.Options(virtualization=model.Virtualization.HOST))
     node.state.add_client(node.state.boards[0].uuid, name="nvidia-vgpu-mgr", pid=4711)
 
     node.assert_ends("all", Reason.IN_USE, "stop the machines with vGPUs")

@@ -33,8 +33,8 @@ def smi(capsys: pytest.CaptureFixture[str]) -> Run:
 @pytest.mark.parametrize(
     ("options", "status", "text"),
     [
-        ({"virtualization": states.Virtualization.PASSTHROUGH}, 3, f"GPU {FIRST} is not supp"),
-        ({"virtualization": states.Virtualization.VGPU}, 3, f"GPU {FIRST} is not supported."),
+        ({"virtualization": model.Virtualization.PASSTHROUGH}, 3, f"GPU {FIRST} is not supp"),
+        ({"virtualization": model.Virtualization.VGPU}, 3, f"GPU {FIRST} is not supported."),
         ({"permitted": False}, 4, "Insufficient Permissions"),
         ({"linked_gpus": ((0, 2),)}, 3, "00000000:17:00.0"),
         ({}, 255, f"could not be reset:\n  GPU {SECOND}: In use by another client\n\n1 device is"),
