@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from mig_manager.core.node import strategies
 from mig_manager.sandbox import stories
-from mig_manager.sandbox.node import device_plugin
 from testkit import nvml_faults
 from tests import programs
 from tests.node import gpu_values
@@ -17,17 +17,15 @@ SPEC = "2xA100-SXM4-40GB"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "strategy", [device_plugin.PluginStrategy.SINGLE, device_plugin.PluginStrategy.NONE]
-)
+@pytest.mark.parametrize("strategy", [strategies.Strategy.SINGLE, strategies.Strategy.NONE])
 def test_other_strategies_of_the_plugin_are_verified_as_well(
-    strategy: device_plugin.PluginStrategy,
+    strategy: strategies.Strategy,
 ) -> None:
     quick = dataclasses.replace(agent_stage.QUICK, strategy=strategy)
     with agent_stage.AgentStage(node_options=quick) as stage:
         stage.assert_ends("all-1g.5gb")
 
-        expected = 14 if strategy is device_plugin.PluginStrategy.SINGLE else 2
+        expected = 14 if strategy is strategies.Strategy.SINGLE else 2
         assert stage.allocatable() == {"nvidia.com/gpu": expected}
 
 

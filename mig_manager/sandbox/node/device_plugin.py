@@ -7,23 +7,15 @@ layouts make it exit, which kubelet turns into CrashLoopBackOff.
 
 import contextlib
 import dataclasses
-import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager.core import model, profile_name
+from mig_manager.core.node import strategies
 from mig_manager.sandbox.driver import state_file, states, transitions
 from mig_manager.sandbox.node import device_manager
 
 _GPU = "nvidia.com/gpu"
-
-
-class PluginStrategy(enum.Enum):
-    """``MIG_STRATEGY`` of NVIDIA's device plugin: how GPUs and MIG devices become resources."""
-
-    NONE = "none"
-    SINGLE = "single"
-    MIXED = "mixed"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +138,7 @@ class Plugin:
         *,
         state: state_file.SharedState,
         manager: device_manager.DeviceManager,
-        strategy: PluginStrategy,
+        strategy: strategies.Strategy,
         start_s: float,
     ) -> None:
         self._state = state
@@ -195,7 +187,7 @@ class Plugin:
 
 
 def enumerate_devices(
-    gpus: Sequence[EnumeratedGpu], strategy: PluginStrategy
+    gpus: Sequence[EnumeratedGpu], strategy: strategies.Strategy
 ) -> dict[str, tuple[str, ...]]:
     """Return device ids by resource name; if there are none, the plugin registers nothing.
 
@@ -203,10 +195,10 @@ def enumerate_devices(
         ExitedError: These GPUs make the plugin exit.
     """
     resources: dict[str, list[str]] = {}
-    if strategy is PluginStrategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):
+    if strategy is strategies.Strategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):
         _check_single(gpus)
         resources[_GPU] = [uuid for gpu in gpus for uuid in gpu.mig_devices]
-    elif strategy is PluginStrategy.MIXED:
+    elif strategy is strategies.Strategy.MIXED:
         for gpu in gpus:
             if not gpu.is_mig_enabled:
                 resources.setdefault(_GPU, []).append(gpu.uuid)

@@ -16,7 +16,7 @@ from typing import Self
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.catalogue import hardware
-from mig_manager.core.node import well_known
+from mig_manager.core.node import strategies, well_known
 from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import (
     cluster_view,
@@ -38,7 +38,7 @@ _JOIN_S = 10.0
 class NodeOptions(kubelet.KubeletOptions):
     """How one sandbox node behaves; durations in seconds."""
 
-    strategy: device_plugin.PluginStrategy = device_plugin.PluginStrategy.MIXED
+    strategy: strategies.Strategy = strategies.Strategy.MIXED
     deploy_style: objects.DeployStyle = objects.DeployStyle.GPU_OPERATOR
     tick_s: float = 10.0
     """How often kubelet writes the node's status; 10 is kubelet's nodeStatusUpdateFrequency."""
@@ -203,7 +203,7 @@ def _node_labels(gpus: Sequence[hardware.Product], options: NodeOptions) -> dict
             "nvidia.com/gpu.product": gpus[0].name.replace(" ", "-"),
             "nvidia.com/gpu.memory": str(gpus[0].memory_mib),
             "nvidia.com/mig.capable": str(any(gpu.is_mig_capable for gpu in gpus)).lower(),
-            "nvidia.com/mig.strategy": options.strategy.value,
+            strategies.STRATEGY_LABEL: options.strategy.value,
         }
         if options.deploy_style is objects.DeployStyle.GPU_OPERATOR:
             labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"

@@ -13,9 +13,9 @@ _ME = dataclasses.replace(_1G, attributes=("me",))
 _PARTIAL = model.Profile(compute_slices=1, gpu_slices=2, memory_gb=10)
 
 NONE, SINGLE, MIXED = (
-    device_plugin.PluginStrategy.NONE,
-    device_plugin.PluginStrategy.SINGLE,
-    device_plugin.PluginStrategy.MIXED,
+    strategies.Strategy.NONE,
+    strategies.Strategy.SINGLE,
+    strategies.Strategy.MIXED,
 )
 
 
@@ -52,7 +52,7 @@ def gpu(
     ids=["none", "single-without-mig", "single", "mixed", "attribute", "no-device", "no-gpu"],
 )
 def test_each_strategy_has_its_own_names_of_devices(
-    strategy: device_plugin.PluginStrategy,
+    strategy: strategies.Strategy,
     gpus: list[device_plugin.EnumeratedGpu],
     expected: dict[str, tuple[str, ...]],
 ) -> None:
@@ -70,7 +70,7 @@ def test_each_strategy_has_its_own_names_of_devices(
     ids=["unequal-modes", "empty", "unequal-profiles", "partial-compute-instance"],
 )
 def test_layouts_that_a_strategy_cannot_name_make_the_plugin_exit(
-    strategy: device_plugin.PluginStrategy, gpus: list[device_plugin.EnumeratedGpu], word: str
+    strategy: strategies.Strategy, gpus: list[device_plugin.EnumeratedGpu], word: str
 ) -> None:
     with pytest.raises(device_plugin.ExitedError, match=word):
         device_plugin.enumerate_devices(gpus, strategy)
@@ -95,7 +95,7 @@ def test_the_plugin_exits_where_the_agent_refuses(strategy: strategies.Strategy)
         ]
         refused = dict(strategies.refusals(described))
         try:
-            device_plugin.enumerate_devices(gpus, device_plugin.PluginStrategy(strategy.value))
+            device_plugin.enumerate_devices(gpus, strategy)
         except device_plugin.ExitedError:
             assert strategy in refused, pair
         else:
