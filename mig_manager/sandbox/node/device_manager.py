@@ -73,13 +73,9 @@ class DeviceManager:
     def disconnect(self, resources: Iterable[str]) -> None:
         """Mark the resources of a plugin that ended as unhealthy."""
         with self._lock:
-            self._end(set(resources))
-
-    def lose_power(self) -> None:
-        """Record a power failure: no plugin is connected, and no pod has a device."""
-        with self._lock:
-            self._allocations.clear()
-            self._end(self._healthy)
+            for resource in self._healthy.intersection(resources):
+                self._ended_at[resource] = self._clock.monotonic()
+            self._healthy.difference_update(resources)
 
     def admit(self, pod: Mapping[str, Any]) -> Allocation:
         """Allocate a pod's devices; another call for the pod returns the same ones.
@@ -152,12 +148,6 @@ class DeviceManager:
             capacity = {**(present or {}), **dict.fromkeys(expired, 0), **counts}
             healthy = {r: n if r in self._healthy else 0 for r, n in counts.items()}
             return capacity, {**capacity, **healthy}
-
-    def _end(self, resources: set[str]) -> None:
-        """Record the end of the plugin of these resources, where one is connected."""
-        for resource in resources & self._healthy:
-            self._ended_at[resource] = self._clock.monotonic()
-        self._healthy -= resources
 
     def _allocatable(self) -> dict[str, tuple[str, ...]]:
         return {r: device_ids for r, device_ids in self._devices.items() if r in self._healthy}

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -76,9 +75,7 @@ class SandboxNode:
         self._socket = socket
         self._state = state_file.SharedState(path)
         self._exits = contextlib.ExitStack()
-        self._stopping = threading.Event()
         self._wake = threading.Event()
-        self._reboots: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
         """Register the node, deploy the device plugin, and start.
@@ -88,9 +85,9 @@ class SandboxNode:
             HardwareError: The simulated NVML failed.
             UsageError: The PodResources socket's path is too long.
         """
-        with contextlib.ExitStack() as undo:
-            self._start(undo)
-            self._exits = undo.pop_all()
+        daemon_set = manifests.plugin_daemon_set(self.options.deploy_style)
+        self._cluster.create(cluster_view.WatchedKind.DAEMON_SET, daemon_set)
+        self._boot()
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -99,19 +96,16 @@ class SandboxNode:
     def reboot(self) -> None:
         """Reboot the machine; return when kubelet has synced every pod.
 
-        Stop the node's agent before.
-
-        Raises:
-            NotReadyError: The API does not answer kubelet.
+        Stop the node's agent before. Exceptions are as of ``__enter__``.
         """
-        is_up = threading.Event()
-        self._reboots.put(is_up)
-        self._wake.set()
-        if not is_up.wait(_JOIN_S):
-            raise errors.NotReadyError(
-                f"sandbox node {self.options.name} did not come back",
-                reason=errors.Reason.API_UNAVAILABLE,
-            )
+        self._exits.close()
+        self._state.reboot()
+        self._boot()
+
+    def _boot(self) -> None:
+        with contextlib.ExitStack() as undo:
+            self._start(undo)
+            self._exits = undo.pop_all()
 
     def _start(self, undo: contextlib.ExitStack) -> None:
         options, cluster = self.options, self._cluster
@@ -123,14 +117,17 @@ class SandboxNode:
             node_labels=_node_labels([board.product for board in self._state.boards], options),
         )
         daemon.register()
-        daemon_set = manifests.plugin_daemon_set(options.deploy_style)
-        cluster.create(cluster_view.WatchedKind.DAEMON_SET, daemon_set)
         undo.enter_context(device_manager.serving_pod_resources(self._socket, self.devices))
         undo.callback(cluster.listen(lambda *_: self._wake.set()))
-        thread = threading.Thread(target=self._run, args=(daemon,), name=f"sandbox-{options.name}")
+        undo.callback(daemon.stop)
+        daemon.sync(time.monotonic())
+        stopping = threading.Event()
+        thread = threading.Thread(
+            target=self._run, args=(daemon, stopping), name=f"sandbox-{options.name}"
+        )
         undo.callback(thread.join, _JOIN_S)
         undo.callback(self._wake.set)
-        undo.callback(self._stopping.set)
+        undo.callback(stopping.set)
         thread.start()
 
     def _program_of(
@@ -157,36 +154,24 @@ class SandboxNode:
             kind=states.ClientKind.MONITOR if is_monitor else states.ClientKind.COMPUTE,
         )
 
-    def _run(self, daemon: kubelet.Kubelet) -> None:
+    def _run(self, daemon: kubelet.Kubelet, stopping: threading.Event) -> None:
         tick_at = time.monotonic()
-        waiting: list[threading.Event] = []
-        try:
-            while not self._stopping.is_set():
-                self._wake.clear()
-                now = time.monotonic()
-                if not self._reboots.empty():
-                    waiting.append(self._reboots.get())
-                    daemon.stop()
-                    self.devices.lose_power()
-                    self._state.reboot()
-                    tick_at = now
-                try:
-                    if now >= tick_at:
-                        daemon.tick()
-                        tick_at = now + self.options.tick_s
-                    for sync in self.options.controllers:
-                        sync(self._cluster)
-                    daemon.sync(now)
-                except errors.ClusterError as error:
-                    _log.warning("sandbox node %s retries: %s", self.options.name, error)
-                    self._stopping.wait(_RETRY_S)
-                else:
-                    while waiting:
-                        waiting.pop().set()
-                    next_at = min(tick_at, daemon.next_at() or tick_at)
-                    self._wake.wait(max(0.0, next_at - time.monotonic()))
-        finally:
-            daemon.stop()
+        while not stopping.is_set():
+            self._wake.clear()
+            now = time.monotonic()
+            try:
+                if now >= tick_at:
+                    daemon.tick()
+                    tick_at = now + self.options.tick_s
+                for sync in self.options.controllers:
+                    sync(self._cluster)
+                daemon.sync(now)
+            except errors.ClusterError as error:
+                _log.warning("sandbox node %s retries: %s", self.options.name, error)
+                stopping.wait(_RETRY_S)
+            else:
+                next_at = min(tick_at, daemon.next_at() or tick_at)
+                self._wake.wait(max(0.0, next_at - time.monotonic()))
 
 
 def _node_labels(gpus: Sequence[hardware.Product], options: NodeOptions) -> dict[str, str]:
