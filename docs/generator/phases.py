@@ -16,7 +16,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
-from tests.node import agents, fake_cluster, fakes, nodes, strikes
+from tests.node import agents, fake_cluster, fakes, node_rig, nodes, strikes
 from tests.pipeline import swept_changes
 
 Move = tuple[model.Phase, model.Phase]
@@ -50,7 +50,7 @@ class Story:
 class _Recorder:
     """Records the runs of one node by its status annotation."""
 
-    def __init__(self, node: fakes.NodeRig, story: Story) -> None:
+    def __init__(self, node: node_rig.NodeRig, story: Story) -> None:
         self._node = node
         self._story = story
         self._last_text = node.annotations.get(well_known.STATUS_ANNOTATION)
@@ -89,7 +89,7 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def _record(node: fakes.NodeRig, story: Story) -> Iterator[_Recorder]:
+def _record(node: node_rig.NodeRig, story: Story) -> Iterator[_Recorder]:
     recorder = _Recorder(node, story)
     try:
         yield recorder
@@ -99,7 +99,7 @@ def _record(node: fakes.NodeRig, story: Story) -> Iterator[_Recorder]:
 
 
 def _play(
-    node: fakes.NodeRig, layout: str, story: Story, *, superseded_at: int | None = None
+    node: node_rig.NodeRig, layout: str, story: Story, *, superseded_at: int | None = None
 ) -> int:
     """Play one run; return how often it checked for a newer request."""
     request = fakes.FakeRequest(node.clock, ends_at=superseded_at, is_replaced=True)

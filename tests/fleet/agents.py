@@ -18,7 +18,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects
-from tests.node import agents, fake_cluster, fake_host, fakes
+from tests.node import agents, fake_cluster, fake_host, fakes, node_rig
 from tests.stage import in_process
 
 NAMESPACE = "mig-manager"
@@ -57,7 +57,7 @@ def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]
         folder: For the agent's lock and other files.
         options: Of the agent's command line.
     """
-    rig = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
+    rig = node_rig.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
     named = {"node_name": name, "simulate_state": str(folder / f"{name}.json")}
     return {
         "settings": agent_settings.AgentSettings.read(named | options, {}),

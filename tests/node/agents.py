@@ -17,7 +17,7 @@ from mig_manager.core import ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import client_table
 from tests import layout_table
-from tests.node import fake_cluster, fake_host, fakes
+from tests.node import fake_cluster, fake_host, fakes, node_rig
 
 CONFIG = (
     layout_table.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
@@ -45,7 +45,7 @@ TIMEOUTS = {
 }
 
 
-def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
+def dependencies(rig: node_rig.NodeRig, text: str = CONFIG) -> ports.Dependencies:
     """Return the dependencies of an agent on the node."""
     machine = fake_host.FakeHost(rig)
     return ports.Dependencies(
@@ -75,7 +75,10 @@ def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
 
 
 def new_attempt(
-    rig: fakes.NodeRig, limits: agent_settings.Limits, cancel: ports.Cancellation, **overrides: Any
+    rig: node_rig.NodeRig,
+    limits: agent_settings.Limits,
+    cancel: ports.Cancellation,
+    **overrides: Any,
 ) -> attempts.Attempt:
     """Return an attempt at a layout, for a part of a run; ``overrides`` as for ``reconciler``."""
     deps = dataclasses.replace(dependencies(rig), **overrides)
@@ -126,7 +129,7 @@ def _as_request(request: attempts.Request | str | None, **members: Any) -> attem
 
 
 def reconciler(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
     text: str = CONFIG,
     *,
     heals_drift: bool = False,
@@ -150,7 +153,7 @@ def reconciler(
 
 
 def start(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
     layout: str | None,
     text: str = CONFIG,
     *,
@@ -171,7 +174,7 @@ LAYOUT = "one-slice-changed"
 
 
 def run(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
     layout: str = LAYOUT,
     text: str = CONFIG,
     *,
@@ -184,17 +187,17 @@ def run(
     return agent.run(layout, request or fakes.FakeRequest(rig.clock), **options)
 
 
-def resume(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
+def resume(rig: node_rig.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
     """Take over from a killed agent, and apply a layout."""
     return run(rig, layout, by=start(rig, layout, text))
 
 
-def undo(rig: fakes.NodeRig) -> bool:
+def undo(rig: node_rig.NodeRig) -> bool:
     """Take over from a killed agent where the label was removed; return whether to retry."""
     return start(rig, None).rest()
 
 
-def take_over(rig: fakes.NodeRig, layout: str | None) -> None:
+def take_over(rig: node_rig.NodeRig, layout: str | None) -> None:
     """Take over from a killed agent, with a layout or without one."""
     if layout is None:
         undo(rig)

@@ -12,7 +12,7 @@ from mig_manager.change import boot, local, pod_use
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts, plans
 from mig_manager.core.records import journals, verified_layouts
-from tests.node import fake_cluster, fake_host, fakes, gpu_values, kept_file, strikes
+from tests.node import fake_cluster, fake_host, fakes, gpu_values, kept_file, node_rig, strikes
 
 LAYOUTS_TEXT = """
 version: v1
@@ -46,7 +46,7 @@ mig-configs:
 LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
 
 
-class ApplyingNode(fakes.NodeRig):
+class ApplyingNode(node_rig.NodeRig):
     """A node whose process can be killed at any step, with its lock, journal and messages."""
 
     def __init__(

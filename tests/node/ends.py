@@ -11,28 +11,28 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from tests import layout_table
-from tests.node import agents, fake_cluster, fakes, gpu_values, judging
+from tests.node import agents, fake_cluster, fakes, gpu_values, judging, node_rig
 
 
-def has_layout(rig: fakes.NodeRig, layout: str) -> bool:
+def has_layout(rig: node_rig.NodeRig, layout: str) -> bool:
     """Return whether the GPUs have exactly what a layout lists, and no mode is pending."""
     gpus, wanted = layout_table.layout_of(rig.gpus), layout_table.gpus_with(layout)
     return [*map(layout_table.counts, gpus)] == [*map(layout_table.counts, wanted)]
 
 
-def assert_says_the_truth(rig: fakes.NodeRig) -> None:
+def assert_says_the_truth(rig: node_rig.NodeRig) -> None:
     """The label names a layout that is active, or there is none."""
     applied = rig.labels.get(well_known.APPLIED_LABEL)
     assert applied is None or has_layout(rig, applied)
 
 
-def is_as_before(rig: fakes.NodeRig, before: Iterable[model.Gpu | model.GpuSnapshot]) -> bool:
+def is_as_before(rig: node_rig.NodeRig, before: Iterable[model.Gpu | model.GpuSnapshot]) -> bool:
     """Return whether GPUs have the modes, instances and placements that they had."""
     return gpu_values.geometry(before).items() <= gpu_values.geometry(rig.gpus).items()
 
 
 def assert_ends(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
     reason: errors.Reason,
     *texts: str,
     layout: str = agents.LAYOUT,
@@ -48,7 +48,7 @@ def assert_ends(
 
 
 def supersede(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
     layout: str = agents.LAYOUT,
     *,
     by: agents.AgentInMemory | None = None,
@@ -61,7 +61,11 @@ def supersede(
 
 
 def assert_superseded(
-    rig: fakes.NodeRig, layout: str = agents.LAYOUT, *, is_replaced: bool = False, **options: Any
+    rig: node_rig.NodeRig,
+    layout: str = agents.LAYOUT,
+    *,
+    is_replaced: bool = False,
+    **options: Any,
 ) -> None:
     """Apply a layout until its request ends; check that the node is restored."""
     supersede(rig, layout, is_replaced=is_replaced, **options)
@@ -69,7 +73,7 @@ def assert_superseded(
 
 
 def assert_restored(
-    rig: fakes.NodeRig, *, is_stopped: bool = False, is_in_drain: bool = False
+    rig: node_rig.NodeRig, *, is_stopped: bool = False, is_in_drain: bool = False
 ) -> None:
     """Also the plugin's config is what it was, unless the layout that it goes with succeeded.
 
@@ -80,7 +84,7 @@ def assert_restored(
 
 
 def remaining(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
     *,
     is_stopped: bool = False,
     is_in_drain: bool = False,
@@ -113,7 +117,7 @@ def remaining(
     ]
 
 
-def assert_restored_or_in_drain(rig: fakes.NodeRig, before_failure: Iterable[str]) -> None:
+def assert_restored_or_in_drain(rig: node_rig.NodeRig, before_failure: Iterable[str]) -> None:
     """Once a drain has removed pods, the taint stays until the next attempt, and nothing else."""
     if rig.has_hold_taint:
         assert {"workloads.evict", "workloads.delete"} & set(before_failure)

@@ -17,13 +17,13 @@ from mig_manager.core.node import (
 )
 from mig_manager.core.records import readiness
 from tests import contract
-from tests.node import fakes
+from tests.node import node_rig
 
 _CONFLICTS = 20  # after so many an update ends
 
 
 class FakePort:
-    def __init__(self, rig: fakes.NodeRig) -> None:
+    def __init__(self, rig: node_rig.NodeRig) -> None:
         self._rig = rig
 
     def _succeeds(self, call: str) -> bool:
@@ -231,7 +231,7 @@ class FakeWorkloads(FakePort):
 class UnansweredWorkloads(FakeWorkloads):
     """Evicts and deletes pods, but an error follows instead of the answer."""
 
-    def __init__(self, rig: fakes.NodeRig, error: BaseException) -> None:
+    def __init__(self, rig: node_rig.NodeRig, error: BaseException) -> None:
         super().__init__(rig)
         self._error = error
 
@@ -304,7 +304,7 @@ class FakeSlices(FakePort):
 class FakeSlots:
     """Implements ``ports.Slots``; notes what it is asked in the rig's own log."""
 
-    rig: fakes.NodeRig
+    rig: node_rig.NodeRig
     denials: list[slots.Denial] = dataclasses.field(default_factory=list)
     failing: list[errors.ClusterError] = dataclasses.field(default_factory=list)
     is_taken: bool = False

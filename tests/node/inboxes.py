@@ -7,7 +7,7 @@ from typing import NamedTuple
 from mig_manager.agent import intake
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
-from tests.node import fakes
+from tests.node import fakes, node_rig
 
 
 class Pause(NamedTuple):
@@ -65,7 +65,7 @@ class NodeInbox(Inbox):
 
     def __init__(
         self,
-        rig: fakes.NodeRig,
+        rig: node_rig.NodeRig,
         on_pause: OnPause = lambda _pause: None,
         *,
         configs: fakes.FakeConfig | None = None,
@@ -97,7 +97,7 @@ class NodeInbox(Inbox):
             self.put_file_change()
 
 
-def requested_of(rig: fakes.NodeRig) -> tuple[str | None, ...]:
+def requested_of(rig: node_rig.NodeRig) -> tuple[str | None, ...]:
     """Return what requests a layout on the Node, and which Node it is."""
     return (
         rig.labels.get(well_known.CONFIG_LABEL),

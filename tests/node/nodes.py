@@ -7,10 +7,10 @@ from typing import Any
 from mig_manager.agent import outcomes
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import claims, policies, well_known
-from tests.node import agents, fakes, gpu_values, samples
+from tests.node import agents, gpu_values, node_rig, samples
 
 
-def node(*, layout: str | None = None, label_managed: bool = True) -> fakes.NodeRig:
+def node(*, layout: str | None = None, label_managed: bool = True) -> node_rig.NodeRig:
     """Two A100s with a device plugin; ``layout`` is already active."""
     original = _node(layout=layout, label_managed=label_managed)
     # The GPUs are immutable.
@@ -18,9 +18,9 @@ def node(*, layout: str | None = None, label_managed: bool = True) -> fakes.Node
 
 
 @functools.cache
-def _node(*, layout: str | None, label_managed: bool) -> fakes.NodeRig:
+def _node(*, layout: str | None, label_managed: bool) -> node_rig.NodeRig:
     product = hardware.find("A100-SXM4-40GB")
-    rig = fakes.NodeRig(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
+    rig = node_rig.NodeRig(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
     rig.plugin.is_label_managed = label_managed
     if layout:
         agents.run(rig, layout)
@@ -33,8 +33,8 @@ def _node(*, layout: str | None, label_managed: bool) -> fakes.NodeRig:
 
 
 def at_rest(
-    layout: str, *, rig: fakes.NodeRig | None = None, **options: Any
-) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
+    layout: str, *, rig: node_rig.NodeRig | None = None, **options: Any
+) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, its agent with these options, and the last outcome."""
     rig = rig or node(layout=layout)
     agent = agents.reconciler(rig, **options)
@@ -43,7 +43,7 @@ def at_rest(
     return rig, agent, outcome
 
 
-def device(rig: fakes.NodeRig, gpu: int, profile: str) -> str:
+def device(rig: node_rig.NodeRig, gpu: int, profile: str) -> str:
     """UUID of the first MIG device of a profile."""
     return next(
         ci.uuid
@@ -53,7 +53,7 @@ def device(rig: fakes.NodeRig, gpu: int, profile: str) -> str:
     )
 
 
-def busy_node() -> fakes.NodeRig:
+def busy_node() -> node_rig.NodeRig:
     rig = node(layout="all-balanced")
     rig.add_pod("affected", devices=frozenset({device(rig, 0, "2g.10gb")}))
     rig.add_pod("spared", devices=frozenset({device(rig, 1, "3g.20gb")}))
@@ -65,7 +65,7 @@ DRA_MONITORS = tuple(
 )
 
 
-def dra_node(*, label_managed: bool = True) -> fakes.NodeRig:
+def dra_node(*, label_managed: bool = True) -> node_rig.NodeRig:
     """The DRA driver serves the node, and two pods have a device of GPU 0 by a claim."""
     rig = node(layout="all-1g.5gb")
     rig.pods.clear()
@@ -81,13 +81,13 @@ def dra_node(*, label_managed: bool = True) -> fakes.NodeRig:
     return rig
 
 
-def device_at(rig: fakes.NodeRig, start: int) -> str:
+def device_at(rig: node_rig.NodeRig, start: int) -> str:
     """UUID of the MIG device of GPU 0 that begins at a memory slice."""
     (instance,) = (gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == start)
     return instance.compute_instances[0].uuid or ""
 
 
-def hosted_node() -> fakes.NodeRig:
+def hosted_node() -> node_rig.NodeRig:
     """Host services use the GPUs; one of them does not run."""
     rig = busy_node()
     rig.host.services |= {"dcgm.service": True, "nvsm.service": True, "off.service": False}
@@ -104,13 +104,13 @@ hooks:
 """
 
 
-def add_hooks(rig: fakes.NodeRig) -> fakes.NodeRig:
+def add_hooks(rig: node_rig.NodeRig) -> node_rig.NodeRig:
     rig.hooks.text = HOOKS
     return rig
 
 
 def add_pod_on_foreign_instances(
-    rig: fakes.NodeRig, profile: str = "1g.5gb", count: int = 7
+    rig: node_rig.NodeRig, profile: str = "1g.5gb", count: int = 7
 ) -> None:
     """Create instances outside the layout, and a pod that uses them."""
     wanted = samples.desired_gpu({profile: count})
@@ -118,7 +118,7 @@ def add_pod_on_foreign_instances(
     rig.add_pod("foreign", devices=frozenset(rig.gpus[0].mig_uuids))
 
 
-def guarded_node() -> fakes.NodeRig:
+def guarded_node() -> node_rig.NodeRig:
     """A budget protects the affected pod, and the policy allows force."""
     rig = busy_node()
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
@@ -126,7 +126,7 @@ def guarded_node() -> fakes.NodeRig:
     return rig
 
 
-def waiting_node() -> fakes.NodeRig:
+def waiting_node() -> node_rig.NodeRig:
     """No pod may be evicted; the affected pod finishes after a while."""
     rig = busy_node()
     rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
@@ -140,7 +140,7 @@ def waiting_node() -> fakes.NodeRig:
     return rig
 
 
-def starting_node() -> fakes.NodeRig:
+def starting_node() -> node_rig.NodeRig:
     """A pod whose device stays was just bound, and kubelet has just started."""
     rig = busy_node()
     devices = frozenset({device(rig, 1, "1g.5gb")})
@@ -149,7 +149,7 @@ def starting_node() -> fakes.NodeRig:
     return rig
 
 
-def whole_node() -> fakes.NodeRig:
+def whole_node() -> node_rig.NodeRig:
     rig = busy_node()
     rig.policy = policies.Policy(drain=policies.DrainPolicy.NODE)
     return rig
@@ -161,7 +161,7 @@ GFD, DCGM, EXPORTER = (
 )
 
 
-def monitored_node() -> fakes.NodeRig:
+def monitored_node() -> node_rig.NodeRig:
     """The operator's monitors and its validator; one monitor is deployed nowhere."""
     rig = busy_node()
     rig.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
@@ -184,7 +184,7 @@ clients:
 SAMPLER = well_known.DEPLOY_LABEL_PREFIX + "sampler"
 
 
-def watched_node() -> fakes.NodeRig:
+def watched_node() -> node_rig.NodeRig:
     """Extra GPU clients, one with a deploy label and one without."""
     rig = busy_node()
     rig.extra_clients = EXTRA_CLIENTS
@@ -195,7 +195,7 @@ def watched_node() -> fakes.NodeRig:
     return rig
 
 
-def sharing_node() -> fakes.NodeRig:
+def sharing_node() -> node_rig.NodeRig:
     rig = busy_node()
     rig.labels[well_known.PLUGIN_CONFIG_LABEL] = "whole"
     others = [(name, "whole") for name in ("all-disabled", "all-1g.5gb")]
@@ -203,14 +203,14 @@ def sharing_node() -> fakes.NodeRig:
     return rig
 
 
-def rebooting_node() -> fakes.NodeRig:
+def rebooting_node() -> node_rig.NodeRig:
     """A MIG mode change takes effect only after a reboot, which the agent may request."""
     rig = node()
     rig.driver.mode_waits = rig.host.may_reboot = True
     return rig
 
 
-def resetting_node() -> fakes.NodeRig:
+def resetting_node() -> node_rig.NodeRig:
     """A MIG mode change takes effect only after a reset."""
     rig = node()
     rig.driver.mode_waits = rig.resets.are_available = True

@@ -9,7 +9,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
-from tests.node import fakes
+from tests.node import node_rig
 
 
 def processes() -> dict[str, tuple[steps.GpuProcess, ...]]:
@@ -105,7 +105,7 @@ def _gpu_in_words(board: states.Board, gpu: states.GpuState) -> str:
 PLUGIN_DEPLOYED = {well_known.PLUGIN_DEPLOY_LABEL: "true"}
 
 
-class SimulatedRig(fakes.NodeRig):
+class SimulatedRig(node_rig.NodeRig):
     """The fake node whose plugin and pods see the simulated GPUs as they are."""
 
     def __init__(

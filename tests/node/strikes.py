@@ -10,11 +10,11 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from tests.node import agents, fakes, port_calls
+from tests.node import agents, fakes, node_rig, port_calls
 
 
 @contextlib.contextmanager
-def on_calls(rig: fakes.NodeRig, act: Callable[[], object]) -> Iterator[None]:
+def on_calls(rig: node_rig.NodeRig, act: Callable[[], object]) -> Iterator[None]:
     """Act in each call of the rig's ports, in the context only."""
     before, rig.on_call = rig.on_call, act
     try:
@@ -25,7 +25,7 @@ def on_calls(rig: fakes.NodeRig, act: Callable[[], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_steps(
-    rig: fakes.NodeRig, answer: Callable[[steps.Step], Exception | None]
+    rig: node_rig.NodeRig, answer: Callable[[steps.Step], Exception | None]
 ) -> Iterator[None]:
     """Answer each step of the driver, with the error of one that fails, in the context only."""
     before, rig.driver.step_error = rig.driver.step_error, answer
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 def note(
-    rig: fakes.NodeRig, read: Callable[[], _T], *, when: Callable[[], bool] = lambda: True
+    rig: node_rig.NodeRig, read: Callable[[], _T], *, when: Callable[[], bool] = lambda: True
 ) -> list[_T]:
     """Read a value in each call of the rig's ports at which a condition holds; return the values.
 
@@ -57,7 +57,7 @@ def note(
     return values
 
 
-def act_once(rig: fakes.NodeRig, is_due: Callable[[], bool], act: Callable[[], object]) -> None:
+def act_once(rig: node_rig.NodeRig, is_due: Callable[[], bool], act: Callable[[], object]) -> None:
     """Act in the first call of the rig's ports at which a condition holds, and in no other."""
     before = rig.on_call
 
@@ -69,12 +69,12 @@ def act_once(rig: fakes.NodeRig, is_due: Callable[[], bool], act: Callable[[], o
     rig.on_call = strike
 
 
-def at_call(rig: fakes.NodeRig, index: int, act: Callable[[], object]) -> None:
+def at_call(rig: node_rig.NodeRig, index: int, act: Callable[[], object]) -> None:
     """Act in one call of the rig's ports, counted from 0 as in its log."""
     act_once(rig, lambda: len(rig.log) == index + 1, act)
 
 
-def at_first_step(rig: fakes.NodeRig, answer: Callable[[], Exception | None]) -> None:
+def at_first_step(rig: node_rig.NodeRig, answer: Callable[[], Exception | None]) -> None:
     """Answer the first step of the driver, with the error if it fails, and no other."""
     before = rig.driver.step_error
 
@@ -85,7 +85,7 @@ def at_first_step(rig: fakes.NodeRig, answer: Callable[[], Exception | None]) ->
     rig.driver.step_error = strike
 
 
-def kill_at(rig: fakes.NodeRig, step: int, layout: str = agents.LAYOUT, **options: Any) -> None:
+def kill_at(rig: node_rig.NodeRig, step: int, layout: str = agents.LAYOUT, **options: Any) -> None:
     """Apply a layout with an agent that is killed at a step, counted from 1."""
     numbers = itertools.count(1)
 
@@ -98,9 +98,9 @@ def kill_at(rig: fakes.NodeRig, step: int, layout: str = agents.LAYOUT, **option
 
 
 def kill_when(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
     is_due: Callable[[], bool],
-    act: Callable[[fakes.NodeRig], object] = agents.run,
+    act: Callable[[node_rig.NodeRig], object] = agents.run,
 ) -> None:
     """Kill the agent that acts, in its first call at which a condition holds."""
 
@@ -113,10 +113,10 @@ def kill_when(
 
 
 def kill_at_call(
-    make: Callable[[], fakes.NodeRig],
+    make: Callable[[], node_rig.NodeRig],
     index: int,
-    act: Callable[[fakes.NodeRig], object] = agents.run,
-) -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
+    act: Callable[[node_rig.NodeRig], object] = agents.run,
+) -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     """Return a node whose agent was killed in its call ``index``, and the GPUs before."""
     rig = make()
     before = rig.gpus
@@ -127,7 +127,7 @@ def kill_at_call(
 
 
 def moments(
-    make: Callable[[], fakes.NodeRig], act: Callable[[fakes.NodeRig], object] = agents.run
+    make: Callable[[], node_rig.NodeRig], act: Callable[[node_rig.NodeRig], object] = agents.run
 ) -> Iterator[int]:
     """Yield the first call of an undisturbed run, and each after a wait or a call that writes."""
     rig = make()
@@ -140,14 +140,14 @@ def moments(
 
 
 def kills(
-    make: Callable[[], fakes.NodeRig], act: Callable[[fakes.NodeRig], object] = agents.run
-) -> Iterator[tuple[int, fakes.NodeRig, tuple[model.Gpu, ...]]]:
+    make: Callable[[], node_rig.NodeRig], act: Callable[[node_rig.NodeRig], object] = agents.run
+) -> Iterator[tuple[int, node_rig.NodeRig, tuple[model.Gpu, ...]]]:
     """Yield what ``kill_at_call`` returns, for each state that an undisturbed run's node has."""
     for index in moments(make, act):
         yield (index, *kill_at_call(make, index, act))
 
 
-NodeAndAgent = tuple[fakes.NodeRig, agents.AgentInMemory]
+NodeAndAgent = tuple[node_rig.NodeRig, agents.AgentInMemory]
 
 
 def supersede_at_checks(
@@ -200,7 +200,7 @@ BROKEN = {
 NO_DRIVER = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
 
 
-def calls(make: Callable[[], fakes.NodeRig], layout: str) -> list[str]:
+def calls(make: Callable[[], node_rig.NodeRig], layout: str) -> list[str]:
     """Return the port calls of an undisturbed run."""
     rig = make()
     assert agents.run(rig, layout).state is model.State.SUCCESS

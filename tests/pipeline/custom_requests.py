@@ -6,7 +6,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.records import run_status
-from tests.node import agents, fakes, nodes
+from tests.node import agents, node_rig, nodes
 
 ON = {"has_custom_layouts": True}
 
@@ -30,7 +30,7 @@ def custom_layout(
 
 
 def run(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
     wanted: custom_layouts.Custom | None = None,
     *,
     by: agents.AgentInMemory | None = None,
@@ -42,14 +42,14 @@ def run(
     return agents.run(rig, "custom", by=agent, custom=wanted or custom_layout(), **options)
 
 
-def published_status(rig: fakes.NodeRig) -> run_status.PublishedStatus:
+def published_status(rig: node_rig.NodeRig) -> run_status.PublishedStatus:
     return run_status.parse(rig.annotations[well_known.STATUS_ANNOTATION])
 
 
 ON_DEMAND = custom_layout(is_on_demand=True)
 
 
-def idle_node() -> fakes.NodeRig:
+def idle_node() -> node_rig.NodeRig:
     """No pod uses the device that goes."""
     rig = nodes.node(layout="all-balanced")
     rig.add_pod("spared", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))

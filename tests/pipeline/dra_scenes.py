@@ -1,7 +1,7 @@
 """Nodes with NVIDIA's DRA driver, and a layout that only one of two pods outlives."""
 
 from mig_manager.core.node import claims
-from tests.node import fakes
+from tests.node import node_rig
 
 KEEP_ONE = """
 version: v1
@@ -17,17 +17,17 @@ mig-configs:
 """Layout ``most-in-one`` has room for one of two pods whose instances are far apart."""
 
 
-def published_uuids(rig: fakes.NodeRig) -> frozenset[str]:
+def published_uuids(rig: node_rig.NodeRig) -> frozenset[str]:
     return frozenset(uuid for each in rig.dra_driver.slices or () for uuid in each.uuids.values())
 
 
-def without_driver(rig: fakes.NodeRig) -> fakes.NodeRig:
+def without_driver(rig: node_rig.NodeRig) -> node_rig.NodeRig:
     """Take the driver's pod away, as a rolling update does."""
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if not claims.is_driver(pod)}
     return rig
 
 
-def without_pods(rig: fakes.NodeRig) -> fakes.NodeRig:
+def without_pods(rig: node_rig.NodeRig) -> node_rig.NodeRig:
     """Take the pods with claims for a device away."""
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.claimed_ids}
     return rig

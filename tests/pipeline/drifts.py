@@ -3,12 +3,12 @@
 import dataclasses
 
 from mig_manager.core import model
-from tests.node import fakes
+from tests.node import node_rig
 
 LAYOUT = "all-balanced"
 
 
-def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
+def tamper(rig: node_rig.NodeRig) -> tuple[model.Gpu, ...]:
     """Destroy the first instance of the first GPU; return what there was."""
     before = rig.gpus
     first, *others = before

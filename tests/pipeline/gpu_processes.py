@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.core import model, steps
-from tests.node import fakes, nodes
+from tests.node import node_rig, nodes
 
 
 def process(owner: str = "", *instances: int, is_running: bool = True) -> steps.GpuProcess:
@@ -19,7 +19,7 @@ mig-configs:
 """
 
 
-def outdated_node() -> fakes.NodeRig:
+def outdated_node() -> node_rig.NodeRig:
     """MIG mode of GPU 0 went off behind the agent, while pods use its instances."""
     rig = nodes.node(layout="all-1g.5gb")
     for gpu in rig.gpus:
@@ -31,7 +31,7 @@ def outdated_node() -> fakes.NodeRig:
     return rig
 
 
-def of_pods(rig: fakes.NodeRig, gpu: int) -> tuple[steps.GpuProcess, ...]:
+def of_pods(rig: node_rig.NodeRig, gpu: int) -> tuple[steps.GpuProcess, ...]:
     return tuple(
         process(f"pod {uid}") for uid, pod in rig.pods.items() if pod.name.startswith(f"gpu{gpu}")
     )

@@ -5,7 +5,7 @@ import contextlib
 from mig_manager.agent import agent_settings, loop, outcomes
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
-from tests.node import agents, fakes, inboxes
+from tests.node import agents, fakes, inboxes, node_rig
 
 RETRY_S, CHECK_S = 5.0, 60.0  # the pause before each retry, and between drift checks
 _PAUSES = agent_settings.Limits(
@@ -18,7 +18,7 @@ class EndOfPause(BaseException):
 
 
 def request(
-    rig: fakes.NodeRig, layout: str | None, custom: custom_layouts.Custom | None = None
+    rig: node_rig.NodeRig, layout: str | None, custom: custom_layouts.Custom | None = None
 ) -> None:
     """Set what requests a layout on the Node, or remove it."""
     partitioning = well_known.ON_DEMAND if custom and custom.is_on_demand else None
@@ -32,7 +32,7 @@ def request(
             values[key] = value
 
 
-def register_again(rig: fakes.NodeRig) -> None:
+def register_again(rig: node_rig.NodeRig) -> None:
     """Delete the Node, and let its owner, kubelet and the operator write what they know of it."""
     layout = rig.annotations.get(well_known.LAYOUT_ANNOTATION)
     rig.annotations = {well_known.LAYOUT_ANNOTATION: layout} if layout else {}
@@ -46,7 +46,7 @@ def register_again(rig: fakes.NodeRig) -> None:
 
 
 def run_agent(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
     agent: agents.AgentInMemory,
     configs: fakes.FakeConfig,
     on_pause: inboxes.OnPause,

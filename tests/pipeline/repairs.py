@@ -6,7 +6,7 @@ from mig_manager import errors
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.settings import node_settings
-from tests.node import agents, fakes, gpu_values, inboxes, nodes
+from tests.node import agents, fakes, gpu_values, inboxes, node_rig, nodes
 from tests.pipeline import lives
 
 LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
@@ -16,7 +16,7 @@ REFUSED = errors.HostError(
 )
 
 
-def faulty_node(*indices: int) -> fakes.NodeRig:
+def faulty_node(*indices: int) -> node_rig.NodeRig:
     """Return a busy node whose GPUs with these indices (0 if none is named) await a reset."""
     rig = nodes.busy_node()
     rig.resets.are_available = True
@@ -24,7 +24,7 @@ def faulty_node(*indices: int) -> fakes.NodeRig:
     return rig
 
 
-def stuck_node() -> fakes.NodeRig:
+def stuck_node() -> node_rig.NodeRig:
     """Return a busy node with a verified layout, whose GPU 0 now answers only to a reset."""
     rig = nodes.busy_node()
     rig.resets.are_available = True
@@ -35,19 +35,19 @@ def stuck_node() -> fakes.NodeRig:
     return rig
 
 
-def break_gpus(rig: fakes.NodeRig, *indices: int) -> None:
+def break_gpus(rig: node_rig.NodeRig, *indices: int) -> None:
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, *indices)
 
 
-def silence_kubelet(rig: fakes.NodeRig) -> None:
+def silence_kubelet(rig: node_rig.NodeRig) -> None:
     rig.kubelet.is_silent = True
 
 
-def agent_of(rig: fakes.NodeRig, **options: Any) -> agents.AgentInMemory:
+def agent_of(rig: node_rig.NodeRig, **options: Any) -> agents.AgentInMemory:
     return agents.reconciler(rig, limits=options.pop("limits", RESET), **options)
 
 
-def begun(rig: fakes.NodeRig, **options: Any) -> agents.AgentInMemory:
+def begun(rig: node_rig.NodeRig, **options: Any) -> agents.AgentInMemory:
     """Return an agent that has verified the layout, and runs the repair next."""
     agent = agent_of(rig, **options)
     outcome = agents.run(rig, LAYOUT, by=agent)
@@ -55,7 +55,7 @@ def begun(rig: fakes.NodeRig, **options: Any) -> agents.AgentInMemory:
     return agent
 
 
-def serve(rig: fakes.NodeRig, by: agents.AgentInMemory | None = None) -> outcomes.Outcome:
+def serve(rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None) -> outcomes.Outcome:
     """Let an agent take over, and repair what it finds at the next drift check."""
     configs = fakes.FakeConfig(agents.CONFIG)
     agent = by or agent_of(rig, configs=configs)
@@ -73,16 +73,16 @@ def serve(rig: fakes.NodeRig, by: agents.AgentInMemory | None = None) -> outcome
     return outcome
 
 
-def resets(rig: fakes.NodeRig) -> int:
+def resets(rig: node_rig.NodeRig) -> int:
     return rig.log.count("reset.reset")
 
 
-def message(rig: fakes.NodeRig) -> str:
+def message(rig: node_rig.NodeRig) -> str:
     assert rig.recovery_condition is not None
     return rig.recovery_condition["message"]
 
 
 def request_other(
-    rig: fakes.NodeRig, by: agents.AgentInMemory, *, attempt: int = 1
+    rig: node_rig.NodeRig, by: agents.AgentInMemory, *, attempt: int = 1
 ) -> outcomes.Outcome:
     return agents.run(rig, OTHER, by=by, is_new=attempt == 1, attempt=attempt)

@@ -12,14 +12,14 @@ import pytest
 from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
 from tests import layout_table
-from tests.node import agents, fakes, nodes
+from tests.node import agents, node_rig, nodes
 from tests.pipeline import custom_requests, repairs
 
 
 class Change(NamedTuple):
     """A request to a node, and how both end if nothing strikes."""
 
-    make: Callable[[], fakes.NodeRig]
+    make: Callable[[], node_rig.NodeRig]
     layout: str
     was: str | None = None  # the layout that is applied before
     custom: custom_layouts.Custom | None = None  # where it is this, the GPUs end with ``LAYOUT``
@@ -51,12 +51,12 @@ class Change(NamedTuple):
             return NodeEnd("failed", self.was, self.before)
         return NodeEnd("success", self.layout, self.after)
 
-    def agent(self, rig: fakes.NodeRig) -> agents.AgentInMemory:
+    def agent(self, rig: node_rig.NodeRig) -> agents.AgentInMemory:
         """Return an agent of the node."""
         return agents.reconciler(rig, limits=custom_requests.ON if self.custom else None)
 
     def run(
-        self, rig: fakes.NodeRig, by: agents.AgentInMemory | None = None, **options: Any
+        self, rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None, **options: Any
     ) -> outcomes.Outcome:
         """Apply the layout, with an agent of its own if none is given."""
         agent = by or self.agent(rig)
@@ -77,7 +77,7 @@ class NodeEnd(NamedTuple):
     gpus: layout_table.Gpus
 
 
-def _old_node() -> fakes.NodeRig:
+def _old_node() -> node_rig.NodeRig:
     rig = nodes.node()
     rig.driver.hides_profiles = True
     return rig

@@ -13,7 +13,7 @@ from mig_manager.core import ports
 from mig_manager.core.files import hook_files
 from tests.kit import systemd_rig
 from tests.kit.systemd_rig import NVSM, Act, Unit
-from tests.node import fake_host, fakes
+from tests.node import fake_host, node_rig
 from tests.programs import write_script
 
 SOCKET, OFF, BROKEN = "nvsm.socket", "off.service", "broken.service"
@@ -34,7 +34,7 @@ def services_of_systemd(folder: pathlib.Path) -> Iterator[ports.HostServices]:
 
 @contextlib.contextmanager
 def services_in_memory(_folder: pathlib.Path) -> Iterator[ports.HostServices]:
-    rig = fakes.NodeRig(gpus=())
+    rig = node_rig.NodeRig(gpus=())
     rig.host.services |= {NVSM: True, SOCKET: True, OFF: False, BROKEN: True}
     rig.host.broken_services = {BROKEN}
     yield fake_host.FakeHost(rig)
@@ -94,7 +94,7 @@ def reboot_of_logind(folder: pathlib.Path, *, is_refused: bool) -> Iterator[port
 
 @contextlib.contextmanager
 def reboot_in_memory(_folder: pathlib.Path, *, is_refused: bool) -> Iterator[ports.Reboot]:
-    rig = fakes.NodeRig(gpus=())
+    rig = node_rig.NodeRig(gpus=())
     if is_refused:
         error = errors.HostError("it says no", reason=errors.Reason.REBOOT_REQUIRED)
         rig.refusing |= {"reboot.check": error, "reboot.request": error}
@@ -142,7 +142,7 @@ def hooks_on_disk(folder: pathlib.Path) -> ports.Hooks:
 
 
 def hooks_in_memory(_folder: pathlib.Path) -> ports.Hooks:
-    rig = fakes.NodeRig(gpus=())
+    rig = node_rig.NodeRig(gpus=())
     rig.hooks.text = TEXT
     rig.hooks.broken, rig.hooks.missing = {FAILING}, {ABSENT}
     return fake_host.FakeHooks(rig)

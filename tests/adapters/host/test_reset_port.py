@@ -11,7 +11,7 @@ from mig_manager.core import model, ports
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import states
 from tests.adapters.host.reset_machine import WAITING, ResetMachine
-from tests.node import fake_host, fakes, gpu_values, nvml_rig
+from tests.node import fake_host, gpu_values, node_rig, nvml_rig
 from tests.node.nvml_rig import OFF, ON, mode_step
 
 SPEC = "2xA100-SXM4-40GB"
@@ -19,7 +19,7 @@ SPEC = "2xA100-SXM4-40GB"
 
 class InMemory:
     def __init__(self) -> None:
-        self._node = fakes.NodeRig(gpus=gpu_values.with_devices(SPEC))
+        self._node = node_rig.NodeRig(gpus=gpu_values.with_devices(SPEC))
         self.port: ports.GpuReset = fake_host.FakeHost(self._node)
 
     @property

@@ -23,7 +23,7 @@ from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects
 from tests.kit import kubelet_rig
-from tests.node import fake_cluster, fakes, knobs, samples
+from tests.node import fake_cluster, fakes, node_rig, parts, samples
 
 NODE = "node-a"
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/hostdev"
@@ -37,7 +37,7 @@ class InMemory:
     """The fakes."""
 
     def __init__(self) -> None:
-        rig = fakes.NodeRig(gpus=(), taints={"dedicated"}, schedulable=UUIDS)
+        rig = node_rig.NodeRig(gpus=(), taints={"dedicated"}, schedulable=UUIDS)
         rig.dra_driver.slices = (claims.parse_slice(SLICE),)
         rig.kubelet.phantoms = {OTHER: DEVICES[OTHER]}
         # As in a cluster in which kubelet's next heartbeat never comes.
@@ -83,7 +83,7 @@ class InMemory:
     def add_budget(self, name: str, max_unavailable: int) -> None:
         """Add a budget for as many pods as there are."""
         replicas = len(self._rig.pods_everywhere)
-        budget = knobs.Budget(name, LABELS["app"], replicas, max_unavailable)
+        budget = parts.Budget(name, LABELS["app"], replicas, max_unavailable)
         self._rig.disruptions.budgets.append(budget)
 
     def end_kubelet(self) -> None:

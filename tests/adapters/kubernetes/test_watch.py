@@ -25,7 +25,7 @@ from tests.kit.watch_rig import (
     label,
     wait_for_watch,
 )
-from tests.node import agents, driver_rules, fakes, knobs
+from tests.node import agents, driver_rules, fakes, node_rig, parts
 
 server, kube = watch_rig.server, watch_rig.kube
 
@@ -260,7 +260,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     server: apiserver.ApiServer, kube: api.KubeApi, how: apiserver.Break | None
 ) -> None:
     server.store.create(api_objects.a_pod("a", limits={"nvidia.com/gpu": 1}))
-    rig = fakes.NodeRig(gpus=(), kubelet=knobs.KubeletKnobs(is_silent=True))
+    rig = node_rig.NodeRig(gpus=(), kubelet=parts.Kubelet(is_silent=True))
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None)
     clock = rig.clock
     workloads = pods.KubeWorkloads(kube, node_name="n1", clock=clock, watch=pod_watch)

@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model, ports, profile_name, steps
 from mig_manager.core.planner import planner
-from tests.node import fake_host, fakes, gpu_values, nvml_rig
+from tests.node import fake_host, gpu_values, node_rig, nvml_rig
 
 SPEC = "2xA100-SXM4-40GB"
 WHOLE, SLICED = (
@@ -18,7 +18,7 @@ WHOLE, SLICED = (
 
 class InMemory:
     def __init__(self) -> None:
-        self._node = fakes.NodeRig(gpus=gpu_values.with_devices(SPEC))
+        self._node = node_rig.NodeRig(gpus=gpu_values.with_devices(SPEC))
         self.gpus: ports.Gpus = fake_host.FakeGpus(self._node)
 
     def use(self, gpu: model.Gpu) -> None:

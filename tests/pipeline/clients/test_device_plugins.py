@@ -12,7 +12,7 @@ from mig_manager.core.node import (
     well_known,
 )
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, nodes, strikes
+from tests.node import agents, ends, fakes, node_rig, nodes, strikes
 
 
 def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
@@ -69,7 +69,7 @@ def test_a_plugin_that_its_label_keeps_away_is_not_waited_for(value: str) -> Non
 
 @pytest.mark.parametrize("before", [None, "all-1g.5gb"])
 def test_a_newer_request_does_not_wait_for_a_missing_plugin(before: str | None) -> None:
-    def broken() -> fakes.NodeRig:
+    def broken() -> node_rig.NodeRig:
         rig = nodes.node(layout=before)
         rig.plugin.is_broken = True
         rig.pods.clear()
@@ -120,7 +120,7 @@ def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> No
     assert [why in message for message in rig.status_messages].count(True) == 2
 
 
-def node_with_plugin_service(layout: str | None = "all-1g.5gb") -> fakes.NodeRig:
+def node_with_plugin_service(layout: str | None = "all-1g.5gb") -> node_rig.NodeRig:
     """A node whose device plugin is a service of the host."""
     rig = nodes.node(layout=layout)
     del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
@@ -128,7 +128,7 @@ def node_with_plugin_service(layout: str | None = "all-1g.5gb") -> fakes.NodeRig
     return rig
 
 
-def node_between_plugins() -> fakes.NodeRig:
+def node_between_plugins() -> node_rig.NodeRig:
     """A node with what kubelet keeps of a plugin whose socket is gone."""
     rig = nodes.node(layout="all-balanced")
     rig.plugin.is_label_managed = False
@@ -151,12 +151,12 @@ def test_a_plugin_outside_pods_may_restart_during_the_wait() -> None:
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
-        pytest.param(fakes.NodeRig.register_devices, Reason.ALREADY_APPLIED, id="restarts"),
+        pytest.param(node_rig.NodeRig.register_devices, Reason.ALREADY_APPLIED, id="restarts"),
         pytest.param(lambda _rig: None, Reason.NOT_ALLOCATABLE, id="stays"),
     ],
 )
 def test_a_plugin_outside_pods_must_not_advertise_missing_devices(
-    act: Callable[[fakes.NodeRig], None], reason: Reason
+    act: Callable[[node_rig.NodeRig], None], reason: Reason
 ) -> None:
     rig, agent = (rig := node_with_plugin_service()), agents.reconciler(rig)
     why = "kubelet has 10 allocatable devices that no GPU has"

@@ -7,7 +7,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import claims, device_ids, policies, well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fake_cluster, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, fake_cluster, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,
     published_uuids,
@@ -16,7 +16,7 @@ from tests.pipeline.dra_scenes import (
 )
 
 
-def starts(rig: fakes.NodeRig) -> list[str]:
+def starts(rig: node_rig.NodeRig) -> list[str]:
     """Note the UID of each driver pod that the node ever has."""
     driver_uids: list[str] = []
 
@@ -28,7 +28,7 @@ def starts(rig: fakes.NodeRig) -> list[str]:
     return driver_uids
 
 
-def devices(rig: fakes.NodeRig) -> frozenset[str]:
+def devices(rig: node_rig.NodeRig) -> frozenset[str]:
     return frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
 
 

@@ -9,7 +9,7 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, pod_object, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
+from tests.node import agents, ends, fake_cluster, node_rig, nodes, strikes
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,
     published_uuids,
@@ -153,7 +153,7 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
 class NewWorkloads(fake_cluster.FakeWorkloads):
     """The pods as a new agent sees them: it knows a claim's devices only from the slices."""
 
-    def __init__(self, rig: fakes.NodeRig) -> None:
+    def __init__(self, rig: node_rig.NodeRig) -> None:
         super().__init__(rig)
         self._resolved_uids: set[str] = set()
 

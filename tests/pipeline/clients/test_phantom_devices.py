@@ -10,7 +10,7 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.agent.reports import metrics
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, nodes
+from tests.node import agents, ends, node_rig, nodes
 
 LAYOUT = "all-1g.5gb"
 PHANTOM = "nvidia.com/mig-3g.20gb"
@@ -19,7 +19,7 @@ FORBIDDEN = errors.ClusterError("403", reason=Reason.FORBIDDEN)
 
 def node_at_rest(
     **overrides: Any,
-) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
+) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
     rig, agent, outcome = nodes.at_rest(LAYOUT, **overrides)
     rig.kubelet.phantoms = {PHANTOM: 4}

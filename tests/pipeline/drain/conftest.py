@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.node.fakes import NodeRig
+from tests.node.node_rig import NodeRig
 from tests.pipeline.drain.drains import empty, gpu_pod
 
 

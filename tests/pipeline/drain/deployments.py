@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.agent import outcomes
-from tests.node import agents, fakes, knobs, nodes
+from tests.node import agents, node_rig, nodes, parts
 
 
 class Deployment:
@@ -15,7 +15,7 @@ class Deployment:
 
     def __init__(
         self,
-        rig: fakes.NodeRig,
+        rig: node_rig.NodeRig,
         devices: list[str],
         *,
         room_elsewhere: int,
@@ -33,7 +33,7 @@ class Deployment:
         """UID of a replica on our node -> its device."""
         for device in devices:
             self._start_here(device)
-        self.budget = knobs.Budget(name, name, len(devices), max_unavailable)
+        self.budget = parts.Budget(name, name, len(devices), max_unavailable)
         rig.disruptions.budgets.append(self.budget)
         rig.clock.on_wait.append(self.reconcile)
 
@@ -73,13 +73,13 @@ class Deployment:
         )
 
 
-def is_closed(rig: fakes.NodeRig) -> bool:
+def is_closed(rig: node_rig.NodeRig) -> bool:
     return rig.is_unschedulable or rig.has_hold_taint
 
 
 def node_with(
     *, room_elsewhere: int, starts: bool = True, replicas: int = 4
-) -> tuple[fakes.NodeRig, Deployment]:
+) -> tuple[node_rig.NodeRig, Deployment]:
     """A node with a deployment on its first GPU, whose budget grants one eviction at a time."""
     rig = nodes.node(layout="all-1g.5gb")
     devices = list(rig.gpus[0].mig_uuids)[:replicas]
@@ -101,7 +101,7 @@ mig-configs:
 
 
 def try_once(
-    rig: fakes.NodeRig, by: agents.AgentInMemory | None = None, layout: str = LAYOUT
+    rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None, layout: str = LAYOUT
 ) -> outcomes.Outcome:
     """Try a layout, once more if the agent has tried before, and let the pause after it pass."""
     agent = by or agents.reconciler(rig, CONFIG)

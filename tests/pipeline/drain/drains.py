@@ -11,7 +11,7 @@ from mig_manager.agent.pods import drain, orders
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import client_table, gpu_use, policies
 from tests.node import agents, driver_rules, fake_cluster, fakes
-from tests.node.fakes import NodeRig
+from tests.node.node_rig import NodeRig
 
 DOOMED = driver_rules.mig_uuid("doomed")
 

@@ -12,7 +12,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import agents, ends, fakes, nodes, strikes
+from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline.drain import drains
 
 SIX = """
@@ -258,7 +258,7 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
     assert "workloads.evict" not in rig.log
 
 
-def one_device(rig: fakes.NodeRig, *, is_destroyed: bool) -> frozenset[str]:
+def one_device(rig: node_rig.NodeRig, *, is_destroyed: bool) -> frozenset[str]:
     """Return the one of two equal devices that ``one-of-two`` destroys if both are idle."""
     undisturbed = nodes.node(layout="all-balanced")
     agents.run(undisturbed, "one-of-two", ONE_OF_TWO)
@@ -337,7 +337,7 @@ def test_a_newer_request_ends_a_drain_between_two_evictions(call: str) -> None:
 
 
 def starting_pod(
-    rig: fakes.NodeRig, *, gpu: int = 1, profile: str = "1g.5gb", listed_after_s: float = 1.5
+    rig: node_rig.NodeRig, *, gpu: int = 1, profile: str = "1g.5gb", listed_after_s: float = 1.5
 ) -> str:
     """Bind a pod whose devices kubelet does not list yet."""
     devices = frozenset({nodes.device(rig, gpu, profile)})
@@ -366,7 +366,7 @@ def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
     pod: dict[str, Any],
     *,
     stays: bool,
-    is_due: Callable[[fakes.NodeRig], bool],
+    is_due: Callable[[node_rig.NodeRig], bool],
     ends_from_s: float,
     ends_within_s: float,
 ) -> None:

@@ -14,7 +14,7 @@ from mig_manager.core import ports
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
 from tests.node import driver_rules, fake_cluster, fakes
-from tests.node.fakes import NodeRig
+from tests.node.node_rig import NodeRig
 from tests.pipeline.drain.drains import (
     FORCE,
     SILENT,

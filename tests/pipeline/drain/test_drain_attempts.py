@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, inboxes, nodes, strikes
+from tests.node import agents, ends, fakes, inboxes, node_rig, nodes, strikes
 from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import (
     CONFIG,
@@ -20,7 +20,7 @@ from tests.pipeline.drain.deployments import (
     try_once,
 )
 
-News = Callable[[inboxes.Inbox, fakes.NodeRig], object]
+News = Callable[[inboxes.Inbox, node_rig.NodeRig], object]
 
 
 def reason_unless_superseded(agent: agents.AgentInMemory, inbox: inboxes.Inbox) -> Reason | None:
@@ -134,15 +134,15 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
     ends.assert_restored(rig)
 
 
-def add_foreign_manager(rig: fakes.NodeRig) -> None:
+def add_foreign_manager(rig: node_rig.NodeRig) -> None:
     rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
 
 
-def refusing(call: str, error: Exception) -> Callable[[fakes.NodeRig], None]:
+def refusing(call: str, error: Exception) -> Callable[[node_rig.NodeRig], None]:
     return lambda rig: rig.refusing.update({call: error})
 
 
-def refuse_evictions(rig: fakes.NodeRig) -> None:
+def refuse_evictions(rig: node_rig.NodeRig) -> None:
     rig.disruptions.budgets[0].max_unavailable = 4
     why = errors.ClusterError("webhook", reason=Reason.API_ERROR, status=500)
     rig.refusing["workloads.evict"] = why
@@ -164,7 +164,7 @@ def refuse_evictions(rig: fakes.NodeRig) -> None:
     ids=["evictions", "another manager", "driver", "kubelet", "API", "rights"],
 )
 def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
-    disturb: Callable[[fakes.NodeRig], None], reason: Reason
+    disturb: Callable[[node_rig.NodeRig], None], reason: Reason
 ) -> None:
     rig, serving = node_with(room_elsewhere=1)
     agent = agents.reconciler(rig, CONFIG)
@@ -225,11 +225,11 @@ def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> N
     assert serving.kills == 1
 
 
-def ask_for_another_layout(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
+def ask_for_another_layout(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
     assert try_once(rig, agent, "all-1g.5gb").state is model.State.SUCCESS
 
 
-def ask_for_what_cannot_be(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
+def ask_for_what_cannot_be(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
     assert try_once(rig, agent, "unknown-profile").reason is Reason.UNKNOWN_PROFILE
 
 
@@ -244,7 +244,7 @@ def ask_for_what_cannot_be(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> N
     ids=["label removed", "agent stopped", "another layout", "impossible layout"],
 )
 def test_node_closed_between_attempts_is_reopened_without_a_request(
-    end: Callable[[fakes.NodeRig, agents.AgentInMemory], None],
+    end: Callable[[node_rig.NodeRig, agents.AgentInMemory], None],
 ) -> None:
     rig, serving = node_with(room_elsewhere=0)
     agent = agents.reconciler(rig, CONFIG)

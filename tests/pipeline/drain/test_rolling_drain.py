@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, knobs, nodes, strikes
+from tests.node import agents, ends, nodes, parts, strikes
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
 
 
@@ -66,7 +66,7 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
     rig = nodes.node(layout="all-1g.5gb")
     devices = sorted(rig.gpus[0].mig_uuids)
     before = rig.gpus
-    rig.disruptions.budgets.append(knobs.Budget("web", "web", len(devices), budget))
+    rig.disruptions.budgets.append(parts.Budget("web", "web", len(devices), budget))
     rig.policy = policies.Policy(is_forced=not budget)
     names = (f"web-{number}" for number in itertools.count())
 
@@ -166,7 +166,7 @@ def test_pods_that_the_budgets_grant_together_are_evicted_at_once() -> None:
 def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) -> None:
     rig, serving = node_with(room_elsewhere=4, replicas=2)
     if is_shared:
-        rig.disruptions.budgets.append(knobs.Budget("second", "serving", 2, 2))
+        rig.disruptions.budgets.append(parts.Budget("second", "serving", 2, 2))
         why = "PodDisruptionBudgets second and serving both cover it"
     else:
         device = next(
@@ -246,7 +246,7 @@ def test_a_budget_that_never_grants_all_pods_keeps_those_without_owner() -> None
         rig.add_pod(f"notebook-{n}", devices=frozenset({device}), labels={"app": "notebooks"})
         for n, device in enumerate(list(rig.gpus[0].mig_uuids)[:3])
     }
-    rig.disruptions.budgets.append(knobs.Budget("notebooks", "notebooks", 3, 1))
+    rig.disruptions.budgets.append(parts.Budget("notebooks", "notebooks", 3, 1))
 
     outcome = try_once(rig)
 

@@ -11,7 +11,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 from tests.pipeline import repairs
 
 LAYOUT = "all-balanced"
@@ -22,18 +22,18 @@ HEALTHY = model.RecoveryAction.NONE
 
 def node_at_rest(
     **limits: Any,
-) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
+) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active and whose GPUs report no fault."""
     rig = nodes.node(layout=LAYOUT)
     set_action(rig, HEALTHY, *range(len(rig.gpus)))
     return nodes.at_rest(LAYOUT, rig=rig, limits=limits)
 
 
-def set_action(rig: fakes.NodeRig, action: model.RecoveryAction, *indices: int) -> None:
+def set_action(rig: node_rig.NodeRig, action: model.RecoveryAction, *indices: int) -> None:
     rig.gpus = gpu_values.with_action(rig.gpus, action, *indices)
 
 
-def recovery(rig: fakes.NodeRig) -> tuple[str, str] | None:
+def recovery(rig: node_rig.NodeRig) -> tuple[str, str] | None:
     """Return status and reason of the condition; None: the node lacks it."""
     condition = rig.recovery_condition
     return (condition["status"], condition["reason"]) if condition else None

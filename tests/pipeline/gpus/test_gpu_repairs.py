@@ -11,7 +11,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests.node import agents, ends, fakes, gpu_values, samples, strikes
+from tests.node import agents, ends, fakes, gpu_values, node_rig, samples, strikes
 from tests.pipeline import repairs
 
 DAY_S = 86400.0
@@ -21,7 +21,7 @@ DAY_S = 86400.0
     ("make", "last"), [(repairs.faulty_node, "GpuRecovered"), (repairs.stuck_node, "GpuRepaired")]
 )
 def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
-    make: Callable[[], fakes.NodeRig], last: str
+    make: Callable[[], node_rig.NodeRig], last: str
 ) -> None:
     rig = make()
     before = rig.gpus
@@ -114,15 +114,15 @@ def test_a_fault_that_a_reset_does_not_cure_is_left_to_people(
     assert "affected" in rig.pod_names
 
 
-def cordon(rig: fakes.NodeRig) -> None:
+def cordon(rig: node_rig.NodeRig) -> None:
     rig.is_unschedulable = True
 
 
-def taint(rig: fakes.NodeRig) -> None:
+def taint(rig: node_rig.NodeRig) -> None:
     rig.taints.add("nvsentinel.example/quarantine")
 
 
-def taint_device(rig: fakes.NodeRig) -> None:
+def taint_device(rig: node_rig.NodeRig) -> None:
     rig.dra_driver.is_installed, rig.dra_driver.is_label_managed = True, False
     rig.advance()
     assert rig.dra_driver.slices is not None
@@ -132,20 +132,20 @@ def taint_device(rig: fakes.NodeRig) -> None:
     )
 
 
-def virtualize(rig: fakes.NodeRig) -> None:
+def virtualize(rig: node_rig.NodeRig) -> None:
     rig.gpus = tuple(
         dataclasses.replace(gpu, virtualization=model.Virtualization.PASSTHROUGH)
         for gpu in rig.gpus
     )
 
 
-def rebrand(rig: fakes.NodeRig) -> None:
+def rebrand(rig: node_rig.NodeRig) -> None:
     rig.gpus = tuple(
         dataclasses.replace(gpu, architecture=model.Architecture.OTHER) for gpu in rig.gpus
     )
 
 
-def forbid(rig: fakes.NodeRig) -> None:
+def forbid(rig: node_rig.NodeRig) -> None:
     rig.resets.are_available = False
 
 
@@ -162,7 +162,7 @@ def forbid(rig: fakes.NodeRig) -> None:
     ],
 )
 def test_a_repair_yields_and_the_condition_says_why(
-    prepare: Callable[[fakes.NodeRig], None], why: str
+    prepare: Callable[[node_rig.NodeRig], None], why: str
 ) -> None:
     rig = repairs.faulty_node()
     prepare(rig)

@@ -10,7 +10,7 @@ from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals, verified_layouts
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 ALL_1G = "all-1g.5gb"
 NO_MIG = model.DesiredGpu(mode=model.MigMode.DISABLED)
@@ -144,7 +144,7 @@ mig-configs:
 """
 
 
-def node_before_reset(layout: str) -> fakes.NodeRig:
+def node_before_reset(layout: str) -> node_rig.NodeRig:
     """Return a node with a layout whose GPU 0 must be reset for MIG, and a pod on GPU 1."""
     rig = nodes.node()
     rig.resets.are_available = rig.driver.mode_waits = True

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
-from tests.node import agents, driver_rules, ends, fakes, nodes, strikes
+from tests.node import agents, driver_rules, ends, node_rig, nodes, strikes
 from tests.pipeline import drifts
 from tests.pipeline.custom_requests import ON, custom_layout, document, run
 from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
@@ -17,7 +17,11 @@ RETRIES = 3  # how often a run is repeated, with a new agent each time
 
 
 def assert_refused(
-    rig: fakes.NodeRig, reason: Reason, *texts: str, layout: str = agents.LAYOUT, **overrides: Any
+    rig: node_rig.NodeRig,
+    reason: Reason,
+    *texts: str,
+    layout: str = agents.LAYOUT,
+    **overrides: Any,
 ) -> None:
     """Request a layout of agents that restart; check that nothing is taken or changed."""
     before, pods = rig.gpus, set(rig.pod_names)

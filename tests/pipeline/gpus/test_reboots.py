@@ -13,7 +13,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import verified_layouts
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 LAYOUT = "all-1g.5gb"
 
@@ -30,7 +30,7 @@ mig-configs:
 
 
 def go_down(
-    rig: fakes.NodeRig, layout: str = LAYOUT, *, by: agents.AgentInMemory | None = None
+    rig: node_rig.NodeRig, layout: str = LAYOUT, *, by: agents.AgentInMemory | None = None
 ) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
     agent, before = by or agents.reconciler(rig), rig.host.reboots
@@ -38,7 +38,7 @@ def go_down(
     agent.stop()
 
 
-def restart_without_the_mode(rig: fakes.NodeRig) -> None:
+def restart_without_the_mode(rig: node_rig.NodeRig) -> None:
     """Restart the machine, which does not activate the pending mode."""
     rig.restart_machine()
     off = model.MigMode.DISABLED
@@ -65,24 +65,24 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     ends.assert_restored(rig)
 
 
-def hang_at_the_end(rig: fakes.NodeRig) -> None:
+def hang_at_the_end(rig: node_rig.NodeRig) -> None:
     """Let the driver hang when a run observes for the second time what it has executed."""
     since = itertools.dropwhile(lambda call: call != "gpus.execute", rig.log)
     if list(since).count("gpus.observe") == 2:
         rig.refusing["gpus.observe"] = errors.HardwareError("hung", reason=Reason.NVML_TIMEOUT)
 
 
-def reboot_by_person(rig: fakes.NodeRig) -> None:
+def reboot_by_person(rig: node_rig.NodeRig) -> None:
     rig.host.may_reboot = False
     ends.assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
 
 
-def reboot_by_person_as_driver_hangs(rig: fakes.NodeRig) -> None:
+def reboot_by_person_as_driver_hangs(rig: node_rig.NodeRig) -> None:
     rig.on_call = lambda: hang_at_the_end(rig)
     reboot_by_person(rig)
 
 
-def refuse_by_budget(rig: fakes.NodeRig) -> None:
+def refuse_by_budget(rig: node_rig.NodeRig) -> None:
     rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
     rig.disruptions.refusals["job"] = "budget"
     ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", text=ONE_OR_BOTH)
@@ -92,7 +92,7 @@ def refuse_by_budget(rig: fakes.NodeRig) -> None:
     "act", [go_down, refuse_by_budget, reboot_by_person, reboot_by_person_as_driver_hangs]
 )
 def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(
-    act: Callable[[fakes.NodeRig], None],
+    act: Callable[[node_rig.NodeRig], None],
 ) -> None:
     rig = nodes.rebooting_node()
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled")
@@ -160,7 +160,7 @@ MANAGER: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}, "owner_kind"
     ids=["driver", "manager", "hook"],
 )
 def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
-    obstruct: Callable[[fakes.NodeRig], object], reason: Reason
+    obstruct: Callable[[node_rig.NodeRig], object], reason: Reason
 ) -> None:
     rig, _, _ = nodes.at_rest(LAYOUT)
     rig.restart_machine()
@@ -313,7 +313,7 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
     assert rig.host.reboots == 2
 
 
-def node_with_bystander() -> fakes.NodeRig:
+def node_with_bystander() -> node_rig.NodeRig:
     """Return a node that must reboot for GPU 0, with a pod on GPU 1."""
     rig = nodes.node(layout="all-balanced")
     rig.driver.mode_waits = rig.host.may_reboot = True
@@ -348,7 +348,7 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left() -> None:
     ids=["budget", "polkit"],
 )
 def test_a_refused_reboot_evicts_no_pod(
-    obstruct: Callable[[fakes.NodeRig], object], reason: Reason, message: str
+    obstruct: Callable[[node_rig.NodeRig], object], reason: Reason, message: str
 ) -> None:
     rig = node_with_bystander()
     obstruct(rig)
@@ -359,7 +359,7 @@ def test_a_refused_reboot_evicts_no_pod(
     assert rig.host.reboots == 0
 
 
-def refuse_a_patch_after_evictions(rig: fakes.NodeRig) -> None:
+def refuse_a_patch_after_evictions(rig: node_rig.NodeRig) -> None:
     def refuse() -> None:
         raise strikes.BROKEN["node"]
 
@@ -377,7 +377,7 @@ def refuse_a_patch_after_evictions(rig: fakes.NodeRig) -> None:
     ids=["budget", "API"],
 )
 def test_a_reboot_follows_once_the_pods_can_leave(
-    obstruct: Callable[[fakes.NodeRig], object], reason: Reason
+    obstruct: Callable[[node_rig.NodeRig], object], reason: Reason
 ) -> None:
     rig = nodes.rebooting_node()
     rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))

@@ -8,48 +8,48 @@ import pytest
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.records import verified_layouts
-from tests.node import agents, ends, fakes, gpu_values, strikes
+from tests.node import agents, ends, gpu_values, node_rig, strikes
 from tests.pipeline import repairs
 
 
-def reboot(rig: fakes.NodeRig) -> None:
+def reboot(rig: node_rig.NodeRig) -> None:
     rig.host.boot_id = "boot-2"
 
 
-def forget(rig: fakes.NodeRig) -> None:
+def forget(rig: node_rig.NodeRig) -> None:
     rig.verified_layout_file.text = None
 
 
-def downgrade(rig: fakes.NodeRig) -> None:
+def downgrade(rig: node_rig.NodeRig) -> None:
     data = json.loads(rig.verified_layout_file.text or "")
     del data["inventory"]
     rig.verified_layout_file.text = json.dumps(data)
 
 
-def spoil_inventory(rig: fakes.NodeRig) -> None:
+def spoil_inventory(rig: node_rig.NodeRig) -> None:
     data = json.loads(rig.verified_layout_file.text or "")
     data["inventory"]["gpus"][0]["devices"].pop()
     rig.verified_layout_file.text = json.dumps(data)
     assert verified_layouts.VerifiedLayout.from_json(rig.verified_layout_file.text or "").snapshot
 
 
-def spoil(rig: fakes.NodeRig) -> None:
+def spoil(rig: node_rig.NodeRig) -> None:
     rig.verified_layout_file.text = "{"
 
 
-def add_unknown_device(rig: fakes.NodeRig) -> None:
+def add_unknown_device(rig: node_rig.NodeRig) -> None:
     rig.add_pod("late", devices=frozenset({"MIG-00000000-0000-0000-0000-000000000000"}))
 
 
-def add_foreign_id(rig: fakes.NodeRig) -> None:
+def add_foreign_id(rig: node_rig.NodeRig) -> None:
     rig.add_pod("late", devices=frozenset({"nvidia0/gi7"}))
 
 
-def lose_another(rig: fakes.NodeRig) -> None:
+def lose_another(rig: node_rig.NodeRig) -> None:
     rig.driver.lost.add(rig.gpus[1].uuid)
 
 
-def forget_devices(rig: fakes.NodeRig) -> None:
+def forget_devices(rig: node_rig.NodeRig) -> None:
     rig.kubelet.devices_by_pod = dict.fromkeys(rig.kubelet.devices_by_pod, frozenset())
 
 
@@ -72,7 +72,7 @@ UNVERIFIED = "no layout was verified for GPU 0"
     ],
 )
 def test_a_silent_gpu_whose_pods_are_not_known_is_not_reset(
-    prepare: Callable[[fakes.NodeRig], None], why: str
+    prepare: Callable[[node_rig.NodeRig], None], why: str
 ) -> None:
     rig = repairs.stuck_node()
     prepare(rig)

@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
+from tests.node import agents, ends, fake_cluster, fakes, node_rig, nodes, strikes
 from tests.pipeline import custom_requests, repairs
 
 USED_BY_B = slots.Denial(limit=1, changing=("node-b",))
@@ -41,11 +41,11 @@ mig-configs:
 """
 
 
-def rewrite(_rig: fakes.NodeRig, configs: fakes.FakeConfig) -> None:
+def rewrite(_rig: node_rig.NodeRig, configs: fakes.FakeConfig) -> None:
     configs.text = HALF.format("1g.5gb: 7")
 
 
-def drift_with_pod(rig: fakes.NodeRig, _configs: fakes.FakeConfig) -> None:
+def drift_with_pod(rig: node_rig.NodeRig, _configs: fakes.FakeConfig) -> None:
     nodes.add_pod_on_foreign_instances(rig, "2g.10gb", 3)
 
 
@@ -55,7 +55,7 @@ def drift_with_pod(rig: fakes.NodeRig, _configs: fakes.FakeConfig) -> None:
     ids=["new agent", "new content", "drift"],
 )
 def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
-    change: Callable[[fakes.NodeRig, fakes.FakeConfig], None], *, restarts: bool
+    change: Callable[[node_rig.NodeRig, fakes.FakeConfig], None], *, restarts: bool
 ) -> None:
     rig = nodes.node()
     rig.resets.are_available = True

@@ -16,7 +16,7 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
 from tests import layout_table
-from tests.node import agents, ends, fakes, inboxes, judging, strikes
+from tests.node import agents, ends, fakes, inboxes, judging, node_rig, strikes
 from tests.pipeline import dra_scenes, lives
 from tests.pipeline.swept_changes import Change, NodeEnd
 
@@ -35,7 +35,7 @@ class PlayedChange:
     """A node and what is requested of it, between two strikes or during one."""
 
     change: Change
-    rig: fakes.NodeRig
+    rig: node_rig.NodeRig
     config: fakes.FakeConfig
     moment: int = 0  # how many moments the present agent has lived through
     path: tuple[str, ...] = ()  # the strikes so far
@@ -310,7 +310,7 @@ class _Pauses:
         return lives.CHECK_S if checks < enough else _REPAIR_PAUSE_S
 
 
-def devices_of(rig: fakes.NodeRig, uid: str) -> frozenset[str]:
+def devices_of(rig: node_rig.NodeRig, uid: str) -> frozenset[str]:
     """Return the devices of a pod, by kubelet or by claim."""
     return rig.kubelet.devices_by_pod.get(uid, frozenset()) | (
         rig.pods[uid].claimed_ids or frozenset()

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent.pods import advertising
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
-from tests.node import agents, ends, fakes, nodes, strikes
+from tests.node import agents, ends, fakes, node_rig, nodes, strikes
 from tests.node.nodes import DCGM, EXPORTER, GFD, monitored_node
 from tests.pipeline.swept_changes import CHANGES, SWEPT
 
@@ -79,7 +79,7 @@ def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
 
 
 def test_failing_api_does_not_block_the_rollback() -> None:
-    def failing_node() -> fakes.NodeRig:
+    def failing_node() -> node_rig.NodeRig:
         rig = nodes.busy_node()
         rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
         return rig
@@ -181,7 +181,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
     assert struck > 2
 
 
-def stop_in_a_drain(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
+def stop_in_a_drain(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
     stop = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.has_hold_taint)
     with contextlib.suppress(errors.Superseded, errors.ClusterError):
         agents.run(rig, by=agent, request=stop)

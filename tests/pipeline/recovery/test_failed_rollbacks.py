@@ -9,11 +9,11 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, nodes, strikes
+from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.node.nodes import EXTRA_CLIENTS
 
 
-def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
+def unlucky_node() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     """A change has failed, and so has its rollback."""
     rig = nodes.busy_node()
     before = rig.gpus
@@ -126,7 +126,7 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     assert "the interrupted change could not be rolled back: no pods" in rig.status_messages[-1]
 
 
-def odd_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...], str]:
+def odd_node() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...], str]:
     """Return a node whose rollback has failed, its GPUs before, and a device of the change."""
     rig = nodes.busy_node()
     before, had = rig.gpus, {gi.placement for gi in rig.gpus[0].gpu_instances}

@@ -6,7 +6,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
-from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 
 @pytest.mark.parametrize(("layout", "passes"), [("all-1g.5gb", True), ("too-much", False)])
@@ -88,7 +88,7 @@ def test_labels_that_another_manager_paused_are_restored() -> None:
     assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
 
 
-def paused_beside_nvidias_manager() -> fakes.NodeRig:
+def paused_beside_nvidias_manager() -> node_rig.NodeRig:
     rig = nodes.node(layout="all-balanced")
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.pods.clear()

@@ -10,7 +10,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 from tests.pipeline import lives
 
 
@@ -69,12 +69,12 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     ends.assert_restored(rig)
 
 
-def run_again(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
+def run_again(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
     assert agents.run(rig, by=agent, attempt=2).state is model.State.SUCCESS
     assert rig.schedulable == rig.plugin_devices
 
 
-Act = Callable[[fakes.NodeRig, agents.AgentInMemory], object]
+Act = Callable[[node_rig.NodeRig, agents.AgentInMemory], object]
 
 
 @pytest.mark.parametrize(
@@ -105,24 +105,24 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(
     assert written_back > 5
 
 
-def put_back_all(rig: fakes.NodeRig) -> None:
+def put_back_all(rig: node_rig.NodeRig) -> None:
     """Put back what the node had when its GPUs were changed."""
     saved = nodes.node(layout="all-balanced")
     strikes.kill_when(saved, lambda: saved.log[-1] == "gpus.execute")
     rig.labels, rig.annotations, rig.has_hold_taint = saved.labels, saved.annotations, True
 
 
-def put_back_taint(rig: fakes.NodeRig) -> None:
+def put_back_taint(rig: node_rig.NodeRig) -> None:
     rig.has_hold_taint = True
 
 
-def put_back_taint_and_journal(rig: fakes.NodeRig) -> None:
+def put_back_taint_and_journal(rig: node_rig.NodeRig) -> None:
     put_back_taint(rig)
     journal = journals.Journal(config=agents.LAYOUT).with_entries(stale_files=True)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
 
-def put_back_state(rig: fakes.NodeRig) -> None:
+def put_back_state(rig: node_rig.NodeRig) -> None:
     rig.labels[well_known.STATE_LABEL] = "pending"
 
 
@@ -268,7 +268,7 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(
 def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     """They would hold the GPUs that are still to be rolled back."""
 
-    def node_after_kill() -> fakes.NodeRig:
+    def node_after_kill() -> node_rig.NodeRig:
         rig = nodes.hosted_node()
         strikes.kill_at(rig, 3, "one-slice-changed")
         rig.log.clear()
@@ -311,7 +311,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     assert rig.status["config"] == agents.LAYOUT
 
 
-def assert_stop_restores(rig: fakes.NodeRig, agent: agents.AgentInMemory) -> None:
+def assert_stop_restores(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
     rig.host.broken_services, rig.hooks.broken = set(), set()
 
     agent.stop()

@@ -10,10 +10,10 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import agents, driver_rules, ends, fakes, gpu_values, nodes, strikes
+from tests.node import agents, driver_rules, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 
-def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
+def cut_in_half() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     """Return a node whose agent was killed in the middle of its steps, and its GPUs before."""
     rig = nodes.node(layout="all-balanced")
     before = rig.gpus
@@ -107,7 +107,7 @@ def test_instance_created_after_a_refused_rollback_stays() -> None:
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
 
 
-def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
+def node_with_lost_gpu() -> tuple[node_rig.NodeRig, model.GpuSnapshot]:
     """Return a node whose journal has what an unreachable GPU had before a failed change."""
     rig = nodes.node(layout="all-balanced")
     lost = rig.gpus[0]
@@ -127,7 +127,7 @@ mig-configs:
 """
 
 
-def pending(rig: fakes.NodeRig) -> tuple[str, ...]:
+def pending(rig: node_rig.NodeRig) -> tuple[str, ...]:
     text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
     return (
         tuple(gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshot) if text else ()

@@ -12,7 +12,7 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from tests import layout_table
-from tests.node import agents, fakes, gpu_values, nodes
+from tests.node import agents, fakes, gpu_values, node_rig, nodes
 
 GPU_0 = 0
 
@@ -31,18 +31,18 @@ class PodWatch:
 
 
 @pytest.fixture
-def rig() -> fakes.NodeRig:
+def rig() -> node_rig.NodeRig:
     """A node with ``all-balanced``: pods use slices 0-1 of the first GPU, 4-7 of the second."""
     return nodes.busy_node()
 
 
-def published_use(rig: fakes.NodeRig) -> list[list[list[int]]]:
+def published_use(rig: node_rig.NodeRig) -> list[list[list[int]]]:
     """Return the published spans in use, GPU by GPU."""
     data = json.loads(rig.annotations[well_known.CAPACITY_ANNOTATION])
     return [gpu["inUse"] for gpu in data["gpus"]]
 
 
-def on_demand(rig: fakes.NodeRig, **overrides: Any) -> agents.AgentInMemory:
+def on_demand(rig: node_rig.NodeRig, **overrides: Any) -> agents.AgentInMemory:
     """Return the reconciler of a node with on-demand partitioning that has just started."""
     agent = agents.reconciler(rig, **overrides)
     agents.run(rig, "all-balanced", by=agent)
@@ -50,7 +50,7 @@ def on_demand(rig: fakes.NodeRig, **overrides: Any) -> agents.AgentInMemory:
     return agent
 
 
-def catch_up(rig: fakes.NodeRig, agent: agents.AgentInMemory, most: int = 10) -> list[float]:
+def catch_up(rig: node_rig.NodeRig, agent: agents.AgentInMemory, most: int = 10) -> list[float]:
     """Wait and observe as the loop does, until nothing is left to do; return the pauses."""
     pauses: list[float] = []
     while math.isfinite(agent.capacity.next_in_s) and len(pauses) < most:
@@ -65,11 +65,11 @@ def use_changed(agent: agents.AgentInMemory) -> None:
     agent.capacity.follow(is_on_demand=True, has_changed=True)
 
 
-def patches(rig: fakes.NodeRig) -> int:
+def patches(rig: node_rig.NodeRig) -> int:
     return rig.log.count("node.patch")
 
 
-def test_run_publishes_use_and_room_in_its_last_patch(rig: fakes.NodeRig) -> None:
+def test_run_publishes_use_and_room_in_its_last_patch(rig: node_rig.NodeRig) -> None:
     telemetry = fakes.FakeTelemetry()
 
     agents.run(rig, "all-balanced", by=agents.reconciler(rig, telemetry=telemetry))
@@ -84,13 +84,13 @@ def test_run_publishes_use_and_room_in_its_last_patch(rig: fakes.NodeRig) -> Non
     assert patches(rig) == 1
 
 
-def test_the_use_after_a_change_is_of_the_new_instances(rig: fakes.NodeRig) -> None:
+def test_the_use_after_a_change_is_of_the_new_instances(rig: node_rig.NodeRig) -> None:
     agents.run(rig)
 
     assert published_use(rig) == [[], [[4, 4]]]
 
 
-def test_a_node_without_a_request_publishes_the_use_once(rig: fakes.NodeRig) -> None:
+def test_a_node_without_a_request_publishes_the_use_once(rig: node_rig.NodeRig) -> None:
     for _ in range(2):
         rig.clock.wait(5)
         assert not agents.reconciler(rig).rest()
@@ -100,7 +100,7 @@ def test_a_node_without_a_request_publishes_the_use_once(rig: fakes.NodeRig) -> 
 
 
 def test_nothing_happens_at_rest_on_a_node_without_on_demand_partitioning(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
 ) -> None:
     watch = PodWatch()
     agent = agents.reconciler(rig, pod_watch=watch)
@@ -112,7 +112,7 @@ def test_nothing_happens_at_rest_on_a_node_without_on_demand_partitioning(
     assert not watch.is_kept
 
 
-def test_change_of_use_at_rest_is_published_in_one_patch(rig: fakes.NodeRig) -> None:
+def test_change_of_use_at_rest_is_published_in_one_patch(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
     rig.log.clear()
@@ -128,7 +128,7 @@ def test_change_of_use_at_rest_is_published_in_one_patch(rig: fakes.NodeRig) -> 
     assert "gpus.observe" not in rig.log
 
 
-def test_gpus_that_another_manager_changes_are_published_later(rig: fakes.NodeRig) -> None:
+def test_gpus_that_another_manager_changes_are_published_later(rig: node_rig.NodeRig) -> None:
     lock = fakes.FakeLock(refusals=10**9)
     agent = on_demand(rig, lock=lock)
     rig.annotations.clear()
@@ -141,7 +141,7 @@ def test_gpus_that_another_manager_changes_are_published_later(rig: fakes.NodeRi
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
-def test_use_that_keeps_changing_is_published_after_a_while(rig: fakes.NodeRig) -> None:
+def test_use_that_keeps_changing_is_published_after_a_while(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
     for _ in range(9):
@@ -151,7 +151,7 @@ def test_use_that_keeps_changing_is_published_after_a_while(rig: fakes.NodeRig) 
     assert agent.capacity.next_in_s == 0
 
 
-def test_an_unchanged_use_is_not_written_again(rig: fakes.NodeRig) -> None:
+def test_an_unchanged_use_is_not_written_again(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
     rig.log.clear()
@@ -163,7 +163,7 @@ def test_an_unchanged_use_is_not_written_again(rig: fakes.NodeRig) -> None:
     assert patches(rig) == 0
 
 
-def test_the_watch_of_the_pods_comes_and_goes_with_the_label(rig: fakes.NodeRig) -> None:
+def test_the_watch_of_the_pods_comes_and_goes_with_the_label(rig: node_rig.NodeRig) -> None:
     watch = PodWatch()
     agent = on_demand(rig, pod_watch=watch)
     assert watch.is_kept
@@ -177,7 +177,7 @@ def test_the_watch_of_the_pods_comes_and_goes_with_the_label(rig: fakes.NodeRig)
 
 
 @pytest.mark.parametrize("call", ["allocations.assigned_devices", "workloads.list", "node.patch"])
-def test_failed_observation_is_retried_with_backoff(rig: fakes.NodeRig, call: str) -> None:
+def test_failed_observation_is_retried_with_backoff(rig: node_rig.NodeRig, call: str) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
     rig.add_pod("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
@@ -192,7 +192,7 @@ def test_failed_observation_is_retried_with_backoff(rig: fakes.NodeRig, call: st
     assert published_use(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
 
 
-def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: fakes.NodeRig) -> None:
+def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     rig.refusing["workloads.list"] = errors.ClusterError(
         "no", reason=errors.Reason.API_UNAVAILABLE
@@ -205,7 +205,7 @@ def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: fakes.Nod
 
 
 @pytest.mark.slow
-def test_a_bug_in_an_observation_does_not_end_the_agent(rig: fakes.NodeRig) -> None:
+def test_a_bug_in_an_observation_does_not_end_the_agent(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     rig.refusing["allocations.assigned_devices"] = KeyError("bug")
 
@@ -213,7 +213,7 @@ def test_a_bug_in_an_observation_does_not_end_the_agent(rig: fakes.NodeRig) -> N
 
 
 @pytest.mark.slow
-def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
+def test_a_bug_in_an_observation_fails_no_run(rig: node_rig.NodeRig) -> None:
     def list_processes() -> dict[str, tuple[steps.GpuProcess, ...]]:
         raise KeyError("bug")
 
@@ -225,7 +225,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
     assert well_known.CAPACITY_ANNOTATION not in rig.annotations
 
 
-def test_processes_are_listed_only_on_demand_and_until_they_end(rig: fakes.NodeRig) -> None:
+def test_processes_are_listed_only_on_demand_and_until_they_end(rig: node_rig.NodeRig) -> None:
     gpu = rig.gpus[0]
     (small, *_) = (gi for gi in gpu.gpu_instances if str(gi.profile) == "1g.5gb")
     user = steps.GpuProcess(pid=7, name="a", owner="", gpu_instances=(small.instance_id,))
@@ -250,7 +250,7 @@ def test_processes_are_listed_only_on_demand_and_until_they_end(rig: fakes.NodeR
     assert published_use(rig)[0] == [[0, 2]]
 
 
-def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.NodeRig) -> None:
+def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
     rig.kubelet.is_silent = True
@@ -263,7 +263,7 @@ def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.No
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
-def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) -> None:
+def test_drift_is_published_with_the_use_of_its_instances(rig: node_rig.NodeRig) -> None:
     agent = agents.reconciler(rig)
     outcome = agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
@@ -282,7 +282,7 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) ->
 
 @pytest.mark.parametrize("layout", [None, "first", "all-balanced"])
 def test_gpus_changed_at_rest_are_published_with_their_use(
-    rig: fakes.NodeRig, layout: str | None
+    rig: node_rig.NodeRig, layout: str | None
 ) -> None:
     first = layout_table.rule_line("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     agent = agents.reconciler(rig, f"{agents.CONFIG}  first:\n{first}\n")
@@ -314,7 +314,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
 
 @pytest.mark.parametrize("layout", [None, "all-balanced"])
 def test_gpus_that_cannot_be_observed_are_not_shown(
-    rig: fakes.NodeRig, layout: str | None
+    rig: node_rig.NodeRig, layout: str | None
 ) -> None:
     agent = agents.reconciler(rig)
     outcome = agents.run(rig, layout, by=agent) if layout else agent.rest()
@@ -343,7 +343,7 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
 
 
 def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
 ) -> None:
     agent = agents.reconciler(rig)
     outcome = agents.run(rig, "all-balanced", by=agent)
@@ -360,7 +360,7 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
-def test_a_run_that_can_observe_no_gpu_publishes_none(rig: fakes.NodeRig) -> None:
+def test_a_run_that_can_observe_no_gpu_publishes_none(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     rig.refusing["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
 
@@ -373,7 +373,7 @@ def test_a_run_that_can_observe_no_gpu_publishes_none(rig: fakes.NodeRig) -> Non
     }
 
 
-def test_new_agent_observes_the_gpus_for_its_first_report(rig: fakes.NodeRig) -> None:
+def test_new_agent_observes_the_gpus_for_its_first_report(rig: node_rig.NodeRig) -> None:
     rig.annotations.clear()
     agent = agents.reconciler(rig)
 
@@ -385,7 +385,7 @@ def test_new_agent_observes_the_gpus_for_its_first_report(rig: fakes.NodeRig) ->
     assert patches(rig) == 1
 
 
-def test_a_node_that_is_registered_again_gets_everything_again(rig: fakes.NodeRig) -> None:
+def test_a_node_that_is_registered_again_gets_everything_again(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
     before = dict(rig.annotations)
@@ -398,7 +398,7 @@ def test_a_node_that_is_registered_again_gets_everything_again(rig: fakes.NodeRi
         assert json.loads(rig.annotations[key])["gpus"] == json.loads(before[key])["gpus"]
 
 
-def test_an_attempt_that_is_retried_observes_no_use(rig: fakes.NodeRig) -> None:
+def test_an_attempt_that_is_retried_observes_no_use(rig: node_rig.NodeRig) -> None:
     del rig.annotations[well_known.CAPACITY_ANNOTATION]
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 

@@ -11,7 +11,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config, layout_list
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests.node import agents, fakes, nodes, strikes
+from tests.node import agents, fakes, node_rig, nodes, strikes
 
 OWNERS_FILE = """
 version: v1
@@ -28,12 +28,12 @@ DEFAULT: dict[str, Any] = {"has_default_layouts": True}
 
 
 @pytest.fixture
-def rig() -> fakes.NodeRig:
+def rig() -> node_rig.NodeRig:
     return nodes.node()
 
 
 def apply(
-    rig: fakes.NodeRig, layout: str, text: str = OWNERS_FILE, **limits: Any
+    rig: node_rig.NodeRig, layout: str, text: str = OWNERS_FILE, **limits: Any
 ) -> tuple[errors.Reason, str]:
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
     agent = agents.reconciler(rig, text, limits=limits)
@@ -41,17 +41,17 @@ def apply(
     return outcome.reason, rig.status.get("origin", "")
 
 
-def origins_by_layout(rig: fakes.NodeRig) -> dict[str, str]:
+def origins_by_layout(rig: node_rig.NodeRig) -> dict[str, str]:
     """Return the published layouts and their origins."""
     listed = layout_list.from_json(rig.annotations[well_known.LAYOUTS_ANNOTATION])
     return {each.name: each.origin for each in listed.layouts}
 
 
-def devices(rig: fakes.NodeRig) -> list[dict[str, int]]:
+def devices(rig: node_rig.NodeRig) -> list[dict[str, int]]:
     return [gpu["devices"] for gpu in rig.status["gpus"]]
 
 
-def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
+def test_layouts_of_three_origins_are_served(rig: node_rig.NodeRig) -> None:
     source = fakes.FakeConfig(OWNERS_FILE)
     agent = agents.reconciler(rig, configs=source)
 
@@ -76,7 +76,7 @@ def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
     assert origins_by_layout(rig).keys() == before.keys() - {"team-a"} | {"team-b"}
 
 
-def test_only_layouts_that_fit_are_listed_with_their_hash(rig: fakes.NodeRig) -> None:
+def test_only_layouts_that_fit_are_listed_with_their_hash(rig: node_rig.NodeRig) -> None:
     apply(rig, "team-a")
 
     text = rig.annotations[well_known.LAYOUTS_ANNOTATION]
@@ -88,13 +88,15 @@ def test_only_layouts_that_fit_are_listed_with_their_hash(rig: fakes.NodeRig) ->
     assert rig.annotations[well_known.LAYOUTS_ANNOTATION] == text
 
 
-def test_generated_layouts_precede_the_default_file_which_fills_up(rig: fakes.NodeRig) -> None:
+def test_generated_layouts_precede_the_default_file_which_fills_up(rig: node_rig.NodeRig) -> None:
     assert apply(rig, "all-balanced", **DEFAULT) == (errors.Reason.APPLIED, GENERATED)
     assert devices(rig) == [agents.BALANCED] * 2
     assert apply(rig, "team-a", **DEFAULT) == (errors.Reason.APPLIED, "test.yaml:4")
 
 
-def test_generated_layouts_are_served_without_a_readable_default_file(rig: fakes.NodeRig) -> None:
+def test_generated_layouts_are_served_without_a_readable_default_file(
+    rig: node_rig.NodeRig,
+) -> None:
     broken = "version: v2"
 
     assert apply(rig, "all-1g.5gb", broken, **DEFAULT) == (errors.Reason.APPLIED, GENERATED)
@@ -102,7 +104,7 @@ def test_generated_layouts_are_served_without_a_readable_default_file(rig: fakes
     assert apply(rig, "all-1g.5gb", broken)[0] is errors.Reason.INVALID_CONFIG
 
 
-def test_without_generated_layouts_the_file_alone_counts(rig: fakes.NodeRig) -> None:
+def test_without_generated_layouts_the_file_alone_counts(rig: node_rig.NodeRig) -> None:
     off: dict[str, Any] = {"generated_layouts": node_settings.GeneratedLayouts.OFF}
 
     assert apply(rig, "all-1g.5gb", **off)[0] is errors.Reason.UNKNOWN_CONFIG
@@ -110,7 +112,7 @@ def test_without_generated_layouts_the_file_alone_counts(rig: fakes.NodeRig) -> 
     assert origins_by_layout(rig) == {"team-a": "test.yaml:4", "all-balanced": "test.yaml:6"}
 
 
-def test_generated_layouts_can_replace_the_file(rig: fakes.NodeRig) -> None:
+def test_generated_layouts_can_replace_the_file(rig: node_rig.NodeRig) -> None:
     only = DEFAULT | {"generated_layouts": node_settings.GeneratedLayouts.ONLY}
 
     assert apply(rig, "team-a", **only)[0] is errors.Reason.UNKNOWN_CONFIG
@@ -122,7 +124,7 @@ def test_generated_layouts_can_replace_the_file(rig: fakes.NodeRig) -> None:
     "generated", [node_settings.GeneratedLayouts.MERGE, node_settings.GeneratedLayouts.ONLY]
 )
 def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
-    rig: fakes.NodeRig, generated: node_settings.GeneratedLayouts
+    rig: node_rig.NodeRig, generated: node_settings.GeneratedLayouts
 ) -> None:
     rig.gpus = tuple(dataclasses.replace(gpu, profiles=None) for gpu in rig.gpus)
     limits = DEFAULT | {"generated_layouts": generated}
@@ -160,7 +162,7 @@ def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> No
     assert agent.check_drift("all-2g.12gb", outcome) is drift.Action.HEAL
 
 
-def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRig) -> None:
+def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: node_rig.NodeRig) -> None:
     outcome = agents.run(rig, "all-1g.5gB", OWNERS_FILE)
 
     assert outcome.reason is errors.Reason.UNKNOWN_CONFIG
@@ -168,20 +170,20 @@ def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRi
     assert "test.yaml and this node's generated layouts" in outcome.message
 
 
-def test_a_generated_layout_needs_no_second_observation(rig: fakes.NodeRig) -> None:
+def test_a_generated_layout_needs_no_second_observation(rig: node_rig.NodeRig) -> None:
     assert strikes.calls(nodes.node, "all-balanced").count("gpus.observe") == (
         calls_of(rig, "all-2g.10gb").count("gpus.observe")
     )
 
 
-def calls_of(rig: fakes.NodeRig, layout: str) -> list[str]:
+def calls_of(rig: node_rig.NodeRig, layout: str) -> list[str]:
     assert agents.run(rig, layout, OWNERS_FILE).reason is errors.Reason.APPLIED
     return rig.log
 
 
 @pytest.mark.parametrize("layout", [None, "all-balanced"])
 def test_a_node_that_was_registered_again_gets_everything_published_again(
-    rig: fakes.NodeRig, layout: str | None
+    rig: node_rig.NodeRig, layout: str | None
 ) -> None:
     agent = agents.reconciler(rig)
 
@@ -209,7 +211,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
     assert (rig.driver.executed_steps, rig.gpus) == ([], before)
 
 
-def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.NodeRig) -> None:
+def test_layouts_are_written_without_a_label_until_that_succeeds(rig: node_rig.NodeRig) -> None:
     written: list[str] = []
     answers = [False, True]
 
@@ -237,7 +239,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.Node
     assert origins_by_layout(rig)["all-7g.40gb"] == GENERATED
 
 
-def test_a_list_that_could_not_be_published_is_published_later(rig: fakes.NodeRig) -> None:
+def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.NodeRig) -> None:
     undisturbed = calls_of(nodes.node(), "team-a")
     at = len(undisturbed) - undisturbed[::-1].index("node.patch") - 1
     rig.failing[at] = strikes.BROKEN["node"]

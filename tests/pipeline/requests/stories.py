@@ -8,7 +8,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import contract
-from tests.node import agents, fakes, inboxes, strikes
+from tests.node import agents, fakes, inboxes, node_rig, strikes
 from tests.pipeline import lives
 
 LAYOUT = "all-balanced"
@@ -21,7 +21,7 @@ class Story:
 
     is_upgraded = False  # whether the agent that dies is of the version before
 
-    def __init__(self, rig: fakes.NodeRig, dies_at: int | None = None) -> None:
+    def __init__(self, rig: node_rig.NodeRig, dies_at: int | None = None) -> None:
         self.rig = rig
         self.source = fakes.FakeConfig(agents.CONFIG)
         self.usage: dict[str, tuple[steps.GpuProcess, ...]] = {}

@@ -12,7 +12,7 @@ from mig_manager.core.layout import layout_list
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, nodes, strikes
+from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline.custom_requests import (
     BALANCED,
     CHANGED,
@@ -145,7 +145,7 @@ def test_invalid_file_does_not_block_a_custom_layout() -> None:
 # -- identity ---------------------------------------------------------------------------------
 
 
-def repartition(rig: fakes.NodeRig) -> None:
+def repartition(rig: node_rig.NodeRig) -> None:
     """Let another program change GPU 0, where a pod then uses what the layout would destroy."""
     agents.run(rig, "all-1g.5gb")
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if "plugin" in pod.name}

@@ -5,18 +5,18 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, nodes, strikes
+from tests.node import agents, ends, fakes, node_rig, nodes, strikes
 
 START, MODE, CONFIG, EXIT = "start", "mode", "config", "exit"
 
 
 @pytest.fixture
-def rig() -> fakes.NodeRig:
+def rig() -> node_rig.NodeRig:
     """A busy node with a hook at each point."""
     return nodes.add_hooks(nodes.busy_node())
 
 
-def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
+def test_hooks_run_at_their_points(rig: node_rig.NodeRig) -> None:
     status_and_taint = strikes.note(
         rig,
         lambda: (rig.status_messages[-1], rig.has_hold_taint),
@@ -51,7 +51,9 @@ def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
     assert at == [0, 0, 2, len(rig.driver.executed_steps)]
 
 
-def test_where_nothing_changes_the_agent_runs_no_hook_like_mig_parted(rig: fakes.NodeRig) -> None:
+def test_where_nothing_changes_the_agent_runs_no_hook_like_mig_parted(
+    rig: node_rig.NodeRig,
+) -> None:
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
 
     assert rig.hooks.commands == []
@@ -59,7 +61,7 @@ def test_where_nothing_changes_the_agent_runs_no_hook_like_mig_parted(rig: fakes
 
 @pytest.mark.parametrize("point", [START, CONFIG])
 def test_a_hook_that_fails_before_the_change_is_active_rolls_back(
-    rig: fakes.NodeRig, point: str
+    rig: node_rig.NodeRig, point: str
 ) -> None:
     rig.hooks.broken = {point}
     before = rig.gpus
@@ -87,7 +89,9 @@ def test_a_hook_that_fails_between_mode_and_instances_brings_the_mode_back() -> 
     assert ends.is_as_before(rig, before)
 
 
-def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.NodeRig) -> None:
+def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(
+    rig: node_rig.NodeRig,
+) -> None:
     rig.hooks.broken = {EXIT}
     agent = agents.reconciler(rig)
 
@@ -102,7 +106,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.
     assert rig.hooks.commands == [START, CONFIG, EXIT, EXIT]
 
 
-def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: fakes.NodeRig) -> None:
+def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: node_rig.NodeRig) -> None:
     rig.hooks.broken = {EXIT}
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
@@ -111,7 +115,7 @@ def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: fakes.Node
     assert rig.hooks.commands == [START, CONFIG, EXIT]
 
 
-def test_a_drain_that_fails_still_comes_to_the_last_point(rig: fakes.NodeRig) -> None:
+def test_a_drain_that_fails_still_comes_to_the_last_point(rig: node_rig.NodeRig) -> None:
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
     ends.assert_ends(rig, Reason.DRAIN_TIMEOUT)
@@ -119,7 +123,7 @@ def test_a_drain_that_fails_still_comes_to_the_last_point(rig: fakes.NodeRig) ->
     assert rig.hooks.commands == [START, EXIT]
 
 
-def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.NodeRig) -> None:
+def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: node_rig.NodeRig) -> None:
     taints = strikes.note(rig, lambda: rig.has_hold_taint)
 
     ends.assert_superseded(rig, ends_when=lambda: rig.log[-1] == "hooks.run", is_replaced=True)
@@ -127,13 +131,13 @@ def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.No
     assert set(taints) == {False}
 
 
-def test_a_program_that_this_change_does_not_run_may_be_missing(rig: fakes.NodeRig) -> None:
+def test_a_program_that_this_change_does_not_run_may_be_missing(rig: node_rig.NodeRig) -> None:
     rig.hooks.missing = {MODE}
 
     ends.assert_ends(rig, Reason.APPLIED)
 
 
-def kill_in_hook(rig: fakes.NodeRig, number: int) -> None:
+def kill_in_hook(rig: node_rig.NodeRig, number: int) -> None:
     """Kill the agent while the hook with this number runs."""
     strikes.kill_when(rig, lambda: rig.log.count("hooks.run") == number)
 
@@ -141,7 +145,7 @@ def kill_in_hook(rig: fakes.NodeRig, number: int) -> None:
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("resumes", [True, False])
 def test_exit_hook_runs_once_after_a_kill_in_a_hook(
-    rig: fakes.NodeRig, number: int, *, resumes: bool
+    rig: node_rig.NodeRig, number: int, *, resumes: bool
 ) -> None:
     kill_in_hook(rig, number)
     assert rig.open_journal.host.exit_hook
@@ -155,7 +159,7 @@ def test_exit_hook_runs_once_after_a_kill_in_a_hook(
     ends.assert_restored(rig)
 
 
-def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: fakes.NodeRig) -> None:
+def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: node_rig.NodeRig) -> None:
     kill_in_hook(rig, 2)
     rig.hooks.text = ""
 
@@ -163,7 +167,7 @@ def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: fakes.NodeRi
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
-def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: fakes.NodeRig) -> None:
+def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: node_rig.NodeRig) -> None:
     kill_in_hook(rig, 2)
     rig.hooks.text = "hooks: ["
 
@@ -173,7 +177,7 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: fakes.N
     assert rig.open_journal.host.exit_hook
 
 
-def test_a_hook_gives_signs_of_life(rig: fakes.NodeRig) -> None:
+def test_a_hook_gives_signs_of_life(rig: node_rig.NodeRig) -> None:
     telemetry = fakes.FakeTelemetry()
 
     ends.assert_ends(rig, Reason.APPLIED, by=agents.reconciler(rig, telemetry=telemetry))

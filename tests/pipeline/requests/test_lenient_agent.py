@@ -8,7 +8,7 @@ import structlog.typing
 
 from mig_manager.core import model
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, nodes
+from tests.node import agents, ends, node_rig, nodes
 from tests.pipeline import custom_requests
 
 TWICE = agents.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
@@ -25,7 +25,7 @@ def warnings(logs: Iterable[structlog.typing.EventDict]) -> list[structlog.typin
     return [each for each in logs if each["event"] == "config_overlooked"]
 
 
-def lenient(rig: fakes.NodeRig, text: str = agents.CONFIG) -> agents.AgentInMemory:
+def lenient(rig: node_rig.NodeRig, text: str = agents.CONFIG) -> agents.AgentInMemory:
     return agents.reconciler(rig, text, is_lenient=True)
 
 

@@ -12,7 +12,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import requests
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, nodes, strikes
+from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline.custom_requests import (
     BALANCED,
     ON,
@@ -29,7 +29,9 @@ BOTH_AND_MORE = (
 )
 
 
-def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **options: Any) -> None:
+def assert_refused(
+    rig: node_rig.NodeRig, *texts: str, waits_s: float = 0.0, **options: Any
+) -> None:
     """Request the layout on demand; check that nothing has happened beside the state."""
     before, pods = rig.gpus, set(rig.pods)
     taints = strikes.note(rig, lambda: rig.has_hold_taint)
@@ -94,7 +96,7 @@ def test_on_demand_a_pod_is_awaited_that_only_the_second_plan_affects() -> None:
     assert {"running", "starting"} <= rig.pod_names
 
 
-def used_by(rig: fakes.NodeRig, owner: str, *, profile: str = "2g.10gb") -> dict[str, Any]:
+def used_by(rig: node_rig.NodeRig, owner: str, *, profile: str = "2g.10gb") -> dict[str, Any]:
     """Return the GPU processes of a node: one uses an instance of GPU 0."""
     gpu = rig.gpus[0]
     (used,) = (gi for gi in gpu.gpu_instances if str(gi.profile) == profile)
@@ -102,7 +104,7 @@ def used_by(rig: fakes.NodeRig, owner: str, *, profile: str = "2g.10gb") -> dict
     return {gpu.uuid: (steps.GpuProcess(pid=7, name="python", owner=owner, gpu_instances=ids),)}
 
 
-def add_monitor(rig: fakes.NodeRig) -> str:
+def add_monitor(rig: node_rig.NodeRig) -> str:
     selector = {nodes.DCGM: "true"}
     return rig.add_pod("dcgm", node_selector=selector, owner_kind="DaemonSet", is_ready=True)
 
@@ -228,7 +230,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
     run(undisturbed, wanted)
     first = undisturbed.log.index("allocations.assigned_devices")
 
-    def arrive(rig: fakes.NodeRig, device: str) -> None:
+    def arrive(rig: node_rig.NodeRig, device: str) -> None:
         if rig.driver_runs:
             rig.add_pod("late", has_claims=True, claimed_ids=frozenset({device}))
 

@@ -10,7 +10,7 @@ from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import strategies, well_known
 from mig_manager.core.records import gpu_codec, run_status
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fake_host, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, fake_host, gpu_values, node_rig, nodes, strikes
 from tests.node.nodes import guarded_node, waiting_node, whole_node
 
 
@@ -102,7 +102,7 @@ def test_active_layout_succeeds_after_one_observation() -> None:
     assert rig.driver.executed_steps == []
 
 
-def node_and_agent() -> tuple[fakes.NodeRig, agents.AgentInMemory]:
+def node_and_agent() -> tuple[node_rig.NodeRig, agents.AgentInMemory]:
     """Return a node, and its agent that has applied a layout already."""
     rig = nodes.node()
     agent = agents.reconciler(rig)
@@ -311,7 +311,7 @@ def test_steps_that_a_driver_does_not_execute_are_noticed() -> None:
     )
 
 
-def admit_late_pod(rig: fakes.NodeRig, *, is_kept: bool = False) -> None:
+def admit_late_pod(rig: node_rig.NodeRig, *, is_kept: bool = False) -> None:
     """Admit a pod on an affected device in the first wait in which the plugin is paused."""
     doomed = frozenset({nodes.device(rig, 0, "2g.10gb")})
 

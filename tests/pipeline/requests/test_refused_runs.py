@@ -11,16 +11,16 @@ from mig_manager.catalogue import hardware
 from mig_manager.core.node import policies, strategies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import agents, ends, fakes, knobs, nodes
+from tests.node import agents, ends, node_rig, nodes, parts
 from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
 
-Make = Callable[[], fakes.NodeRig]
+Make = Callable[[], node_rig.NodeRig]
 
 
 def with_fields(make: Make = nodes.busy_node, **fields: Any) -> Make:
     """Return what makes a node that differs in some fields."""
 
-    def make_changed() -> fakes.NodeRig:
+    def make_changed() -> node_rig.NodeRig:
         rig = make()
         for name, value in fields.items():
             setattr(rig, name, value)
@@ -29,7 +29,7 @@ def with_fields(make: Make = nodes.busy_node, **fields: Any) -> Make:
     return make_changed
 
 
-def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:
+def with_strategy_single(*, by_label: bool = True) -> node_rig.NodeRig:
     rig = nodes.node(layout="all-1g.5gb")
     if by_label:
         rig.labels[strategies.STRATEGY_LABEL] = "single"
@@ -40,10 +40,10 @@ def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:
     return rig
 
 
-def with_two_models() -> fakes.NodeRig:
+def with_two_models() -> node_rig.NodeRig:
     """Return a node whose GPUs are of two models, which share the name of a profile."""
     names = ("A100-SXM4-80GB", "H100 80GB HBM3")
-    rig = fakes.NodeRig(
+    rig = node_rig.NodeRig(
         gpus=tuple(hardware.template(hardware.find(each), i) for i, each in enumerate(names))
     )
     rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", strategies.STRATEGY_LABEL: "single"}
@@ -51,7 +51,7 @@ def with_two_models() -> fakes.NodeRig:
     return rig
 
 
-def with_managers(*names: str, **fields: Any) -> fakes.NodeRig:
+def with_managers(*names: str, **fields: Any) -> node_rig.NodeRig:
     rig = nodes.node()
     for name in names:
         rig.add_pod(name, owner_kind="DaemonSet", **fields)
@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
     ),
     "budget": (
         with_fields(
-            disruptions=knobs.Disruptions(
+            disruptions=parts.Disruptions(
                 refusals={"affected": "budget 'pdb-a' allows no disruption"}
             )
         ),
@@ -122,13 +122,13 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         ("test.yaml:3:11: labels must be",),
     ),
     "hooks file": (
-        with_fields(hooks=knobs.Hooks("hooks: {apply: []}")),
+        with_fields(hooks=parts.Hooks("hooks: {apply: []}")),
         {},
         Reason.INVALID_CONFIG,
         ("hooks.yaml:1:9",),
     ),
     "program of a hook": (
-        with_fields(hooks=knobs.Hooks(nodes.HOOKS, missing={"config"})),
+        with_fields(hooks=parts.Hooks(nodes.HOOKS, missing={"config"})),
         {},
         Reason.HOOK_FAILED,
         ("hooks.yaml:6:32: program config",),
@@ -215,11 +215,11 @@ def test_refused_run_changes_nothing(case: str) -> None:
     assert ("retryAt" in rig.status) is outcome.should_retry
 
 
-def configure_mixed(rig: fakes.NodeRig) -> None:
+def configure_mixed(rig: node_rig.NodeRig) -> None:
     rig.policy = policies.Policy(plugin_configs=(("all-balanced", "mixed"),))
 
 
-def remove_plugin(rig: fakes.NodeRig) -> None:
+def remove_plugin(rig: node_rig.NodeRig) -> None:
     rig.pods.clear()
     rig.schedulable = {}
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
@@ -234,7 +234,7 @@ def remove_plugin(rig: fakes.NodeRig) -> None:
     ],
 )
 def test_strategy_single_allows_uniform_layouts_and_other_configs(
-    prepare: Callable[[fakes.NodeRig], None], layout: str
+    prepare: Callable[[node_rig.NodeRig], None], layout: str
 ) -> None:
     rig = with_strategy_single()
     prepare(rig)

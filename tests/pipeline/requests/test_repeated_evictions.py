@@ -9,11 +9,11 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import steps
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
+from tests.node import agents, ends, fake_cluster, node_rig, nodes, strikes
 
 
 @contextlib.contextmanager
-def broken_change(rig: fakes.NodeRig) -> Iterator[None]:
+def broken_change(rig: node_rig.NodeRig) -> Iterator[None]:
     """Let the driver refuse the change, and not the rollback."""
 
     def refuse(step: steps.Step) -> Exception | None:
@@ -26,7 +26,7 @@ def broken_change(rig: fakes.NodeRig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def broken_service(rig: fakes.NodeRig) -> Iterator[None]:
+def broken_service(rig: node_rig.NodeRig) -> Iterator[None]:
     rig.host.services["dcgm.service"] = True
     rig.host.broken_services.add("dcgm.service")
     yield
@@ -34,26 +34,26 @@ def broken_service(rig: fakes.NodeRig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def broken_hook(rig: fakes.NodeRig) -> Iterator[None]:
+def broken_hook(rig: node_rig.NodeRig) -> Iterator[None]:
     nodes.add_hooks(rig).hooks.broken.add("config")
     yield
     rig.hooks.broken.clear()
 
 
-def restart_pod(rig: fakes.NodeRig, device: str) -> None:
+def restart_pod(rig: node_rig.NodeRig, device: str) -> None:
     """Start the pod again if it was evicted."""
     if "affected" not in rig.pod_names:
         rig.add_pod("affected", devices=frozenset({device}))
 
 
-def reboot(rig: fakes.NodeRig) -> None:
+def reboot(rig: node_rig.NodeRig) -> None:
     rig.host.boot_id = "boot-2"
 
 
 class Remedy(NamedTuple):
     """What lets a change evict pods again, or what it no longer needs to evict."""
 
-    act: Callable[[fakes.NodeRig], object] = lambda _rig: None
+    act: Callable[[node_rig.NodeRig], object] = lambda _rig: None
     is_new: bool = False  # whether it is a new label
     evictions: int = 4  # as many as there were in the end
 
@@ -78,7 +78,7 @@ REMEDIES = {
     ],
 )
 def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
-    broken: Callable[[fakes.NodeRig], contextlib.AbstractContextManager[None]],
+    broken: Callable[[node_rig.NodeRig], contextlib.AbstractContextManager[None]],
     problem: str,
     remedy: str,
     *,

@@ -10,7 +10,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
 from mig_manager.errors import Reason
-from tests.node import agents, fakes, gpu_values, nodes, strikes
+from tests.node import agents, gpu_values, node_rig, nodes, strikes
 
 FILE = """
 version: v1
@@ -33,7 +33,7 @@ FILE_ALONE = DEFAULT | {"generated_layouts": node_settings.GeneratedLayouts.OFF}
 
 
 def start(
-    rig: fakes.NodeRig,
+    rig: node_rig.NodeRig,
     text: str = FILE,
     limits: dict[str, Any] | None = None,
     layout: str = "all-balanced",
@@ -44,7 +44,7 @@ def start(
     return agents.run(rig, layout, by=agent).reason
 
 
-def repartition(rig: fakes.NodeRig) -> None:
+def repartition(rig: node_rig.NodeRig) -> None:
     """Let another program repartition GPU 0, and a pod use every device there."""
     first, *others = rig.gpus
     profile = max(first.profiles or (), key=lambda each: len(each.placements)).profile
@@ -74,7 +74,7 @@ def test_content_not_changed_by_the_owner_makes_no_new_request(
     assert "training" in rig.pod_names
 
 
-def node_of(*names: str) -> fakes.NodeRig:
+def node_of(*names: str) -> node_rig.NodeRig:
     rig = nodes.node()
     products = [hardware.find(name) for name in names]
     rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))

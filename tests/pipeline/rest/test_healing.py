@@ -9,7 +9,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.drifts import LAYOUT, tamper
 
 
@@ -23,7 +23,7 @@ def test_on_request_a_drift_is_healed() -> None:
     assert ends.is_as_before(rig, before)
 
 
-def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, agents.AgentInMemory]:
+def restarted_beside_foreign_pod() -> tuple[node_rig.NodeRig, agents.AgentInMemory]:
     """Return a node that drifted while its agent was down, and the agent that started again."""
     rig, _, _ = nodes.at_rest(LAYOUT)
     nodes.add_pod_on_foreign_instances(rig)

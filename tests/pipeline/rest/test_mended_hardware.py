@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.errors import Reason
-from tests.node import ends, fakes, nodes
+from tests.node import ends, node_rig, nodes
 from tests.pipeline.drifts import TWO_GPUS
 
 
@@ -23,23 +23,23 @@ def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
     assert agent.check_drift("too-much", outcome) is drift.Action.RUN
 
 
-def finish_modes(rig: fakes.NodeRig) -> None:
+def finish_modes(rig: node_rig.NodeRig) -> None:
     """Reset the GPUs as a person does."""
     rig.driver.mode_waits = False
     rig.gpus = tuple(dataclasses.replace(gpu, current_mode=gpu.pending_mode) for gpu in rig.gpus)
 
 
-def waiting_mode(rig: fakes.NodeRig) -> Callable[[], None]:
+def waiting_mode(rig: node_rig.NodeRig) -> Callable[[], None]:
     rig.driver.mode_waits = True
     return lambda: finish_modes(rig)
 
 
-def missing_gpu(rig: fakes.NodeRig) -> Callable[[], None]:
+def missing_gpu(rig: node_rig.NodeRig) -> Callable[[], None]:
     gpus, rig.gpus = rig.gpus, rig.gpus[:1]
     return lambda: setattr(rig, "gpus", gpus)
 
 
-def no_permission(rig: fakes.NodeRig) -> Callable[[], None]:
+def no_permission(rig: node_rig.NodeRig) -> Callable[[], None]:
     rig.refusing = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
     return rig.refusing.clear
 
@@ -54,7 +54,7 @@ def no_permission(rig: fakes.NodeRig) -> Callable[[], None]:
 )
 @pytest.mark.parametrize("checks", [0, 2])
 def test_hardware_mended_after_a_final_failure_is_served(
-    fail: Callable[[fakes.NodeRig], Callable[[], None]], reason: Reason, checks: int
+    fail: Callable[[node_rig.NodeRig], Callable[[], None]], reason: Reason, checks: int
 ) -> None:
     rig = nodes.node()
     mend = fail(rig)

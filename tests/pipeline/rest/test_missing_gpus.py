@@ -11,11 +11,11 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fakes, gpu_values, nodes, strikes
+from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.drifts import LAYOUT, TWO_GPUS, tamper
 
 
-def readiness_of(rig: fakes.NodeRig) -> tuple[str, str]:
+def readiness_of(rig: node_rig.NodeRig) -> tuple[str, str]:
     """Return status and reason of the condition ``MigReady``."""
     assert rig.ready_condition is not None
     return rig.ready_condition["status"], rig.ready_condition["reason"]
@@ -111,7 +111,7 @@ def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
 
 def node_after_reload(
     mode: model.MigMode,
-) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
+) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node at rest whose driver was reloaded, which took the layout."""
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     rig.refusing = {"gpus.observe": strikes.NO_DRIVER}
@@ -124,7 +124,7 @@ def node_after_reload(
     return rig, agent, outcome
 
 
-def add_pod(rig: fakes.NodeRig) -> None:
+def add_pod(rig: node_rig.NodeRig) -> None:
     rig.add_pod("training", devices=frozenset({rig.gpus[0].uuid}))
 
 
@@ -132,16 +132,16 @@ def add_pod(rig: fakes.NodeRig) -> None:
     ("mode", "use"),
     [
         pytest.param(model.MigMode.ENABLED, lambda _rig: None, id="idle"),
-        pytest.param(model.MigMode.ENABLED, fakes.NodeRig.register_devices, id="plugin"),
+        pytest.param(model.MigMode.ENABLED, node_rig.NodeRig.register_devices, id="plugin"),
         pytest.param(model.MigMode.ENABLED, add_pod, id="pod"),
         pytest.param(model.MigMode.DISABLED, lambda _rig: None, id="mode off, idle"),
         pytest.param(
-            model.MigMode.DISABLED, fakes.NodeRig.register_devices, id="mode off, plugin"
+            model.MigMode.DISABLED, node_rig.NodeRig.register_devices, id="mode off, plugin"
         ),
     ],
 )
 def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
-    mode: model.MigMode, use: Callable[[fakes.NodeRig], None]
+    mode: model.MigMode, use: Callable[[node_rig.NodeRig], None]
 ) -> None:
     rig, agent, outcome = node_after_reload(mode)
     served = len(rig.schedulable["nvidia.com/gpu"])

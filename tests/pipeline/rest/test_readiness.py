@@ -5,7 +5,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core.node import policies
-from tests.node import agents, ends, fakes, nodes, strikes
+from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline import drifts
 
 LAYOUT = "all-balanced"
@@ -13,7 +13,7 @@ STARTUP = "example.com/mig-not-ready"
 OTHER = "dedicated"
 
 
-def new_node(layout: str | None = None) -> fakes.NodeRig:
+def new_node(layout: str | None = None) -> node_rig.NodeRig:
     """Return a node that has just joined, with the owner's taints."""
     rig = nodes.node(layout=layout)
     rig.policy = policies.Policy(startup_taints=frozenset({STARTUP}))
@@ -22,7 +22,7 @@ def new_node(layout: str | None = None) -> fakes.NodeRig:
     return rig
 
 
-def is_ready(rig: fakes.NodeRig) -> bool | None:
+def is_ready(rig: node_rig.NodeRig) -> bool | None:
     return None if rig.ready_condition is None else rig.ready_condition["status"] == "True"
 
 

@@ -12,7 +12,16 @@ from mig_manager.core import model
 from mig_manager.core.node import device_ids, strategies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import agents, driver_rules, ends, fakes, gpu_values, nodes, samples, strikes
+from tests.node import (
+    agents,
+    driver_rules,
+    ends,
+    gpu_values,
+    node_rig,
+    nodes,
+    samples,
+    strikes,
+)
 from tests.pipeline.drifts import LAYOUT, tamper
 
 OFF = model.MigMode.DISABLED
@@ -22,11 +31,11 @@ OFF = model.MigMode.DISABLED
 class UnservedNode:
     """A node at rest, where no run applies a layout."""
 
-    rig: fakes.NodeRig
+    rig: node_rig.NodeRig
     check: Callable[[], drift.Action]
 
     @classmethod
-    def of(cls, why: str, rig: fakes.NodeRig | None = None) -> Self:
+    def of(cls, why: str, rig: node_rig.NodeRig | None = None) -> Self:
         """Return a node without a request, or with one that no run can apply."""
         rig, agent, _ = nodes.at_rest(LAYOUT, rig=rig)
         if why == "no request":

@@ -9,7 +9,7 @@ from mig_manager.core import model
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import agents, ends, fakes, nodes
+from tests.node import agents, ends, fakes, node_rig, nodes
 from tests.pipeline.drifts import LAYOUT, tamper
 
 UNUSABLE_FILES = {
@@ -20,7 +20,7 @@ UNUSABLE_FILES = {
 
 def node_without_file(
     text: str = UNUSABLE_FILES["invalid"], *, heals: bool = False
-) -> tuple[fakes.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
+) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, although the file is unusable now."""
     rig = nodes.node(layout=agents.LAYOUT)
     configs = fakes.FakeConfig(agents.CONFIG)

@@ -8,7 +8,7 @@ from mig_manager.core.node import claims, evictions, pod_object, selectors
 
 
 @dataclasses.dataclass(slots=True)
-class KubeletKnobs:
+class Kubelet:
     """The devices that kubelet lists by pod."""
 
     devices_by_pod: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
