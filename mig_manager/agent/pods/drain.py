@@ -16,7 +16,7 @@ from mig_manager import errors
 from mig_manager.agent import agent_settings, attempts, run_journal
 from mig_manager.agent.pods import device_listing, dra_driver, eviction, orders
 from mig_manager.core import messages, ports
-from mig_manager.core.node import gpu_use, pod_object
+from mig_manager.core.node import evictions, gpu_use, pod_object
 
 _log = structlog.get_logger()
 
@@ -61,7 +61,7 @@ class Drain:
             attempt.memory.begin_drain()
         elif not attempt.request.repairs:
             attempt.journal.note(has_evicted=True)
-        evictions = eviction.Evictions(
+        evicting = eviction.Evictions(
             deps=attempt.deps,
             journal=attempt.journal,
             cancel=attempt.cancel,
@@ -74,7 +74,7 @@ class Drain:
             cancel=attempt.cancel,
             journal=attempt.journal,
             order=order,
-            evictions=evictions,
+            evictions=evicting,
             new_plans=new_plans,
         )
 
@@ -217,7 +217,7 @@ class Drain:
             self.limits.policy.is_forced
             and isinstance(self.order.rights, orders.Evict)
             and bool(remaining)
-            and not any(map(eviction.why_not_evictable, remaining))
+            and not any(map(evictions.why_not_evictable, remaining))
         )
 
     def _observe(self, before: gpu_use.Usage, deadline_s: float) -> gpu_use.Usage | None:
@@ -287,6 +287,6 @@ class Drain:
             # If a pod cannot be evicted at all, the next attempt evicts none. A DRA driver returns
             # only to a node without the taint.
             keeps_taint=(
-                has_evicted and eviction.are_evictable_or_ending(remaining) and not lacks_driver
+                has_evicted and evictions.are_evictable_or_ending(remaining) and not lacks_driver
             ),
         )

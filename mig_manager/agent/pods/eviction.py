@@ -25,7 +25,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import run_journal, successors
 from mig_manager.core import messages, model, ports
-from mig_manager.core.node import evictions, pod_object, policies, well_known
+from mig_manager.core.node import evictions, pod_object, policies
 
 _log = structlog.get_logger()
 
@@ -119,7 +119,7 @@ class Evictions:
             Superseded: Another layout is requested, or the agent stops.
         """
         self.returning.refuse_more(filter(self._is_pending, remaining))
-        not_evictable = _not_evictable(remaining)
+        not_evictable = evictions.not_evictable(remaining)
         # An admission webhook may have answered instead of the API server.
         accepted = [
             pod.key
@@ -158,7 +158,7 @@ class Evictions:
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now; as ``evict``."""
         self.returning.refuse_more(filter(self._is_pending, remaining))
-        if not_evictable := _not_evictable(remaining):
+        if not_evictable := evictions.not_evictable(remaining):
             return not_evictable
         pending = [pod for pod in remaining if self._is_pending(pod)]
         if pending and not self._has_begun:
@@ -181,7 +181,7 @@ class Evictions:
             # A missing right comes first: only a person can grant it.
             failed.sort(key=lambda error: error.reason is not errors.Reason.FORBIDDEN)
             return failed[0].reason, failed[0].message
-        is_waiting = len(staying) == len(remaining) and not _not_evictable(remaining)
+        is_waiting = len(staying) == len(remaining) and not evictions.not_evictable(remaining)
         if has_evicted and self.is_rolling and is_waiting:
             return self._why_stalled(remaining)
         if not self._may_list_budgets:
@@ -206,14 +206,14 @@ class Evictions:
         watched = {each.uid: each for each in self.deps.workloads.from_watch() or ()}
         latest = (watched.get(each.uid, each) for each in self._remaining)
         is_finished = watched.get(pod.uid, pod).is_finished
-        return is_finished or self._is_list_old or not are_evictable_or_ending(latest)
+        return is_finished or self._is_list_old or not evictions.are_evictable_or_ending(latest)
 
     def _last_attempt(self, pod: pod_object.Pod) -> _Attempt:
         return self._attempts.get(pod.uid, _Attempt())
 
     def _is_pending(self, pod: pod_object.Pod) -> bool:
         is_leaving = pod.is_terminating or self._last_attempt(pod).is_done
-        return not (is_leaving or why_not_evictable(pod))
+        return not (is_leaving or evictions.why_not_evictable(pod))
 
     def _evict_granted(
         self,
@@ -223,7 +223,7 @@ class Evictions:
     ) -> dict[str, str]:
         """Evict as the budgets grant; return why other pods are not evicted yet."""
         if not self._has_begun:
-            is_possible = not _not_evictable(remaining)
+            is_possible = not evictions.not_evictable(remaining)
             is_whole = self.strategy is policies.DrainStrategy.WHOLE
             blocked = dict(counted.refused if is_whole else counted.exhausted)
             if is_possible and not blocked:
@@ -231,7 +231,7 @@ class Evictions:
             if blocked or not is_possible:
                 return blocked
             self._has_begun = True
-        if not are_evictable_or_ending(remaining):
+        if not evictions.are_evictable_or_ending(remaining):
             # A pod can no longer be evicted, so evicting others would be in vain.
             return dict(counted.refused)
         batch = pending
@@ -267,11 +267,6 @@ class Evictions:
         return evictions.count(pods, budgets), None
 
     def _why_stalled(self, remaining: Iterable[pod_object.Pod]) -> tuple[errors.Reason, str]:
-        """Return DRAIN_STALLED if evicted pods have no successor or no node has room for it.
-
-        Return DRAIN_TIMEOUT if successors exist but are not ready yet.
-        """
-        uids = {pod.uid for pod in remaining}
         try:
             covered = [
                 pod
@@ -281,18 +276,7 @@ class Evictions:
         except errors.ClusterError as error:
             _log.warning("successors_not_listed", error=error.message)
             return errors.Reason.DRAIN_TIMEOUT, ""
-        unready = [
-            pod
-            for pod in covered
-            if pod.uid not in uids and not (pod.is_ready or pod.is_finished or pod.is_terminating)
-        ]
-        unscheduled = [pod for pod in unready if not pod.node_name]
-        if unscheduled:
-            return errors.Reason.DRAIN_STALLED, f"no node has room for {_names(unscheduled)}"
-        if unready:
-            return errors.Reason.DRAIN_TIMEOUT, f"not ready yet elsewhere: {_names(unready)}"
-        keys = ", ".join(sorted({budget.key for budget in self._round.spent}))
-        return errors.Reason.DRAIN_STALLED, f"no pod replaces those evicted (budgets: {keys})"
+        return evictions.why_stalled(self._round.spent, covered, remaining)
 
     def _try_each(
         self,
@@ -398,31 +382,6 @@ class Evictions:
         if pod.uid not in self._evicted:
             self._evicted[pod.uid] = pod
             self.deps.telemetry.pod_evicted()
-
-
-def why_not_evictable(pod: pod_object.Pod) -> str:
-    """Return why a pod is neither evicted nor deleted by force; empty if it may be."""
-    if pod.is_unlisted:
-        return "kubelet still has it, but the API server does not"
-    if pod.is_terminating:
-        return ""
-    if pod.is_mirror:
-        return "a static pod cannot be evicted"
-    if pod.is_kept:
-        return f"its annotation {well_known.KEEP_ANNOTATION} forbids the eviction"
-    return ""
-
-
-def are_evictable_or_ending(pods: Iterable[pod_object.Pod]) -> bool:
-    """Return whether all pods may leave during a drain that has evicted a pod.
-
-    A pod that only kubelet lists since then was deleted by force, and ends like the others.
-    """
-    return not any(why_not_evictable(pod) for pod in pods if not pod.is_unlisted)
-
-
-def _not_evictable(pods: Iterable[pod_object.Pod]) -> dict[str, str]:
-    return {pod.key: why for pod in pods if (why := why_not_evictable(pod))}
 
 
 def _names(pods: Sequence[pod_object.Pod]) -> str:

@@ -1,4 +1,4 @@
-"""Answers of the Eviction API, and the PodDisruptionBudgets on which they depend.
+"""Which pods can be evicted: answers of the Eviction API, and the PodDisruptionBudgets.
 
 The Eviction API answers for one pod at a time, and a dry run does not use up a budget. Where a
 budget covers two pods and allows one disruption, a dry run of each eviction succeeds. So budgets
@@ -11,7 +11,9 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mig_manager.core.node import pod_object, selectors
+from mig_manager import errors
+from mig_manager.core import messages
+from mig_manager.core.node import pod_object, selectors, well_known
 
 
 class Eviction(enum.Enum):
@@ -134,6 +136,64 @@ def none_granted(pods: Iterable[pod_object.Pod], why: str) -> Count:
     """Return the count while the budgets are unknown."""
     refused = {pod.key: why for pod in pods}
     return Count(rolling=(), refused=refused, exhausted=refused, spent=())
+
+
+def why_not_evictable(pod: pod_object.Pod) -> str:
+    """Return why a pod is neither evicted nor deleted by force; empty if it may be."""
+    if pod.is_unlisted:
+        return "kubelet still has it, but the API server does not"
+    if pod.is_terminating:
+        return ""
+    if pod.is_mirror:
+        return "a static pod cannot be evicted"
+    if pod.is_kept:
+        return f"its annotation {well_known.KEEP_ANNOTATION} forbids the eviction"
+    return ""
+
+
+def are_evictable_or_ending(pods: Iterable[pod_object.Pod]) -> bool:
+    """Return whether all pods may leave during a drain that has evicted a pod.
+
+    A pod that only kubelet lists since then was deleted by force, and ends like the others.
+    """
+    return not any(why_not_evictable(pod) for pod in pods if not pod.is_unlisted)
+
+
+def not_evictable(pods: Iterable[pod_object.Pod]) -> dict[str, str]:
+    """Return why pods are not evictable, by their keys."""
+    return {pod.key: why for pod in pods if (why := why_not_evictable(pod))}
+
+
+def why_stalled(
+    spent: Iterable[Budget],
+    covered: Iterable[pod_object.Pod],
+    remaining: Iterable[pod_object.Pod],
+) -> tuple[errors.Reason, str]:
+    """Return why a rolling drain does not go on, with a clause for the message.
+
+    DRAIN_STALLED: evicted pods have no successor, or no node has room for it. DRAIN_TIMEOUT: their
+    successors are not ready yet.
+
+    Args:
+        spent: The budgets that did not grant all evictions.
+        covered: The pods that they cover, on any node or unscheduled.
+        remaining: The pods that were not evicted.
+    """
+    uids = {pod.uid for pod in remaining}
+    unready = [
+        pod
+        for pod in covered
+        if pod.uid not in uids and not (pod.is_ready or pod.is_finished or pod.is_terminating)
+    ]
+    unscheduled = [pod.key for pod in unready if not pod.node_name]
+    if unscheduled:
+        names = messages.list_names(unscheduled)
+        return errors.Reason.DRAIN_STALLED, f"no node has room for {names}"
+    if unready:
+        names = messages.list_names([pod.key for pod in unready])
+        return errors.Reason.DRAIN_TIMEOUT, f"not ready yet elsewhere: {names}"
+    keys = ", ".join(sorted({budget.key for budget in spent}))
+    return errors.Reason.DRAIN_STALLED, f"no pod replaces those evicted (budgets: {keys})"
 
 
 def parse_budget(item: Mapping[str, Any]) -> Budget:
