@@ -17,7 +17,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import gpu_codec, journals, requests, run_status
+from mig_manager.core.records import gpu_codec, host_copy, journals, requests, run_status
 
 _STEADY = (
     well_known.REQUEST_ANNOTATION,
@@ -80,7 +80,7 @@ class Publisher:
 
     def save_on_host(self, record: requests.RequestRecord, journal: journals.Journal) -> None:
         """Copy a published record and journal to the host; the next call repeats a failed save."""
-        text = requests.to_saved(record, journal)
+        text = host_copy.to_json(record, journal)
         if self._request_file is None or text == self._on_host:
             return
         try:

@@ -20,7 +20,14 @@ from mig_manager.change import change_journal, rollback
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import gpu_use, node_object, well_known
 from mig_manager.core.planner import planner
-from mig_manager.core.records import journals, node_entries, requests, run_status
+from mig_manager.core.records import (
+    host_copy,
+    inferred_requests,
+    journals,
+    node_entries,
+    requests,
+    run_status,
+)
 
 _MAX_KEPT_CHARACTERS = 16 * 1024
 """Maximum length of a saved invalid journal: enough to inspect, and small for a Node object."""
@@ -53,7 +60,7 @@ def find_journal(shared: attempts.Shared, view: node_object.NodeView) -> journal
         ClusterError: The API refused or does not answer.
     """
     journal = _published_journal(shared, view)
-    copy = journals.parse_or_none(requests.saved_journal(_read_host(shared.deps.request_file)))
+    copy = host_copy.parse_journal(_read_host(shared.deps.request_file))
     if journal is None:
         journal = copy if copy and not _is_outdated(copy, view) else journals.NONE
     journal = journal.with_entries(hold_taint=well_known.HOLD_TAINT in view.taint_keys)
@@ -177,7 +184,7 @@ def find_record(
     record = _parse_record(view.annotations.get(well_known.REQUEST_ANNOTATION))
     record = record or _parse_record(saved)
     if record is None:
-        record = requests.infer(published, journal, view.labels)
+        record = inferred_requests.infer(published, journal, view.labels)
     return record
 
 

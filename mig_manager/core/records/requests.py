@@ -6,18 +6,16 @@ The next failure overwrites a status. This record changes only with the request 
 
 import dataclasses
 import enum
-import hashlib
 import json
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.files import json_text
-from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec, gpu_repair, journals, run_status
+from mig_manager.core.records import applied_gpus, gpu_repair, run_status
 
 VERSION = 1
-_HASH_DIGITS = 12
 _MAX_FAILED_CHANGES = 3
 MAX_PROBLEM = 600
 """Limit of a failed change and of each GPU's repair, in bytes: the record is an annotation."""
@@ -42,42 +40,22 @@ class Verified:
     """Whether GPUs as in ``RequestRecord.applied`` have it; not if its content has changed without
     a request."""
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """The GPUs as they had the layout in the label ``mig-manager.io/applied``."""
-
-    boot_id: str
-    gpus: Mapping[str, str]
-    """UUID -> fingerprint of mode and instances, of the GPUs that were reachable then; empty for
-    a GPU outside the layout."""
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """UUID -> the GPU as messages name it."""
+    def to_data(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "configHash": self.config_hash,
+            "owners": self.is_from_owner,
+            "asApplied": self.is_as_applied,
+        }
 
     @staticmethod
-    def of(gpus: model.ObservedGpus, boot_id: str, outside: Container[str] = ()) -> "Applied":
-        """Return the record of GPUs whose layout was verified; it does not select ``outside``."""
-        return Applied(
-            boot_id=boot_id,
-            gpus={gpu.uuid: "" if gpu.uuid in outside else fingerprint(gpu) for gpu in gpus},
-            names={gpu.uuid: str(gpu) for gpu in gpus},
+    def from_data(data: Mapping[str, Any]) -> "Verified":
+        """Parse plain data; see ``json_text.decoding`` for its exceptions."""
+        return Verified(
+            config_hash=str(data["configHash"]),
+            is_from_owner=data["owners"] is True,
+            is_as_applied=data.get("asApplied") is True,
         )
-
-    def has_same(self, gpus: Collection[model.Gpu]) -> bool:
-        """Return whether these are the recorded GPUs, and all still have the layout."""
-        return {gpu.uuid for gpu in gpus} == self.gpus.keys() and not self.differs(gpus)
-
-    def differs(self, gpus: Iterable[model.Gpu]) -> bool:
-        """Return whether one of these GPUs that had the layout has other instances now."""
-        return any(self.gpus.get(gpu.uuid, "") not in ("", fingerprint(gpu)) for gpu in gpus)
-
-    def is_outdated(self, gpus: Iterable[model.Gpu], boot_id: str) -> bool:
-        """Return whether a GPU lacks the layout, or may lack it: instances survive no reboot."""
-        now = tuple(gpus)
-        uuids = {gpu.uuid for gpu in now}
-        has_returned = not uuids <= self.gpus.keys()
-        is_unknown = boot_id != self.boot_id and uuids != self.gpus.keys()
-        return has_returned or is_unknown or self.differs(now)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +72,32 @@ class FailedChanges:
         """Return whether to evict pods once more; other content or a reboot may be the remedy."""
         is_same = (self.config_hash, self.boot_id) == (config_hash, boot_id)
         return not is_same or self.count < _MAX_FAILED_CHANGES
+
+    def to_data(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "configHash": self.config_hash,
+            "bootId": self.boot_id,
+            "reason": self.reason.value,
+            "problem": self.problem,
+            "count": self.count,
+        }
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> "FailedChanges | None":
+        """Parse plain data; see ``json_text.decoding`` for its exceptions.
+
+        None if the reason is unknown: a newer version may have further ones.
+        """
+        if data["reason"] not in {reason.value for reason in errors.Reason}:
+            return None
+        return FailedChanges(
+            config_hash=str(data["configHash"]),
+            boot_id=str(data["bootId"]),
+            reason=errors.Reason(data["reason"]),
+            problem=str(data["problem"]),
+            count=int(data["count"]),
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,7 @@ class RequestRecord:
     """Deploy labels of device plugin and DRA driver, if their pods were deleted and new ones have
     not served the node yet. If a run ends before that, and no label deploys them, only this entry
     shows that they belong on the node."""
-    applied: Applied | None = None
+    applied: applied_gpus.Applied | None = None
     """What the label ``mig-manager.io/applied`` is about, whatever is requested now; None:
     unknown, or no layout was applied."""
     failed_changes: FailedChanges | None = None
@@ -129,7 +133,7 @@ class RequestRecord:
         return self.config, self.annotation_hash
 
     @property
-    def verified_gpus(self) -> Applied | None:
+    def verified_gpus(self) -> applied_gpus.Applied | None:
         """The GPUs as they had the layout of this request; None: it was not verified yet."""
         return self.applied if self.verified else None
 
@@ -226,7 +230,9 @@ class RequestRecord:
             ),
             awaited=frozenset(),
             failed_changes=None,
-            applied=Applied.of(published.gpus, boot_id, self.gpus_outside(published.gpus)),
+            applied=applied_gpus.Applied.of(
+                published.gpus, boot_id, self.gpus_outside(published.gpus)
+            ),
         )
 
     def with_awaited(self, deploy_labels: Collection[str]) -> "RequestRecord":
@@ -249,39 +255,19 @@ class RequestRecord:
 
     def to_json(self) -> str:
         """Return the text to keep; older versions ignore members they do not know."""
-        verified = self.verified
-        applied = self.applied
-        failed = self.failed_changes
         data = {
             "version": VERSION,
             "config": self.config,
             "annotationHash": self.annotation_hash or None,
             "origin": self.origin.value,
             "mayEvict": self.may_evict,
-            "verified": verified
-            and {
-                "configHash": verified.config_hash,
-                "owners": verified.is_from_owner,
-                "asApplied": verified.is_as_applied,
-            },
+            "verified": self.verified and self.verified.to_data(),
             "goals": dict(self.goals) or None,
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
             "awaited": sorted(self.awaited) or None,
-            "applied": applied
-            and {
-                "bootId": applied.boot_id,
-                "gpus": dict(applied.gpus),
-                "names": dict(applied.names),
-            },
-            "failedChanges": failed
-            and {
-                "configHash": failed.config_hash,
-                "bootId": failed.boot_id,
-                "reason": failed.reason.value,
-                "problem": failed.problem,
-                "count": failed.count,
-            },
+            "applied": self.applied and self.applied.to_data(),
+            "failedChanges": self.failed_changes and self.failed_changes.to_data(),
             "repairs": [each.to_data() for each in self.repairs] or None,
         }
         return json.dumps({key: value for key, value in data.items() if value is not None})
@@ -295,116 +281,21 @@ class RequestRecord:
                 raise ValueError("not a request kept by a version this agent knows")
             verified, rebooted = data.get("verified"), data.get("rebootedHash")
             applied, failed = data.get("applied"), data.get("failedChanges")
-            # A newer version may know further reasons.
-            if failed and failed["reason"] not in {reason.value for reason in errors.Reason}:
-                failed = None
             return RequestRecord(
                 config=str(data["config"]),
                 annotation_hash=str(data.get("annotationHash", "")),
                 origin=Origin(data["origin"]),
                 # Only the word itself allows evictions.
                 may_evict=data["mayEvict"] is True,
-                verified=None
-                if verified is None
-                else Verified(
-                    config_hash=str(verified["configHash"]),
-                    is_from_owner=verified["owners"] is True,
-                    is_as_applied=verified.get("asApplied") is True,
-                ),
+                verified=None if verified is None else Verified.from_data(verified),
                 goals={str(uuid): str(goal) for uuid, goal in data.get("goals", {}).items()},
                 rebooted_hash=None if rebooted is None else str(rebooted),
                 rebooted_from=str(data.get("rebootedFrom", "")),
                 awaited=frozenset(map(str, data.get("awaited", ()))),
-                applied=None
-                if applied is None
-                else Applied(
-                    boot_id=str(applied["bootId"]),
-                    gpus={str(uuid): str(text) for uuid, text in applied["gpus"].items()},
-                    names={
-                        str(uuid): str(name) for uuid, name in applied.get("names", {}).items()
-                    },
-                ),
-                failed_changes=None
-                if failed is None
-                else FailedChanges(
-                    config_hash=str(failed["configHash"]),
-                    boot_id=str(failed["bootId"]),
-                    reason=errors.Reason(failed["reason"]),
-                    problem=str(failed["problem"]),
-                    count=int(failed["count"]),
-                ),
+                applied=None if applied is None else applied_gpus.Applied.from_data(applied),
+                failed_changes=FailedChanges.from_data(failed) if failed else None,
                 repairs=tuple(map(gpu_repair.RepairAttempts.from_data, data.get("repairs", ()))),
             )
 
 
-def to_saved(record: RequestRecord, journal: journals.Journal) -> str:
-    """Return the text to save on the host: a record, with the journal's entries of the host.
-
-    Older versions read the record alone.
-    """
-    data = json.loads(record.to_json())
-    if not journal.remaining.is_empty:
-        data["journal"] = journal.remaining.to_json()
-    return json.dumps(data)
-
-
-def saved_journal(text: str) -> str:
-    """Return the journal in a saved text; empty: it has none, or is invalid."""
-    try:
-        return str(json_text.parse_object(text).get("journal", ""))
-    except ValueError:
-        return ""
-
-
-def fingerprint(gpu: model.Gpu) -> str:
-    """Return 12 hexadecimal digits that change with the MIG mode and the instances of a GPU."""
-    rows = gpu_codec.to_data([gpu.snapshot])
-    rows[0]["instances"].sort(key=json.dumps)
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:_HASH_DIGITS]
-
-
 NONE = RequestRecord(config="")  # no layout is requested
-
-
-def infer(
-    published: run_status.PublishedStatus | None,
-    journal: journals.Journal,
-    labels: Mapping[str, str],
-) -> RequestRecord:
-    """Infer the request from status and labels; ``NONE`` if that is impossible.
-
-    For a node whose agent kept no record. In doubt the request may not evict, so that neither an
-    upgrade nor the migration from NVIDIA's manager evicts a pod.
-
-    Args:
-        published: The status.
-        journal: The journal of an interrupted run.
-        labels: The node's labels.
-    """
-    config = labels.get(well_known.CONFIG_LABEL)
-    is_success = labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
-    if published is None and config and is_success:
-        # NVIDIA's manager publishes no status. What its file had is unknown.
-        return RequestRecord(config=config, verified=Verified(config_hash=""))
-    if published is None or not published.config:
-        return NONE
-    is_drained = published.phase == model.Phase.DRAIN.value or journal.draining
-    has_failed_early = (
-        published.state is model.State.FAILED
-        and published.phase == model.Phase.RESOLVE.value
-        # A label that is gone shows nothing: a run after a reboot removes it.
-        and labels.get(well_known.APPLIED_LABEL) in (None, published.config)
-    )
-    is_verified = run_status.was_active(published) or has_failed_early
-    if not journal.has_only_gpu_entries:
-        is_verified = False
-    is_custom = bool(published.annotation_hash)
-    return RequestRecord(
-        config=published.config,
-        annotation_hash=published.annotation_hash,
-        origin=Origin.CUSTOM if is_custom else Origin.LABEL,
-        # The status does not show whether a program made the request.
-        may_evict=not is_custom or is_drained,
-        verified=Verified(config_hash=published.config_hash) if is_verified else None,
-        rebooted_hash=published.config_hash if published.is_rebooted else None,
-    )

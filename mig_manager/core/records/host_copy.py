@@ -1,0 +1,27 @@
+"""What the host keeps beside the Node: the request's record, and what it still has to undo."""
+
+import json
+
+from mig_manager.core.files import json_text
+from mig_manager.core.records import journals, requests
+
+_JOURNAL = "journal"
+
+
+def to_json(record: requests.RequestRecord, journal: journals.Journal) -> str:
+    """Return the text to save: a record, with the entries that no write to the Node restores.
+
+    Older versions read the record alone.
+    """
+    data = json.loads(record.to_json())
+    if not journal.remaining.is_empty:
+        data[_JOURNAL] = journal.remaining.to_json()
+    return json.dumps(data)
+
+
+def parse_journal(text: str) -> journals.Journal | None:
+    """Return the journal in a saved text; None if it has none, or one is invalid."""
+    try:
+        return journals.parse_or_none(str(json_text.parse_object(text).get(_JOURNAL, "")))
+    except ValueError:
+        return None

@@ -1,0 +1,51 @@
+"""The request of a node whose agent kept no record, inferred from status and labels."""
+
+from collections.abc import Mapping
+
+from mig_manager.core import model
+from mig_manager.core.node import well_known
+from mig_manager.core.records import journals, requests, run_status
+
+
+def infer(
+    published: run_status.PublishedStatus | None,
+    journal: journals.Journal,
+    labels: Mapping[str, str],
+) -> requests.RequestRecord:
+    """Infer the request from status and labels; ``requests.NONE`` if that is impossible.
+
+    For a node whose agent kept no record. In doubt the request may not evict, so that neither an
+    upgrade nor the migration from NVIDIA's manager evicts a pod.
+
+    Args:
+        published: The status.
+        journal: The journal of an interrupted run.
+        labels: The node's labels.
+    """
+    config = labels.get(well_known.CONFIG_LABEL)
+    is_success = labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+    if published is None and config and is_success:
+        # NVIDIA's manager publishes no status. What its file had is unknown.
+        return requests.RequestRecord(config=config, verified=requests.Verified(config_hash=""))
+    if published is None or not published.config:
+        return requests.NONE
+    is_drained = published.phase == model.Phase.DRAIN.value or journal.draining
+    has_failed_early = (
+        published.state is model.State.FAILED
+        and published.phase == model.Phase.RESOLVE.value
+        # A label that is gone shows nothing: a run after a reboot removes it.
+        and labels.get(well_known.APPLIED_LABEL) in (None, published.config)
+    )
+    is_verified = run_status.was_active(published) or has_failed_early
+    if not journal.has_only_gpu_entries:
+        is_verified = False
+    is_custom = bool(published.annotation_hash)
+    return requests.RequestRecord(
+        config=published.config,
+        annotation_hash=published.annotation_hash,
+        origin=requests.Origin.CUSTOM if is_custom else requests.Origin.LABEL,
+        # The status does not show whether a program made the request.
+        may_evict=not is_custom or is_drained,
+        verified=requests.Verified(config_hash=published.config_hash) if is_verified else None,
+        rebooted_hash=published.config_hash if published.is_rebooted else None,
+    )
