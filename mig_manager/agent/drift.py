@@ -67,6 +67,11 @@ class DriftMemory:
         checked_ids = withdrawing.withdraw(shared, gpus, node, self.checked_ids)
         return dataclasses.replace(self, checked_ids=checked_ids)
 
+    def between_attempts(self, shared: attempts.Shared) -> Self:
+        """Do the same after an attempt that is retried, before which no drift check follows."""
+        checked_ids = withdrawing.observe_and_withdraw(shared, self.checked_ids)
+        return dataclasses.replace(self, checked_ids=checked_ids)
+
     def since(self, outcome: outcomes.Outcome, gpus: model.ObservedGpus) -> Self:
         """Return the memory since a run with this outcome: a new one after another run."""
         if outcome is self.outcome:

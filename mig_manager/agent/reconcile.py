@@ -76,6 +76,8 @@ class Reconciler:
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
         record = self._attempts.record_request(request)
+        if request.attempt == 1:
+            self._drift = dataclasses.replace(self._drift, checked_ids=None)
         if request.custom:
             custom = dataclasses.replace(request.custom, is_on_demand=not record.may_evict)
             request = dataclasses.replace(request, custom=custom)
@@ -98,6 +100,8 @@ class Reconciler:
         self._layouts.write(fitting)
         if attempt.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
             self.faults.publish(attempt.status.gpus, decision.why_not, decision.uuids)
+        if outcome.should_retry and not self._attempts.journal.node.keeps_pods_away:
+            self._drift = self._drift.between_attempts(self._shared)
         return outcome
 
     @property

@@ -9,6 +9,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
+from mig_manager.agent.pods import withdrawing
 from mig_manager.core import model, ports, timing
 
 _BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)
@@ -43,11 +44,15 @@ def wait(attempt: attempts.Attempt) -> None:
         backoff=_BACKOFF,
     )
     published, published_at_s = "", 0.0
+    checked_ids, checked_at_s = None, clock.monotonic()
     for _ in waiting.attempts():
         why = _why_none(slots)
         if not why:
             return
         now_s = clock.monotonic()
+        if now_s - checked_at_s >= attempt.limits.drift_check_interval_s:
+            checked_ids = withdrawing.observe_and_withdraw(attempt, checked_ids)
+            checked_at_s = now_s
         may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
         if why != published and may_publish:
             published, published_at_s = why, now_s

@@ -15,6 +15,23 @@ from mig_manager.core.node import device_ids, node_object
 _log = structlog.get_logger()
 
 
+def observe_and_withdraw(
+    shared: attempts.Shared, checked_ids: frozenset[str] | None
+) -> frozenset[str] | None:
+    """Observe the GPUs and ``withdraw``, unless the owner has disabled the drift check.
+
+    For an untainted node whose run waits: a plugin would not return to a tainted one.
+    """
+    if not shared.limits.drift_check_interval_s:
+        return checked_ids
+    try:
+        gpus = shared.observe()
+    except (errors.HardwareError, errors.LockedError) as error:
+        _log.info("gpus_not_observed", reason=error.reason.value, error=error.message)
+        return checked_ids
+    return withdraw(shared, gpus, shared.deps.node.latest(is_at_rest=True), checked_ids)
+
+
 def withdraw(
     shared: attempts.Shared,
     gpus: model.ObservedGpus,

@@ -1,6 +1,7 @@
 """A drain that takes several attempts: when the node is reopened in between."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -258,3 +259,16 @@ def test_node_closed_between_attempts_is_reopened_without_a_request(
     ends.assert_restored(rig)
     assert len(serving.local_devices) == 4
     assert serving.kills == 1
+
+
+def test_a_plugin_is_not_restarted_while_a_tainted_node_waits_for_the_next_try() -> None:
+    rig, _ = node_with(room_elsewhere=0)
+    plugins = {pod.uid for pod in rig.plugins}
+    first, second = rig.gpus
+    tampered = dataclasses.replace(second, gpu_instances=second.gpu_instances[1:])
+    drains.at(rig, 5, lambda: setattr(rig, "gpus", (first, tampered)))
+
+    assert try_once(rig).reason is Reason.DRAIN_STALLED
+
+    assert rig.has_hold_taint
+    assert {pod.uid for pod in rig.plugins} == plugins

@@ -9,6 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
+from mig_manager.core.fleet import slots
 from mig_manager.core.node import device_ids, strategies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
@@ -16,6 +17,7 @@ from tests.node import (
     agents,
     driver_rules,
     ends,
+    fake_cluster,
     gpu_values,
     node_rig,
     nodes,
@@ -281,3 +283,41 @@ def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
     assert rig.schedulable == served
+
+
+def test_a_node_whose_run_waits_offers_no_device_that_is_gone() -> None:
+    rig = nodes.busy_node()
+    rig.disruptions.refusals["affected"] = "budget"
+    agent = agents.reconciler(rig)
+    first, second = rig.gpus
+    tampered = dataclasses.replace(second, gpu_instances=second.gpu_instances[:-1])
+    strikes.act_once(
+        rig, lambda: rig.clock.now_s > 5, lambda: setattr(rig, "gpus", (first, tampered))
+    )
+
+    for attempt in (1, 2):
+        outcome = agents.run(rig, by=agent, attempt=attempt)
+        rig.clock.wait(1)
+        assert outcome.reason is Reason.DRAIN_TIMEOUT
+        assert rig.schedulable == rig.plugin_devices
+
+    assert rig.events.count("DestroyedDevices") == 1
+    ends.assert_restored(rig)
+
+
+def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
+    rig = nodes.busy_node()
+    denials = [slots.Denial(limit=1, changing=("b",))] * 200
+    rig.slots = fake_cluster.FakeSlots(rig, denials=denials)
+    schedulable: list[bool] = []
+
+    def compare() -> None:
+        if rig.clock.now_s > 310:
+            schedulable.append(rig.schedulable == rig.plugin_devices)
+
+    tamper(rig)
+    rig.clock.on_wait.append(compare)
+    ends.assert_ends(rig, Reason.APPLIED)
+
+    assert schedulable[0]
+    assert rig.events.count("DestroyedDevices") == 1
