@@ -42,7 +42,7 @@ from mig_manager.core.partitioning import (
     partitioned,
     past_decisions,
 )
-from mig_manager.core.records import capacity, gpu_codec
+from mig_manager.core.records import capacity, inventory_codec
 
 _PRODUCT = "A100-SXM4-40GB"
 _GPUS = 8
@@ -120,7 +120,7 @@ class Objects:
                     **{f"example.com/label-{each}": f"{number}" for each in range(20)},
                 },
                 "annotations": {
-                    well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus),
+                    well_known.GPUS_ANNOTATION: inventory_codec.to_json(gpus),
                     well_known.CAPACITY_ANNOTATION: capacity.to_json(
                         gpus, in_use, at=_NOW.isoformat()
                     ),
@@ -135,7 +135,9 @@ class Objects:
 
     def bound(self, node: Object) -> Iterator[Object]:
         """Yield the pods of a node: one on each instance in use."""
-        gpus = gpu_codec.from_json(node["metadata"]["annotations"][well_known.GPUS_ANNOTATION])
+        gpus = inventory_codec.from_json(
+            node["metadata"]["annotations"][well_known.GPUS_ANNOTATION]
+        )
         use = capacity.from_json(node["metadata"]["annotations"][well_known.CAPACITY_ANNOTATION])
         for gpu in gpus:
             for gi in gpu.gpu_instances:

@@ -19,7 +19,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.layout import layout_list, served
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import inventory_codec
 
 _FORMER, _LAYOUT = "all-balanced", "all-1g.5gb"
 
@@ -84,7 +84,7 @@ def _with_status(item: partitioner_scale.Object, layout: str) -> partitioner_sca
 def _sizes(item: partitioner_scale.Object) -> dict[str, int]:
     """Return the sizes of the agents' largest annotations on one node."""
     annotations = item["metadata"]["annotations"]
-    gpus = gpu_codec.from_json(annotations[well_known.GPUS_ANNOTATION])
+    gpus = inventory_codec.from_json(annotations[well_known.GPUS_ANNOTATION])
     entries = [*map(layout_list.Entry.of, served.generate(gpus).values())]
     annotations[well_known.LAYOUTS_ANNOTATION] = layout_list.to_json(entries, takes_custom=True)
     return {name: len(text) for name, text in annotations.items()}

@@ -6,7 +6,7 @@ from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.node import device_classes, well_known
-from mig_manager.core.records import capacity, gpu_codec, run_status
+from mig_manager.core.records import capacity, inventory_codec, run_status
 from tests import contract
 
 Object = dict[str, Any]
@@ -47,7 +47,7 @@ def annotations_of_agent(
     """Return the annotations of an agent; ``in_use`` is what it saw of the GPUs ``at`` a time."""
     annotations = {}
     if gpus is not None:
-        annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
+        annotations[well_known.GPUS_ANNOTATION] = inventory_codec.to_json(gpus)
     if in_use is not None:
         text = capacity.to_json(gpus or (), in_use, at=at)
         annotations[well_known.CAPACITY_ANNOTATION] = text

@@ -20,7 +20,7 @@ from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.layout import config as layouts
 from mig_manager.core.layout import served
 from mig_manager.core.node import pod_object, well_known
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import inventory_codec
 
 _TIME = re.compile(r"\d+\.\d\d s")
 _PENDING = re.compile(r"(pending): .*")
@@ -102,7 +102,7 @@ def top() -> str:
                     well_known.APPLIED_LABEL: layout,
                 },
                 "annotations": {
-                    well_known.GPUS_ANNOTATION: gpu_codec.to_json(fit.gpus),
+                    well_known.GPUS_ANNOTATION: inventory_codec.to_json(fit.gpus),
                     well_known.STATUS_ANNOTATION: json.dumps(run),
                 },
             },

@@ -17,7 +17,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import gpu_codec, host_copy, journals, requests, run_status
+from mig_manager.core.records import host_copy, inventory_codec, journals, requests, run_status
 
 _STEADY = (
     well_known.REQUEST_ANNOTATION,
@@ -141,7 +141,7 @@ def of_gpus(gpus: model.ObservedGpus) -> dict[str, str | None]:
     """Return the annotation with observed GPUs; without a GPU, remove it and the use."""
     if not gpus:
         return {well_known.GPUS_ANNOTATION: None, well_known.CAPACITY_ANNOTATION: None}
-    return {well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus)}
+    return {well_known.GPUS_ANNOTATION: inventory_codec.to_json(gpus)}
 
 
 def _steady(view: node_object.NodeView) -> dict[str, str | None]:

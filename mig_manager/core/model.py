@@ -301,6 +301,12 @@ class Gpu:
         )
 
     @property
+    def unpartitioned(self) -> "Gpu":
+        """The same GPU, not partitioned."""
+        mode = None if self.current_mode is None else MigMode.DISABLED
+        return dataclasses.replace(self, current_mode=mode, pending_mode=mode, gpu_instances=())
+
+    @property
     def devices(self) -> tuple[ComputeInstance, ...]:
         """Its MIG devices, which are its compute instances, in instance order."""
         return tuple(ci for gi in self.gpu_instances for ci in gi.compute_instances)

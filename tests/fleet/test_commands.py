@@ -12,7 +12,7 @@ import yaml
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config, layout_list, served
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import inventory_codec
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests import api_objects, layout_table, waiting
@@ -65,7 +65,7 @@ class RolloutRig:
 
     def publish_gpus(self, name: str, product: str, count: int = 1) -> None:
         gpus = [hardware.template(hardware.find(product), index) for index in range(count)]
-        self.write(name, annotations={well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus)})
+        self.write(name, annotations={well_known.GPUS_ANNOTATION: inventory_codec.to_json(gpus)})
 
     def write(self, name: str, **metadata: Mapping[str, str] | None) -> None:
         """Merge labels or annotations into those of a node; None removes them all."""
@@ -73,7 +73,9 @@ class RolloutRig:
 
     def list_layouts(self, name: str) -> None:
         """Let a node list the layouts that its agent generates for the published GPUs."""
-        gpus = gpu_codec.from_json(self.metadata(name)["annotations"][well_known.GPUS_ANNOTATION])
+        gpus = inventory_codec.from_json(
+            self.metadata(name)["annotations"][well_known.GPUS_ANNOTATION]
+        )
         listed = layout_list.to_json(map(layout_list.Entry.of, served.generate(gpus).values()))
         self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
 

@@ -16,7 +16,7 @@ from mig_manager.core.node import (
     policies,
     well_known,
 )
-from mig_manager.core.records import gpu_codec, journals
+from mig_manager.core.records import inventory_codec, journals
 from tests.node import fakes, parts, samples
 from tests.node.kept_file import FakeKeptFile
 
@@ -202,7 +202,7 @@ class NodeRig:
 
     @property
     def published_gpus(self) -> model.ObservedGpus:
-        return gpu_codec.from_json(self.annotations[well_known.GPUS_ANNOTATION])
+        return inventory_codec.from_json(self.annotations[well_known.GPUS_ANNOTATION])
 
     @property
     def open_journal(self) -> journals.Journal:

@@ -10,7 +10,6 @@ from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layout_list, layouts, served
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec
 
 _log = structlog.get_logger()
 
@@ -33,7 +32,7 @@ class LayoutReport:
             _log.info("layouts_not_listed", error=error.message)
             return None
         listed = document.layouts.values()
-        idle = tuple(map(gpu_codec.idle, gpus))
+        idle = tuple(gpu.unpartitioned for gpu in gpus)
         names = _fitting_names(tuple((each, each.is_lenient) for each in listed), idle)
         return tuple(each for each in listed if each.name in names)
 

@@ -12,7 +12,7 @@ from mig_manager.core import messages, model, timestamps
 from mig_manager.core.fleet import marks
 from mig_manager.core.layout import custom_layouts, layout_list
 from mig_manager.core.node import api_values, node_object, resources, strategies, well_known
-from mig_manager.core.records import capacity, gpu_codec, journals, run_status
+from mig_manager.core.records import capacity, inventory_codec, journals, run_status
 
 _GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
 NO_GPUS_SHOWN = "no agent shows its GPUs: either none runs there, or it can observe none"
@@ -87,7 +87,7 @@ class FleetNode:
 
     @property
     def gpus(self) -> str | None:
-        """The published GPUs, for ``gpu_codec``."""
+        """The published GPUs, for ``inventory_codec``."""
         return self.view.annotations.get(well_known.GPUS_ANNOTATION)
 
     @functools.cached_property
@@ -211,7 +211,7 @@ def published_gpus(node: FleetNode) -> tuple[model.ObservedGpus | None, str]:
     if not node.gpus:
         return None, NO_GPUS_SHOWN
     try:
-        return gpu_codec.from_json(node.gpus), ""
+        return inventory_codec.from_json(node.gpus), ""
     except ValueError as error:
         return None, f"the published GPUs cannot be read: {messages.word(error)}"
 

@@ -13,7 +13,6 @@ from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import generator, layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_codec
 from mig_manager.core.settings import node_settings
 
 _ReadFile = Callable[[], layouts.Document]
@@ -152,7 +151,7 @@ def fitting(
     candidates: Iterable[layouts.Layout], gpus: Iterable[model.Gpu]
 ) -> Iterator[FittingLayout]:
     """Yield the layouts that these GPUs can have, regardless of their present instances."""
-    idle = [gpu_codec.idle(gpu) for gpu in gpus]
+    idle = [gpu.unpartitioned for gpu in gpus]
     for layout in candidates:
         try:
             desired = layouts.select(layout, idle)

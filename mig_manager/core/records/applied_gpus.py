@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import snapshot_codec
 
 _HASH_DIGITS = 12
 
@@ -65,6 +65,6 @@ class Applied:
 
 def _fingerprint(gpu: model.Gpu) -> str:
     """Return 12 hexadecimal digits that change with the MIG mode and the instances of a GPU."""
-    rows = gpu_codec.to_data([gpu.snapshot])
+    rows = snapshot_codec.to_data([gpu.snapshot])
     rows[0]["instances"].sort(key=json.dumps)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:_HASH_DIGITS]

@@ -1,8 +1,8 @@
 """The GPU instances of a node that are in use, as its agent publishes them.
 
-The published GPUs (``gpu_codec``) have the instances; only the node knows which of them pods and
-processes use. From both, ``planner.free_capacity`` computes the room for further instances. The
-agent publishes that as well, for programs without a planner.
+The published GPUs (``inventory_codec``) have the instances; only the node knows which of them
+pods and processes use. From both, ``planner.free_capacity`` computes the room for further
+instances. The agent publishes that as well, for programs without a planner.
 """
 
 import dataclasses

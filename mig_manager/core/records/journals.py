@@ -14,7 +14,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from mig_manager.core import model
 from mig_manager.core.files import json_text
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import gpu_codec, node_entries
+from mig_manager.core.records import node_entries, snapshot_codec
 
 JOURNAL_VERSION = 2  # 1 had neither boot id nor snapshot
 _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
@@ -73,7 +73,7 @@ class GpuEntries:
         """Return the members of the journal's JSON."""
         data: dict[str, Any] = {}
         if self.snapshot:
-            data["snapshot"] = gpu_codec.to_data(self.snapshot)
+            data["snapshot"] = snapshot_codec.to_data(self.snapshot)
         if self.stale_files:
             data["staleFiles"] = True
         if self.persistent_gpus:
@@ -87,7 +87,7 @@ class GpuEntries:
         if not isinstance(uuids, list) or len(uuids) > _MAX_GPUS:
             raise ValueError("persistentGpus is not a list of GPUs")
         return GpuEntries(
-            snapshot=gpu_codec.from_data(data.get("snapshot", [])),
+            snapshot=snapshot_codec.from_data(data.get("snapshot", [])),
             stale_files=data.get("staleFiles") is True,
             # Only UUIDs of observed GPUs have an effect, so other texts are harmless.
             persistent_gpus=tuple(map(str, uuids)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from mig_manager.core import model
 from mig_manager.core.files import json_text
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import inventory_codec, snapshot_codec
 
 _VERSION = 1
 
@@ -36,8 +36,8 @@ class VerifiedLayout:
                 "config": self.config,
                 "configHash": self.config_hash,
                 "bootId": self.boot_id,
-                "snapshot": gpu_codec.to_data(self.snapshot),
-                "inventory": gpu_codec.to_inventory(self.gpus, has_devices=True),
+                "snapshot": snapshot_codec.to_data(self.snapshot),
+                "inventory": inventory_codec.to_data(self.gpus, has_devices=True),
                 "earlier": dict(self.earlier),
                 "covered": self.covered,
             },
@@ -53,13 +53,13 @@ class VerifiedLayout:
         gpus: tuple[model.Gpu, ...] = ()
         # Only a repair needs them, and a boot restores the layout without them.
         with contextlib.suppress(ValueError):
-            gpus = gpu_codec.from_inventory(data.get("inventory", {}))
+            gpus = inventory_codec.from_data(data.get("inventory", {}))
         earlier, covered = data.get("earlier"), data.get("covered")
         return VerifiedLayout(
             config=str(data.get("config", "")),
             config_hash=str(data.get("configHash", "")),
             boot_id=str(data.get("bootId", "")),
-            snapshot=gpu_codec.from_data(data.get("snapshot")),
+            snapshot=snapshot_codec.from_data(data.get("snapshot")),
             gpus=gpus,
             covered=tuple(map(str, covered)) if isinstance(covered, list) else None,
             # Only named to people.

@@ -8,7 +8,6 @@ from mig_manager.cli.toolkit import command_settings, console, validation
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.layout import validate
-from mig_manager.core.records import gpu_codec
 from mig_manager.core.settings import options
 from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus
 
@@ -82,7 +81,7 @@ def _templates(
             continue
         for gpu in report.gpus:
             key = gpu.name, gpu.pci_device_id, gpu.pci_subsystem_id
-            published.setdefault(key, gpu_codec.idle(gpu))
+            published.setdefault(key, gpu.unpartitioned)
     names = {gpu.name for gpu in published.values()}
     others = [gpu for name, gpu in presumed.items() if name not in names]
     # By name and position in the table, because the order of nodes has no meaning.

@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import strategies, well_known
-from mig_manager.core.records import gpu_codec, run_status
+from mig_manager.core.records import inventory_codec, run_status
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fake_host, gpu_values, node_rig, nodes, strikes
 from tests.node.nodes import guarded_node, waiting_node, whole_node
@@ -401,7 +401,7 @@ def test_run_publishes_the_gpus_it_observes() -> None:
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
     text = rig.annotations[well_known.GPUS_ANNOTATION]
-    published = gpu_codec.from_json(text)
+    published = inventory_codec.from_json(text)
     assert [(gpu.uuid, gpu.profiles, run_status.device_counts(gpu)) for gpu in published] == [
         (gpu.uuid, gpu.profiles, run_status.device_counts(gpu)) for gpu in rig.gpus
     ]

@@ -13,16 +13,16 @@ from mig_manager.agent import outcomes
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec, run_status
+from mig_manager.core.records import inventory_codec, run_status
 from tests.node import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
-GPUS = gpu_codec.to_json([samples.gpu(samples.A100, "1g.5gb@0")])
+GPUS = inventory_codec.to_json([samples.gpu(samples.A100, "1g.5gb@0")])
 NodeState = node_reports.NodeState
 
-WITHOUT_ONE = gpu_codec.to_json(
+WITHOUT_ONE = inventory_codec.to_json(
     model.ObservedGpus(
-        gpu_codec.from_json(GPUS),
+        inventory_codec.from_json(GPUS),
         [
             model.UnreachableGpu(
                 index=7,

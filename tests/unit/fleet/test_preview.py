@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, listed_layouts, preview
 from mig_manager.core.layout import config, layout_list, served
 from mig_manager.core.node import pod_object, well_known
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import inventory_codec
 from tests.node import agents, gpu_values, samples
 
 A100 = hardware.find("A100-SXM4-40GB")
@@ -26,7 +26,7 @@ def gpus(devices: Mapping[str, int] | None = None, *, count: int = 2) -> tuple[m
 
 
 def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> fleet_nodes.FleetNode:
-    text = published if isinstance(published, str) else gpu_codec.to_json(published)
+    text = published if isinstance(published, str) else inventory_codec.to_json(published)
     view = samples.node_view(
         annotations={well_known.GPUS_ANNOTATION: text}, allocatable=allocatable
     )

@@ -13,7 +13,7 @@ from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import inventory_codec
 from tests.unit.fleet.rollouts import (
     APPLIED,
     FORMER,
@@ -598,7 +598,7 @@ def test_mark_has_the_layout_before_and_round_trips() -> None:
 def test_each_node_is_judged_by_the_gpus_that_it_publishes() -> None:
     product = hardware.find("A100-SXM4-40GB")
     of_a, of_b = (
-        gpu_codec.to_json([dataclasses.replace(hardware.template(product, 0), uuid=uuid)])
+        inventory_codec.to_json([dataclasses.replace(hardware.template(product, 0), uuid=uuid)])
         for uuid in ("GPU-" + digit * 8 + "-1111-2222-3333-444444444444" for digit in "ab")
     )
     rule = "{devices: [GPU-aaaaaaaa-1111-2222-3333-444444444444], mig-enabled: false}"

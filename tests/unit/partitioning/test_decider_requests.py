@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions, past_decisions, waiting
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import inventory_codec
 from tests import api_objects
 from tests.kit import partitions
 from tests.kit.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
@@ -206,7 +206,7 @@ def test_a_refused_request_is_withdrawn_beside_an_empty_gpu_instance() -> None:
     (gpu,) = partitions.gpus("a", ["1g.5gb@0"])
     empty = dataclasses.replace(gpu.gpu_instances[0], compute_instances=())
     every = model.ObservedGpus([dataclasses.replace(gpu, gpu_instances=(empty,))])
-    annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(every)
+    annotations[well_known.GPUS_ANNOTATION] = inventory_codec.to_json(every)
     assert only(decide([failed], [], now=LATER)).why.startswith("no pod needs the request")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import snapshot_codec
 from tests.kit import oracle
 from tests.node import driver_rules, samples
 from tests.unit import drawn_gpus
@@ -243,6 +243,6 @@ def test_the_journal_stays_readable_over_many_interrupted_changes() -> None:
                 plan = plan_to(gpu, {f"{name}@{place.start}": count})
                 before = planner.baseline(plan, [gpu], before)
                 gpu = driver_rules.run(gpu, plan.steps)
-                (read,) = gpu_codec.from_data(gpu_codec.to_data(before))
+                (read,) = snapshot_codec.from_data(snapshot_codec.to_data(before))
                 assert read.created == before[0].created
     assert placements(restore(gpu, before)) == set()

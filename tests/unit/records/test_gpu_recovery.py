@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import messages, model
-from mig_manager.core.records import gpu_codec, gpu_recovery
+from mig_manager.core.records import gpu_recovery, inventory_codec
 from tests import contract
 from tests.node import gpu_values
 
@@ -91,15 +91,15 @@ def test_a_message_about_many_gpus_fits_a_condition() -> None:
 
 @pytest.mark.parametrize("action", FAULTS)
 def test_a_published_gpu_comes_back_with_its_action(action: model.RecoveryAction) -> None:
-    text = gpu_codec.to_json([gpu(0, action), gpu(1, model.RecoveryAction.NONE)])
+    text = inventory_codec.to_json([gpu(0, action), gpu(1, model.RecoveryAction.NONE)])
     contract.check("GpusAnnotation", json.loads(text))
-    faulty, healthy = gpu_codec.from_json(text)
+    faulty, healthy = inventory_codec.from_json(text)
     assert (faulty.recovery_action, healthy.recovery_action) == (action, None)
 
 
 def test_an_action_of_a_newer_agent_is_read_as_other() -> None:
-    text = gpu_codec.to_json([gpu(0, FAULTS[0])]).replace(FAULTS[0].value, "warm-boot")
-    (faulty,) = gpu_codec.from_json(text)
+    text = inventory_codec.to_json([gpu(0, FAULTS[0])]).replace(FAULTS[0].value, "warm-boot")
+    (faulty,) = inventory_codec.from_json(text)
     assert faulty.recovery_action is model.RecoveryAction.OTHER
 
 

@@ -14,7 +14,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.display import bar, picture
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import inventory_codec
 from tests.node import gpu_values, samples
 
 PRODUCTS = [each for each in hardware.products().values() if not each.not_simulatable]
@@ -42,8 +42,8 @@ def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.key)
 def test_gpus_of_every_product_round_trip_in_five_kilobytes(product: hardware.Product) -> None:
     gpus = full(product)
-    text = gpu_codec.to_json(gpus)
-    back = gpu_codec.from_json(text)
+    text = inventory_codec.to_json(gpus)
+    back = inventory_codec.from_json(text)
 
     assert len(text) < 5 * 1024
     assert planner.restore(back, [gpu.snapshot for gpu in gpus]).is_empty
@@ -71,14 +71,14 @@ def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
         # What does not fit is not there before.
         gpus = gpu_values.brought_to(gpus, samples.desired_gpu(before))
 
-    assert shape(gpu_codec.from_json(gpu_codec.to_json(gpus))) == shape(gpus)
+    assert shape(inventory_codec.from_json(inventory_codec.to_json(gpus))) == shape(gpus)
 
 
 def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> None:
     gpus = eight(hardware.find("A100-SXM4-40GB"))
     observed = gpu_values.seen_of(gpus, {gpus[3].uuid})
 
-    back = gpu_codec.from_json(gpu_codec.to_json(observed))
+    back = inventory_codec.from_json(inventory_codec.to_json(observed))
 
     assert [gpu.index for gpu in back] == [0, 1, 2, 4, 5, 6, 7]
     assert back.unreachable == observed.unreachable
@@ -86,11 +86,11 @@ def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> N
 
 def test_values_of_a_newer_agent_do_not_hide_the_inventory() -> None:
     gpus = eight(hardware.find("A100-SXM4-40GB"))
-    data = json.loads(gpu_codec.to_json(gpu_values.seen_of(gpus, {gpus[3].uuid})))
+    data = json.loads(inventory_codec.to_json(gpu_values.seen_of(gpus, {gpus[3].uuid})))
     data["models"][0] |= {"architecture": "new", "virtualization": "new"}
     data["unreachable"][0]["reason"] = "New"
 
-    back = gpu_codec.from_json(json.dumps(data))
+    back = inventory_codec.from_json(json.dumps(data))
 
     assert {gpu.architecture for gpu in back} == {model.Architecture.OTHER}
     assert [gpu.reason for gpu in back.unreachable] == [errors.Reason.NVML_ERROR]
@@ -117,7 +117,7 @@ GPUS = [
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_a_gpu_from_the_inventory_is_drawn_the_same(gpu: model.Gpu) -> None:
-    (back,) = gpu_codec.from_json(gpu_codec.to_json([gpu]))
+    (back,) = inventory_codec.from_json(inventory_codec.to_json([gpu]))
 
     drawn, expected = (picture.draw_gpus([each], style=bar.Style()) for each in (back, gpu))
     assert drawn == expected
@@ -127,14 +127,14 @@ def test_a_gpu_from_the_inventory_is_drawn_the_same(gpu: model.Gpu) -> None:
 def test_an_idle_gpu_of_the_same_product_is_derived() -> None:
     gpu = samples.gpu(samples.A100, *BALANCED)
 
-    assert gpu_codec.idle(gpu) == samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
-    assert gpu_codec.idle(samples.gpu(None, mode=None)).current_mode is None
+    assert gpu.unpartitioned == samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
+    assert samples.gpu(None, mode=None).unpartitioned.current_mode is None
 
 
 def test_an_inventory_cannot_contain_terminal_control_characters() -> None:
     gpu = dataclasses.replace(samples.gpu(samples.A100), name="A\x1b[2J\u202e100", uuid="GPU-\r0")
 
-    (back,) = gpu_codec.from_json(gpu_codec.to_json([gpu]))
+    (back,) = inventory_codec.from_json(inventory_codec.to_json([gpu]))
 
     assert back.name.isprintable()
     assert back.uuid.isprintable()
@@ -142,7 +142,7 @@ def test_an_inventory_cannot_contain_terminal_control_characters() -> None:
 
 def annotation_with(**members: Any) -> str:
     """Return a good annotation with members of its GPU or model replaced."""
-    data = json.loads(gpu_codec.to_json([samples.gpu(samples.A100, *BALANCED)]))
+    data = json.loads(inventory_codec.to_json([samples.gpu(samples.A100, *BALANCED)]))
     for name, value in members.items():
         where = data["gpus"][0] if name in data["gpus"][0] else data["models"][0]
         (where if name in where else data)[name] = value
@@ -195,7 +195,7 @@ BAD = {
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
 def test_values_that_no_gpu_can_have_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
-        gpu_codec.from_json(text)
+        inventory_codec.from_json(text)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_two_gpus_cannot_share_an_identity(index: int, uuid: str, member: str) -
     other = dataclasses.replace(first, index=index, uuid=uuid)
 
     with pytest.raises(ValueError, match=f"same {member}"):
-        gpu_codec.from_json(gpu_codec.to_json([first, other]))
+        inventory_codec.from_json(inventory_codec.to_json([first, other]))
 
 
 @given(
@@ -225,7 +225,7 @@ def test_two_gpus_cannot_share_an_identity(index: int, uuid: str, member: str) -
 def test_any_json_is_accepted_or_refused_with_a_value_error(data: object) -> None:
     whole = {"version": 1, **data} if isinstance(data, dict) else data
     try:
-        gpus = gpu_codec.from_json(json.dumps(whole))
+        gpus = inventory_codec.from_json(json.dumps(whole))
     except ValueError:
         return
     assert all(gpu.name.isprintable() for gpu in gpus)

@@ -15,12 +15,13 @@ from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import (
     applied_gpus,
     capacity,
-    gpu_codec,
     gpu_repair,
+    inventory_codec,
     journals,
     node_entries,
     requests,
     run_status,
+    snapshot_codec,
     verified_layouts,
 )
 from tests.node import samples
@@ -78,7 +79,7 @@ def journal_with(**changed: object) -> str:
 
 
 def snapshot_with(**changed: object) -> str:
-    (snapshot,) = gpu_codec.to_data([GPU.snapshot])
+    (snapshot,) = snapshot_codec.to_data([GPU.snapshot])
     return journal_with(snapshot=[snapshot | changed])
 
 
@@ -92,7 +93,7 @@ def use_with(gpu: object, **changed: object) -> str:
 
 OTHER_LIST = '{"version": 2, "layouts": {}, "custom": true}'
 MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
-    gpu_codec.from_json: (),
+    inventory_codec.from_json: (),
     verified_layouts.VerifiedLayout.from_json: ('{"version": 1}',),
     journals.Journal.from_json: (
         '{"version": 2}',
