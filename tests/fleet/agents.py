@@ -12,13 +12,12 @@ from typing import Any
 
 from mig_manager.adapters.kubernetes import watch
 from mig_manager.agent import agent_settings, main
-from mig_manager.catalogue import hardware
 from mig_manager.core import model, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects
-from tests.node import agents, fake_cluster, fake_host, fakes, node_rig
+from tests.node import agents, fake_cluster, fake_host, fakes, gpu_values, node_rig
 from tests.stage import in_process
 
 NAMESPACE = "mig-manager"
@@ -57,7 +56,7 @@ def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]
         folder: For the agent's lock and other files.
         options: Of the agent's command line.
     """
-    rig = node_rig.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
+    rig = node_rig.NodeRig(gpus=gpu_values.gpus("A100-SXM4-40GB"))
     named = {"node_name": name, "simulate_state": str(folder / f"{name}.json")}
     return {
         "settings": agent_settings.AgentSettings.read(named | options, {}),

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests import api_objects
+from tests.node import gpu_values
 
-_GPUS = api_objects.annotations_of_agent([hardware.template(hardware.find("A100-SXM4-40GB"), 0)])
+_GPUS = api_objects.annotations_of_agent(gpu_values.gpus("A100-SXM4-40GB"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config, layout_list, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import inventory_codec
@@ -20,6 +19,7 @@ from tests.fleet import agents, census, standins
 from tests.kit import commandline
 from tests.kit.commandline import Answer
 from tests.node import agents as node_agents
+from tests.node import gpu_values
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"
@@ -64,7 +64,7 @@ class RolloutRig:
         )
 
     def publish_gpus(self, name: str, product: str, count: int = 1) -> None:
-        gpus = [hardware.template(hardware.find(product), index) for index in range(count)]
+        gpus = gpu_values.gpus(f"{count}x{product}")
         self.write(name, annotations={well_known.GPUS_ANNOTATION: inventory_codec.to_json(gpus)})
 
     def write(self, name: str, **metadata: Mapping[str, str] | None) -> None:

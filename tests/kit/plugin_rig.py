@@ -48,7 +48,7 @@ def ago(**span: float) -> str:
 
 def gpus(spec: str, layout: str | None = None) -> tuple[model.Gpu, ...]:
     """Return GPUs of a simulated node, with a layout for A100s if one is named."""
-    return gpu_values.with_devices(spec, _DEVICES[layout] if layout else None)
+    return gpu_values.gpus(spec, _DEVICES[layout] if layout else None)
 
 
 def node(  # noqa: PLR0913 - each is named where it is called

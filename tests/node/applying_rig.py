@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.catalogue import hardware
 from mig_manager.change import apply as applying
 from mig_manager.change import boot, local, pod_use
 from mig_manager.core import model, steps
@@ -57,8 +56,7 @@ class ApplyingNode(node_rig.NodeRig):
         count: int = 2,
         layouts: layouts.Document = LAYOUTS,
     ) -> None:
-        board = hardware.find(product)
-        super().__init__(gpus=tuple(hardware.template(board, index) for index in range(count)))
+        super().__init__(gpus=gpu_values.gpus(f"{count}x{product}"))
         self.layouts = layouts
         self.exclusion = fakes.FakeLock()
         self.journal = kept_file.FakeKeptFile()

@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 from mig_manager.agent import outcomes
-from mig_manager.catalogue import hardware
 from mig_manager.core.node import claims, policies, well_known
 from tests.node import agents, gpu_values, node_rig, samples
 
@@ -19,8 +18,7 @@ def node(*, layout: str | None = None, label_managed: bool = True) -> node_rig.N
 
 @functools.cache
 def _node(*, layout: str | None, label_managed: bool) -> node_rig.NodeRig:
-    product = hardware.find("A100-SXM4-40GB")
-    rig = node_rig.NodeRig(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
+    rig = node_rig.NodeRig(gpus=gpu_values.gpus("2xA100-SXM4-40GB"))
     rig.plugin.is_label_managed = label_managed
     if layout:
         agents.run(rig, layout)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import node_object, pod_object
 from tests.node import gpu_values
@@ -259,6 +258,5 @@ def step_lines(plan: steps.Plan) -> list[str]:
 
 def balanced_gpu() -> model.ObservedGpus:
     """An A100 with 1g.5gb twice, 2g.10gb and 3g.20gb."""
-    gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
-    wanted = desired_gpu({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
-    return model.ObservedGpus(gpu_values.brought_to((gpu,), wanted))
+    devices = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+    return model.ObservedGpus(gpu_values.gpus("A100-SXM4-40GB", devices))

@@ -14,6 +14,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config, gpu_selectors, layouts
 from mig_manager.core.planner import planner
+from tests.node import gpu_values
 
 PATH = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 TEXT = PATH.read_text("utf-8")
@@ -195,7 +196,7 @@ def test_the_examples_in_the_comments_work_when_uncommented() -> None:
     rest, marker, examples = TEXT.partition("# --- Layouts of your own")
     code = re.sub(r"(?m)^  # (?=[a-z-]+:$|-|  )", "  ", examples)
     document = config.parse(rest + marker + code, source="examples")
-    h100 = [hardware.template(hardware.find("h100"), index) for index in range(8)]
+    h100 = gpu_values.gpus("8xh100")
     for name in ("training-and-notebooks", "inference", "shared-memory"):
         for gpu in h100:
             wanted = layouts.select(document.layout(name), h100)[gpu.uuid]

@@ -8,16 +8,15 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import agent_settings
 from mig_manager.agent.pods import drain, orders
-from mig_manager.catalogue import hardware
 from mig_manager.core.node import client_table, gpu_use, policies
-from tests.node import agents, driver_rules, fake_cluster, fakes
+from tests.node import agents, driver_rules, fake_cluster, fakes, gpu_values
 from tests.node.node_rig import NodeRig
 
 DOOMED = driver_rules.mig_uuid("doomed")
 
 
 def empty() -> NodeRig:
-    return NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB"), 0),))
+    return NodeRig(gpus=gpu_values.gpus("A100-SXM4-40GB"))
 
 
 def gpu_pod(rig: NodeRig, name: str = "train", **fields: object) -> str:

@@ -14,8 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import log
 from mig_manager.adapters.nvml import last_calls, library, worker_client
 from mig_manager.agent.reports import metrics
-from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name, steps
+from mig_manager.core import model, steps
 from mig_manager.errors import Reason
 from tests.node import agents, ends, gpu_values, nodes, strikes
 
@@ -43,10 +42,7 @@ def series(agent_metrics: metrics.AgentMetrics, name: str) -> dict[str, float]:
 
 
 def gpus_with(wanted: dict[str, int]) -> model.ObservedGpus:
-    gpus = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), i) for i in range(2))
-    devices = {profile_name.parse(name): count for name, count in wanted.items()}
-    wanted_each = model.DesiredGpu.of(model.MigMode.ENABLED, devices)
-    return model.ObservedGpus(gpu_values.brought_to(gpus, wanted_each))
+    return model.ObservedGpus(gpu_values.gpus("2xA100-SXM4-40GB", wanted))
 
 
 STATES = {"pending": 0, "rebooting": 0, "success": 0, "failed": 0}

@@ -7,11 +7,10 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift
-from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config, layout_list
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests.node import agents, fakes, node_rig, nodes, strikes
+from tests.node import agents, fakes, gpu_values, node_rig, nodes, strikes
 
 OWNERS_FILE = """
 version: v1
@@ -134,9 +133,8 @@ def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
 
 
 def test_layout_selects_only_gpus_of_its_product() -> None:
-    products = [hardware.find(name) for name in ("A100-SXM4-80GB", "A30", "A100-SXM4-80GB")]
     rig = nodes.node()
-    rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
+    rig.gpus = gpu_values.gpus("A100-SXM4-80GB+A30+A100-SXM4-80GB")
 
     assert apply(rig, "all-2g.12gb", "", **DEFAULT) == (
         errors.Reason.APPLIED,
@@ -150,9 +148,8 @@ def test_layout_selects_only_gpus_of_its_product() -> None:
 
 
 def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> None:
-    products = [hardware.find(name) for name in ("A100-SXM4-80GB", "A30")]
     rig = nodes.node()
-    rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
+    rig.gpus = gpu_values.gpus("A100-SXM4-80GB+A30")
     agent = agents.reconciler(rig, OWNERS_FILE)
     outcome = agents.run(rig, "all-2g.12gb", by=agent)
     assert agent.check_drift("all-2g.12gb", outcome) is drift.Action.REST

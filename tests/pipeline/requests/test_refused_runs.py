@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.catalogue import hardware
 from mig_manager.core.node import policies, strategies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import agents, ends, node_rig, nodes, parts
+from tests.node import agents, ends, gpu_values, node_rig, nodes, parts
 from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
 
 Make = Callable[[], node_rig.NodeRig]
@@ -42,10 +41,7 @@ def with_strategy_single(*, by_label: bool = True) -> node_rig.NodeRig:
 
 def with_two_models() -> node_rig.NodeRig:
     """Return a node whose GPUs are of two models, which share the name of a profile."""
-    names = ("A100-SXM4-80GB", "H100 80GB HBM3")
-    rig = node_rig.NodeRig(
-        gpus=tuple(hardware.template(hardware.find(each), i) for i, each in enumerate(names))
-    )
+    rig = node_rig.NodeRig(gpus=gpu_values.gpus("A100-SXM4-80GB+H100 80GB HBM3"))
     rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", strategies.STRATEGY_LABEL: "single"}
     rig.start_plugin()
     return rig

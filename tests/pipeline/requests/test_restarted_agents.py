@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
@@ -76,8 +75,7 @@ def test_content_not_changed_by_the_owner_makes_no_new_request(
 
 def node_of(*names: str) -> node_rig.NodeRig:
     rig = nodes.node()
-    products = [hardware.find(name) for name in names]
-    rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
+    rig.gpus = gpu_values.gpus("+".join(names))
     rig.advance()
     return rig
 

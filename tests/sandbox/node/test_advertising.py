@@ -7,14 +7,13 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import advertising
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.node import fake_host, node_rig
+from tests.node import fake_host, gpu_values, node_rig
 
 PROFILES = pathlib.Path(__file__).parents[3] / "profiles" / "mig-parted.yaml"
 NODE = {
@@ -35,7 +34,7 @@ class AdvertisingRig:
     def __init__(self, server: apiserver.ApiServer, kube: api.KubeApi) -> None:
         self.server = server
         self.kube = kube
-        self.node = node_rig.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB"), 0),))
+        self.node = node_rig.NodeRig(gpus=gpu_values.gpus("A100-SXM4-40GB"))
         self.gpus = self.started_agent()
 
     def started_agent(self) -> advertising.AdvertisingGpus:

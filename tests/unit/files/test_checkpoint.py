@@ -51,7 +51,7 @@ def with_media(start: int) -> dict[str, object]:
     }
 
 
-TWO = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), index) for index in range(2))
+TWO = gpu_values.gpus("2xA100-SXM4-40GB")
 GUEST = dataclasses.replace(TWO[0], virtualization=model.Virtualization.VGPU)
 
 
