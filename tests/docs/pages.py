@@ -47,8 +47,12 @@ def is_outside(link: str) -> bool:
     return bool(urllib.parse.urlparse(link).scheme)
 
 
-def named_paths(page: pathlib.Path) -> set[pathlib.Path]:
-    """Return the paths that a page names as code; the package's own without its name."""
+def named_code(page: pathlib.Path) -> set[tuple[str, pathlib.Path]]:
+    """Return the paths that a page names as code; the package's own without its name.
+
+    Before a path comes the name that the page says is in it, as `RULES` in `tests/docs/pages.py`,
+    or an empty one.
+    """
     bases = {
         path.name: base
         for base in (ROOT / "mig_manager", ROOT)
@@ -56,11 +60,8 @@ def named_paths(page: pathlib.Path) -> set[pathlib.Path]:
         if path.is_dir() and path.name not in {".git", ".venv", "dist", "site"}
     }
     folders = "|".join(map(re.escape, bases))
-    return {
-        bases[name.partition("/")[0]] / name
-        for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", prose(page))
-        if "*" not in name
-    }
+    named = re.findall(rf"(?:`(\w+)` (?:in|of) )?`((?:{folders})/[\w./-]*)`", prose(page))
+    return {(name, bases[path.partition("/")[0]] / path) for name, path in named}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

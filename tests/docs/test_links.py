@@ -1,6 +1,7 @@
 """Links of the pages beside the site, which MkDocs does not check, and names of files."""
 
 import pathlib
+import re
 
 import pytest
 
@@ -27,4 +28,15 @@ def test_a_link_leads_to_a_file_and_a_heading(page: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=path_of)
 def test_a_page_names_paths_of_the_repository(page: pathlib.Path) -> None:
-    assert {path for path in pages.named_paths(page) if not path.exists()} == set()
+    assert {path for _, path in pages.named_code(page) if not path.exists()} == set()
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=path_of)
+def test_what_a_page_names_is_in_the_module(page: pathlib.Path) -> None:
+    missing = {
+        name
+        for name, path in pages.named_code(page)
+        if name and not re.search(rf"\b{name}\b", path.read_text("utf-8"))
+    }
+
+    assert missing == set()
