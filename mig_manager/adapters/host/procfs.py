@@ -29,7 +29,7 @@ _PARENT_FIELD, _FLAGS_FIELD = 1, 6  # positions after the name
 _SYS_ADMIN, _MKNOD = 21, 27  # numbers of capabilities (``linux/capability.h``)
 
 _DEVICE = re.compile(
-    r"/dev/(?:nvidia(?P<gpu>\d+)|(?P<control>nvidiactl)|nvidia-caps/nvidia-cap(?P<cap>\d+)"
+    r"/dev/(?:nvidia(?P<gpu>\d+)|nvidiactl|nvidia-caps/nvidia-cap(?P<cap>\d+)"
     r"|dri/(?P<drm>card\d+|renderD\d+))(?: \(deleted\))?$"
 )
 """Target of a link; the node may be removed by now, or lie below a driver container's root."""
@@ -73,7 +73,6 @@ class DeviceFileUser:
     drm: frozenset[str]
     """Names in ``/dev/dri``, of GPUs of any vendor. The container toolkit gives a GPU's names to
     containers with a ``+gfx`` instance of it (NVIDIA/nvidia-container-toolkit#1818)."""
-    has_control: bool  # whether ``/dev/nvidiactl`` is open, as it is in every client of the driver
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}{f', {self.owner}' if self.owner else ''})"
@@ -317,7 +316,6 @@ def _gpu_process(process: pathlib.Path, pid: int) -> DeviceFileUser | None:
         gpus=frozenset(int(device["gpu"]) for device in devices if device["gpu"]),
         caps=frozenset(int(device["cap"]) for device in devices if device["cap"]),
         drm=frozenset(device["drm"] for device in devices if device["drm"]),
-        has_control=any(device["control"] for device in devices),
     )
 
 

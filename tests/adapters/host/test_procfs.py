@@ -32,9 +32,8 @@ def test_a_process_with_open_device_nodes_is_a_gpu_process(proc: ProcTree) -> No
         gpus=frozenset({3}),
         caps=frozenset({12}),
         drm=frozenset(),
-        has_control=True,
     )
-    assert (second.pid, second.gpus, second.has_control) == (43, frozenset(), True)
+    assert (second.pid, second.gpus) == (43, frozenset())
     assert str(first) == "nv-hostengine (pid 41, unit nvidia-dcgm.service)"
     assert str(second) == "python3 (pid 43)"
 
