@@ -95,16 +95,26 @@ def _address(handle: Any) -> int:
 
 
 @contextlib.contextmanager
+def registered() -> Iterator[MigChanges]:
+    """Register every GPU, within an open session.
+
+    Raises:
+        HardwareError: No GPU can report changes (NOT_SUPPORTED), or as ``library.call``.
+    """
+    event_set = library.call(pynvml.nvmlEventSetCreate)
+    try:
+        yield MigChanges(event_set)
+    finally:
+        with contextlib.suppress(errors.HardwareError):
+            library.call(pynvml.nvmlEventSetFree, event_set)
+
+
+@contextlib.contextmanager
 def listening(library_path: str | None, driver_roots: Sequence[str] = ()) -> Iterator[MigChanges]:
     """Open an NVML session and register every GPU.
 
     Raises:
-        HardwareError: The session cannot be opened, or no GPU can report changes (NOT_SUPPORTED).
+        HardwareError: The session cannot be opened, or as ``registered``.
     """
-    with library.session(library_path, driver_roots):
-        event_set = library.call(pynvml.nvmlEventSetCreate)
-        try:
-            yield MigChanges(event_set)
-        finally:
-            with contextlib.suppress(errors.HardwareError):
-                library.call(pynvml.nvmlEventSetFree, event_set)
+    with library.session(library_path, driver_roots), registered() as changes:
+        yield changes

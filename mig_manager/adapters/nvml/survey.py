@@ -52,7 +52,9 @@ def survey(library_path: str | None, driver_roots: Sequence[str] = ()) -> survey
             for index in range(count):
                 gpu = _survey_gpu(index, earlier[index])
                 gpus.append(dataclasses.replace(gpu, calls=_take_calls(trace)))
-            _wait_for_events()
+            # As the agent does; an event is taken if there is one.
+            with contextlib.suppress(errors.HardwareError), events.registered() as changes:
+                changes.wait(0.0)
             shared += _take_calls(trace)
     return surveys.Survey(
         driver_version=inspection.driver_version,
@@ -214,12 +216,3 @@ def _probes(device: gpu_device.Device) -> Iterator[surveys.Probe]:
         except errors.HardwareError as error:
             answer = _answer(error.code) if error.code is not None else error.reason.value
         yield surveys.Probe(call, answer, answer in handled)
-
-
-def _wait_for_events() -> None:
-    """Register for MIG changes, as the agent does, and take one if there is one."""
-    event_set = library.call(pynvml.nvmlEventSetCreate)
-    with contextlib.suppress(errors.HardwareError):
-        events.MigChanges(event_set).wait(0.0)
-    with contextlib.suppress(errors.HardwareError):
-        library.call(pynvml.nvmlEventSetFree, event_set)
