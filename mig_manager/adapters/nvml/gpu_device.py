@@ -42,6 +42,9 @@ UNVERSIONED = 1
 """The unversioned query: every driver has it, and the versioned one is documented to answer
 NOT_SUPPORTED while MIG is off (nvml.h, ``nvmlDeviceGetGpuInstanceProfileInfoV``)."""
 
+EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
+"""No MIG device at this index: NOT_FOUND in nvml.h, INVALID_ARGUMENT from some drivers."""
+
 _NOT_FOUND = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
 
 
@@ -57,9 +60,8 @@ class GpuInstanceRef:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeInstanceRef:
-    """A live compute instance and its handle."""
+    """A live compute instance."""
 
-    handle: Handle
     instance_id: int
     slices: int
     placement: model.Placement
@@ -254,6 +256,14 @@ class Device:
             for each in profiles
         )
 
+    def mig_devices(self) -> Iterator[Handle]:
+        """Yield the MIG devices in the driver's order; NVML lists them by index, with gaps."""
+        get = pynvml.nvmlDeviceGetMigDeviceHandleByIndex
+        for index in range(library.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, self.handle)):
+            handle = library.call_unless(EMPTY_INDEX, get, self.handle, index)
+            if handle is not None:
+                yield handle
+
     def compute_instances(self, instance: GpuInstanceRef) -> tuple[ComputeInstanceRef, ...]:
         """Return the live compute instances of a GPU instance, ascending by id."""
         profiles = self.compute_profiles(instance)
@@ -272,7 +282,6 @@ class Device:
         info = library.call(pynvml.nvmlComputeInstanceGetInfo_v2, handle)
         slices = {p.profile_id: p.slices for p in self.compute_profiles(instance)}
         return ComputeInstanceRef(
-            handle=handle,
             instance_id=info.id,
             slices=slices.get(info.profileId, info.placement.size),
             placement=placement(info.placement),

@@ -28,10 +28,7 @@ RECOVERY_ACTIONS = (
 )
 """By the values of ``nvmlDeviceGpuRecoveryAction_t``; older bindings have only the first five."""
 
-EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
-"""No MIG device at this index: NOT_FOUND in nvml.h, INVALID_ARGUMENT from some drivers."""
-
-_CHANGING = EMPTY_INDEX | {pynvml.NVML_ERROR_NOT_SUPPORTED}
+_CHANGING = gpu_device.EMPTY_INDEX | {pynvml.NVML_ERROR_NOT_SUPPORTED}
 """Answers about an instance, or a MIG mode, that another program has just removed."""
 _OF_INSTANCES = frozenset(
     {
@@ -255,21 +252,15 @@ def _mig_uuids(
 ) -> dict[tuple[int, int], str]:
     """Return MIG device UUIDs by the ids of GPU instance and compute instance.
 
-    NVML lists MIG devices by index only, with gaps. An instance's ``device`` is the parent GPU.
+    An instance's ``device`` is the parent GPU.
     """
     missing = {
         (instance_id, each) for instance_id, inside in compute_ids.items() for each in inside
     }
     if not missing:
         return {}
-    count = library.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)
     uuids: dict[tuple[int, int], str] = {}
-    for index in range(count):
-        handle = library.call_unless(
-            EMPTY_INDEX, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index
-        )
-        if handle is None:
-            continue
+    for handle in device.mig_devices():
         instance_id: int = library.call(pynvml.nvmlDeviceGetGpuInstanceId, handle)
         match compute_ids.get(instance_id):
             case [only]:

@@ -150,20 +150,17 @@ def _mig_devices(device: gpu_device.Device, gpu: model.Gpu) -> Iterator[tuple[in
     """Yield the ids of each MIG device, in the driver's order."""
     if not gpu.devices:
         return
-    for index in range(library.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)):
-        get = pynvml.nvmlDeviceGetMigDeviceHandleByIndex
-        handle = library.call_unless(observe.EMPTY_INDEX, get, device.handle, index)
-        if handle is not None:
-            yield (
-                library.call(pynvml.nvmlDeviceGetGpuInstanceId, handle),
-                library.call(pynvml.nvmlDeviceGetComputeInstanceId, handle),
-            )
+    for handle in device.mig_devices():
+        yield (
+            library.call(pynvml.nvmlDeviceGetGpuInstanceId, handle),
+            library.call(pynvml.nvmlDeviceGetComputeInstanceId, handle),
+        )
 
 
 def _probes(device: gpu_device.Device) -> Iterator[surveys.Probe]:
     """Yield what the driver answers to unusual arguments."""
     gpu = device.handle
-    empty = {_answer(code) for code in observe.EMPTY_INDEX}
+    empty = {_answer(code) for code in gpu_device.EMPTY_INDEX}
     unoffered = {_answer(code) for code in library.UNOFFERED}
     rows: Sequence[tuple[str, set[str], Callable[[], object]]] = (
         (
