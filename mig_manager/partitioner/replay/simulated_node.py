@@ -24,7 +24,6 @@ class SimulatedNode:
 
     def __init__(self, origin: partitioned.PartitionedNode) -> None:
         """Begin without pods."""
-        self.name = origin.name
         self._node = origin
         """As its agent published it."""
         self._published: partitioned.PartitionedNode | None = None
