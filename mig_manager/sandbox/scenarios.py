@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters import host
+from mig_manager.adapters.host import files
 from mig_manager.catalogue import hardware
 from mig_manager.core import messages, model
 from mig_manager.core.display import bar, picture
@@ -143,9 +144,8 @@ def publish_layouts(stage: stages.Stage) -> None:
     def mount(record: store.Record) -> None:
         content = record.obj.get("data") or {}
         if record.key == ("configmaps", namespace, name) and _CONFIG_KEY in content:
-            new = stage.config_file.with_suffix(".new")
-            new.write_text(content[_CONFIG_KEY], encoding="utf-8")
-            new.replace(stage.config_file)
+            with files.replacing(stage.config_file) as new:
+                new.write_text(content[_CONFIG_KEY], encoding="utf-8")
 
     stage.server.store.subscribe(mount)
     text = stage.config_file.read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mig_manager.core import timestamps
 from mig_manager.sandbox.apiserver import kinds, request, store
 
 Object = kinds.Object
@@ -140,15 +141,8 @@ def _at(*path: str, default: Any = "") -> Callable[[Object], Any]:
 
 
 def _age(since: str | None) -> str:
-    if not since:
-        return "<unknown>"
-    age = dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(since)
-    seconds = max(int(age.total_seconds()), 0)
-    minute, hour, day = 60, 3600, 86400
-    for limit, unit, name in ((2 * minute, 1, "s"), (3 * hour, minute, "m"), (2 * day, hour, "h")):
-        if seconds < limit:
-            return f"{seconds // unit}{name}"
-    return f"{seconds // day}d"
+    when = timestamps.parse(since)
+    return timestamps.age(when, dt.datetime.now(dt.UTC)) if when else "<unknown>"
 
 
 def _node_status(node: Object) -> str:
