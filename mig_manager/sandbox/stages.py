@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import nvml_gpus
-from mig_manager.core import model
+from mig_manager.core import model, timing
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.sandbox import guard, machines
 from mig_manager.sandbox.apiserver import server as api_server
@@ -25,7 +25,7 @@ NODE_NAME = "sandbox"
 _BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 BUDGET = "keep-them-all"
 _TIMEOUT_S = 180.0
-_POLL_S = 0.5
+_POLL = timing.Backoff(first_s=0.5, max_s=0.5)
 _QUICK = sandbox_node.NodeOptions(tick_s=0.25)
 """A real kubelet's status tick is ten seconds: too long for a demonstration."""
 
@@ -154,9 +154,10 @@ class Stage:
             NotReadyError: The condition did not hold in time; the message names ``what``.
             Exception: The argument of ``fail``.
         """
-        now = host.SystemClock().monotonic
-        deadline = now() + timeout_s
-        while True:
+        wait = timing.Wait(
+            clock=host.SystemClock(), timeout_s=timeout_s, sleep=self.changed.wait, backoff=_POLL
+        )
+        for is_last in wait.attempts():
             # Before the check: a change during the check causes another one.
             self.changed.clear()
             if self._failure is not None:
@@ -166,7 +167,7 @@ class Stage:
             agents = [each.agent for each in self.machines if each.agent is not None]
             agent = next((each for each in agents if each.has_ended), None)
             has_ended = agent is not None
-            if has_ended or now() >= deadline:
+            if has_ended or is_last:
                 logged = "the agent has not been started"
                 if agent := agent or next(iter(agents), None):
                     line = agent.last_line
@@ -175,7 +176,6 @@ class Stage:
                 raise errors.NotReadyError(
                     f"no {what} {when}; {logged}", reason=errors.Reason.INTERNAL
                 )
-            self.changed.wait(min(_POLL_S, deadline - now()))
 
     def fail(self, error: Exception) -> None:
         """Make ``wait`` raise an error of another thread, now or at its next call."""

@@ -183,7 +183,7 @@ class ClusterView:
             with self._writing:
                 answer = patch()
         except errors.ClusterError as error:
-            if error.status != _NOT_FOUND:
+            if not error.is_not_found:
                 raise
             # The event of its deletion has not arrived.
             self._remove(kind, obj)

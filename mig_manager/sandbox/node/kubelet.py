@@ -4,6 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Mapping
 
+from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import (
     cluster_view,
@@ -13,9 +14,8 @@ from mig_manager.sandbox.node import (
     objects,
 )
 
-_CRASH_BACKOFF_S = 10.0
-"""The first pause before a crashed container restarts; it doubles up to the longest."""
-_CRASH_BACKOFF_MAX_S = 300.0
+_CRASH_BACKOFF = timing.Backoff(first_s=10.0, max_s=300.0, factor=2.0)
+"""The pauses before a crashed container restarts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,10 +207,9 @@ class Kubelet:
         message: str,
     ) -> None:
         worker.program.stop()
-        delay_s = _CRASH_BACKOFF_S * 2.0**worker.restarts
+        worker.next_at = now + _CRASH_BACKOFF.delay_s(worker.restarts)
         worker.restarts += 1
         worker.stage = _PodStage.WAITING
-        worker.next_at = now + min(delay_s, _CRASH_BACKOFF_MAX_S)
         worker.status = manifests.waiting(
             pod, reason=reason, message=message, restarts=worker.restarts
         )
