@@ -62,15 +62,12 @@ class Term:
     """What a leader does, and remembers between decisions; the next term begins with a new one."""
 
     def __init__(self, parts: Parts) -> None:
-        settings = parts.settings
-        clock = parts.clock
-        telemetry = parts.telemetry
         self._cluster = parts.cluster
         self._leader = parts.leader
-        self._settings = settings
-        self._clock = clock
+        self._settings = settings = parts.settings
+        self._clock = clock = parts.clock
         self._signal = parts.signal
-        self._telemetry = telemetry
+        self._telemetry = telemetry = parts.telemetry
         self._announcer = announcer.Announcer(parts.cluster, parts.leader, clock)
         self._began = dt.datetime.fromtimestamp(clock.unix_s(), tz=dt.UTC)
         self._began_s = self._checked_s = clock.monotonic()
