@@ -49,10 +49,6 @@ class Process:
         lines = self._log.read_text(errors="replace").splitlines()
         return lines[-1] if lines else ""
 
-    def send_signal(self, number: int) -> None:
-        """Send it a signal."""
-        self._process.send_signal(number)
-
     def end(self, number: int = signal.SIGTERM) -> int:
         """End it and return its exit status; send SIGKILL if it does not end in time."""
         self._process.send_signal(number)
