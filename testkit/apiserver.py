@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from starlette import requests, types
+from starlette import requests, responses, types
 
 from mig_manager.sandbox.apiserver import kinds, request, server
 from testkit import authorization, stored_objects
@@ -263,10 +263,7 @@ class _Middleware:
         if fault.is_carried_out and not call.is_watch:
             await call.answer()
         if fault.status is not None:
-            error = kinds.StatusError(
-                fault.status, fault.message, retry_after_s=fault.retry_after_s
-            )
-            await server.status_response(error)(call.http.scope, call.receive, call.send)
+            await _refusal(fault.status, fault)(call.http.scope, call.receive, call.send)
         elif fault.reset:
             await self._drop(call, is_reset=True)
         elif fault.truncate and call.is_watch:
@@ -351,6 +348,15 @@ class _Middleware:
                 transport.abort()
             transport.close()
         await call.receive()
+
+
+def _refusal(status: int, fault: Fault) -> responses.Response:
+    delay_s = fault.retry_after_s
+    details = {"retryAfterSeconds": delay_s} if delay_s else None
+    refusal = server.status_response(kinds.StatusError(status, fault.message, details=details))
+    if delay_s:
+        refusal.headers["Retry-After"] = str(delay_s)
+    return refusal
 
 
 @dataclasses.dataclass

@@ -52,23 +52,20 @@ class StatusError(Exception):
         *,
         reason: str | None = None,
         details: Object | None = None,
-        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.reason = _REASONS.get(code, "") if reason is None else reason
         self.details = details or {}
-        self.retry_after_s = retry_after_s
 
     def to_status(self) -> Object:
         """Return the ``v1.Status`` object."""
         status = _status("Failure") | {"message": self.message}
         if self.reason:
             status["reason"] = self.reason
-        retry = {"retryAfterSeconds": self.retry_after_s} if self.retry_after_s else {}
-        if details := self.details | retry:
-            status["details"] = details
+        if self.details:
+            status["details"] = self.details
         return status | {"code": self.code}
 
 

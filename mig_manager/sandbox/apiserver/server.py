@@ -347,10 +347,7 @@ class _HttpRequest:
 
 def status_response(error: kinds.StatusError) -> responses.Response:
     """Return the response to a failed request."""
-    response = _json_response(error.to_status(), error.code)
-    if error.retry_after_s:
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    return response
+    return _json_response(error.to_status(), error.code)
 
 
 def _json_response(content: Object, code: int = 200) -> responses.Response:
