@@ -112,7 +112,7 @@ def _compute(plan: Plan) -> Iterator[Entry]:
     most = _utilisation(plan, {job.name: end_s - job.at_s for job in plan.jobs})
     yield _entry("bound", placed=len(plan.jobs), waits=bound, utilisation=most)
     yield _instant_entry("instant", plan, bounds.instant(plan.jobs, gpus=gpus, end_s=end_s))
-    devices = day_layouts.devices(day_layouts.best_fixed(plan.jobs, gpus=gpus, end_s=end_s))
+    devices = day_layouts.devices_of(day_layouts.best_fixed(plan.jobs, gpus=gpus, end_s=end_s))
     yield _instant_entry(
         "best fixed, computed", plan, day_layouts.fixed_waits(plan.jobs, devices, end_s=end_s)
     )

@@ -272,15 +272,15 @@ def measure(nodes: int, pods: int, *, is_unequal: bool) -> Row:
     """Measure one size in this process."""
     watched = WatchedObjects(Objects(1, is_unequal=is_unequal), nodes, pods)
     read_s, size = watched.read_s, watched.bytes / nodes
-    decider = Decider(watched)
-    first_s = decider.decide(_NOW)
-    changes = decider.changes
+    deciding = Decider(watched)
+    first_s = deciding.decide(_NOW)
+    changes = deciding.changes
     for number in range(0, nodes, round(1 / _CHURN)):
         watched.set_node(number)
     for number in range(0, pods, round(1 / _CHURN)):
         del watched.pending[number]
         watched.add_pending(pods + number)
-    next_s = decider.decide(_NOW + dt.timedelta(seconds=5))
+    next_s = deciding.decide(_NOW + dt.timedelta(seconds=5))
     return Row(
         nodes=nodes,
         pods=pods,

@@ -78,9 +78,9 @@ def measure(*, repeats: int, latency: states.Latency) -> tuple[Course, ...]:
     with stages.Stage(
         _SPEC, _CONFIG, latency=latency, node_options=_NODE, agent_options=options
     ) as stage:
-        layouts = itertools.islice(itertools.cycle(_LAYOUTS), repeats + 2)
+        names = itertools.islice(itertools.cycle(_LAYOUTS), repeats + 2)
         before = None
-        for layout in layouts:
+        for layout in names:
             if before is not None:
                 stage.run_pods([(_POD, _RESOURCES[before], {})])
             courses.append(_follow(stage, layout, latency))
@@ -131,8 +131,8 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
 class _Waits:
     """Measures the stop of pods and the start of the plugin, as the cluster reports them."""
 
-    def __init__(self, cluster_view: cluster_view.ClusterView, resource: str) -> None:
-        self._cluster = cluster_view
+    def __init__(self, view: cluster_view.ClusterView, resource: str) -> None:
+        self._cluster = view
         self._resource = resource
         self._old = self._pods()
         self._stopping: dict[str, float] = {}

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _transitions(driver: states.Latency, scale: float, serial_scale: float, repeats: int) -> None:
-    query_s = max(transitions.query_s(), driver.query_s)
+    query_s = max(transitions.measured_query_s(), driver.query_s)
     print(
         f"a worker starts in {transitions.start_up_s(repeats) * 1000:.0f} ms, ahead of its work;"
     )

@@ -239,7 +239,7 @@ def start_up_s(repeats: int) -> float:
     return statistics.median(times_s)
 
 
-def query_s() -> float:
+def measured_query_s() -> float:
     """Return the simulated library's time for one query: the least mean of several rounds."""
     spent = 0.0
     rounds: list[float] = []

@@ -73,11 +73,11 @@ def _sentence(text: str) -> str:
 
 
 def _reference() -> str:
-    program, common = registry.PROGRAM.text(""), _common()
+    text, common = registry.PROGRAM.text(""), _common()
     blocks = [
         f"<!-- {MADE_BY} -->",
         "# Command reference",
-        *map(_sentences, program.paragraphs),
+        *map(_sentences, text.paragraphs),
         _table(
             ("command", "what it does"),
             (
@@ -85,7 +85,7 @@ def _reference() -> str:
                 for each in registry.PROGRAM.commands
             ),
         ),
-        _examples(program),
+        _examples(text),
         _MANUAL,
         "## Options and variables",
         _sentences(f"{registry.PROGRAM.environment} {registry.PROGRAM.values}"),

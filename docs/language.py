@@ -1,9 +1,8 @@
 """List words that this project replaces: ``python -m docs.language [PATH...]``.
 
 Identifiers are split at underscores and capitals: ``told_as`` has ``told``. A line of output is
-``file:line: word (say: ...)``. Also: locals of the product that hide a name of their
-module, fields and errors that are not documented as CONTRIBUTING.md says, and stale references
-such as ``module.name``.
+``file:line: word (say: ...)``. Also: locals that hide a name of their module, fields and errors
+that are not documented as CONTRIBUTING.md says, and stale references such as ``module.name``.
 """
 
 import ast
@@ -177,10 +176,10 @@ def _findings_in_code(name: str, text: str) -> Iterator[Finding]:
         yield Finding(name, line, "text of a field", _FIELD_RULE)
     for match in _LIMIT.finditer(text):
         yield Finding(name, _line(match), match[0], "MAX_, MIN_")
-    if not name.startswith("mig_manager/"):
-        return
     for line, word in {*_hiding_names(nodes)}:
         yield Finding(name, line, f"local {word}", _HIDES)
+    if not name.startswith("mig_manager/"):
+        return
     for line in _misdocumented_errors(nodes):
         yield Finding(name, line, "text of an error", _ERROR_RULE)
     for line, word in _stale_references(text):
@@ -238,7 +237,12 @@ def _hiding_names(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     body = [each for node in nodes if isinstance(node, ast.Module) for each in node.body]
     imports = (each for each in body if isinstance(each, ast.Import | ast.ImportFrom))
     aliases = (alias for each in imports for alias in each.names)
-    defined = (each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef))
+    # A test takes the value of a fixture by a parameter of its name.
+    defined = (
+        each
+        for each in body
+        if isinstance(each, ast.FunctionDef | ast.ClassDef) and not _is_fixture(each)
+    )
     module_names = {(alias.asname or alias.name).split(".")[0] for alias in aliases}
     module_names |= {each.name for each in defined}
     for function in nodes:
@@ -251,6 +255,10 @@ def _hiding_names(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
                         yield node.lineno, name
                 case _:
                     pass
+
+
+def _is_fixture(node: ast.FunctionDef | ast.ClassDef) -> bool:
+    return any("fixture" in ast.unparse(each) for each in node.decorator_list)
 
 
 def _misdocumented_fields(nodes: Sequence[ast.AST], lines: Sequence[str]) -> Iterator[int]:

@@ -146,14 +146,14 @@ def scale(
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if share_of(middle) < load else (low, middle)
-    scale = day_s / end
+    factor = day_s / end
     return [
         Job(
             name=f"pod-{number:03}",
             profile=requests[row.request][0],
             count=requests[row.request][1],
-            at_s=row.at * scale,
-            run_s=row.life * low * scale,
+            at_s=row.at * factor,
+            run_s=row.life * low * factor,
         )
         for number, row in enumerate(rows)
     ]

@@ -43,7 +43,7 @@ def _waits(
 Counts = tuple[tuple[str, int], ...]  # the devices of a GPU, by profile
 
 
-def layouts(product: str = day.PRODUCT, profiles: Iterable[str] = ()) -> list[Counts]:
+def layouts_of(product: str = day.PRODUCT, profiles: Iterable[str] = ()) -> list[Counts]:
     """Return every way to fill a GPU with the profiles of the day, and these."""
     # The largest must be there: it shows how many media engines the GPU has.
     names = {str(day.plain(product)[size]) for size in day.NIGHT} | set(profiles)
@@ -63,9 +63,9 @@ def best_fixed(
     layout on all GPUs, and changes more and more, then fewer GPUs at a time while that is better.
     A pod with several devices counts as several pods.
     """
-    devices_of = [job for job in jobs for _ in range(job.count)]
+    every_device = [job for job in jobs for _ in range(job.count)]
     by_profile = {
-        name: [job for job in devices_of if job.profile == name]
+        name: [job for job in every_device if job.profile == name]
         for name in {job.profile: 0 for job in jobs}
     }
 
@@ -74,17 +74,17 @@ def best_fixed(
         return _price(by_profile[name], {name: count}, end_s=end_s)
 
     def prices_of(numbers: Mapping[Counts, int]) -> tuple[int, float]:
-        total = devices(numbers)
+        total = devices_of(numbers)
         prices = [price(name, total.get(name, 0)) for name in by_profile]
         return sum(p[0] for p in prices), sum(p[1] for p in prices)
 
-    every_layout = layouts(product, by_profile)
+    every_layout = layouts_of(product, by_profile)
     steps = [2**power for power in reversed(range(gpus.bit_length()))]
     ends = []
     for start in every_layout:
         numbers = {start: gpus}
         for step in steps:
-            now = (len(devices_of) + 1, 0.0)
+            now = (len(every_device) + 1, 0.0)
             while prices_of(numbers) < now:
                 now = prices_of(numbers)
                 numbers = min((numbers, *_neighbours(numbers, every_layout, step)), key=prices_of)
@@ -113,7 +113,7 @@ def _neighbours(
                 yield {counts: number for counts, number in moved.items() if number}
 
 
-def devices(numbers: Mapping[Counts, int]) -> dict[str, int]:
+def devices_of(numbers: Mapping[Counts, int]) -> dict[str, int]:
     """Return the devices of all GPUs by profile."""
     total: collections.Counter[str] = collections.Counter()
     for counts, number in numbers.items():

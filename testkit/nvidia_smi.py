@@ -103,14 +103,14 @@ def _boards_of(state: state_file.SharedState, ids: str) -> tuple[states.Board, .
 
 
 def _reset(state: state_file.SharedState, boards: Sequence[states.Board]) -> str:
-    answer = state.reset_gpus([board.index for board in boards])
+    outcome = state.reset_gpus([board.index for board in boards])
     names = {board.index: board.pci_address for board in state.boards}
-    refused = [names[index] for index in answer.refused]
-    if answer.missing:
-        others = ", ".join(names[index] for index in answer.missing)
+    refused = [names[index] for index in outcome.refused]
+    if outcome.missing:
+        others = ", ".join(names[index] for index in outcome.missing)
         text = f"GPU {refused[0]} must be reset in one command with the GPUs on its NVLink: "
-        raise _Refusal(text + others, answer.code)
-    match answer.code:
+        raise _Refusal(text + others, outcome.code)
+    match outcome.code:
         case states.Code.SUCCESS:
             done = [f"GPU {board.pci_address} was successfully reset." for board in boards]
             return "\n".join([*done, "All done."])
@@ -123,7 +123,7 @@ def _reset(state: state_file.SharedState, boards: Sequence[states.Board]) -> str
             lines = [f"  GPU {name}: In use by another client" for name in refused]
             head = "The following GPUs could not be reset:"
             text = "\n".join([head, *lines, "", f"{len(refused)} {are} {_BUSY}"])
-    raise _Refusal(text, answer.code)
+    raise _Refusal(text, outcome.code)
 
 
 def _set_persistence(

@@ -89,10 +89,10 @@ def top() -> str:
     document = layouts.parse(text, source="config.yaml")
 
     def node(
-        name: str, layout: str, requested: str = "", **status: str
+        name: str, layout: str, requested: str = "", **run_status: str
     ) -> node_reports.NodeReport:
         (fit,) = served.fitting([document.layout(layout)], idle)
-        run = {"config": requested or layout, "phase": "Done", "startedAt": _AT, **status}
+        run = {"config": requested or layout, "phase": "Done", "startedAt": _AT, **run_status}
         item = {
             "metadata": {
                 "name": name,

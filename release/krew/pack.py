@@ -97,7 +97,7 @@ def sources() -> dict[str, bytes]:
     # The registry names the commands' modules, and does not import them.
     for row in filter(lambda row: row.module, plugin_registry.PROGRAM.rows):
         finder.import_hook(f"{plugin_registry.PROGRAM.folder}.{row.module}")
-    sources: dict[str, bytes] = {}
+    texts: dict[str, bytes] = {}
     for name, module in finder.modules.items():
         if name in sys.builtin_module_names:
             continue
@@ -107,11 +107,11 @@ def sources() -> dict[str, bytes]:
                 continue
             sys.exit(f"{name} is no Python source, and cannot be packed: {path}")
         within = name.replace(".", "/") + ("/__init__.py" if module.__path__ else ".py")
-        sources[within] = path.read_bytes()
+        texts[within] = path.read_bytes()
         if name in DATA:
             beside = pathlib.PurePosixPath(within).with_name(DATA[name])
-            sources[str(beside)] = path.with_name(DATA[name]).read_bytes()
-    return sources
+            texts[str(beside)] = path.with_name(DATA[name]).read_bytes()
+    return texts
 
 
 def licences() -> dict[str, bytes]:

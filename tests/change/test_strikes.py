@@ -81,12 +81,12 @@ class UndisturbedChange:
 @functools.cache
 def play_undisturbed(change: GpuChange) -> UndisturbedChange:
     node = change.start()
-    before, kills = forks.fork(node), list[ApplyingNode]()
-    node.on_step = lambda _step: kills.append(forks.fork_at_kill(node))
+    before, forks_at_kills = forks.fork(node), list[ApplyingNode]()
+    node.on_step = lambda _step: forks_at_kills.append(forks.fork_at_kill(node))
     change.run(node)
-    assert kills
-    assert all(killed.journal.text is not None for killed in kills)
-    return UndisturbedChange(before, kills, node)
+    assert forks_at_kills
+    assert all(killed.journal.text is not None for killed in forks_at_kills)
+    return UndisturbedChange(before, forks_at_kills, node)
 
 
 def kills(change: GpuChange) -> Iterator[ApplyingNode]:

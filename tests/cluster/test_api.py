@@ -237,7 +237,7 @@ def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
     first = kube.get("/api/v1/pods", query)
     second = kube.get("/api/v1/pods", query | {"continue": first["metadata"]["continue"]})
 
-    pages = [[item["metadata"]["name"] for item in page["items"]] for page in (first, second)]
+    pages = [[each["metadata"]["name"] for each in page["items"]] for page in (first, second)]
     assert pages == [["one", "three"], ["two"]]
     assert not second["metadata"].get("continue")
 

@@ -47,11 +47,11 @@ def kube(
     made = [each for each in shipped if each["kind"] != "Deployment"]
     for obj in made:
         people.post(clusters.collection(obj), obj)
-    for name, labels in (
+    for name, node_labels in (
         (OPTED_IN, {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}),
         (OTHER, {}),
     ):
-        people.post(NODES, {"metadata": {"name": name, "labels": labels}})
+        people.post(NODES, {"metadata": {"name": name, "labels": node_labels}})
     path = real_cluster.kubeconfig(folder / "kubeconfig", ACCOUNT)
     with contextlib.closing(api.KubeApi.connect(kubeconfig=str(path))) as client:
         # Roles and policies become active a moment after their creation.

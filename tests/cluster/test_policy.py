@@ -142,8 +142,8 @@ def with_conditions(*conditions: api_objects.Object) -> Act:
     return lambda scene: scene.agent.patch_lists(f"{NODES}/{NODE}/status", body)
 
 
-def evicting(pod: str, *, labels: Mapping[str, str] = api.LABELS, **options: object) -> Act:
-    metadata = {"name": pod, "namespace": "default", "labels": labels}
+def evicting(pod: str, *, pod_labels: Mapping[str, str] = api.LABELS, **options: object) -> Act:
+    metadata = {"name": pod, "namespace": "default", "labels": pod_labels}
     body = {"metadata": metadata, "deleteOptions": options}
     return lambda scene: scene.agent.post(f"{PODS}/{pod}/eviction", body)
 
@@ -298,7 +298,7 @@ AGENT = f"mig-manager of node {NODE}"
         ),
         (
             "mig-manager's evictions carry the label",
-            [evicting(f"on-{name}", labels={}) for name in (NODE, OTHER)],
+            [evicting(f"on-{name}", pod_labels={}) for name in (NODE, OTHER)],
         ),
         (f"{AGENT} may not delete pods of others", [deleting(f"on-{OTHER}"), deleting("on-none")]),
         (

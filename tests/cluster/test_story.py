@@ -41,7 +41,7 @@ def test_every_story_of_the_demo_comes_out_as_it_must(
     where: clusters.Cluster, tmp_path: pathlib.Path, spec: str, story: str
 ) -> None:
     story_ = stories.STORIES[story]
-    gpus = gpu_values.gpus(spec)
+    gpus = gpu_values.gpus_of(spec)
     with clusters.stage(where, tmp_path, *story_.agent_options, spec=spec) as stage:
         story_.prepare(stage)
 

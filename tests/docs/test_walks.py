@@ -26,11 +26,11 @@ class Reader:
     """A reader with two terminals and a home of their own: one runs the demonstration."""
 
     def __init__(self, home: pathlib.Path) -> None:
-        programs = pathlib.Path(sys.executable).parent
+        folder = pathlib.Path(sys.executable).parent
         self._exports: list[str] = []
         self._environ = {
             "HOME": str(home),
-            "PATH": os.pathsep.join((str(programs), os.environ["PATH"])),
+            "PATH": os.pathsep.join((str(folder), os.environ["PATH"])),
             "PYTHONUNBUFFERED": "1",
             "PYTHONUTF8": "1",
             "TERM": "dumb",

@@ -25,14 +25,14 @@ DEADLINE_S = 120.0
 _WATCH_TIMES = watch.WatchTimes(pauses=timing.Backoff(first_s=0.05, max_s=0.2))
 
 
-def names(count: int) -> list[str]:
+def node_names(count: int) -> list[str]:
     return [f"node-{number:03}" for number in range(count)]
 
 
 def populate(server: apiserver.ApiServer, count: int, **labels: str) -> list[str]:
-    for name in names(count):
+    for name in node_names(count):
         server.store.create(api_objects.a_node(name, labels))
-    return names(count)
+    return node_names(count)
 
 
 def label_all(server: apiserver.ApiServer, names: Sequence[str], layout: str) -> None:
@@ -56,7 +56,7 @@ def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]
         folder: For the agent's lock and other files.
         options: Of the agent's command line.
     """
-    rig = node_rig.NodeRig(gpus=gpu_values.gpus("A100-SXM4-40GB"))
+    rig = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-40GB"))
     named = {"node_name": name, "simulate_state": str(folder / f"{name}.json")}
     return {
         "settings": agent_settings.AgentSettings.read(named | options, {}),

@@ -22,7 +22,7 @@ from testkit import apiserver
 from tests import api_objects
 from tests.node import gpu_values
 
-_GPUS = api_objects.annotations_of_agent(gpu_values.gpus("A100-SXM4-40GB"))
+_GPUS = api_objects.annotations_of_agent(gpu_values.gpus_of("A100-SXM4-40GB"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ class RolloutRig:
         )
 
     def publish_gpus(self, name: str, product: str, count: int = 1) -> None:
-        gpus = gpu_values.gpus(f"{count}x{product}")
+        gpus = gpu_values.gpus_of(f"{count}x{product}")
         self.write(name, annotations={well_known.GPUS_ANNOTATION: inventory_codec.to_json(gpus)})
 
     def write(self, name: str, **metadata: Mapping[str, str] | None) -> None:

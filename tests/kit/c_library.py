@@ -39,7 +39,7 @@ _GUARD = b"\xa5" * 256
 """Behind each memory argument: who writes past a struct of nvml.c overwrites it."""
 
 
-def run(*line: str | pathlib.Path, folder: pathlib.Path | None = None, **environ: str) -> str:
+def run(*line: str | pathlib.Path, folder: pathlib.Path | None = None, **variables: str) -> str:
     """Run a program of the tests with these variables beside ours, and return its output.
 
     Raises:
@@ -48,7 +48,7 @@ def run(*line: str | pathlib.Path, folder: pathlib.Path | None = None, **environ
     return subprocess.run(  # noqa: S603 - our own programs and arguments
         line,
         cwd=folder,
-        env={**os.environ, **environ},
+        env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -88,11 +88,11 @@ class Patient:
 
     def set_modes(self, *, is_enabled: bool, is_pending: bool) -> None:
         """Set the MIG modes of every simulated GPU."""
-        gpus = tuple(
+        changed = tuple(
             dataclasses.replace(gpu, is_enabled=is_enabled, is_pending=is_pending)
             for gpu in self.state.read().gpus
         )
-        self.state.update(lambda node: dataclasses.replace(node, gpus=gpus))
+        self.state.update(lambda node: dataclasses.replace(node, gpus=changed))
 
 
 def gpus(*there: model.Gpu) -> dict[str, object]:

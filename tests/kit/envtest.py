@@ -55,13 +55,13 @@ def assets() -> pathlib.Path:
     return pathlib.Path(folder)
 
 
-def _built(*programs: str) -> pathlib.Path:
+def _built(*names: str) -> pathlib.Path:
     if shutil.which("go") is None:
         pytest.skip(
             f"{ASSETS_VARIABLE} names no folder with them, and no Go is here to build them"
         )
     done = subprocess.run(  # noqa: S603 - our own script
-        [str(BUILD), *programs], capture_output=True, text=True, check=False
+        [str(BUILD), *names], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return pathlib.Path(done.stdout.strip())
@@ -70,8 +70,8 @@ def _built(*programs: str) -> pathlib.Path:
 class Programs:
     """Programs of a control plane, and the folder with what they read and write."""
 
-    def __init__(self, programs: pathlib.Path, folder: pathlib.Path) -> None:
-        self._programs = programs
+    def __init__(self, built: pathlib.Path, folder: pathlib.Path) -> None:
+        self._programs = built
         self.folder = folder
 
     @property
@@ -139,8 +139,8 @@ class Programs:
 class EnvtestServer(Programs):
     """One kube-apiserver with an etcd of its own, in a folder of its own."""
 
-    def __init__(self, programs: pathlib.Path, folder: pathlib.Path) -> None:
-        super().__init__(programs, folder)
+    def __init__(self, built: pathlib.Path, folder: pathlib.Path) -> None:
+        super().__init__(built, folder)
         self._etcd_url, self._port = "", 0
         self._api: subprocess.Popen[bytes] | None = None
 

@@ -32,12 +32,12 @@ EMPTY: tuple[str, ...] = ()
 SMALL = tuple(f"1g.5gb@{start}" for start in range(7))  # all-1g.5gb
 
 
-def gpus(node: str, *instances: Sequence[str]) -> model.ObservedGpus:
+def gpus(name: str, *instances: Sequence[str]) -> model.ObservedGpus:
     """Build the GPUs of a node; the UUIDs are of the form that NVIDIA's have."""
     return model.ObservedGpus(
         dataclasses.replace(
             samples.gpu(samples.A100, *(text.rstrip("*") for text in texts), index=index),
-            uuid=f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{node}-{index}')}",
+            uuid=f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{name}-{index}')}",
         )
         for index, texts in enumerate(instances)
     )
@@ -71,7 +71,7 @@ def item(  # noqa: PLR0913 - each is something that a node can have
     """Build a Node object of an agent at rest; without ``in_use`` it has not published it."""
     counts = resources.counts(every)
     published = api_objects.annotations_of_agent(every, in_use=in_use, at=NOW.isoformat())
-    node = api_objects.a_node(
+    built = api_objects.a_node(
         name,
         {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND, **(labels or {})},
         annotations={**published, **(annotations or {})},
@@ -84,8 +84,8 @@ def item(  # noqa: PLR0913 - each is something that a node can have
         },
         ready="True" if is_ready else "False",
     )
-    node["metadata"] |= {"uid": name, "resourceVersion": "7"}
-    return node | {"spec": dict(spec or {})}
+    built["metadata"] |= {"uid": name, "resourceVersion": "7"}
+    return built | {"spec": dict(spec or {})}
 
 
 def node(name: str, *instances: Sequence[str], **changed: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def node(name: str, *instances: Sequence[str], **changed: Any) -> dict[str, Any]
 def pod(
     name: str,
     *devices: str,
-    node: str = "",
+    node_name: str = "",
     age_s: float = 60.0,
     spec: Mapping[str, Any] | None = None,
     requests: Mapping[str, str] | None = None,
@@ -110,10 +110,12 @@ def pod(
         limits[resources.of_profile(samples.profile(profile)) or ""] = count or "1"
     asks = {"limits": limits, "requests": {**limits, **(requests or {})}}
     containers = {"containers": [api_objects.a_container(resources=asks)]}
-    pod = api_objects.a_pod(name, node=node, namespace="ml", spec={**containers, **(spec or {})})
+    built = api_objects.a_pod(
+        name, node=node_name, namespace="ml", spec={**containers, **(spec or {})}
+    )
     created = NOW - dt.timedelta(seconds=age_s)
-    pod["metadata"] |= {"creationTimestamp": created.isoformat(), **(metadata or {})}
-    return pod
+    built["metadata"] |= {"creationTimestamp": created.isoformat(), **(metadata or {})}
+    return built
 
 
 def decide(  # noqa: PLR0913 - what a decision depends on
@@ -156,14 +158,14 @@ def parse_cluster(
     bound += [
         demand.BoundPod(
             uid="user",
-            node_name=node.name,
+            node_name=each.name,
             amounts=((resources.of_profile(ci.profile) or "", 1),),
         )
-        for node in with_claims
-        for gpu in node.gpus
+        for each in with_claims
+        for gpu in each.gpus
         for gi in gpu.gpu_instances
         for ci in gi.compute_instances
-        if gi.placement in node.in_use.get(gpu.uuid, ()) and ci.profile.spans
+        if gi.placement in each.in_use.get(gpu.uuid, ()) and ci.profile.spans
     ]
     pending = tuple(each for each in parsed if isinstance(each, demand.Pending))
     return node_requests.with_pods(with_claims, node_requests.Requests(bound)), pending
@@ -175,7 +177,7 @@ def only(decision: decisions.PartitioningDecision) -> decisions.NodeChange:
     return change
 
 
-def text(counts: Mapping[model.Profile, int]) -> str:
+def _in_words(counts: Mapping[model.Profile, int]) -> str:
     """Return devices in words."""
     return ", ".join(f"{count}x {profile}" for profile, count in sorted(counts.items(), key=str))
 
@@ -184,11 +186,11 @@ def lines(decision: decisions.PartitioningDecision) -> list[str]:
     """Return the changes of a decision, then the pods without room, in words."""
     return [
         *(
-            f"{change.node}: {text(change.created)}"
-            + (f" instead of {text(change.destroyed)}" if change.destroyed else "")
-            + f" for {', '.join(pod.name for pod in change.pods) or 'expected pods'}"
+            f"{change.node}: {_in_words(change.created)}"
+            + (f" instead of {_in_words(change.destroyed)}" if change.destroyed else "")
+            + f" for {', '.join(each.name for each in change.pods) or 'expected pods'}"
             if change.created
-            else f"{change.node}: {change.why}, without {text(change.destroyed)}"
+            else f"{change.node}: {change.why}, without {_in_words(change.destroyed)}"
             for change in decision.changes
         ),
         *(f"{each.pod.name} {each.reason.name}: {each.message}" for each in decision.waiting),
@@ -198,8 +200,8 @@ def lines(decision: decisions.PartitioningDecision) -> list[str]:
 
 def why(decision: decisions.PartitioningDecision) -> tuple[waiting.WaitReason, str]:
     """Return why the only pod waits that does."""
-    (pod,) = decision.waiting
-    return pod.reason, pod.message
+    (waits,) = decision.waiting
+    return waits.reason, waits.message
 
 
 def requested_gpus(

@@ -46,9 +46,9 @@ def ago(**span: float) -> str:
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def gpus(spec: str, layout: str | None = None) -> tuple[model.Gpu, ...]:
+def gpus_with(spec: str, layout: str | None = None) -> tuple[model.Gpu, ...]:
     """Return GPUs of a simulated node, with a layout for A100s if one is named."""
-    return gpu_values.gpus(spec, _DEVICES[layout] if layout else None)
+    return gpu_values.gpus_of(spec, _DEVICES[layout] if layout else None)
 
 
 def node(  # noqa: PLR0913 - each is named where it is called
@@ -99,13 +99,13 @@ def node(  # noqa: PLR0913 - each is named where it is called
     return api_objects.a_node(name, labels, gpus=gpus, annotations=annotations, ready=ready)
 
 
-def pod(name: str, node: str, **asks: int) -> api_objects.Object:
+def pod(name: str, node_name: str, **asks: int) -> api_objects.Object:
     """Return a running pod that requests devices, such as ``mig_1g_5gb=2`` or ``gpu=1``."""
     limits = {
         f"nvidia.com/{what.replace('_', '-', 1).replace('_', '.')}": count
         for what, count in asks.items()
     }
-    return api_objects.a_pod(name, node=node, namespace="ml", limits=limits)
+    return api_objects.a_pod(name, node=node_name, namespace="ml", limits=limits)
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> commandline.Answer:

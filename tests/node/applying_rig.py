@@ -54,10 +54,10 @@ class ApplyingNode(node_rig.NodeRig):
         *,
         product: str = "A100-SXM4-40GB",
         count: int = 2,
-        layouts: layouts.Document = LAYOUTS,
+        document: layouts.Document = LAYOUTS,
     ) -> None:
-        super().__init__(gpus=gpu_values.gpus(f"{count}x{product}"))
-        self.layouts = layouts
+        super().__init__(gpus=gpu_values.gpus_of(f"{count}x{product}"))
+        self.layouts = document
         self.exclusion = fakes.FakeLock()
         self.journal = kept_file.FakeKeptFile()
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
@@ -180,7 +180,7 @@ class ApplyingNode(node_rig.NodeRig):
 
     def set_up(self, name: str) -> None:
         """Apply a layout as another program does, beside the journal."""
-        other = ApplyingNode("off", layouts=self.layouts)
+        other = ApplyingNode("off", document=self.layouts)
         other.gpus = self.gpus
         other.change_to(name)
         self.gpus = other.gpus
@@ -225,7 +225,7 @@ mig-configs:
   'off':
   - {{devices: all, mig-enabled: false}}
 """
-        super().__init__("off", product=product, layouts=config.parse(text, source="x.yaml"))
+        super().__init__("off", product=product, document=config.parse(text, source="x.yaml"))
         self.change_to("mixed")
         self.steps = 0
         self.before = self.shape

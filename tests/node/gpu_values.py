@@ -90,7 +90,7 @@ def geometry(gpus: Iterable[model.Gpu | model.GpuSnapshot]) -> dict[str, tuple[o
     }
 
 
-def gpus(spec: str, devices: Mapping[str, int] | None = None) -> tuple[model.Gpu, ...]:
+def gpus_of(spec: str, devices: Mapping[str, int] | None = None) -> tuple[model.Gpu, ...]:
     """Return the GPUs of a simulated node, with MIG off or each with these devices."""
     bare = tuple(hardware.template(p, index) for index, p in enumerate(hardware.parse_node(spec)))
     if devices is None:

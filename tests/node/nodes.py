@@ -18,7 +18,7 @@ def node(*, layout: str | None = None, label_managed: bool = True) -> node_rig.N
 
 @functools.cache
 def _node(*, layout: str | None, label_managed: bool) -> node_rig.NodeRig:
-    rig = node_rig.NodeRig(gpus=gpu_values.gpus("2xA100-SXM4-40GB"))
+    rig = node_rig.NodeRig(gpus=gpu_values.gpus_of("2xA100-SXM4-40GB"))
     rig.plugin.is_label_managed = label_managed
     if layout:
         agents.run(rig, layout)

@@ -44,8 +44,8 @@ class NvmlRig:
     def observe(self, index: int = 0) -> model.Gpu:
         return self.gpus.observe()[index]
 
-    def run(self, *steps: steps.Step) -> None:
-        self.gpus.execute(plan_of(self.gpus.observe(), *steps))
+    def run(self, *ordered: steps.Step) -> None:
+        self.gpus.execute(plan_of(self.gpus.observe(), *ordered))
 
     def enable(self, index: int = 0) -> model.Gpu:
         self.run(mode_step(self.observe(index), ON))
@@ -59,10 +59,10 @@ class NvmlRig:
             self.run(create, ci_step(create, name))
         return self.observe(index)
 
-    def refusal(self, *steps: steps.Step) -> errors.HardwareError:
+    def refusal(self, *ordered: steps.Step) -> errors.HardwareError:
         """Return the error with which the steps end."""
         with pytest.raises(errors.HardwareError) as caught:
-            self.run(*steps)
+            self.run(*ordered)
         return caught.value
 
     def fault(self, function: str, **how: Any) -> None:
@@ -199,7 +199,7 @@ def everything(before: model.Gpu) -> steps.Plan:
     )
 
 
-def names(gpu: model.Gpu) -> list[str]:
+def content(gpu: model.Gpu) -> list[str]:
     """Return what is on a GPU: compute instances by name, and idle GPU instances in brackets."""
     texts: list[str] = []
     for gi in gpu.gpu_instances:
@@ -219,13 +219,13 @@ def refusal(call: Callable[..., object], *arguments: object) -> str:
     return str(_ERRORS[int(caught.value.value)])
 
 
-def gpu(index: int = 0) -> Any:
+def handle(index: int = 0) -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(index)
 
 
 def gpu_with_mig(index: int = 0) -> Any:
     """Return the handle of a GPU with MIG on."""
-    device = gpu(index)
+    device = handle(index)
     assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_SUCCESS
     return device
 
@@ -244,9 +244,9 @@ def placements(device: Any, profile_id: int) -> list[tuple[int, int]]:
     count = ctypes.c_uint()
     ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
     ask(device, profile_id, None, ctypes.byref(count))
-    placements = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
-    ask(device, profile_id, placements, ctypes.byref(count))
-    return [(place.start, place.size) for place in placements]
+    structs = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    ask(device, profile_id, structs, ctypes.byref(count))
+    return [(place.start, place.size) for place in structs]
 
 
 def at(start_slice: int, size: int) -> Any:

@@ -22,11 +22,11 @@ _INSTANCE = re.compile(r"(?P<profile>[^@]+)@(?P<start>\d+)(?:\[(?P<inside>[^]]*)
 def profile(text: str) -> model.Profile:
     match = _PROFILE.fullmatch(text)
     assert match, text
-    compute, gpu, memory, sign, words = match.groups()
+    compute, slices, memory, sign, words = match.groups()
     attributes = tuple(sorted(words.split(","))) if words else ()
     return model.Profile(
-        compute_slices=int(compute or gpu),
-        gpu_slices=int(gpu),
+        compute_slices=int(compute or slices),
+        gpu_slices=int(slices),
         memory_gb=int(memory),
         attributes=attributes if sign == "+" else (),
         negated_attributes=attributes if sign == "-" else (),
@@ -197,9 +197,9 @@ def desired_gpu(
     return model.DesiredGpu.of(mode, free, pins)
 
 
-def devices_of(gpu: model.Gpu) -> dict[model.Profile, int]:
+def devices_of(observed: model.Gpu) -> dict[model.Profile, int]:
     """Count the compute instances of a GPU by profile."""
-    return dict(count_by_profile(gi.compute_instances for gi in gpu.gpu_instances))
+    return dict(count_by_profile(gi.compute_instances for gi in observed.gpu_instances))
 
 
 def count_by_profile(
@@ -259,4 +259,4 @@ def step_lines(plan: steps.Plan) -> list[str]:
 def balanced_gpu() -> model.ObservedGpus:
     """An A100 with 1g.5gb twice, 2g.10gb and 3g.20gb."""
     devices = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
-    return model.ObservedGpus(gpu_values.gpus("A100-SXM4-40GB", devices))
+    return model.ObservedGpus(gpu_values.gpus_of("A100-SXM4-40GB", devices))

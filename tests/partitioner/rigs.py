@@ -65,7 +65,7 @@ class PartitionerRig:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         """Add an opted-in node at rest, each of whose GPUs has one idle instance."""
-        mig = gpu_values.gpus(f"{gpus}xA100-SXM4-40GB", {layout: 1})
+        mig = gpu_values.gpus_of(f"{gpus}xA100-SXM4-40GB", {layout: 1})
         self.gpus[name] = mig
         self.in_use[name] = {gpu.uuid: frozenset() for gpu in mig}
         on_demand = {

@@ -24,8 +24,8 @@ def test_simulation_shows_nodes_before_and_after_and_unserved_pods(
         pod("p", "2g.10gb"),
         pod("x", "7g.80gb"),
         pod("y", "7g.40gb", age_s=1),
-        pod("u", "1g.5gb", node="a"),
-        pod("v", "7g.40gb", node="b"),
+        pod("u", "1g.5gb", node_name="a"),
+        pod("v", "7g.40gb", node_name="b"),
     ]
     answer = rigs.simulate(shell, nodes, pods)
     assert answer.status == 0

@@ -38,7 +38,7 @@ def test_change_that_waits_for_pods_lists_them_a_few_times() -> None:
         scenario.prepare(stage)
         stage.server.log.clear()
 
-        layout = scenario.layout(gpu_values.gpus(SPEC))
+        layout = scenario.layout(gpu_values.gpus_of(SPEC))
         checks = scenario.play(stage, layout, lambda _text: None)
 
         assert all(checks.values())

@@ -366,14 +366,14 @@ def is_running(pod: Object) -> bool:
     return is_kept and status["phase"] == "Running" and "containerStatuses" in status
 
 
-def devices(node: Object) -> dict[str, int]:
+def devices(obj: Object) -> dict[str, int]:
     """Return how many devices of each of NVIDIA's resources pods can be given on a node."""
-    return _counts(node["status"]["allocatable"])
+    return _counts(obj["status"]["allocatable"])
 
 
-def capacity(node: Object) -> dict[str, int]:
+def capacity(obj: Object) -> dict[str, int]:
     """Return how many devices of each of NVIDIA's resources a node has, unhealthy ones too."""
-    return _counts(node["status"]["capacity"])
+    return _counts(obj["status"]["capacity"])
 
 
 def _counts(quantities: Mapping[str, str]) -> dict[str, int]:

@@ -57,13 +57,13 @@ def nodes() -> list[api_objects.Object]:
     return [
         plugin_rig.node(
             "gpu-1",
-            gpus=plugin_rig.gpus("8xA100-SXM4-40GB", "all-balanced"),
+            gpus=plugin_rig.gpus_with("8xA100-SXM4-40GB", "all-balanced"),
             requested="all-balanced",
             labels={"pool": "train"},
         ),
         plugin_rig.node(
             "gpu-2",
-            gpus=plugin_rig.gpus("2xH100-SXM5-80GB"),
+            gpus=plugin_rig.gpus_with("2xH100-SXM5-80GB"),
             requested="all-1g.5gb",
             state=model.State.FAILED,
             reason=errors.Reason.UNKNOWN_PROFILE,
@@ -72,14 +72,14 @@ def nodes() -> list[api_objects.Object]:
         ),
         plugin_rig.node(
             "gpu-3",
-            gpus=plugin_rig.gpus(a100, "all-1g.5gb"),
+            gpus=plugin_rig.gpus_with(a100, "all-1g.5gb"),
             requested="all-balanced",
             reported="all-1g.5gb",
             is_ready=False,
         ),
         plugin_rig.node(
             "gpu-4",
-            gpus=plugin_rig.gpus(a100),
+            gpus=plugin_rig.gpus_with(a100),
             requested="all-1g.5gb",
             state=model.State.PENDING,
             reason=None,

@@ -198,8 +198,8 @@ def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
 @pytest.mark.slow
 def test_rollback_without_placements_restores_all_instances(tmp_path: pathlib.Path) -> None:
     node = ShellNode(tmp_path, "2xA100-SXM4-40GB", active="small")
-    absent = ("nvmlDeviceCreateGpuInstanceWithPlacement",)
-    node.set_options(states.Options(absent_functions=absent))
+    missing = ("nvmlDeviceCreateGpuInstanceWithPlacement",)
+    node.set_options(states.Options(absent_functions=missing))
     before = node.shape
     node.state.add_fault(
         nvml_faults.Fault(

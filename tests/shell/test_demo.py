@@ -49,12 +49,12 @@ class Demo:
         }
         self._exits = contextlib.ExitStack()
 
-    def start(self, command: Sequence[str], *, stdin: int, stdout: int) -> "subprocess.Popen[str]":
+    def start(self, line: Sequence[str], *, stdin: int, stdout: int) -> "subprocess.Popen[str]":
         """Start a command; the streams that are not given here go to files."""
         with self.errors.open("wb") as stderr:
             process = self._exits.enter_context(
                 subprocess.Popen(  # noqa: S603 - our own program
-                    command,
+                    line,
                     env=self.environ,
                     stdin=stdin,
                     stdout=stdout,
@@ -67,10 +67,10 @@ class Demo:
         self.session = process.pid
         return process
 
-    def start_logged(self, *command: str) -> "subprocess.Popen[str]":
+    def start_logged(self, *line: str) -> "subprocess.Popen[str]":
         """Start a command that writes to the log."""
         with self.log.open("wb") as log:
-            return self.start(command, stdin=subprocess.DEVNULL, stdout=log.fileno())
+            return self.start(line, stdin=subprocess.DEVNULL, stdout=log.fileno())
 
     def wait_for(self, words: str) -> None:
         waiting.until(lambda: words in self.output(), words, within_s=TIMEOUT_S)
@@ -240,8 +240,8 @@ def test_a_demo_of_five_nodes_plays_rollout_undo_and_partitioner(demo: Demo) -> 
 @pytest.mark.slow
 def test_a_closed_terminal_ends_the_demo_and_everything_that_it_started(demo: Demo) -> None:
     window, terminal = os.openpty()
-    command = [sys.executable, "-c", ON_A_TERMINAL, *DEMO, "--keep"]
-    process = demo.start(command, stdin=terminal, stdout=terminal)
+    line = [sys.executable, "-c", ON_A_TERMINAL, *DEMO, "--keep"]
+    process = demo.start(line, stdin=terminal, stdout=terminal)
     os.close(terminal)
     shown = b""
     while KEPT.encode() not in shown:

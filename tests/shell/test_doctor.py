@@ -248,14 +248,14 @@ def test_user_needs_the_node_of_the_right_and_root_does_not(
     nodes = proc.root / "dev/nvidia-caps"
     machine: dict[str, Any] = {"proc": proc.root, "dev": proc.root / "dev"}
 
-    privileges = patient.check("privileges", **machine)
+    examined = patient.check("privileges", **machine)
     without = patient.check("mig-config-right", **machine)
     nodes.mkdir(parents=True)
     (nodes / "nvidia-cap1").touch()
     with_node = patient.check("mig-config-right", **machine)
 
-    assert privileges.verdict("privileges") is WARN
-    assert "without SYS_ADMIN and MKNOD" in privileges.text("privileges")
+    assert examined.verdict("privileges") is WARN
+    assert "without SYS_ADMIN and MKNOD" in examined.text("privileges")
     assert without.failing == {"mig-config-right"}
     assert "nvidia-cap1: No such file or directory" in without.text("mig-config-right")
     assert with_node.verdict("mig-config-right") is OK

@@ -24,8 +24,8 @@ def node(tmp_path: pathlib.Path, options: states.Options) -> ShellNode:
     return ShellNode(tmp_path, "2xA30", layouts=LAYOUTS, options=options)
 
 
-def pending(node: ShellNode) -> list[bool]:
-    return [each.is_pending for each in node.state.read().gpus]
+def pending(shell_node: ShellNode) -> list[bool]:
+    return [each.is_pending for each in shell_node.state.read().gpus]
 
 
 @pytest.mark.slow

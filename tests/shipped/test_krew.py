@@ -133,7 +133,7 @@ def test_kubectl_runs_what_krew_installs(
     plugin_folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     with apiserver.serve() as server:
-        gpus = plugin_rig.gpus("1xA100-SXM4-40GB", "all-balanced")
+        gpus = plugin_rig.gpus_with("1xA100-SXM4-40GB", "all-balanced")
         server.store.create(plugin_rig.node("n1", gpus=gpus))
         product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
         server.store.create(plugin_rig.node("n2", labels=product))

@@ -196,7 +196,7 @@ def test_the_examples_in_the_comments_work_when_uncommented() -> None:
     rest, marker, examples = TEXT.partition("# --- Layouts of your own")
     code = re.sub(r"(?m)^  # (?=[a-z-]+:$|-|  )", "  ", examples)
     document = config.parse(rest + marker + code, source="examples")
-    h100 = gpu_values.gpus("8xh100")
+    h100 = gpu_values.gpus_of("8xh100")
     for name in ("training-and-notebooks", "inference", "shared-memory"):
         for gpu in h100:
             wanted = layouts.select(document.layout(name), h100)[gpu.uuid]

@@ -135,10 +135,10 @@ def test_the_agents_unit_restarts_unless_its_input_is_unusable(tmp_path: pathlib
 
 def test_agent_apply_and_boot_share_lock_and_kept_layout() -> None:
     agent = settings_of_agent(unit_command_line(), unit_environ())
-    boot = boot_settings({})
+    settings = boot_settings({})
 
-    assert agent.lock_file == boot.lock_file
-    assert agent.verified_layout_file == boot.verified_layout_file
+    assert agent.lock_file == settings.lock_file
+    assert agent.verified_layout_file == settings.verified_layout_file
     assert directives(BOOT)["EnvironmentFile"] == directives(UNITS[0])["EnvironmentFile"]
 
 

@@ -203,4 +203,6 @@ LABELS = {"config": well_known.CONFIG_LABEL, "partitioning": well_known.PARTITIO
 def config_text(spec: str) -> str:
     """Return the packaged layouts and those that stories need."""
     text = PACKAGED.read_text(encoding="utf-8")
-    return text + demo_layouts.render(gpu_values.gpus(spec), config.parse(text, source="packaged"))
+    return text + demo_layouts.render(
+        gpu_values.gpus_of(spec), config.parse(text, source="packaged")
+    )

@@ -305,19 +305,19 @@ def stage(
             *agent_options,
             node_options=dataclasses.replace(agent_stage.QUICK, deploy_style=style),
             credentials=credentials,
-        ) as stage,
+        ) as started,
     ):
-        yield stage
+        yield started
 
 
 def slot_owners(kube: api.KubeApi) -> list[str]:
     return [lease["spec"].get("holderIdentity", "") for lease in kube.get(LEASES)["items"]]
 
 
-def event_reasons(stage: stages.Stage) -> set[str]:
+def event_reasons(running: stages.Stage) -> set[str]:
     """Stop the agent, so that it has published its Events; return what they report."""
-    assert stage.stop_agent() == 0
-    events = stage.api.get(EVENTS)["items"]
+    assert running.stop_agent() == 0
+    events = running.api.get(EVENTS)["items"]
     return {each["reason"] for each in events if each["source"].get("component") == "mig-manager"}
 
 

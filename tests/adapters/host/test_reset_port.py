@@ -19,7 +19,7 @@ SPEC = "2xA100-SXM4-40GB"
 
 class InMemory:
     def __init__(self) -> None:
-        self._node = node_rig.NodeRig(gpus=gpu_values.gpus(SPEC))
+        self._node = node_rig.NodeRig(gpus=gpu_values.gpus_of(SPEC))
         self.port: ports.GpuReset = fake_host.FakeHost(self._node)
 
     @property

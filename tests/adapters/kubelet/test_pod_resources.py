@@ -216,9 +216,12 @@ def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(
 
 
 def test_allocatable_devices_are_read_from_what_kubelet_writes(kubelet: GrpcKubelet) -> None:
-    devices = resources_from(kubelet, "allocatable").allocatable()
+    allocatable = resources_from(kubelet, "allocatable").allocatable()
 
-    assert devices == {"nvidia.com/mig-1g.5gb": {"MIG-1", "MIG-2"}, "nvidia.com/gpu": {"GPU-1"}}
+    assert allocatable == {
+        "nvidia.com/mig-1g.5gb": {"MIG-1", "MIG-2"},
+        "nvidia.com/gpu": {"GPU-1"},
+    }
 
 
 @pytest.mark.slow

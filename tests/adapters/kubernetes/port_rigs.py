@@ -92,9 +92,9 @@ class InMemory:
     def forbid_slices(self) -> None:
         self._rig.dra_driver.slices = None
 
-    def occupy_slot(self, node: str) -> None:
+    def occupy_slot(self, node_name: str) -> None:
         """Give the only slot to another node."""
-        self._slots.denials = [slots.Denial(limit=1, changing=(node,))]
+        self._slots.denials = [slots.Denial(limit=1, changing=(node_name,))]
 
     @contextlib.contextmanager
     def another_manager(self) -> Iterator[None]:
@@ -189,8 +189,8 @@ class OnServers:
     def forbid_slices(self) -> None:
         self._server.inject(apiserver.Fault(resource="resourceslices", status=403, times=None))
 
-    def occupy_slot(self, node: str) -> None:
-        spec = {"holderIdentity": node, "leaseDurationSeconds": 90}
+    def occupy_slot(self, node_name: str) -> None:
+        spec = {"holderIdentity": node_name, "leaseDurationSeconds": 90}
         self._server.create(api_objects.a_lease(slots.name_of(0), **spec))
 
     @contextlib.contextmanager

@@ -20,10 +20,10 @@ from tests.node.nvml_rig import (
     Boot,
     NvmlRig,
     ci_step,
+    content,
     end_steps,
     gi_step,
     mode_step,
-    names,
     plan_of,
 )
 
@@ -41,7 +41,7 @@ def changes(node: NvmlRig) -> int:
 def test_repeating_a_step_changes_nothing(node: NvmlRig) -> None:
     idle = node.observe()
     whole, parted = gi_step(idle, "4g.20gb", 0), gi_step(idle, "3g.20gb", 4)
-    steps = (
+    ordered = (
         mode_step(idle, ON),
         whole,
         ci_step(whole, "4g.20gb"),
@@ -49,12 +49,12 @@ def test_repeating_a_step_changes_nothing(node: NvmlRig) -> None:
         ci_step(parted, "1c.3g.20gb", 0),
         ci_step(parted, "1c.3g.20gb", 2),
     )
-    for step in steps:
+    for step in ordered:
         node.run(step)
     made, count = node.observe(), changes(node)
-    for step in steps:
+    for step in ordered:
         node.run(step)
-    node.run(*steps)
+    node.run(*ordered)
     assert node.observe() == made
     assert changes(node) == count
 
@@ -134,7 +134,7 @@ def test_instances_are_created_where_the_plan_wants_them(node: NvmlRig) -> None:
     # Left to itself the driver would take 6 and then 4.
     gpu = node.enable()
     node.run(gi_step(gpu, "1g.5gb", 0), gi_step(gpu, "1g.5gb", 3))
-    assert names(node.observe()) == ["[1g.5gb@0:1]", "[1g.5gb@3:1]"]
+    assert content(node.observe()) == ["[1g.5gb@0:1]", "[1g.5gb@3:1]"]
     assert node.calls("nvmlDeviceCreateGpuInstance") == 0
 
 
@@ -150,12 +150,12 @@ def test_every_placement_is_reached_on_a_driver_that_chooses_them(boot: Boot) ->
     for start in (6, 0, 3):
         node.run(gi_step(gpu, "1g.5gb", start))
     instances = ["[1g.5gb@0:1]", "[1g.5gb@3:1]", "[1g.5gb@6:1]"]
-    assert names(node.observe()) == instances
+    assert content(node.observe()) == instances
     # Occupied: what was created on the way is gone again.
     error = node.refusal(gi_step(gpu, "2g.10gb", 2))
     assert "4:2 and never 2:2; undone" in error.message
     assert error.reason is errors.Reason.NOT_SUPPORTED
-    assert names(node.observe()) == instances
+    assert content(node.observe()) == instances
 
 
 def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(node: NvmlRig) -> None:
@@ -224,7 +224,7 @@ def test_a_failure_on_one_gpu_does_not_stop_another(boot: Boot) -> None:
         enabling += [mode_step(gpu, ON), gi_step(gpu, "7g.40gb")]
     error = node.refusal(*enabling)
     after = node.gpus.observe()
-    assert [names(gpu) for gpu in after] == [[], ["[7g.40gb@0:8]"], []]
+    assert [content(gpu) for gpu in after] == [[], ["[7g.40gb@0:8]"], []]
     first, second = error.message.split("; ")
     assert first.startswith(f"GPU 0 ({gpus[0].uuid}): cannot create GPU instance 7g.40gb at 0:8")
     assert second.startswith(f"GPU 2 ({gpus[2].uuid}): ")
@@ -234,10 +234,10 @@ def test_a_failure_on_one_gpu_does_not_stop_another(boot: Boot) -> None:
 
 def test_a_gpu_stops_at_its_first_failure(node: NvmlRig) -> None:
     gpu = node.enable()
-    steps = [gi_step(gpu, "1g.5gb", start) for start in range(3)]
+    ordered = [gi_step(gpu, "1g.5gb", start) for start in range(3)]
     node.fault("nvmlDeviceCreateGpuInstance*", first=2, code=states.Code.INSUFFICIENT_RESOURCES)
-    node.refusal(*steps)
-    assert names(node.observe()) == ["[1g.5gb@0:1]"]
+    node.refusal(*ordered)
+    assert content(node.observe()) == ["[1g.5gb@0:1]"]
 
 
 def test_gpus_are_changed_at_the_same_time_by_threads_that_end(
@@ -279,8 +279,8 @@ def test_gpu_lost_in_mid_change_is_named_and_the_others_go_on(boot: Boot) -> Non
     node = boot("2xa100-sxm4-40gb")
     before = node.gpus.observe()
     node.fault("nvmlDeviceSetMigMode", gpu=0, loses_gpu=True)
-    steps = [mode_step(gpu, ON) for gpu in before]
-    after = node.gpus.execute(plan_of(before, *steps), before)
+    ordered = [mode_step(gpu, ON) for gpu in before]
+    after = node.gpus.execute(plan_of(before, *ordered), before)
     (lost,) = after.unreachable
     assert [(gpu.index, gpu.current_mode) for gpu in after] == [(1, ON)]
     assert (lost.uuid, lost.pci_address) == (before[0].uuid, before[0].pci_address)

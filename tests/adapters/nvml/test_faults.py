@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import library
 from mig_manager.core import model
-from tests.node.nvml_rig import Boot, NvmlRig, ci_step, everything, gi_step, names
+from tests.node.nvml_rig import Boot, NvmlRig, ci_step, content, everything, gi_step
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def test_any_answer_while_observing_is_tolerated_or_a_typed_error(
                 assert is_explained or failure.reason is errors.Reason.NOT_SUPPORTED
             if observed is not None and not says_none(function, code):
                 # What is borne makes no instance disappear.
-                assert names(observed) == names(gpu), function
+                assert content(observed) == content(gpu), function
             node.state.clear_faults()
         assert node.observe() == gpu
         assert pynvml._nvmlLib_refcount == 0 or function == "nvmlShutdown"
@@ -77,7 +77,7 @@ def test_any_answer_while_changing_is_tolerated_or_a_typed_error(
 ) -> None:
     node = boot(in_use_timeout_s=0.5)
     node.gpus.execute(everything(node.fill("1g.5gb", "3g.20gb")))
-    wanted = names(node.observe())
+    wanted = content(node.observe())
 
     def change() -> model.ObservedGpus:
         return node.gpus.execute(everything(before[0]), before)
@@ -92,6 +92,6 @@ def test_any_answer_while_changing_is_tolerated_or_a_typed_error(
             failure, after = attempt(change)
             node.state.clear_faults()
             is_reported = failure is not None or (after is not None and bool(after.unreachable))
-            assert is_reported or names(node.observe()) == wanted
+            assert is_reported or content(node.observe()) == wanted
             before = node.gpus.execute(everything(node.observe()))
-            assert names(before[0]) == wanted
+            assert content(before[0]) == wanted

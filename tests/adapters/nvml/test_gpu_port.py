@@ -18,7 +18,7 @@ WHOLE, SLICED = (
 
 class InMemory:
     def __init__(self) -> None:
-        self._node = node_rig.NodeRig(gpus=gpu_values.gpus(SPEC))
+        self._node = node_rig.NodeRig(gpus=gpu_values.gpus_of(SPEC))
         self.gpus: ports.Gpus = fake_host.FakeGpus(self._node)
 
     def use(self, gpu: model.Gpu) -> None:

@@ -20,10 +20,10 @@ UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"
 
 
-def execute(proc: ProcTree, gpu: model.Gpu, *steps: steps.Step) -> None:
+def execute(proc: ProcTree, gpu: model.Gpu, *ordered: steps.Step) -> None:
     """Execute steps that require idle GPUs; a driver that refuses one is asked once."""
     gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
-    plan = plan_of([gpu], *steps)
+    plan = plan_of([gpu], *ordered)
     gpus.execute(dataclasses.replace(plan, requires_idle=True), model.ObservedGpus([gpu]))
 
 

@@ -14,9 +14,9 @@ from tests.node.nvml_rig import ON, NvmlRig
 
 @pytest.fixture
 def _binding_restored() -> Iterator[None]:
-    library = pynvml.nvmlLib
+    loaded = pynvml.nvmlLib
     yield
-    pynvml.nvmlLib = library
+    pynvml.nvmlLib = loaded
     pynvml._nvmlGetFunctionPointer_cache.clear()
 
 

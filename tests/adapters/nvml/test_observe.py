@@ -114,7 +114,7 @@ def test_virtualization_is_observed_if_the_library_has_the_query(
 def test_a_gpu_instance_without_compute_instance_is_observed(node: NvmlRig) -> None:
     node.run(gi_step(node.enable(), "2g.10gb", 4))
     gpu = node.observe()
-    assert nvml_rig.names(gpu) == ["[2g.10gb@4:2]"]
+    assert nvml_rig.content(gpu) == ["[2g.10gb@4:2]"]
     assert gpu.mig_uuids == ()
 
 
@@ -273,7 +273,7 @@ def test_a_gpu_without_memory_of_its_own_gets_its_layout(
     names = sorted(str(row.profile) for row in gpu.profiles or ())
     assert names == ["1g.0gb", "1g.0gb+me", "2g.0gb", "2g.0gb+me", "4g.0gb"]
     gpu = node.fill("2g.0gb", "1g.0gb")
-    assert nvml_rig.names(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
+    assert nvml_rig.content(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
 
 
 def test_a_profile_newer_than_this_version_is_observed_by_an_own_name() -> None:

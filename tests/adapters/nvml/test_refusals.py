@@ -17,10 +17,10 @@ from tests.node.nvml_rig import (
     Boot,
     NvmlRig,
     ci_step,
+    content,
     end_steps,
     gi_step,
     mode_step,
-    names,
 )
 
 # -- instances in use -------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_a_gpu_that_a_mode_change_attaches_again_is_found(boot: Boot) -> None:
     create = gi_step(gpu, "7g.40gb")
     node.run(mode_step(gpu, ON), create, ci_step(create, "7g.40gb"))
     after = node.observe()
-    assert names(after) == ["7g.40gb@0:8"]
+    assert content(after) == ["7g.40gb@0:8"]
     assert (after.index, after.uuid) == (gpu.index, gpu.uuid)
 
 

@@ -126,23 +126,23 @@ def in_a_process(runs: int) -> list[Sample]:
     samples: list[Sample] = []
     with agent_stage.AgentStage(_SPEC) as stage:
         assert stage.machine.agent is not None
-        process = pathlib.Path(f"/proc/{stage.machine.agent.pid}")
+        proc = pathlib.Path(f"/proc/{stage.machine.agent.pid}")
         for number in range(1, runs + 1):
             layout = _LAYOUTS[number % len(_LAYOUTS)]
             stage.assert_ends(layout)
             if number > runs * _WARM_UP:
-                samples.append(_sample(process, number))
+                samples.append(_sample(proc, number))
     return samples
 
 
-def _sample(process: pathlib.Path, runs: int, *, blocks: int = 0) -> Sample:
-    resident = int((process / "statm").read_text(encoding="ascii").split()[1]) * _PAGE
+def _sample(proc: pathlib.Path, runs: int, *, blocks: int = 0) -> Sample:
+    resident = int((proc / "statm").read_text(encoding="ascii").split()[1]) * _PAGE
     return Sample(
         runs=runs,
         blocks=blocks,
         resident=resident,
-        threads=_at_rest(process / "task"),
-        files=_at_rest(process / "fd"),
+        threads=_at_rest(proc / "task"),
+        files=_at_rest(proc / "fd"),
     )
 
 

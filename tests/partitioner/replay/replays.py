@@ -19,7 +19,7 @@ def past(
     **more: Any,
 ) -> Any:
     """A pod that has ended."""
-    item = pod(name, profile, node="a", age_s=-arrival_s, **more)
+    item = pod(name, profile, node_name="a", age_s=-arrival_s, **more)
     began_s = arrival_s + wait_s
     item["status"] = {
         "phase": "Succeeded",
@@ -31,7 +31,7 @@ def past(
 
 def failed_pod(name: str, profile: str, *, arrival_s: float, status: Mapping[str, Any]) -> Any:
     """A pod that failed, and whose app containers report no end."""
-    item = pod(name, profile, node="a", age_s=-arrival_s)
+    item = pod(name, profile, node_name="a", age_s=-arrival_s)
     item["status"] = {"phase": "Failed", "startTime": _at(arrival_s), **status}
     return item
 

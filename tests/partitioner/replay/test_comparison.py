@@ -262,7 +262,7 @@ def test_only_the_last_days_are_counted_and_older_pods_use_devices(
 ) -> None:
     pods = [
         replays.past("gone", "7g.40gb", arrival_s=-9 * 86400, runs_s=60),
-        pod("running", "7g.40gb", node="a", age_s=9 * 86400),
+        pod("running", "7g.40gb", node_name="a", age_s=9 * 86400),
         replays.past("small", "1g.5gb", arrival_s=0, runs_s=60),
     ]
 
@@ -299,7 +299,7 @@ def test_without_opted_in_nodes_all_are_replayed_and_the_text_says_so(
     ("pods", "message"),
     [
         ([], "no pod of the files requested MIG devices"),
-        ([pod("p", node="a")], "no pod of the files requested MIG devices"),
+        ([pod("p", node_name="a")], "no pod of the files requested MIG devices"),
     ],
 )
 def test_nothing_to_replay_is_an_error(
@@ -321,7 +321,7 @@ def test_without_published_gpus_there_is_nothing_to_replay(shell: commandline.Sh
 
 
 def test_old_pods_alone_are_nothing_to_replay(shell: commandline.Shell) -> None:
-    pods = [pod("p", "1g.5gb", node="a", age_s=9 * 86400)]
+    pods = [pod("p", "1g.5gb", node_name="a", age_s=9 * 86400)]
     pods[0]["status"]["startTime"] = NOW.isoformat()
 
     answer = replays.replay(shell, [node("a", SMALL)], pods)

@@ -16,7 +16,7 @@ DOOMED = driver_rules.mig_uuid("doomed")
 
 
 def empty() -> NodeRig:
-    return NodeRig(gpus=gpu_values.gpus("A100-SXM4-40GB"))
+    return NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-40GB"))
 
 
 def gpu_pod(rig: NodeRig, name: str = "train", **fields: object) -> str:

@@ -126,9 +126,9 @@ class _Explorer:
                     nodes.append(forked)
         return nodes
 
-    def disturb(self, play: PlayedChange, write: Write, moments: Iterable[int]) -> None:
+    def disturb(self, play: PlayedChange, write: Write, numbers: Iterable[int]) -> None:
         """Have another program write at moments of an agent, and judge how each run ends."""
-        for number in moments:
+        for number in numbers:
             forked, strike = play.fork(), _Strike(number, functools.partial(self._write, write))
             forked.path = (*play.path, f"{write.name} at {number}")
             outcome = forked.serve(strike)

@@ -42,7 +42,7 @@ def series(agent_metrics: metrics.AgentMetrics, name: str) -> dict[str, float]:
 
 
 def gpus_with(wanted: dict[str, int]) -> model.ObservedGpus:
-    return model.ObservedGpus(gpu_values.gpus("2xA100-SXM4-40GB", wanted))
+    return model.ObservedGpus(gpu_values.gpus_of("2xA100-SXM4-40GB", wanted))
 
 
 STATES = {"pending": 0, "rebooting": 0, "success": 0, "failed": 0}

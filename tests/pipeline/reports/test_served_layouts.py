@@ -134,7 +134,7 @@ def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
 
 def test_layout_selects_only_gpus_of_its_product() -> None:
     rig = nodes.node()
-    rig.gpus = gpu_values.gpus("A100-SXM4-80GB+A30+A100-SXM4-80GB")
+    rig.gpus = gpu_values.gpus_of("A100-SXM4-80GB+A30+A100-SXM4-80GB")
 
     assert apply(rig, "all-2g.12gb", "", **DEFAULT) == (
         errors.Reason.APPLIED,
@@ -149,7 +149,7 @@ def test_layout_selects_only_gpus_of_its_product() -> None:
 
 def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> None:
     rig = nodes.node()
-    rig.gpus = gpu_values.gpus("A100-SXM4-80GB+A30")
+    rig.gpus = gpu_values.gpus_of("A100-SXM4-80GB+A30")
     agent = agents.reconciler(rig, OWNERS_FILE)
     outcome = agents.run(rig, "all-2g.12gb", by=agent)
     assert agent.check_drift("all-2g.12gb", outcome) is drift.Action.REST

@@ -41,7 +41,7 @@ def with_strategy_single(*, by_label: bool = True) -> node_rig.NodeRig:
 
 def with_two_models() -> node_rig.NodeRig:
     """Return a node whose GPUs are of two models, which share the name of a profile."""
-    rig = node_rig.NodeRig(gpus=gpu_values.gpus("A100-SXM4-80GB+H100 80GB HBM3"))
+    rig = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-80GB+H100 80GB HBM3"))
     rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", strategies.STRATEGY_LABEL: "single"}
     rig.start_plugin()
     return rig

@@ -75,7 +75,7 @@ def test_content_not_changed_by_the_owner_makes_no_new_request(
 
 def node_of(*names: str) -> node_rig.NodeRig:
     rig = nodes.node()
-    rig.gpus = gpu_values.gpus("+".join(names))
+    rig.gpus = gpu_values.gpus_of("+".join(names))
     rig.advance()
     return rig
 

@@ -15,7 +15,7 @@ from tests.node import nvml_rig
 
 def test_calls_outside_a_session_are_refused_and_old_handles_void(start: nvml_rig.Start) -> None:
     start()
-    device = nvml_rig.gpu()
+    device = nvml_rig.handle()
     pynvml.nvmlInit()
     pynvml.nvmlShutdown()
     assert pynvml.nvmlDeviceGetCount() == 1
@@ -50,7 +50,7 @@ def test_missing_functions_are_not_found_and_errors_have_texts(start: nvml_rig.S
 
 def test_a_gpu_reports_its_identity_and_is_found_by_it(start: nvml_rig.Start) -> None:
     start("A30+H100")
-    device = nvml_rig.gpu(1)
+    device = nvml_rig.handle(1)
     pci = pynvml.nvmlDeviceGetPciInfo(device)
     assert pynvml.nvmlSystemGetDriverVersion() == "580.95.05"
     assert pynvml.nvmlDeviceGetName(device) == "NVIDIA H100 80GB HBM3"
@@ -69,13 +69,13 @@ def test_a_gpu_reports_its_identity_and_is_found_by_it(start: nvml_rig.Start) ->
         pynvml.nvmlDeviceGetHandleByPciBusId("0000:0f:00.0"),
     ):
         assert pynvml.nvmlDeviceGetIndex(handle) == 1
-    assert nvml_rig.refusal(nvml_rig.gpu, 2) == "INVALID_ARGUMENT"
+    assert nvml_rig.refusal(nvml_rig.handle, 2) == "INVALID_ARGUMENT"
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetHandleByUUID, "GPU-0") == "NOT_FOUND"
 
 
 def test_gpu_without_mig_supports_none_of_it(start: nvml_rig.Start) -> None:
     start("L40S")
-    device = nvml_rig.gpu()
+    device = nvml_rig.handle()
     profile = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
     for call, *arguments in (
         (pynvml.nvmlDeviceGetMigMode,),

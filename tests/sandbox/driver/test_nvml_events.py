@@ -16,7 +16,7 @@ def watching(*indices: int) -> Any:
     """Return an event set in which GPUs are registered."""
     events = pynvml.nvmlEventSetCreate()
     for index in indices:
-        pynvml.nvmlDeviceRegisterEvents(nvml_rig.gpu(index), CHANGE, events)
+        pynvml.nvmlDeviceRegisterEvents(nvml_rig.handle(index), CHANGE, events)
     return events
 
 
@@ -59,7 +59,9 @@ def test_an_old_driver_reports_only_gpus_with_mig_mode_on(start: nvml_rig.Start)
 def test_an_xid_is_an_event_and_a_reset_clears_the_recovery_action(start: nvml_rig.Start) -> None:
     library = start("2xA100-SXM4-40GB")
     events = pynvml.nvmlEventSetCreate()
-    pynvml.nvmlDeviceRegisterEvents(nvml_rig.gpu(1), pynvml.nvmlEventTypeXidCriticalError, events)
+    pynvml.nvmlDeviceRegisterEvents(
+        nvml_rig.handle(1), pynvml.nvmlEventTypeXidCriticalError, events
+    )
     field = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 
     library.state.fail_gpu(1, action=pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET, xid=48)
@@ -67,9 +69,9 @@ def test_an_xid_is_an_event_and_a_reset_clears_the_recovery_action(start: nvml_r
     event = WAIT(events, SOON_MS)
     assert (event.eventType, event.eventData) == (pynvml.nvmlEventTypeXidCriticalError, 48)
     assert is_silent(events)
-    assert pynvml.nvmlDeviceGetFieldValues(nvml_rig.gpu(1), [field])[0].value.uiVal == 1
+    assert pynvml.nvmlDeviceGetFieldValues(nvml_rig.handle(1), [field])[0].value.uiVal == 1
     assert library.state.reset_gpu(1) is states.Code.SUCCESS
-    assert pynvml.nvmlDeviceGetFieldValues(nvml_rig.gpu(1), [field])[0].value.uiVal == 0
+    assert pynvml.nvmlDeviceGetFieldValues(nvml_rig.handle(1), [field])[0].value.uiVal == 0
 
 
 def test_a_reset_does_not_clear_an_action_that_needs_a_reboot(start: nvml_rig.Start) -> None:

@@ -80,7 +80,7 @@ def test_first_instance_of_a_gpu_in_use_is_refused_and_a_later_one_is_not(
 
 def test_checks_are_in_the_drivers_order_and_need_permission(start: nvml_rig.Start) -> None:
     state = start().state
-    device = nvml_rig.gpu()
+    device = nvml_rig.handle()
     create = pynvml.nvmlDeviceCreateGpuInstance
 
     def permit(*, permitted: bool) -> None:

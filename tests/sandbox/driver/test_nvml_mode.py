@@ -25,7 +25,7 @@ def test_an_idle_hopper_gpu_switches_at_once_and_loses_its_instances(
 
 def test_ampere_gpu_in_use_keeps_its_mode_with_the_other_pending(start: nvml_rig.Start) -> None:
     state = start("A100").state
-    device = nvml_rig.gpu()
+    device = nvml_rig.handle()
     uuid = pynvml.nvmlDeviceGetUUID(device)
     client = state.add_client(uuid, name="dcgm", kind=MONITOR)
     assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_ERROR_IN_USE
@@ -42,7 +42,7 @@ def test_ampere_gpu_in_use_keeps_its_mode_with_the_other_pending(start: nvml_rig
 
 def test_hopper_gpu_switches_under_monitors_but_not_under_workloads(start: nvml_rig.Start) -> None:
     state = start("H100").state
-    device = nvml_rig.gpu()
+    device = nvml_rig.handle()
     uuid = pynvml.nvmlDeviceGetUUID(device)
     state.add_client(uuid, name="dcgm", kind=MONITOR)
     assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_SUCCESS
@@ -56,7 +56,7 @@ def test_profiles_while_mig_is_off_are_reported_by_new_drivers_only(
     start: nvml_rig.Start, *, is_old: bool
 ) -> None:
     start(reports_profiles_while_mig_off=not is_old)
-    device = nvml_rig.gpu()
+    device = nvml_rig.handle()
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
     if is_old:
         assert nvml_rig.refusal(ask, device, 2, 1) == "NOT_SUPPORTED"

@@ -46,7 +46,7 @@ def test_a_reset_is_refused_for_all_named_gpus_as_on_a_real_machine(
 ) -> None:
     library = start("3xA100", **options)
     if not options:
-        uuid = pynvml.nvmlDeviceGetUUID(nvml_rig.gpu(1))
+        uuid = pynvml.nvmlDeviceGetUUID(nvml_rig.handle(1))
         library.state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     before = library.state.read()
 
@@ -60,14 +60,14 @@ def test_a_handle_and_a_minor_number_last_until_the_gpu_is_attached_again(
     start: nvml_rig.Start,
 ) -> None:
     library = start("2xA100", reattaches=True)
-    first, second = nvml_rig.gpu(0), nvml_rig.gpu(1)
+    first, second = nvml_rig.handle(0), nvml_rig.handle(1)
     minor = pynvml.nvmlDeviceGetMinorNumber(first)
     assert pynvml.nvmlDeviceSetMigMode(first, 1) == pynvml.NVML_SUCCESS
 
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetMigMode, first) == "INVALID_ARGUMENT"
     assert pynvml.nvmlDeviceGetMigMode(second) == [0, 0]
-    assert pynvml.nvmlDeviceGetMigMode(nvml_rig.gpu(0)) == [1, 1]
-    again = pynvml.nvmlDeviceGetMinorNumber(nvml_rig.gpu(0))
+    assert pynvml.nvmlDeviceGetMigMode(nvml_rig.handle(0)) == [1, 1]
+    again = pynvml.nvmlDeviceGetMinorNumber(nvml_rig.handle(0))
     assert again not in (minor, pynvml.nvmlDeviceGetMinorNumber(second))
     assert library.state.reset_gpu(1) is states.Code.SUCCESS
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetUUID, second) == "INVALID_ARGUMENT"

@@ -69,7 +69,7 @@ def room(gpu: states.GpuState, product: str, row: hardware.GpuProfile) -> int:
     raise AssertionError
 
 
-def profile_id(product: str, name: str) -> int:
+def profile_id_of(product: str, name: str) -> int:
     rows = hardware.find(product).profiles
     return next(row.profile_id for row in rows if row.enum_index == ENUMS[name])
 
@@ -87,7 +87,7 @@ def test_driver_positions_and_numbers_instances_as_captured(
     for name in order.split():
         now = situation(gpu, product, is_swapped=is_swapped)
         try:
-            gpu, made = transitions.create_gpu_instance(now, profile_id(product, name), None)
+            gpu, made = transitions.create_gpu_instance(now, profile_id_of(product, name), None)
             positions.append((made.placement.start, made.instance_id))
         except states.Refused as refused:
             assert refused.code is states.Code.INSUFFICIENT_RESOURCES  # noqa: PT017
@@ -115,7 +115,7 @@ def test_ids_of_disjoint_placements_differ(*, is_swapped: bool) -> None:
 
 @pytest.mark.parametrize(("name", "spans"), [("3g", ["0:2", "2:1"]), ("4g", ["0:1", "2:2"])])
 def test_small_compute_instance_leaves_room_for_a_double_one(name: str, spans: list[str]) -> None:
-    gpu = gpu_with_instance("A100", profile_id("A100", name))
+    gpu = gpu_with_instance("A100", profile_id_of("A100", name))
     for desired in (0, 1):
         gpu, _ = with_compute(gpu, desired)
     assert sorted(str(c.placement) for c in gpu.instances[0].compute_instances) == spans

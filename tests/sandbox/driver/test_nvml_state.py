@@ -55,7 +55,7 @@ def start(path: pathlib.Path, body: str) -> subprocess.Popen[bytes]:
 
 
 def create(index: int = 0, profile_id: int = 19) -> Any:
-    return pynvml.nvmlDeviceCreateGpuInstance(nvml_rig.gpu(index), profile_id)
+    return pynvml.nvmlDeviceCreateGpuInstance(nvml_rig.handle(index), profile_id)
 
 
 def created_at_once(path: pathlib.Path, *gpus: int) -> list[nvml_faults.Call]:
@@ -94,13 +94,13 @@ def test_state_survives_the_file_and_seeds_determine_the_uuids(
         mig_events=states.MigEvents.NEVER,
     )
     pynvml.nvmlGpuInstanceCreateComputeInstance(create(profile_id=9), 0)
-    uuid = pynvml.nvmlDeviceGetUUID(nvml_rig.gpu())
+    uuid = pynvml.nvmlDeviceGetUUID(nvml_rig.handle())
     state.add_client(uuid, name="train")
     state.add_fault(nvml_faults.Fault(function="x*", gpu=1, first=2, count=None, code=19))
     assert nvml_faults.SharedState(path).faults() == state.faults()
     assert nvml_faults.SharedState(path).read() == state.read()
     boot(tmp_path / "other", "2xA100", seed="b")
-    assert pynvml.nvmlDeviceGetUUID(nvml_rig.gpu()) != uuid
+    assert pynvml.nvmlDeviceGetUUID(nvml_rig.handle()) != uuid
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_processes_change_one_gpu_concurrently_and_lose_nothing(path: pathlib.Pa
     create()
     assert state.read() is state.read()
     events = pynvml.nvmlEventSetCreate()
-    pynvml.nvmlDeviceRegisterEvents(nvml_rig.gpu(), pynvml.nvmlEventMigConfigChange, events)
+    pynvml.nvmlDeviceRegisterEvents(nvml_rig.handle(), pynvml.nvmlEventMigConfigChange, events)
     body = f"""
 assert pynvml.nvmlDeviceGetGpuInstanceById(device, 13)
 for _ in range(2): pynvml.{CREATE}(device, 19)
@@ -184,11 +184,11 @@ def test_reboot_ends_instances_and_clients_and_modes_that_do_not_persist(
 ) -> None:
     state = boot(path, product)
     create(profile_id=0)
-    state.add_client(pynvml.nvmlDeviceGetUUID(nvml_rig.gpu()), name="train")
+    state.add_client(pynvml.nvmlDeviceGetUUID(nvml_rig.handle()), name="train")
     boot_id = state.boot_id
     assert state.boot_id == boot_id
     state.reboot()
-    assert pynvml.nvmlDeviceGetMigMode(nvml_rig.gpu()) == mode
+    assert pynvml.nvmlDeviceGetMigMode(nvml_rig.handle()) == mode
     assert state.read().gpus[0].instances == ()
     assert state.read().clients == ()
     assert state.boot_id != boot_id

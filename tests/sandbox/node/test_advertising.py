@@ -34,7 +34,7 @@ class AdvertisingRig:
     def __init__(self, server: apiserver.ApiServer, kube: api.KubeApi) -> None:
         self.server = server
         self.kube = kube
-        self.node = node_rig.NodeRig(gpus=gpu_values.gpus("A100-SXM4-40GB"))
+        self.node = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-40GB"))
         self.gpus = self.started_agent()
 
     def started_agent(self) -> advertising.AdvertisingGpus:

@@ -51,12 +51,12 @@ def test_program_uses_its_device_until_it_stops_and_is_listed(path: pathlib.Path
     train.start(0.0)
     a_user(state, whole.uuid, states.ClientKind.MONITOR).start(0.0)
     listed = pynvml.nvmlDeviceGetComputeRunningProcesses
-    assert [len(listed(nvml_rig.gpu(index))) for index in range(2)] == [0, 1]
+    assert [len(listed(nvml_rig.handle(index))) for index in range(2)] == [0, 1]
     train.stop()
     train.stop()
 
-    assert listed(nvml_rig.gpu(1)) == []
-    assert pynvml.nvmlDeviceSetMigMode(nvml_rig.gpu(0), 1) == pynvml.NVML_ERROR_IN_USE
+    assert listed(nvml_rig.handle(1)) == []
+    assert pynvml.nvmlDeviceSetMigMode(nvml_rig.handle(0), 1) == pynvml.NVML_ERROR_IN_USE
 
 
 def test_a_device_that_does_not_exist_cannot_be_used(path: pathlib.Path) -> None:

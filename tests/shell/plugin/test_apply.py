@@ -41,7 +41,7 @@ def add_node(
     annotations: dict[str, str] | None = None,
     **fields: Any,
 ) -> None:
-    fields = {"gpus": plugin_rig.gpus(SPEC), "requested": "all-balanced", **fields}
+    fields = {"gpus": plugin_rig.gpus_with(SPEC), "requested": "all-balanced", **fields}
     node = plugin_rig.node("gpu-1", labels=labels, **fields)
     node_annotations = node["metadata"]["annotations"]
     if fields["gpus"] is not None:
@@ -119,7 +119,7 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
     message: str,
     requested: str,
 ) -> None:
-    generated = served.generate(plugin_rig.gpus(SPEC)).values()
+    generated = served.generate(plugin_rig.gpus_with(SPEC)).values()
     add_node(user.server, listed=layout_list.to_json(map(layout_list.Entry.of, generated)))
     answer = user.alone("apply", *filter(None, (layout, "gpu-1")), *words)
     assert message in answer.out + answer.err
@@ -128,9 +128,9 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
 
 
 def test_a_request_that_changes_no_gpu_is_reported_as_such(user: plugin_rig.Viewer) -> None:
-    generated = served.generate(plugin_rig.gpus(SPEC)).values()
+    generated = served.generate(plugin_rig.gpus_with(SPEC)).values()
     listed = layout_list.to_json(map(layout_list.Entry.of, generated))
-    add_node(user.server, gpus=plugin_rig.gpus(SPEC, "all-1g.5gb"), listed=listed)
+    add_node(user.server, gpus=plugin_rig.gpus_with(SPEC, "all-1g.5gb"), listed=listed)
     answer = user.alone("apply", "all-1g.5gb", "gpu-1")
     assert "already active: no GPU changes." in answer.out
     assert "Requested all-1g.5gb of gpu-1" in answer.out
@@ -322,7 +322,7 @@ def test_a_custom_layout_is_planned_from_the_nodes_annotation(
     user: plugin_rig.Viewer, name: str
 ) -> None:
     add_custom(
-        user.server, OTHER.replace("custom", name), gpus=plugin_rig.gpus(SPEC, "all-1g.5gb")
+        user.server, OTHER.replace("custom", name), gpus=plugin_rig.gpus_with(SPEC, "all-1g.5gb")
     )
     user.server.store.create(plugin_rig.pod("trainer", "gpu-1", mig_1g_5gb=14))
     answer = user.alone("plan", "custom", "gpu-1")

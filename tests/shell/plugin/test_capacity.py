@@ -27,10 +27,10 @@ def node(
 
 
 def nodes() -> list[api_objects.Object]:
-    balanced = plugin_rig.gpus(f"2x{A100}", "all-balanced")
+    balanced = plugin_rig.gpus_with(f"2x{A100}", "all-balanced")
     one, two = (gpu.uuid for gpu in balanced)
     first = next(gi for gi in balanced[0].gpu_instances if str(gi.profile) == "2g.10gb")
-    whole = plugin_rig.gpus(A100)
+    whole = plugin_rig.gpus_with(A100)
     damaged = node("damaged", balanced, {})
     damaged["metadata"]["annotations"][well_known.CAPACITY_ANNOTATION] = "[]"
     cordoned = node("whole", whole, {whole[0].uuid: set()}, ON_DEMAND)

@@ -65,7 +65,7 @@ def test_no_tags_are_printed_that_no_node_would_have(
 
 @pytest.mark.slow
 def test_device_classes_are_a_list_that_kubectl_applies(user: plugin_rig.Viewer) -> None:
-    user.server.create(plugin_rig.node("gpu-1", gpus=plugin_rig.gpus("1xH100-SXM5-80GB")))
+    user.server.create(plugin_rig.node("gpu-1", gpus=plugin_rig.gpus_with("1xH100-SXM5-80GB")))
     answer = user.real("device-classes", "-o", "yaml")
 
     items = yaml.safe_load(answer.out)["items"]
@@ -98,7 +98,7 @@ def test_no_device_class_is_made_beside_one_of_another_name(user: plugin_rig.Vie
         metadata = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
         user.server.create({**metadata, "metadata": {"name": name}, "spec": spec})
     user.server.create(
-        plugin_rig.node("gpu-1", gpus=plugin_rig.gpus("1xA100-SXM4-40GB")),
+        plugin_rig.node("gpu-1", gpus=plugin_rig.gpus_with("1xA100-SXM4-40GB")),
         plugin_rig.node("gpu-2"),
     )
 

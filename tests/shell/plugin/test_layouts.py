@@ -25,12 +25,12 @@ mig-configs:
 def entries(text: str = OWNERS_FILE) -> list[layout_list.Entry]:
     """Return what an agent with this file lists for these GPUs."""
     from_file = config.parse(text, source="/etc/mig-manager/config.yaml").layouts
-    made = generator.layouts_of(generator.kinds_of(plugin_rig.gpus(SPEC)))
+    made = generator.layouts_of(generator.kinds_of(plugin_rig.gpus_with(SPEC)))
     return [layout_list.Entry.of(layout) for layout in {**made, **from_file}.values()]
 
 
 def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "team-a") -> None:
-    node = plugin_rig.node("gpu-1", gpus=plugin_rig.gpus(SPEC), requested=requested)
+    node = plugin_rig.node("gpu-1", gpus=plugin_rig.gpus_with(SPEC), requested=requested)
     if listed is not None:
         node["metadata"]["annotations"][well_known.LAYOUTS_ANNOTATION] = listed
     server.store.create(node)
@@ -97,7 +97,7 @@ def test_a_layout_is_active_with_the_content_that_was_applied(
     (entry,) = [each for each in entries() if each.name == "team-a"]
     node = plugin_rig.node(
         "gpu-1",
-        gpus=plugin_rig.gpus(SPEC),
+        gpus=plugin_rig.gpus_with(SPEC),
         requested=requested,
         state=state,
         config_hash=entry.content_hash if is_same_content else "0123456789ab",

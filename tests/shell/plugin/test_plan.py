@@ -20,7 +20,7 @@ mig-configs:
   no-such-profile: [{devices: all, mig-enabled: true, mig-devices: {1g.99gb: 1}}]
   other-gpu: [{device-filter: "0x233010DE", devices: all, mig-enabled: true, mig-devices: {}}]
 """
-IDLE = plugin_rig.gpus("2xA100-SXM4-40GB")
+IDLE = plugin_rig.gpus_with("2xA100-SXM4-40GB")
 # Such a driver lists profiles only with MIG on, and so whether they fit is not known before.
 BLIND = tuple(dataclasses.replace(gpu, profiles=None) for gpu in IDLE)
 
@@ -94,7 +94,7 @@ def test_gpus_that_their_agent_cannot_observe_are_unknown(
 
 @pytest.mark.slow
 def test_another_layout_of_the_same_name_is_noted(user: plugin_rig.Viewer) -> None:
-    gpus = plugin_rig.gpus("1xA30")
+    gpus = plugin_rig.gpus_with("1xA30")
     odd = plugin_rig.node("odd", gpus=gpus, requested="all-disabled", config_hash="0123456789ab")
     layouts = api_objects.a_config_map(plugin_rig.CONFIG, "gpu-operator/default-mig-parted-config")
     for each in (layouts, odd):
@@ -153,7 +153,7 @@ def test_content_that_only_the_agent_has_is_unknown(
 ) -> None:
     listed = {"all-balanced": {"hash": "0123456789ab", "origin": "config.yaml:3"}}
     node = plugin_rig.node(
-        "gpu-1", gpus=plugin_rig.gpus("1xA100-SXM4-40GB"), labels={"test": "listed"}
+        "gpu-1", gpus=plugin_rig.gpus_with("1xA100-SXM4-40GB"), labels={"test": "listed"}
     )
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = json.dumps(
         {"version": 1, "layouts": listed}

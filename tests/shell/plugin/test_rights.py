@@ -47,7 +47,7 @@ def user_with(
     granted: list[dict[str, list[str]]], home: pathlib.Path
 ) -> Iterator[plugin_rig.Viewer]:
     """Yield a user with these rights in a cluster of one node."""
-    gpus = plugin_rig.gpus("1xA100-SXM4-40GB", "all-balanced")
+    gpus = plugin_rig.gpus_with("1xA100-SXM4-40GB", "all-balanced")
     server = apiserver.ApiServer(authorizer=lambda access: allows(granted, access))
     for each in (
         plugin_rig.node("n1", gpus=gpus, requested="all-balanced"),
@@ -113,7 +113,7 @@ def test_missing_rights_are_an_error_with_a_remedy(
 
 @pytest.mark.slow
 def test_texts_on_a_node_cannot_control_the_terminal(user: plugin_rig.Viewer) -> None:
-    gpus = plugin_rig.gpus("1xA100-SXM4-40GB")
+    gpus = plugin_rig.gpus_with("1xA100-SXM4-40GB")
     thing = plugin_rig.node(
         "n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY
     )

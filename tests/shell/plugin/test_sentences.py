@@ -156,9 +156,9 @@ def moment(minutes: int, what: str, *, is_warning: bool = False) -> node_moments
 
 
 def past_of(
-    report: node_reports.NodeReport, *moments: node_moments.Moment
+    of: node_reports.NodeReport, *moments: node_moments.Moment
 ) -> node_history.NodeHistory:
-    return node_history.NodeHistory(report=report, moments=moments, why_no_events="", now=NOW)
+    return node_history.NodeHistory(report=of, moments=moments, why_no_events="", now=NOW)
 
 
 def test_long_messages_of_a_history_are_wrapped_in_their_column() -> None:

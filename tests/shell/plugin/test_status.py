@@ -75,7 +75,7 @@ def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(
 def test_the_layout_applied_before_a_change_is_shown_during_it(
     user: plugin_rig.Viewer, words: tuple[str, ...], shown: str
 ) -> None:
-    gpus = plugin_rig.gpus("1xA100-SXM4-40GB")
+    gpus = plugin_rig.gpus_with("1xA100-SXM4-40GB")
     node = plugin_rig.node("gpu-1", gpus=gpus, requested="all-1g.5gb", state=model.State.PENDING)
     journal = journals.Journal(config="all-1g.5gb", applied="all-balanced")
     node["metadata"]["annotations"]["mig-manager.io/journal"] = journal.to_json()

@@ -154,7 +154,7 @@ def test_a_signal_ends_a_view_whose_refresh_hangs(
 @pytest.fixture
 def listing_node(viewer: plugin_rig.Viewer) -> Iterator[None]:
     """The node ``gpu-8``, whose agent lists its layouts, for one test."""
-    gpus = plugin_rig.gpus("2xA100-SXM4-40GB", "all-balanced")
+    gpus = plugin_rig.gpus_with("2xA100-SXM4-40GB", "all-balanced")
     node = plugin_rig.node("gpu-8", gpus=gpus, requested="all-balanced")
     layouts = config.parse(plugin_rig.CONFIG, source="config.yaml").layouts.values()
     listed = layout_list.to_json(map(layout_list.Entry.of, layouts))
@@ -210,7 +210,7 @@ def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: plugin_rig.V
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node", "another_node")
 def test_top_plans_again_if_the_node_has_changed(viewer: plugin_rig.Viewer) -> None:
-    gpus = plugin_rig.gpus("2xA100-SXM4-40GB", "all-disabled")
+    gpus = plugin_rig.gpus_with("2xA100-SXM4-40GB", "all-disabled")
     disabled = plugin_rig.node("gpu-8", gpus=gpus, requested="all-disabled")
     with top(viewer, "gpu-9", "gpu-8") as session:
         session.read_until("> gpu-8")

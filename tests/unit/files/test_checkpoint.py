@@ -51,7 +51,7 @@ def with_media(start: int) -> dict[str, object]:
     }
 
 
-TWO = gpu_values.gpus("2xA100-SXM4-40GB")
+TWO = gpu_values.gpus_of("2xA100-SXM4-40GB")
 GUEST = dataclasses.replace(TWO[0], virtualization=model.Virtualization.VGPU)
 
 
@@ -110,11 +110,11 @@ def test_one_slice_with_more_processors_is_filled_by_its_own_profile() -> None:
     assert planner.restore_checkpoint(read(checkpoint.render(gpus)), gpus).is_empty
 
 
-@pytest.mark.parametrize("layouts", [("mixed", "small"), ("small", "mixed"), ("large", "mixed")])
+@pytest.mark.parametrize("names", [("mixed", "small"), ("small", "mixed"), ("large", "mixed")])
 def test_from_another_layout_a_checkpoint_is_restored_in_its_places(
-    layouts: tuple[str, str],
+    names: tuple[str, str],
 ) -> None:
-    was, gpus = map(gpus_with, layouts)
+    was, gpus = map(gpus_with, names)
     text = checkpoint.render(was)
 
     after = gpu_values.execute(gpus, planner.restore_checkpoint(read(text), gpus))

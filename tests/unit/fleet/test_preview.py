@@ -22,7 +22,7 @@ NodeFit = preview.NodeFit
 
 def gpus(devices: Mapping[str, int] | None = None, *, count: int = 2) -> tuple[model.Gpu, ...]:
     """A100s, with MIG off or with some devices each."""
-    return gpu_values.gpus(f"{count}xA100-SXM4-40GB", devices)
+    return gpu_values.gpus_of(f"{count}xA100-SXM4-40GB", devices)
 
 
 def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> fleet_nodes.FleetNode:

@@ -492,10 +492,10 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
     partial = dataclasses.replace(whole, unreachable=("GPU 3",))
     decision = decide(done_node("a"), done_node("b", status=partial))
 
-    shown = rollout_report.table(decision, "title", style=bar.Style(), size=(100, 24))
+    text = rollout_report.table(decision, "title", style=bar.Style(), size=(100, 24))
 
-    assert [line.split()[0] for line in shown.splitlines()] == ["title:", "b"]
-    assert "without unreachable GPU 3" in shown
+    assert [line.split()[0] for line in text.splitlines()] == ["title:", "b"]
+    assert "without unreachable GPU 3" in text
 
 
 def test_the_live_table_marks_where_it_cuts_a_line() -> None:

@@ -27,11 +27,11 @@ from tests.unit.fleet.rollouts import (
 class Simulation:
     """Nodes whose agents respond in any order and at any time, and whose labels show late."""
 
-    def __init__(self, ends: list[str], rollout: rollout.Rollout) -> None:
+    def __init__(self, ends: list[str], course: rollout.Rollout) -> None:
         self.nodes = {f"n{index:02}": node(f"n{index:02}") for index in range(len(ends))}
         self._ends = dict(zip(self.nodes, ends, strict=True))
         self._unseen: dict[str, fleet_nodes.FleetNode] = {}
-        self._rollout = rollout
+        self._rollout = course
 
     @property
     def movable(self) -> list[str]:

@@ -256,8 +256,8 @@ def test_a_document_can_be_without_layouts(text: str) -> None:
 def test_layouts_keep_the_order_of_the_file_and_their_locations() -> None:
     names = "".join(f"  {name}: {RULE}\n" for name in ("1", "on", "''", "a"))
     text = f"version: v1\nmig-configs:\n{names}"
-    layouts = parse(text).layouts
-    assert [(name, each.name, each.location.line) for name, each in layouts.items()] == [
+    parsed = parse(text).layouts
+    assert [(name, each.name, each.location.line) for name, each in parsed.items()] == [
         *(("1", "1", 3), ("true", "true", 4), ("", "", 5), ("a", "a", 6)),
     ]
 
@@ -276,10 +276,10 @@ mig-configs:
   - <<: *rule
     devices: [1]
 """
-    layouts = parse(text).layouts
-    assert layouts["one"].rules == layouts["two"].rules
-    assert layouts["three"].rules[0].indices == (1,)
-    assert layouts["three"].rules[0].desired == desired_gpu({"1g.5gb": 7})
+    parsed = parse(text).layouts
+    assert parsed["one"].rules == parsed["two"].rules
+    assert parsed["three"].rules[0].indices == (1,)
+    assert parsed["three"].rules[0].desired == desired_gpu({"1g.5gb": 7})
     json = '{"version": "v1", "mig-configs": {"x": [{"devices": "all", "mig-enabled": false}]}}'
     assert parse(json).layout("x") == layout_of("devices: all, mig-enabled: false")
 

@@ -63,9 +63,9 @@ def rules_by_name(*names: str, has_all_maximal: bool = False) -> dict[str, Any]:
 
 
 def rendered_document(
-    kinds: Sequence[gpu_selectors.GpuKind], *, has_all_maximal: bool = False
+    gpu_kinds: Sequence[gpu_selectors.GpuKind], *, has_all_maximal: bool = False
 ) -> dict[str, object]:
-    generated_layouts = generator.layouts_of(kinds, has_all_maximal=has_all_maximal)
+    generated_layouts = generator.layouts_of(gpu_kinds, has_all_maximal=has_all_maximal)
     return layouts.render(generated_layouts.values())
 
 

@@ -113,7 +113,7 @@ def test_gpus_can_be_named_by_index_uuid_address_and_product(
     rule: str, expected: list[int]
 ) -> None:
     selected = layouts.select(layout_of(f"{rule}, {EMPTY}"), THREE)
-    assert [gpu.index for gpu in THREE if gpu.uuid in selected] == expected
+    assert [each.index for each in THREE if each.uuid in selected] == expected
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_lenient_rule_without_a_match_is_a_warning(
     rule: str, expected: list[int], warning: str
 ) -> None:
     layout, gpus = document(rule, is_lenient=True).layout("x"), [*THREE, without_mig(3)]
-    assert [gpu.index for gpu in gpus if gpu.uuid in layouts.select(layout, gpus)] == expected
+    assert [each.index for each in gpus if each.uuid in layouts.select(layout, gpus)] == expected
     warnings = [str(each) for each in layouts.lenient_warnings(layout, gpus)]
     assert any(warning in each for each in warnings)
     assert all(each.startswith("f:") for each in warnings)

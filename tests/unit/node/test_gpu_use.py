@@ -271,10 +271,10 @@ def test_a_pod_counts_if_its_init_container_may_use_a_gpu() -> None:
 
 def test_a_pod_counts_if_its_claim_may_be_for_a_gpu_and_it_is_known_why() -> None:
     claimant, unlisted = pod(gpu_resources={}), pod(gpu_resources={}, has_claims=True)
-    gpu, nic = using((), "nic.example.com", "gpu.nvidia.com"), using((), "nic.example.com")
+    of_gpu, nic = using((), "nic.example.com", "gpu.nvidia.com"), using((), "nic.example.com")
     starting = dataclasses.replace(unlisted, phase="Pending", has_claim_init=True)
     for each, assigned in (
-        (claimant, (gpu,)),
+        (claimant, (of_gpu,)),
         (starting, (nic,)),
         (unlisted, None),
         (unlisted, ()),

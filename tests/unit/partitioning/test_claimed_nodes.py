@@ -80,7 +80,7 @@ def test_a_device_with_a_claim_is_kept_before_its_pod_starts(claimed: int) -> No
 
 def test_claims_count_once_beside_the_limits_that_made_them() -> None:
     nodes, cluster = by_claims(("a", SMALL), claimed=[("a", 0)])
-    bound = pod("running", "1g.5gb", node="a")
+    bound = pod("running", "1g.5gb", node_name="a")
 
     (parsed,), _ = partitions.parse_cluster(nodes, [bound], cluster)
 

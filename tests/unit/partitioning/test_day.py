@@ -76,7 +76,7 @@ def test_least_wait_is_zero_if_all_pods_fit() -> None:
 @settings(deadline=None, max_examples=50)
 @given(small_days)
 def test_nothing_that_is_computed_beats_the_bound(jobs: list[day.Job]) -> None:
-    best = day_layouts.devices(day_layouts.best_fixed(jobs, gpus=GPUS, end_s=DAY_S))
+    best = day_layouts.devices_of(day_layouts.best_fixed(jobs, gpus=GPUS, end_s=DAY_S))
     computed = (
         bounds.instant(jobs, gpus=GPUS, end_s=DAY_S),
         day_layouts.fixed_waits(jobs, best, end_s=DAY_S),
@@ -92,14 +92,14 @@ def test_the_best_fixed_layout_is_at_least_as_good_as_one_for_all_gpus(
     jobs: list[day.Job],
 ) -> None:
     def count_unplaced(layout: collections.Counter[day_layouts.Counts]) -> int:
-        waits = day_layouts.fixed_waits(jobs, day_layouts.devices(layout), end_s=DAY_S)
+        waits = day_layouts.fixed_waits(jobs, day_layouts.devices_of(layout), end_s=DAY_S)
         return sum(wait is None for wait in waits.values())
 
     best = count_unplaced(
         collections.Counter(day_layouts.best_fixed(jobs, gpus=GPUS, end_s=DAY_S))
     )
     same = [
-        count_unplaced(collections.Counter({counts: GPUS})) for counts in day_layouts.layouts()
+        count_unplaced(collections.Counter({counts: GPUS})) for counts in day_layouts.layouts_of()
     ]
     assert best <= min(same)
 

@@ -23,7 +23,7 @@ from mig_manager.core.partitioning import (
 )
 from tests import api_objects
 from tests.kit import partitions
-from tests.kit.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, text, why
+from tests.kit.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
 from tests.node import samples
 
 Wait = waiting.WaitReason
@@ -34,7 +34,7 @@ def test_instances_in_use_are_pinned_and_idle_ones_kept_if_possible() -> None:
     every = partitions.gpus("a", ["2g.10gb@0", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
     use = partitions.placements_in_use(every, ["2g.10gb@0*", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
     change = only(decide([partitions.item("a", every, use)], [pod("p", "2g.10gb")]))
-    assert text(change.destroyed) == "1x 3g.20gb"
+    assert change.destroyed == {samples.profile("3g.20gb"): 1}
     assert partitions.requested_gpus(change, every) == {
         every[0].uuid: samples.desired_gpu({"2g.10gb@0": 1, "2g.10gb": 1, "1g.5gb": 2})
     }
@@ -53,7 +53,9 @@ def not_counted(nominated: dict[str, Any]) -> dict[str, Any]:
 
 
 def agent_not_ready(where: str) -> dict[str, Any]:
-    item = pod("agent", node=where, metadata={"labels": {"app.kubernetes.io/name": "mig-manager"}})
+    item = pod(
+        "agent", node_name=where, metadata={"labels": {"app.kubernetes.io/name": "mig-manager"}}
+    )
     item["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     return item
 
@@ -151,7 +153,7 @@ DECISIONS: dict[
     ),
     "an instance stays for the pod that was just bound": (
         [node("a", SMALL)],
-        [pod("new", "1g.5gb", node="a"), LARGE],
+        [pod("new", "1g.5gb", node_name="a"), LARGE],
         {},
         [f"large IN_USE: {BUSY}"],
     ),
@@ -266,7 +268,7 @@ DECISIONS: dict[
         [node("a", EMPTY)],
         [
             pod("p", "1g.5gb", requests={"cpu": "60"}),
-            pod("q", node="a", requests={"cpu": "8"}),
+            pod("q", node_name="a", requests={"cpu": "8"}),
         ],
         {},
         ["p IN_USE: it waits for a (too little cpu is available)"],

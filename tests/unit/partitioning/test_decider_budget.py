@@ -144,7 +144,7 @@ def test_an_agent_that_is_lost_in_a_run_does_not_use_up_the_budget(
 
 
 def agent(name: str, *, is_ready: bool) -> demand.BoundPod:
-    item = pod(name, node="a", metadata={"labels": {"app.kubernetes.io/name": "mig-manager"}})
+    item = pod(name, node_name="a", metadata={"labels": {"app.kubernetes.io/name": "mig-manager"}})
     item["status"]["conditions"] = [{"type": "Ready", "status": str(is_ready)}]
     parsed = demand.parse(item)
     assert isinstance(parsed, demand.BoundPod)

@@ -275,5 +275,5 @@ def test_demand_postpones_the_return_to_the_base_layout() -> None:
     assert later.demand_at == {"a": LATER}
     gone = remember(nodes, [], history=later, now=LATER)
     assert gone.room_since == {}
-    bound, end = [pod("p", "1g.5gb", node="a")], LATER + dt.timedelta(seconds=1)
+    bound, end = [pod("p", "1g.5gb", node_name="a")], LATER + dt.timedelta(seconds=1)
     assert remember(nodes, bound, history=gone, now=end).demand_at == {"a": end}

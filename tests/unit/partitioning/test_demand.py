@@ -75,7 +75,7 @@ def test_only_unschedulable_pods_that_request_mig_count() -> None:
 
 
 def test_a_bound_pod_takes_its_requests_until_it_has_ended() -> None:
-    item = pod("p", "1g.5gb", node="a", requests={"cpu": "100m", "memory": "1Gi"})
+    item = pod("p", "1g.5gb", node_name="a", requests={"cpu": "100m", "memory": "1Gi"})
     needy = parse(item)
     assert isinstance(needy, demand.BoundPod)
     assert needy.node_name == "a"
@@ -85,7 +85,7 @@ def test_a_bound_pod_takes_its_requests_until_it_has_ended() -> None:
         "nvidia.com/mig-1g.5gb": 1,
         "pods": 1,
     }
-    terminating = pod("p", node="a", metadata={"deletionTimestamp": "2026-03-01T12:00:00Z"})
+    terminating = pod("p", node_name="a", metadata={"deletionTimestamp": "2026-03-01T12:00:00Z"})
     assert isinstance(parse(terminating), demand.BoundPod)
     item["status"]["phase"] = "Succeeded"
     assert parse(item) is None

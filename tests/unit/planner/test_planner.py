@@ -32,7 +32,7 @@ def plan_to(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "wanted", "steps"),
+    ("gpu", "wanted", "lines"),
     [
         pytest.param(
             samples.gpu(samples.A100, "2g.10gb@2[1c@0 1c@1]", "1g.5gb@6"),
@@ -66,9 +66,9 @@ def plan_to(
     ],
 )
 def test_a_plan_has_the_steps_in_their_order(
-    gpu: model.Gpu, wanted: model.DesiredGpu, steps: list[str]
+    gpu: model.Gpu, wanted: model.DesiredGpu, lines: list[str]
 ) -> None:
-    assert step_lines(plan_to(gpu, wanted)) == steps
+    assert step_lines(plan_to(gpu, wanted)) == lines
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ PENDING_OFF = dataclasses.replace(a100("7g.40gb@0"), pending_mode=OFF)
 
 
 @pytest.mark.parametrize(
-    ("now", "before", "steps"),
+    ("now", "before", "lines"),
     [
         pytest.param(
             samples.gpu(None, mode=OFF),
@@ -61,13 +61,13 @@ PENDING_OFF = dataclasses.replace(a100("7g.40gb@0"), pending_mode=OFF)
     ],
 )
 def test_restoring_takes_only_the_necessary_steps(
-    now: model.Gpu, before: model.Gpu, steps: list[str]
+    now: model.Gpu, before: model.Gpu, lines: list[str]
 ) -> None:
-    assert samples.step_lines(planner.restore([now], [before.snapshot])) == steps
+    assert samples.step_lines(planner.restore([now], [before.snapshot])) == lines
 
 
 @pytest.mark.parametrize(
-    ("now", "before", "steps"),
+    ("now", "before", "count"),
     [
         ("3g.20gb@0[1c 1c]", "3g.20gb@0[1c@0 1c@2]", 0),
         ("3g.20gb@0[1c@0 1c@2]", "3g.20gb@0[1c 1c]", 0),
@@ -76,11 +76,11 @@ def test_restoring_takes_only_the_necessary_steps(
     ],
 )
 def test_restoring_packs_compute_instances_with_unknown_spans_again(
-    now: str, before: str, steps: int
+    now: str, before: str, count: int
 ) -> None:
     gpu = a100(now)
     plan = planner.restore([gpu], [a100(before).snapshot])
-    assert len(plan.steps) == steps
+    assert len(plan.steps) == count
     driver_rules.run(gpu, plan.steps)
 
 

@@ -66,7 +66,7 @@ def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
         except errors.LayoutError as error:
             return str(error)
 
-    gpus = gpu_values.gpus("A100-SXM4-40GB")
+    gpus = gpu_values.gpus_of("A100-SXM4-40GB")
     with contextlib.suppress(errors.LayoutError):
         # What does not fit is not there before.
         gpus = gpu_values.brought_to(gpus, samples.desired_gpu(before))
