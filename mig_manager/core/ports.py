@@ -155,6 +155,13 @@ class Workloads(Protocol):
         Good enough to publish. Requests only the data that the watch lacks.
         """
 
+    def unbound(self, bound: pod_object.Pods) -> pod_object.Pods:
+        """Return the pods, besides ``bound``, to which a device of our node is allocated.
+
+        The scheduler allocates the devices of a pod's ResourceClaims before it binds the pod. This
+        lists all ResourceClaims of the cluster; without that right, no pod is returned.
+        """
+
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         """Evict a pod with its own grace period, guarded by its UID."""
 

@@ -107,6 +107,7 @@ WITHOUT: Mapping[clusters.Right, Callable[[agent_stage.AgentStage, clusters.Righ
     ("", "pods/eviction", "create"): fails,
     ("policy", "poddisruptionbudgets", "list"): is_served,
     ("resource.k8s.io", "resourceclaims", "get"): is_not_asked_without_dra,
+    ("resource.k8s.io", "resourceclaims", "list"): is_not_asked_without_dra,
     ("resource.k8s.io", "resourceslices", "list"): is_not_asked_without_dra,
     ("resource.k8s.io", "resourceslices", "delete"): is_not_asked_without_dra,
     ("", "events", "create"): is_served_in_silence,

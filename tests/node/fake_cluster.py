@@ -180,6 +180,14 @@ class FakeWorkloads(FakePort):
         watched = self._rig.watched_pods()
         return self.list() if watched is None else watched
 
+    def unbound(self, bound: pod_object.Pods) -> pod_object.Pods:
+        self._rig.record_call("workloads.unbound")
+        return tuple(
+            dataclasses.replace(pod, is_unbound=True)
+            for pod in self._rig.disruptions.elsewhere.values()
+            if not pod.node_name and pod.claimed_ids
+        )
+
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         self._rig.record_call("workloads.evict")
         verdict = self._verdict(pod)

@@ -16,7 +16,15 @@ READS = frozenset(
         "service_names": ("",),
         "services": ("may_have_stopped", "running"),
         "slices": ("list",),
-        "workloads": ("budgets", "can_evict", "covered_by", "from_watch", "list", "present"),
+        "workloads": (
+            "budgets",
+            "can_evict",
+            "covered_by",
+            "from_watch",
+            "list",
+            "present",
+            "unbound",
+        ),
     }.items()
     for method in methods
 )

@@ -1,14 +1,16 @@
 """ResourceClaims of pods and ResourceSlices of the DRA driver, on clusters that have them.
 
-A request goes out only for a pod with a ResourceClaim, or on a node with the DRA driver.
+A request goes out only for a pod with a ResourceClaim, or on a node with the DRA driver. The
+claims of pods that are not bound yet can only be found among all claims of the cluster.
 """
 
+import collections
 import contextlib
 import dataclasses
 import http
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -24,6 +26,14 @@ _FORBIDDEN_S = 300.0
 """How long a refusal to read claims stands: the right may be granted meanwhile."""
 
 _log = structlog.get_logger()
+
+
+class Claimant(NamedTuple):
+    """A pod for which a ResourceClaim is reserved."""
+
+    namespace: str
+    name: str
+    uid: str
 
 
 class KubeSlices:
@@ -83,6 +93,8 @@ class PodClaims:
         """UID of a pod -> the UUIDs of its devices."""
         self._final: frozenset[str] = frozenset()
         """UIDs of the pods whose devices were looked up after their start."""
+        self._last_slices: tuple[claims.Slice, ...] = ()
+        """The slices as last listed: kubelet deletes them 30 s after the driver stopped."""
         self._forbidden_s = -math.inf
         """When the API last refused to read a claim."""
 
@@ -104,6 +116,33 @@ class PodClaims:
             else pod
             for pod in pods
         )
+
+    def reservations(self, bound: Collection[str]) -> Mapping[Claimant, frozenset[str] | None]:
+        """Return the UUIDs of our node's devices that pods have by claims; None if one is unknown.
+
+        The pods with the UIDs ``bound`` are left out.
+
+        Raises:
+            ClusterError: The API failed. A missing right or version is no error.
+        """
+        slices = self._list_slices() or self._last_slices
+        pools = {each.pool for each in slices}
+        if not pools:
+            return {}
+        get = self._resources.get
+        try:
+            listed = rest.list_items(get, "resourceclaims", {}, claims.parse_reservation)
+        except errors.ClusterError as error:
+            if not _is_unavailable(error):
+                raise
+            _log.info("claims_not_listed", error=error.message)
+            return {}
+        devices = collections.defaultdict[Claimant, set[claims.Device]](set)
+        for each in listed:
+            of_node = {device for device in each.devices if device[0] in pools}
+            for uid in (each.pods.keys() - bound) if of_node else ():
+                devices[Claimant(each.namespace, each.pods[uid], uid)] |= of_node
+        return {pod: claims.resolve(of_pod, slices) for pod, of_pod in devices.items()}
 
     def forget_all_but(self, uids: Collection[str]) -> None:
         """Forget the pods that are gone."""
@@ -154,11 +193,13 @@ class PodClaims:
 
     def _list_slices(self) -> tuple[claims.Slice, ...]:
         try:
-            return self._slices.list() or ()
+            slices = self._slices.list() or ()
         except errors.ClusterError as error:
             _raise_if_transient(error)
             _log.info("resource_slices_not_listed", error=error.message)
             return ()
+        self._last_slices = slices or self._last_slices
+        return slices
 
 
 class _Resources:

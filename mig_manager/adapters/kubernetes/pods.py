@@ -1,5 +1,6 @@
 """The pods on our node: list, watch, evict, delete."""
 
+import dataclasses
 import http
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -81,6 +82,25 @@ class KubeWorkloads:
         query = {"labelSelector": selector} if selector else {}
         pods = rest.list_items(self._kube.get, path, query, pod_object.parse_pod)
         return tuple(pod for pod in pods if budget.covers(pod))
+
+    def unbound(self, bound: pod_object.Pods) -> pod_object.Pods:
+        return tuple(
+            dataclasses.replace(
+                pod,
+                is_unbound=not pod.node_name,
+                has_claims=ids is None or bool(ids),
+                claimed_ids=ids,
+            )
+            for claimant, ids in self._claims.reservations({pod.uid for pod in bound}).items()
+            for pod in rest.list_items(
+                self._kube.get,
+                rest.api_path("/api/v1/namespaces", claimant.namespace, "pods"),
+                {"fieldSelector": f"metadata.name={claimant.name}"},
+                pod_object.parse_pod,
+            )
+            # A claim stays reserved for a moment after the end of its pod.
+            if pod.uid == claimant.uid and not pod.is_finished
+        )
 
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         return self._evict(pod)

@@ -96,6 +96,14 @@ class DraDriver(advertisers.Advertiser):
         return frozenset(p.uid for p in pods if self.owns(p) and not p.is_terminating)
 
 
+def with_unbound(workloads: ports.Workloads, pods: pod_object.Pods) -> pod_object.Pods:
+    """Return the pods, and those that are about to be bound with a device of the node.
+
+    Without their device they would never start: the allocation of a claim does not change.
+    """
+    return (*pods, *workloads.unbound(pods))
+
+
 def has_ready(pods: Iterable[pod_object.Pod]) -> bool:
     """Return whether a DRA driver pod is ready; without one, no pod with a claim can end."""
     return advertisers.is_any_ready(filter(claims.is_driver, pods))

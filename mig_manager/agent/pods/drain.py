@@ -130,7 +130,8 @@ class Drain:
             DrainError: Names the pods; the node does not stay tainted.
             MigManagerError: As ``run``.
         """
-        current = self._usage(self.deps.workloads.list(), usage)
+        pods = dra_driver.with_unbound(self.deps.workloads, self.deps.workloads.list())
+        current = self._usage(pods, usage)
         names = messages.list_names([pod.key for pod in current.users(self.order.affected)])
         self.order.require_allowed(names)
         if names:
@@ -232,6 +233,8 @@ class Drain:
             return None
         try:
             pods = workloads.list()
+            if any(pod.is_unbound for pod in before.pods):
+                pods = dra_driver.with_unbound(workloads, pods)
         except errors.ClusterError as error:
             if error.reason is not errors.Reason.API_UNAVAILABLE or self._is_late(deadline_s):
                 raise

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent.pods import device_listing, orders
+from mig_manager.agent.pods import device_listing, dra_driver, orders
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import (
+    claims,
     client_table,
     clients,
     device_ids,
@@ -50,13 +51,17 @@ def wait_for_usage(
         sleep=cancel.wait,
         backoff=timing.Backoff(first_s=1.0),
     )
+
+    def list_pods() -> pod_object.Pods:
+        pods = deps.workloads.list()
+        has_driver = any(map(claims.is_driver, pods))
+        return dra_driver.with_unbound(deps.workloads, pods) if has_driver else pods
+
     first_s: dict[tuple[str, bool], float] = {}
     attempts = wait.attempts()
     while True:
         is_last = next(attempts)
-        usage = _observe(
-            deps, deps.workloads.list, gpus, lambda usage: usage.has_unknown_ids, extra_clients
-        )
+        usage = _observe(deps, list_pods, gpus, lambda usage: usage.has_unknown_ids, extra_clients)
         undecided = usage.undecided_users(affected)
         if is_last or not undecided:
             break

@@ -107,6 +107,28 @@ def parse_claim(item: Mapping[str, Any]) -> frozenset[Device] | None:
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """The driver's devices that a ResourceClaim has, and the pods for which it is reserved."""
+
+    namespace: str
+    pods: Mapping[str, str]  # name of a pod, by its UID
+    devices: frozenset[Device]
+
+
+def parse_reservation(item: Mapping[str, Any]) -> Reservation:
+    """Parse a ResourceClaim; see ``api_values.as_cluster_error`` for its exceptions."""
+    return Reservation(
+        namespace=str(item["metadata"]["namespace"]),
+        pods={
+            str(each["uid"]): str(each["name"])
+            for each in (item.get("status") or {}).get("reservedFor") or ()
+            if each.get("resource") == "pods"
+        },
+        devices=parse_claim(item) or frozenset(),
+    )
+
+
 def resolve(devices: Iterable[Device], slices: Iterable[Slice]) -> frozenset[str] | None:
     """Return the UUIDs of claimed devices; None if one is unknown."""
     uuids = {

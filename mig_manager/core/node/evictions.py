@@ -142,6 +142,8 @@ def why_not_evictable(pod: pod_object.Pod) -> str:
     """Return why a pod is neither evicted nor deleted by force; empty if it may be."""
     if pod.is_unlisted:
         return "kubelet still has it, but the API server does not"
+    if pod.is_unbound:
+        return "it is not bound to the node yet, and its ResourceClaim has a device of it"
     if pod.is_terminating:
         return ""
     if pod.is_mirror:

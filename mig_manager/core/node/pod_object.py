@@ -73,6 +73,7 @@ class Pod:
     """The feature gates in its containers' ``FEATURE_GATES`` or ``--feature-gates``."""
     waiting: ContainerWaiting | None = None  # its first container that cannot start
     tolerated: frozenset[str] = frozenset()  # keys of the taints that it names and tolerates
+    is_unbound: bool = False  # whether it has a device of our node, and is not bound to it yet
     is_unlisted: bool = False
     """Whether kubelet lists it and the API does not, so that it cannot be evicted."""
 

@@ -59,6 +59,13 @@ RIGHTS = (
     ),
     Right(
         "resource.k8s.io",
+        "resourceclaims",
+        "list",
+        "find which devices pods have that are not bound to the node yet",
+        is_needed=False,
+    ),
+    Right(
+        "resource.k8s.io",
         "resourceslices",
         "list",
         "verify the devices that the DRA driver advertises",

@@ -307,3 +307,73 @@ def test_unstarted_pods_need_one_request_a_list_once_claims_are_read(
         assert {pod.claimed_ids for pod in workloads.list()} == {ONE}
     assert server.log.count("get", "resourceclaims") == 5
     assert server.log.count("list", "resourceslices") == 3
+
+
+def reserve(
+    server: apiserver.ApiServer, name: str, result: dict[str, Any] | None, *, node: str = ""
+) -> None:
+    """Create a pod, and a claim that is reserved for it."""
+    thing, claim = claiming(name, result)
+    if not node:
+        del thing["spec"]["nodeName"]
+    if name == "finished":
+        thing["status"]["phase"] = "Failed"
+    server.create(thing)
+    uid = server.get(kinds.PODS, name, "default")["metadata"]["uid"]
+    claim["status"]["reservedFor"] = [{"resource": "pods", "name": name, "uid": uid}]
+    server.create(claim)
+    if name == "gone":
+        server.delete(kinds.PODS, name, "default")
+
+
+def test_pods_about_to_be_bound_have_the_devices_that_are_reserved_for_them(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+) -> None:
+    server.create(a_resource_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")))
+    server.create(a_resource_slice(a_device("d0", uuid="MIG-9"), node="n2"))
+    reserve(server, "bound", on("d0"), node="n1")
+    reserve(server, "unbound", on("d1"))
+    reserve(server, "unknown", on("d9"))
+    for name, result in {
+        "finished": on("d1"),
+        "gone": on("d1"),
+        "elsewhere": on("d0") | {"pool": "n2"},
+        "monitor": on("d1", adminAccess=True),
+        "network": on("d1", driver="nic.example.com"),
+        "unallocated": None,
+    }.items():
+        reserve(server, name, result)
+    bound = workloads.list()
+
+    unbound = workloads.unbound(bound)
+
+    assert {pod.name: pod.claimed_ids for pod in unbound} == {
+        "unbound": frozenset({"MIG-1"}),
+        "unknown": None,
+    }
+    assert all(pod.is_unbound and pod.has_claims for pod in unbound)
+    server.inject(apiserver.Fault(path="/resourceclaims", status=403, times=1))
+    assert workloads.unbound(bound) == ()
+
+
+def test_claims_are_not_listed_on_a_node_without_resource_slices(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+) -> None:
+    server.create(a_resource_slice(a_device("d0", uuid="MIG-9"), node="n2"))
+
+    assert workloads.unbound(()) == ()
+
+    assert server.log.count("list", "resourceclaims") == 0
+
+
+def test_slices_that_kubelet_has_deleted_still_name_reserved_devices(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+) -> None:
+    listed = a_resource_slice(a_device("d0", uuid="MIG-0"))
+    server.create(listed)
+    reserve(server, "p1", on("d0"))
+    assert [pod.claimed_ids for pod in workloads.unbound(())] == [ONE]
+
+    server.delete(kinds.SLICES, listed["metadata"]["name"], "")
+
+    assert [pod.claimed_ids for pod in workloads.unbound(())] == [ONE]

@@ -343,3 +343,50 @@ def test_verified_driver_is_not_restarted_after_a_kill() -> None:
     assert len(driver_uids) == 2
     assert rig.log.count("slices.withdraw") == withdrawn
     ends.assert_restored(rig)
+
+
+def add_unbound(rig: node_rig.NodeRig, name: str, device: str) -> str:
+    """Let the scheduler allocate a device to a pod that it has not bound to the node yet."""
+    uid = rig.add_pod(name, has_claims=True, claimed_ids=frozenset({device}), phase="Pending")
+    rig.disruptions.elsewhere[uid] = dataclasses.replace(rig.pods.pop(uid), node_name="")
+    return uid
+
+
+def bind(rig: node_rig.NodeRig, uid: str) -> None:
+    pod = rig.disruptions.elsewhere.pop(uid)
+    rig.pods[uid] = dataclasses.replace(pod, node_name="node-a", phase="Running")
+
+
+@pytest.mark.parametrize("start", [0, 3, 6])
+def test_a_device_of_a_pod_that_is_not_bound_yet_counts_as_used(start: int) -> None:
+    rig = without_pods(nodes.dra_node())
+    device = nodes.device_at(rig, start)
+    add_unbound(rig, "unbound", device)
+
+    assert agents.run(rig, "most-in-one", KEEP_ONE).reason is Reason.APPLIED
+    assert device in devices(rig)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after the drain"])
+def test_no_pod_is_evicted_while_another_is_about_to_be_bound(*, is_late: bool) -> None:
+    rig = nodes.dra_node()
+    device = nodes.device_at(rig, 3)
+    before = rig.gpus
+    unbound: list[str] = []
+    strikes.act_once(
+        rig,
+        lambda: not is_late or rig.labels.get(claims.DEPLOY_LABEL) == well_known.PAUSED_VALUE,
+        lambda: unbound.append(add_unbound(rig, "unbound", device)),
+    )
+    agent = agents.reconciler(rig)
+
+    outcome = agents.run(rig, "all-disabled", by=agent)
+
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert "default/unbound" in outcome.message
+    assert outcome.should_retry
+    assert rig.gpus == before
+    assert ("workloads.evict" in rig.log) is is_late
+    ends.assert_restored(rig)
+    bind(rig, *unbound)
+    assert agents.run(rig, "all-disabled", by=agent, attempt=2).reason is Reason.APPLIED
