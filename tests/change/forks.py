@@ -21,7 +21,7 @@ def fork_at_kill(node: _Node) -> _Node:
     dead = fork(node)
     dead.on_step, dead.fails = lambda _step: None, lambda _step: False
     # The kernel releases the lock of a dead process, and the driver what it has used.
-    dead.exclusion.is_locked = False
+    dead.lock.is_locked = False
     return dead
 
 

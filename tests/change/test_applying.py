@@ -13,18 +13,18 @@ from tests.node.applying_rig import ApplyingNode, first_only, is_creation
 
 
 def test_apply_waits_for_another_manager_until_a_deadline(node: ApplyingNode) -> None:
-    node.exclusion.refusals = 10_000
+    node.lock.refusals = 10_000
     with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):
         node.change_to("wanted")
     assert node.clock.now_s == pytest.approx(30)
     assert node.steps == 0
 
     node.notes.clear()
-    node.exclusion.refusals = 3
+    node.lock.refusals = 3
     node.change_to("wanted")
     assert node.has("wanted")
     assert node.notes == ["another manager is at work: agent; waiting up to 30 s"]
-    assert not node.exclusion.is_locked
+    assert not node.lock.is_locked
 
 
 def test_a_lock_that_is_met_during_the_work_is_not_waited_for() -> None:

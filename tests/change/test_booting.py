@@ -72,7 +72,7 @@ def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
     assert node.boot("off").layout == "mixed"
 
     assert node.is_restored()
-    assert node.exclusion.descriptions[-1] == "restore the layout of this node"
+    assert node.lock.descriptions[-1] == "restore the layout of this node"
 
 
 @EACH_PRODUCT
@@ -282,7 +282,7 @@ def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(node: Applyi
 
 def test_boot_waits_for_the_driver_and_for_another_manager(node: ApplyingNode) -> None:
     node.refusing["gpus.observe"] = NO_DRIVER
-    node.exclusion.refusals = 3
+    node.lock.refusals = 3
 
     def load(remark: str) -> None:
         if remark == "no driver; waiting up to 120 s":
@@ -300,7 +300,7 @@ def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
 ) -> None:
     if fallback:
         ampere.verified_layout_file.text = None
-    ampere.exclusion.refusals = 1
+    ampere.lock.refusals = 1
     ampere.clock.on_wait.append(lambda: ampere.has("off") or ampere.change_to("off"))
 
     result = ampere.boot(fallback)
@@ -318,7 +318,7 @@ def test_the_wait_for_the_driver_ends_at_the_deadline(node: ApplyingNode) -> Non
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
     assert node.clock.now_s == pytest.approx(7.04)
     assert node.notes[0].endswith("waiting up to 7 s")
-    assert not node.exclusion.is_locked
+    assert not node.lock.is_locked
 
 
 @pytest.mark.parametrize(

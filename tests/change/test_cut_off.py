@@ -237,7 +237,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
 ) -> None:
     assert node.cut_off("wanted", at=3)
     shape, journal = node.shape, node.journal.text
-    node.steps, node.exclusion.refusals = 0, 10_000
+    node.steps, node.lock.refusals = 0, 10_000
     unknown = errors.LayoutError("no layout 'x'", reason=errors.Reason.UNKNOWN_CONFIG)
 
     with pytest.raises(errors.LayoutError, match=r"^no layout 'x'$"):

@@ -16,7 +16,7 @@ def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> N
 
     def is_refused(_step: steps.Step) -> bool:
         journal_texts.append(node.journal.text)
-        assert node.exclusion.is_locked
+        assert node.lock.is_locked
         return False
 
     node.fails = is_refused
@@ -30,7 +30,7 @@ def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> N
     )
     assert len(set(journal_texts)) == 1
     assert node.journal.read() is None
-    assert node.exclusion.descriptions == ["apply wanted"]
+    assert node.lock.descriptions == ["apply wanted"]
 
 
 def test_journal_of_a_complete_change_is_cleared(node: ApplyingNode) -> None:

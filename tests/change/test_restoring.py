@@ -26,7 +26,7 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     assert node.shape == THEN.shape
     assert restored.is_changed is (start != "split")
     assert node.journal.text is None
-    assert node.exclusion.descriptions == ["restore checkpoint c.json"]
+    assert node.lock.descriptions == ["restore checkpoint c.json"]
     # What is right already is not touched.
     assert set(right) <= set(node.gpus[0].gpu_instances)
 

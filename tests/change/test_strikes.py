@@ -104,7 +104,7 @@ def test_a_killed_change_is_finished_by_the_same_one(change: GpuChange) -> None:
 
         assert node.shape == play_undisturbed(change).after.shape
         assert node.journal.text is None
-        assert not node.exclusion.is_locked
+        assert not node.lock.is_locked
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
@@ -115,7 +115,7 @@ def test_after_a_kill_any_layout_can_be_applied(change: GpuChange, again: str) -
 
         assert node.has(again)
         assert node.journal.text is None
-        assert not node.exclusion.is_locked
+        assert not node.lock.is_locked
 
 
 @pytest.mark.parametrize("name", APPLY_CHANGES)

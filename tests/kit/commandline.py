@@ -28,7 +28,7 @@ mig-configs:
     mig-enabled: true
     mig-devices: {3g.20gb: 1, 1g.5gb: 4}
 """
-TIMEOUT_S = 240
+_TIMEOUT_S = 240
 
 Main = Callable[[Sequence[str], console.Console], int]
 
@@ -105,7 +105,7 @@ def start(
 
 def wait_for_answer(process: "subprocess.Popen[str]") -> Answer:
     """Wait for the end of a process, and return its answer."""
-    out, err = process.communicate(timeout=TIMEOUT_S)
+    out, err = process.communicate(timeout=_TIMEOUT_S)
     assert "Traceback" not in err, err
     return Answer(status=process.returncode, out=out, err=err)
 

@@ -13,7 +13,7 @@ from tests import waiting
 from tests.kit import commandline
 from tests.node import applying_rig, simulated_rig
 
-FOREVER_S = 600.0
+_FOREVER_S = 600.0
 _APPLIED: dict[tuple[str, ...], dict[str, bytes]] = {}
 """The files of nodes to which a layout has been applied."""
 
@@ -91,7 +91,7 @@ class ShellNode:
         self.state.update(lambda node: dataclasses.replace(node, options=options))
 
     def hang_in(self, function: str, *, first: int = 1) -> None:
-        self.state.add_fault(nvml_faults.Fault(function=function, first=first, hang_s=FOREVER_S))
+        self.state.add_fault(nvml_faults.Fault(function=function, first=first, hang_s=_FOREVER_S))
 
     @property
     def is_hung(self) -> bool:

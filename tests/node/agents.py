@@ -45,7 +45,7 @@ TIMEOUTS = {
 }
 
 
-def dependencies(rig: node_rig.NodeRig, text: str = CONFIG) -> ports.Dependencies:
+def _dependencies(rig: node_rig.NodeRig, text: str = CONFIG) -> ports.Dependencies:
     """Return the dependencies of an agent on the node."""
     machine = fake_host.FakeHost(rig)
     return ports.Dependencies(
@@ -81,7 +81,7 @@ def new_attempt(
     **overrides: Any,
 ) -> attempts.Attempt:
     """Return an attempt at a layout, for a part of a run; ``overrides`` as for ``reconciler``."""
-    deps = dataclasses.replace(dependencies(rig), **overrides)
+    deps = dataclasses.replace(_dependencies(rig), **overrides)
     publisher = publish.Publisher(deps.node, deps.request_file)
     memory = attempts.AttemptMemory()
     shared = attempts.Shared(deps=deps, limits=limits, publisher=publisher, memory=memory)
@@ -142,7 +142,7 @@ def reconciler(
     ``limits`` are further ones, ``overrides`` are dependencies other than the node's own.
     """
     return AgentInMemory(
-        dataclasses.replace(dependencies(rig, text), **overrides),
+        dataclasses.replace(_dependencies(rig, text), **overrides),
         agent_settings.Limits(
             heals_drift=heals_drift,
             is_lenient=is_lenient,

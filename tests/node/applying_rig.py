@@ -58,7 +58,7 @@ class ApplyingNode(node_rig.NodeRig):
     ) -> None:
         super().__init__(gpus=gpu_values.gpus_of(f"{count}x{product}"))
         self.layouts = document
-        self.exclusion = fakes.FakeLock()
+        self.lock = fakes.FakeLock()
         self.journal = kept_file.FakeKeptFile()
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
@@ -189,7 +189,7 @@ class ApplyingNode(node_rig.NodeRig):
     def deps(self) -> local.LocalDependencies:
         return local.LocalDependencies(
             gpus=fake_host.FakeGpus(self),
-            lock=self.exclusion,
+            lock=self.lock,
             journal=self.journal,
             verified_layout_file=self.verified_layout_file,
             clock=self.clock,

@@ -122,7 +122,7 @@ def plan_of(gpus: Sequence[model.Gpu], *ordered: steps.Step) -> steps.Plan:
     return steps.Plan(gpus=tuple(plan for plan in plans if plan.steps))
 
 
-def profile_of(gpu: model.Gpu, name: str) -> model.GpuInstanceProfile:
+def _profile_of(gpu: model.Gpu, name: str) -> model.GpuInstanceProfile:
     """Find a GPU-instance profile by the name of it or of a part of it."""
     wanted = profile_name.parse(name).gpu_instance
     return next(row for row in gpu.profiles or () if row.profile == wanted)
@@ -134,7 +134,7 @@ def mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode:
 
 def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> steps.CreateGpuInstance:
     """Create a GPU instance at a start, or at the first placement that is free."""
-    row = profile_of(gpu, name)
+    row = _profile_of(gpu, name)
     occupied = [instance.placement for instance in gpu.gpu_instances]
     placement = next(
         place

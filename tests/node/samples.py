@@ -8,7 +8,6 @@ one whose driver does not report spans.
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from mig_manager.core import model, steps
@@ -199,13 +198,11 @@ def desired_gpu(
 
 def devices_of(observed: model.Gpu) -> dict[model.Profile, int]:
     """Count the compute instances of a GPU by profile."""
-    return dict(count_by_profile(gi.compute_instances for gi in observed.gpu_instances))
-
-
-def count_by_profile(
-    groups: Iterable[Iterable[model.ComputeInstance]],
-) -> collections.Counter[model.Profile]:
-    return collections.Counter(ci.profile for group in groups for ci in group)
+    return dict(
+        collections.Counter(
+            ci.profile for gi in observed.gpu_instances for ci in gi.compute_instances
+        )
+    )
 
 
 def node_view(**changed: Any) -> node_object.NodeView:

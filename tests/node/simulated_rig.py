@@ -102,14 +102,14 @@ def _gpu_in_words(board: states.Board, gpu: states.GpuState) -> str:
     return " ".join(_placed_name(board, *each) for each in by_start) if gpu.is_enabled else "off"
 
 
-PLUGIN_DEPLOYED = {well_known.PLUGIN_DEPLOY_LABEL: "true"}
+_PLUGIN_DEPLOYED = {well_known.PLUGIN_DEPLOY_LABEL: "true"}
 
 
 class SimulatedRig(node_rig.NodeRig):
     """The fake node whose plugin and pods see the simulated GPUs as they are."""
 
     def __init__(
-        self, state: nvml_faults.SharedState, labels: Mapping[str, str] = PLUGIN_DEPLOYED
+        self, state: nvml_faults.SharedState, labels: Mapping[str, str] = _PLUGIN_DEPLOYED
     ) -> None:
         super().__init__(gpus=(), labels=dict(labels))
         self.state = state

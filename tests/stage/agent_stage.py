@@ -22,7 +22,7 @@ from tests.kit import c_library, envtest
 from tests.node import gpu_values, judging
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
-IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
+_IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
 PATIENT = ("--retry-initial-s", "600", "--retry-max-s", "600")
 """For tests that look at the end of an attempt, which the next one would write over."""
 QUICK = sandbox_node.NodeOptions(
@@ -68,9 +68,9 @@ class AgentStage(stages.Stage):
     ) -> None:
         super().__init__(
             spec,
-            config_text(spec) if text is None else text,
+            _config_text(spec) if text is None else text,
             latency=states.Latency(),
-            agent_options=(*IMPATIENT, *agent_options),
+            agent_options=(*_IMPATIENT, *agent_options),
             node_options=node_options,
             server=apiserver.ApiServer(),
         )
@@ -132,7 +132,7 @@ class AgentStage(stages.Stage):
 
     def patch(self, *, annotations: Mapping[str, Any] | None = None, **labels: str | None) -> None:
         """Write labels and annotations of the node in one patch."""
-        named = {LABELS[name]: value for name, value in labels.items()}
+        named = {_LABELS[name]: value for name, value in labels.items()}
         change = {"metadata": {"labels": named, "annotations": annotations or {}}}
         self.cluster.patch(cluster_view.WatchedKind.NODE, self.node(), change)
 
@@ -197,10 +197,10 @@ class ObservedStage(AgentStage):
         }
 
 
-LABELS = {"config": well_known.CONFIG_LABEL, "partitioning": well_known.PARTITIONING_LABEL}
+_LABELS = {"config": well_known.CONFIG_LABEL, "partitioning": well_known.PARTITIONING_LABEL}
 
 
-def config_text(spec: str) -> str:
+def _config_text(spec: str) -> str:
     """Return the packaged layouts and those that stories need."""
     text = PACKAGED.read_text(encoding="utf-8")
     return text + demo_layouts.render(

@@ -48,7 +48,7 @@ class Account:
 MANAGER = Account(namespace="mig-manager", name="mig-manager")
 OPERATORS = Account(namespace=operator_pod.NAMESPACE, name="nvidia-mig-manager")
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{MANAGER.namespace}/leases"
-NAMESPACES = ("default", "kube-system", MANAGER.namespace, OPERATORS.namespace)
+_NAMESPACES = ("default", "kube-system", MANAGER.namespace, OPERATORS.namespace)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +108,8 @@ STOCK_OPERATOR = Rights(
     | to("configmaps", "create", "get", "list", "update", "patch"),
 )
 """What NVIDIA's GPU operator gives its MIG manager."""
-ALL_RIGHTS = SHIPPED.everywhere | BUDGET.within | STOCK_OPERATOR.everywhere
-ALL_RIGHTS |= STOCK_OPERATOR.within
+_ALL_RIGHTS = SHIPPED.everywhere | BUDGET.within | STOCK_OPERATOR.everywhere
+_ALL_RIGHTS |= STOCK_OPERATOR.within
 
 
 class EmbeddedCluster:
@@ -143,7 +143,7 @@ class EnvtestCluster:
         self.server = server
         self._people = server.kubeconfig(folder / "people", token=envtest.ADMIN_TOKEN)
         self.kube = api.KubeApi.connect(kubeconfig=str(self._people))
-        for namespace in NAMESPACES:
+        for namespace in _NAMESPACES:
             self._create("/api/v1/namespaces", {"metadata": {"name": namespace}})
             # In a whole cluster a controller makes it for each namespace.
             path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
@@ -207,7 +207,7 @@ class EnvtestCluster:
     def clear(self) -> None:
         paths = [
             f"/api/v1/namespaces/{namespace}/{plural}"
-            for namespace in NAMESPACES
+            for namespace in _NAMESPACES
             for plural in ("pods", "events")
         ]
         paths += [
@@ -250,7 +250,7 @@ class EnvtestCluster:
         """Return whether the authorizer, which hears of roles a moment later, knows them."""
         return all(
             self.may(rights.account, right, namespace) is rights.allow(right, namespace)
-            for right in ALL_RIGHTS | rights.everywhere
+            for right in _ALL_RIGHTS | rights.everywhere
             for namespace in ("default", rights.account.namespace)
             if right[1] != "nodes" or namespace == "default"
         )
