@@ -178,7 +178,7 @@ class SharedState(state_file.SharedState):
     def _edit_instruments(self, change: Callable[[Instruments], Instruments]) -> None:
         with self._exclusively(f"{_FAULTS}.lock"):
             changed = change(self._instruments())
-            state_file.replace(self.beside(_FAULTS), dataclasses.asdict(changed))
+            state_file.replace(self.beside(_FAULTS), changed)
 
 
 class InstrumentedLibrary(simulated_nvml.SimulatedLibrary):

@@ -207,7 +207,7 @@ class SharedState:
         return self.path.with_name(f"{self.path.name}.{suffix}")
 
     def _write(self, node: states.MachineState) -> None:
-        self._cached = replace(self.path, _encode(node)), node
+        self._cached = replace(self.path, node), node
 
     @contextlib.contextmanager
     def _exclusively(self, suffix: str) -> Iterator[None]:
@@ -219,7 +219,7 @@ class SharedState:
 def replace(path: pathlib.Path, data: Any) -> Version:
     """Replace a JSON file, whose time stamp always grows, because it tells versions apart."""
     fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(json.dumps(data), encoding="utf-8")
+    fresh.write_text(json.dumps(data, default=_plain), encoding="utf-8")
     last = path.stat().st_mtime_ns if path.exists() else 0
     stamp = max(time.time_ns(), last + 1)
     os.utime(fresh, ns=(stamp, stamp))
@@ -253,19 +253,15 @@ def version_of(stat: os.stat_result) -> Version:
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
-def _encode(value: Any) -> Any:
-    """Return frozen values as values for ``json.dumps``."""
-    if isinstance(value, model.Placement):
-        return [value.start, value.size]
-    if dataclasses.is_dataclass(value):
-        return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [_encode(item) for item in value]
-    return value.value if isinstance(value, enum.Enum) else value
+def _plain(value: Any) -> Any:
+    """Return an enum or a frozen value as ``json.dumps`` takes it."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
 
 
 def _decode(raw: dict[str, Any]) -> states.MachineState:
-    """Return the node that ``_encode`` wrote."""
+    """Return the node that ``replace`` wrote."""
     for text in (raw["spec"], raw["options"]["seed"]):
         if not isinstance(text, str):
             raise TypeError(text)
