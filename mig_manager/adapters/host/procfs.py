@@ -13,7 +13,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from mig_manager.core import messages
 
@@ -132,30 +132,16 @@ def using_gpu(
     caps: Collection[int] = (),
     drm: Collection[str] = (),
 ) -> tuple[DeviceFileUser, ...]:
-    """Return the processes that have a device node of a GPU or of its instances open."""
+    """Return the processes that have a device node of a GPU or of its instances open.
+
+    A user of an instance also opens the GPU's node.
+    """
     cap_minors, nodes = frozenset(caps), frozenset(drm)
     return tuple(
         each
         for each in processes
         if minor in each.gpus or each.caps & cap_minors or each.drm & nodes
     )
-
-
-def using_gpu_instance(
-    processes: Sequence[DeviceFileUser],
-    minor: int,
-    *,
-    caps: Mapping[int, Instance],
-    drm: Collection[str] = (),
-    gpu_instance_id: int,
-) -> tuple[DeviceFileUser, ...]:
-    """Return the processes that use a GPU instance, or its GPU without any instance.
-
-    A user of an instance also opens the GPU's node.
-    """
-    users = using_gpu(processes, minor, caps=caps, drm=drm)
-    instances = ((each, {caps[cap][0] for cap in each.caps if cap in caps}) for each in users)
-    return tuple(each for each, used in instances if gpu_instance_id in used or not used)
 
 
 def driver_proc(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.Path:

@@ -110,31 +110,17 @@ def add_users(
     """Add the processes that use a GPU to an IN_USE error; of an instance only its own users."""
     # The agent started us; this leaves out all of its children too.
     files = OpenFiles.find(proc_root, driver_roots, exclude=(os.getpid(), os.getppid()))
-    minor = None if proc_root is None else gpu.minor()
-    openers: tuple[procfs.DeviceFileUser, ...] = ()
-    if minor is not None:
-        caps, drm = files.capabilities(minor), files.drm_nodes(gpu.handle)
-        openers = (
-            procfs.using_gpu(files.processes, minor, caps=caps, drm=drm)
-            if gpu_instance_id is None
-            else procfs.using_gpu_instance(
-                files.processes, minor, caps=caps, drm=drm, gpu_instance_id=gpu_instance_id
-            )
-        )
-    owners = {process.pid: process.owner for process in openers}
-    listed = {
-        process.pid: process.gpuInstanceId
-        for process in _running(gpu.handle)
-        if gpu_instance_id is None or process.gpuInstanceId in (gpu_instance_id, _NO_INSTANCE)
-    }
-    others = [process for process in openers if process.pid not in listed]
+    users = [
+        user
+        for user in _of_gpu(gpu.handle, files)
+        if gpu_instance_id is None
+        or not user.gpu_instances
+        or gpu_instance_id in user.gpu_instances
+    ]
+    listed = [user for user in users if user.is_running]
+    others = [user for user in users if not user.is_running]
     if listed:
-        names = []
-        for pid, instance in sorted(listed.items()):
-            where = "" if instance in _NONE else f" in GPU instance {instance}"
-            owner = f", {owners[pid]}" if owners.get(pid) else ""
-            names.append(f"{_name(pid)} (pid {pid}{where}{owner})")
-        error.add(f"in use by {procfs.name_users(names)}")
+        error.add(f"in use by {procfs.name_users(listed)}")
     elif others:
         error.add("NVML lists no process that uses it")
     else:

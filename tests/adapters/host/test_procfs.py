@@ -166,7 +166,7 @@ def test_capabilities_show_the_instance_of_each_cap_node(proc: ProcTree) -> None
     }
 
 
-def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(proc: ProcTree) -> None:
+def test_a_gpu_is_used_through_its_node_or_the_cap_nodes_of_its_instances(proc: ProcTree) -> None:
     proc.add_capabilities(2, {"gi3": 300, "gi3/ci0": 301, "gi4": 400, "gi4/ci0": 401})
     caps = "/dev/nvidia-caps/nvidia-cap"
     proc.add(41, "/dev/nvidia2", f"{caps}300", f"{caps}301")
@@ -176,8 +176,6 @@ def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(proc:
     proc.add(45, f"{caps}301 (deleted)")
     processes = procfs.gpu_processes(proc.root)
     cap_nodes = procfs.capabilities(proc.root, 2)
-    users = procfs.using_gpu_instance(processes, 2, caps=cap_nodes, gpu_instance_id=3)
-    assert [process.pid for process in users] == [41, 43, 45]
     assert [process.pid for process in procfs.using_gpu(processes, 2, caps=cap_nodes)] == [
         41,
         42,
@@ -195,7 +193,7 @@ def test_a_node_in_dev_dri_belongs_to_the_gpu_of_its_pci_address(proc: ProcTree)
     nodes = procfs.drm_nodes(proc.root, "00000001:C7:00.0")
     assert nodes == {"card1", "renderD129"}
     assert procfs.drm_nodes(proc.root, "00000000:c7:00.0") == frozenset()
-    users = procfs.using_gpu_instance(processes, 2, caps={}, drm=nodes, gpu_instance_id=3)
+    users = procfs.using_gpu(processes, 2, caps={}, drm=nodes)
     assert [process.pid for process in users] == [41, 43]
 
 

@@ -83,8 +83,8 @@ def test_a_process_on_another_instance_of_the_gpu_is_not_named(
     proc.add(52, "/dev/nvidia0", name="nv-hostengine")
     message = refusal(proc, plan_of([gpu], *end_steps(gpu)))
     assert message == (
-        f"in use by python3 (pid 4711 in GPU instance {busy.instance_id}); "
-        "open in sidecar (pid 50), nv-hostengine (pid 52), "
+        f"in use by python3 (pid 4711, GPU instance {busy.instance_id}); "
+        f"open in sidecar (pid 50, GPU instance {busy.instance_id}), nv-hostengine (pid 52), "
         "and maybe in others that cannot be seen from here"
     )
 
@@ -104,7 +104,7 @@ def test_process_is_assigned_to_its_instance_by_capability_files(
     host = ProcTree(tmp_path / "host/proc")
     host.add_capabilities(0, {f"gi{instance.instance_id}": 165})
     message = refusal(proc, plan_of([gpu], *end_steps(gpu)), driver_root=str(tmp_path / "host"))
-    assert "open in nv-hostengine (pid 88)" in message
+    assert f"open in nv-hostengine (pid 88, GPU instance {instance.instance_id})" in message
 
 
 def test_the_agent_and_its_children_are_not_named(node: NvmlRig, proc: ProcTree) -> None:

@@ -56,7 +56,7 @@ def test_an_instance_that_stays_in_use_is_an_error_that_names_the_process(boot: 
         f"GPU 0 ({gpu.uuid}): cannot destroy compute instance 1g.5gb (instance "
         f"{first.instance_id}/0, {first.compute_instances[0].uuid}): "
         "nvmlComputeInstanceDestroy answered 'In use by another client'; "
-        f"in use by train.py (pid 4711 in GPU instance {first.instance_id})"
+        f"in use by train.py (pid 4711, GPU instance {first.instance_id})"
     )
     assert error.reason is errors.Reason.IN_USE
     assert error.operation == "nvmlComputeInstanceDestroy"
