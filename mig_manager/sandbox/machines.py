@@ -5,9 +5,9 @@ import dataclasses
 import pathlib
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from mig_manager.adapters.host import subprocesses
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 
 _STOP_TIMEOUT_S = 15.0
@@ -26,7 +26,7 @@ class Process:
         self._log = log
         with log.open("ab") as stream:
             self._process = subprocess.Popen(  # noqa: S603 - our own program and arguments
-                [sys.executable, "-m", "mig_manager", *arguments],
+                subprocesses.python("mig_manager", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -80,11 +80,16 @@ class Machine:
         """The running agent."""
 
     def start(
-        self, exits: contextlib.ExitStack, cluster: cluster_view.ClusterView
+        self,
+        exits: contextlib.ExitStack,
+        cluster: cluster_view.ClusterView,
+        fail: Callable[[OSError], None],
     ) -> sandbox_node.SandboxNode:
-        """Run kubelet and device plugin until ``exits`` are closed."""
+        """Run kubelet and device plugin until ``exits`` are closed; ``fail`` as for the node."""
         return exits.enter_context(
-            sandbox_node.SandboxNode(cluster, self.state_file, self.socket, options=self._options)
+            sandbox_node.SandboxNode(
+                cluster, self.state_file, self.socket, options=self._options, fail=fail
+            )
         )
 
     def arguments(

@@ -80,15 +80,15 @@ class Stage:
             try:
                 self._start(exits)
             except OSError as error:
-                why = error.strerror or str(error)
-                raise errors.UsageError(
-                    f"cannot set up the simulated node: {why}; TMPDIR can name a folder with room"
-                ) from error
+                raise _no_room(error) from error
             self._exits = exits.pop_all()
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._exits.close()
+        try:
+            self._exits.close()
+        except OSError as error:
+            raise _no_room(error) from error
 
     def _start(self, exits: contextlib.ExitStack) -> None:
         folder = pathlib.Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="mig-")))
@@ -113,7 +113,10 @@ class Stage:
         exits.callback(self.api.close)
         self.cluster = exits.enter_context(cluster_view.ClusterView(server))
         exits.callback(self.cluster.listen(lambda *_: self.changed.set()))
-        self.sandboxes = [machine.start(exits, self.cluster) for machine in self.machines]
+        self.sandboxes = [
+            machine.start(exits, self.cluster, lambda error: self.fail(_no_room(error)))
+            for machine in self.machines
+        ]
 
         def have_devices() -> bool:
             views = (self.cluster.node(name) or {} for name in self._names)
@@ -263,3 +266,11 @@ class Stage:
             lambda: names <= {n for n, pod in self.workloads().items() if objects.is_ready(pod)},
             "running pods",
         )
+
+
+def _no_room(error: OSError) -> errors.UsageError:
+    why = error.strerror or str(error)
+    return errors.UsageError(
+        f"cannot write the files of the simulated node: {why}",
+        remedy="Set TMPDIR to a folder with room.",
+    )

@@ -271,12 +271,41 @@ def test_further_signals_do_not_interrupt_the_removal() -> None:
 
 
 @pytest.mark.slow
-def test_unwritable_files_are_not_reported_as_a_bug(demo: Demo) -> None:
-    limited = ("sh", "-c", 'ulimit -f 4; exec "$@"', "sh", *DEMO)
+@pytest.mark.parametrize(
+    ("blocks", "spec"),
+    [
+        pytest.param(4, SPEC, id="from-the-start"),
+        # More than its layouts take, and less than the state of a node with a pod on every device.
+        pytest.param(48, "16xA100-SXM4-40GB", id="while-pods-start"),
+    ],
+)
+def test_unwritable_files_are_not_reported_as_a_bug(demo: Demo, blocks: int, spec: str) -> None:
+    # Python would keep a file of bytecode that it could write only in part.
+    demo.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    limited = ("sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", *DEMO, "--simulate", spec)
 
     assert demo.start_logged(*limited).wait(TIMEOUT_S) == 2
-    assert "File too large; TMPDIR can name a folder with room" in demo.errors.read_text()
+    assert demo.errors.read_text() == (
+        "mig-manager: cannot write the files of the simulated node: File too large\n"
+        "  remedy: Set TMPDIR to a folder with room.\n"
+    )
     assert not list(demo.temporary.iterdir())
+
+
+@pytest.mark.slow
+def test_demo_ignores_another_mig_manager_in_the_current_folder(
+    demo: Demo, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "mig_manager"
+    other.mkdir()
+    (other / "__init__.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    program = str(plugin_rig.BIN / "mig-manager")
+
+    process = demo.start_logged(program, "demo", "--scenario", "does-not-fit", "--simulate", SPEC)
+
+    assert process.wait(TIMEOUT_S) == 0
+    demo.assert_nothing_left()
 
 
 def test_only_a_terminal_that_may_lack_the_program_is_given_its_path() -> None:

@@ -170,7 +170,10 @@ def serving_pod_resources(path: pathlib.Path, manager: DeviceManager) -> Iterato
     """
     path = path.absolute()
     if len(str(path).encode()) > _MAX_PATH:
-        raise errors.UsageError(f"the path of a unix socket has at most {_MAX_PATH} bytes: {path}")
+        raise errors.UsageError(
+            f"the path of a unix socket has at most {_MAX_PATH} bytes: {path}",
+            remedy="Set TMPDIR to a folder with a shorter path.",
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with concurrent.futures.ThreadPoolExecutor(

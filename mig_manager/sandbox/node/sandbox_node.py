@@ -59,6 +59,7 @@ class SandboxNode:
         path: The state file of the simulated NVML.
         socket: Where to serve PodResources; at most 107 bytes.
         options: How the node behaves.
+        fail: Called in the node's thread if a file cannot be written; the node has then ended.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class SandboxNode:
         socket: pathlib.Path,
         *,
         options: NodeOptions,
+        fail: Callable[[OSError], None],
     ) -> None:
         self.options = options
+        self._fail = fail
         self.devices = device_manager.DeviceManager(host.SystemClock())
         self._cluster = cluster
         self._socket = socket
@@ -123,7 +126,7 @@ class SandboxNode:
         daemon.sync(time.monotonic())
         stopping = threading.Event()
         thread = threading.Thread(
-            target=self._run, args=(daemon, stopping), name=f"sandbox-{options.name}"
+            target=self._run_or_fail, args=(daemon, stopping), name=f"sandbox-{options.name}"
         )
         undo.callback(thread.join, _JOIN_S)
         undo.callback(self._wake.set)
@@ -153,6 +156,12 @@ class SandboxNode:
             device_ids=device_ids,
             kind=states.ClientKind.MONITOR if is_monitor else states.ClientKind.COMPUTE,
         )
+
+    def _run_or_fail(self, daemon: kubelet.Kubelet, stopping: threading.Event) -> None:
+        try:
+            self._run(daemon, stopping)
+        except OSError as error:
+            self._fail(error)
 
     def _run(self, daemon: kubelet.Kubelet, stopping: threading.Event) -> None:
         tick_at = time.monotonic()
