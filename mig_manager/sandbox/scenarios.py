@@ -16,7 +16,7 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import demo_layouts, ending, replay, stages, stories, timeline
 from mig_manager.sandbox.apiserver import store
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import cluster_view
 
 SPEC = "8xA100-SXM4-40GB"
@@ -98,7 +98,7 @@ def run(options: DemoOptions, *, say: Callable[[str], None], style: bar.Style) -
     stage = stages.Stage(
         options.node,
         options.layouts_with(layout),
-        latency=options.latency,
+        latency=states.Latency(),
         agent_options=("--custom-layouts", *story.agent_options),
     )
     title = style.fit(f"{story.title}, on {options.spec} (simulated)")
@@ -107,6 +107,8 @@ def run(options: DemoOptions, *, say: Callable[[str], None], style: bar.Style) -
     with ending.on_signals(stage.fail), stage:
         publish_layouts(stage)
         story.prepare(stage)
+        # A reader sees only what follows: the driver needs no time before.
+        state_file.SharedState(stage.machine.state_file).set_latency(options.latency)
         is_good = _show(stage, story, layout, say=say, style=style)
         others = demo_layouts.smallest_everywhere(gpus), demo_layouts.BALANCED, _DISABLED
         suggestions = _suggestions(options, next(each for each in others if each != layout))

@@ -118,16 +118,17 @@ class Stage:
             for machine in self.machines
         ]
 
-        def have_devices() -> bool:
-            views = (self.cluster.node(name) or {} for name in self._names)
-            return all(sum(objects.devices(view).values()) > 0 for view in views)
-
-        self.wait(have_devices, "the device plugin's devices")
         exits.callback(self.stop_agent)
         self.start_agent()
         for machine in self.machines[1:]:
             exits.callback(machine.stop_agent)
             machine.start_agent(self.arguments(machine), self.group)
+
+        def have_devices() -> bool:
+            views = (self.cluster.node(name) or {} for name in self._names)
+            return all(sum(objects.devices(view).values()) > 0 for view in views)
+
+        self.wait(have_devices, "the device plugin's devices")
 
     def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
         """Start the API server; return it for the simulated components."""

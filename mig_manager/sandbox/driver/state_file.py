@@ -152,6 +152,15 @@ class SharedState:
             )
         )
 
+    def set_latency(self, latency: states.Latency) -> None:
+        """Let the driver's calls take these durations from now on."""
+
+        def change(node: states.MachineState) -> states.MachineState:
+            options = dataclasses.replace(node.options, latency=latency)
+            return dataclasses.replace(node, options=options)
+
+        self.update(change)
+
     def lose_gpu(self, index: int) -> None:
         """Let a GPU fall off the bus, with its instances."""
         self.update(
