@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from bench import planning, reconfiguration, transitions
 from mig_manager.adapters.host import log
-from mig_manager.sandbox import replay
+from mig_manager.sandbox import node_spec
 from mig_manager.sandbox.driver import states
 from testkit import matrix
 
@@ -52,7 +52,7 @@ def main() -> None:
     parts = (arguments.only,) if arguments.only else _PARTS
     driver = states.REALISTIC
     if arguments.latencies is not None:
-        driver = replay.latency(arguments.latencies, usual=driver)
+        driver = node_spec.latency(arguments.latencies, usual=driver)
         print(f"the driver's durations are those of {arguments.latencies}: {driver}\n")
     if "planner" in parts:
         _planner()

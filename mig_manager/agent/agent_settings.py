@@ -223,9 +223,9 @@ def gpu_access(source: options.Source) -> node_settings.GpuAccess:
     """Read how to reach the GPUs, as ``node_settings.gpu_access``."""
 
     def spell(spec: str) -> str:
-        from mig_manager.sandbox import spellings  # noqa: PLC0415 - not for real GPUs
+        from mig_manager.sandbox import node_spec  # noqa: PLC0415 - not for real GPUs
 
-        return spellings.of_node(spec)
+        return node_spec.spelling(spec)
 
     return node_settings.gpu_access(source, spell)
 

@@ -202,7 +202,7 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
             node, or holds no simulated GPUs.
         ConfigError: The file of a capture cannot be read.
     """
-    from mig_manager.sandbox import replay
+    from mig_manager.sandbox import node_spec
     from mig_manager.sandbox.driver import state_file, states
 
     path = access.simulate_state
@@ -220,7 +220,7 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
                 path.with_name(f"{path.name}.{suffix}").unlink(missing_ok=True)
         is_new = not path.exists()
         if access.simulate_spec:
-            node = replay.node(access.simulate_spec)
+            node = node_spec.node(access.simulate_spec)
             state.create(node.spec, states.Options(latency=node.latency))
         elif is_new:
             raise errors.UsageError(f"{path} does not exist; create it with --simulate")

@@ -14,7 +14,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.display import bar, picture
 from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
-from mig_manager.sandbox import demo_layouts, ending, replay, stages, stories, timeline
+from mig_manager.sandbox import demo_layouts, ending, node_spec, stages, stories, timeline
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import cluster_view
@@ -56,7 +56,7 @@ class DemoOptions:
             UsageError: The file is no capture.
             ConfigError: It cannot be read.
         """
-        return replay.node(self.spec).spec
+        return node_spec.node(self.spec).spec
 
     @property
     def gpus(self) -> list[model.Gpu]:

@@ -12,7 +12,7 @@ from mig_manager.core import messages
 from mig_manager.core.acceptance import differences as compared
 from mig_manager.core.acceptance import stages, surveys
 from mig_manager.core.display import bar
-from mig_manager.sandbox import replay, twin
+from mig_manager.sandbox import node_spec, twin
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -32,7 +32,7 @@ def catalogue_rows(path: pathlib.Path) -> str:
         ConfigError: The file cannot be read.
         UsageError: It is no capture.
     """
-    return "\n".join(dict.fromkeys(map(json.dumps, replay.rows(path))))
+    return "\n".join(dict.fromkeys(map(json.dumps, node_spec.rows(path))))
 
 
 def report(

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli import main
-from mig_manager.sandbox import replay
+from mig_manager.sandbox import node_spec
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.kit import alterations, c_library, commandline
@@ -56,7 +56,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for first in range(0, len(MIG), hardware.MAX_GPUS):
         spec = "+".join(product.key for product in MIG[first : first + hardware.MAX_GPUS])
-        rows += replay.rows(capture(folder, spec, name=f"{first}.json"))
+        rows += node_spec.rows(capture(folder, spec, name=f"{first}.json"))
     return rows
 
 
@@ -104,7 +104,7 @@ def test_captured_durations_are_those_of_the_replay(tmp_path: pathlib.Path) -> N
     assert latency.destroy_gpu_instance_s == 0.25
     assert latency.init_s > 0
     assert latency.create_gpu_instance_s == states.Latency().create_gpu_instance_s
-    completed = replay.latency(file, usual=states.REALISTIC)
+    completed = node_spec.latency(file, usual=states.REALISTIC)
     assert completed.destroy_gpu_instance_s == 0.25
     assert completed.create_gpu_instance_s == states.REALISTIC.create_gpu_instance_s
 

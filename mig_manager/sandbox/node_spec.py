@@ -1,7 +1,9 @@
-"""Simulate captured GPUs: ``--simulate FILE`` takes what ``acceptance`` wrote as products."""
+"""The SPEC of ``--simulate``: a list of products, or a FILE that ``acceptance`` wrote."""
 
 import contextlib
 import dataclasses
+import hashlib
+import itertools
 import json
 import pathlib
 import statistics
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mig_manager import errors
 from mig_manager.adapters.host import files
-from mig_manager.catalogue import captured
+from mig_manager.catalogue import captured, hardware
 from mig_manager.core.files import json_text
 from mig_manager.sandbox.driver import states
 
@@ -28,27 +30,44 @@ _FIELDS = {
 _NOT_QUERIES = {*_FIELDS, "nvmlShutdown", "nvmlEventSetWait_v2"}
 
 
-class ReplayedNode(NamedTuple):
+class SimulatedNode(NamedTuple):
     """A node to simulate."""
 
     spec: str  # for ``simulated_nvml.create``
     latency: states.Latency
 
 
-def node(spec: str) -> ReplayedNode:
+def node(spec: str) -> SimulatedNode:
     """Return the node of a text such as ``8xA100-SXM4-40GB``, or of the file of a capture.
 
     Raises:
         UsageError: The file is no capture.
         ConfigError: It cannot be read.
     """
-    if not is_capture(spec):
-        return ReplayedNode(spec, states.Latency())
+    if not _is_capture(spec):
+        return SimulatedNode(spec, states.Latency())
     path = pathlib.Path(spec)
-    return ReplayedNode(json.dumps(rows(path)), latency(path))
+    return SimulatedNode(json.dumps(rows(path)), latency(path))
 
 
-def is_capture(spec: str) -> bool:
+def spelling(spec: str) -> str:
+    """Return one spelling for the same simulated GPUs, so that they have one state file.
+
+    Products have their keys, as in ``8xA100-SXM4-40GB``, whatever their case, and for full names.
+    The file of a capture is named by its path, from whatever folder. A text that names no GPUs
+    stays as it is.
+    """
+    if _is_capture(spec):
+        path = pathlib.Path(spec).resolve()
+        return f"{path.stem}-{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    try:
+        keys = [product.key for product in hardware.parse_node(spec)]
+    except errors.UsageError:
+        return spec
+    return "+".join(f"{len([*run])}x{key.upper()}" for key, run in itertools.groupby(keys))
+
+
+def _is_capture(spec: str) -> bool:
     """Return whether a text is the path of a capture, and no list of products."""
     return spec.endswith(_SUFFIX)
 
