@@ -176,5 +176,7 @@ def _with_machine(
             service_names=lambda: service_files.parse(listed.read(), source=listed.name),
         )
     if settings.with_reboot:
-        deps = dataclasses.replace(deps, reboot=systemd.Reboot(settings.dbus_address))
+        from mig_manager.adapters.host import logind  # noqa: PLC0415 - as above
+
+        deps = dataclasses.replace(deps, reboot=logind.Reboot(settings.dbus_address))
     return deps

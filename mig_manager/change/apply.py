@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from mig_manager import errors
 from mig_manager.change import hook_points, local, transaction
-from mig_manager.core import model, ports, steps
+from mig_manager.core import gpu_processes, model, ports, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.node import clients
@@ -108,7 +108,7 @@ def _aware_of_hooks(
     return dataclasses.replace(deps, pods=pods)
 
 
-def _known_processes(deps: local.LocalDependencies) -> steps.Processes | None:
+def _known_processes(deps: local.LocalDependencies) -> gpu_processes.Processes | None:
     """Return the processes that use each GPU; None if the driver refuses."""
     # What blocks the change is asked again when it begins.
     with contextlib.suppress(errors.HardwareError):
@@ -264,7 +264,7 @@ class _LockedChange:
         self,
         plan: steps.GpuPlan,
         gpus: model.ObservedGpus,
-        processes: Callable[[], steps.Processes],
+        processes: Callable[[], gpu_processes.Processes],
     ) -> bool:
         """Return whether pods or processes prevent the rollback of a GPU."""
         try:
@@ -278,7 +278,7 @@ class _LockedChange:
         # What blocks the change is asked again when it begins.
         with contextlib.suppress(errors.HardwareError):
             users = processes().get(plan.gpu_uuid, ()) if plan.steps else ()
-            return bool(steps.blocking(plan, users))
+            return bool(gpu_processes.blocking(plan, users))
         return False
 
     def _describe_interrupted(self, combined: _CombinedTarget, first: plans.Planned) -> None:

@@ -12,7 +12,7 @@ from typing import Unpack
 
 from mig_manager import errors
 from mig_manager.change import change_journal, execution, layout_store, pod_use, transaction
-from mig_manager.core import model, ports, steps, timing
+from mig_manager.core import gpu_processes, model, ports, steps, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals, run_status
 
@@ -40,7 +40,7 @@ class LocalDependencies:
     """Resets GPUs with a pending mode; None: the mode stays pending."""
     may_reset: bool = True
     hooks: ports.Hooks | None = None
-    processes: Callable[[], steps.Processes] = dict
+    processes: Callable[[], gpu_processes.Processes] = dict
     """Returns the processes that use each GPU; raises HardwareError if the driver refuses."""
     pods: pod_use.PodUse  # the pods whose devices a change must not destroy
     refresh_files: Callable[[], object] = lambda: None

@@ -15,7 +15,7 @@ from mig_manager.adapters import host
 from mig_manager.change import local, pod_use
 from mig_manager.cli import gpu_settings, progress
 from mig_manager.cli.toolkit import console
-from mig_manager.core import model, ports, steps
+from mig_manager.core import gpu_processes, model, ports
 from mig_manager.core.settings import node_settings
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class CommandAdapters:
         """This machine's GPUs, observed once."""
         return self.observe()
 
-    def processes(self) -> Mapping[str, tuple[steps.GpuProcess, ...]] | None:
+    def processes(self) -> Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None:
         """Return the processes by the UUID of the GPU they use; None if unknown."""
         from mig_manager.adapters.host import call_thread, procfs
         from mig_manager.adapters.nvml import processes as nvml_processes

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mig_manager.core import model, steps
+from mig_manager.core import gpu_processes, model, steps
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -67,7 +67,7 @@ def unreachable(observed: model.UnreachableGpu) -> "answers.UnreachableGpu":
     }
 
 
-def process(user: steps.GpuProcess) -> "answers.Process":
+def process(user: gpu_processes.GpuProcess) -> "answers.Process":
     """Return a process that uses a GPU."""
     kind, _, name = user.owner.partition(" ")
     return {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.core import model, standbys, steps, timing
+from mig_manager.core import gpu_processes, model, standbys, steps, timing
 from mig_manager.core.files import hook_files
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import (
@@ -511,5 +511,5 @@ class Dependencies:
     extra_clients: Callable[[], tuple[client_table.ExtraClient, ...]] = tuple
     """Returns the GPU clients beside NVIDIA's; raises ConfigError if their file is invalid."""
     pod_watch: PodWatch | None = None  # None: pods are not watched
-    processes: Callable[[], steps.Processes] | None = None
+    processes: Callable[[], gpu_processes.Processes] | None = None
     """Returns the GPU processes by UUID, or raises HardwareError; None: they are unknown."""

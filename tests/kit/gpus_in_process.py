@@ -9,7 +9,7 @@ from typing import Any
 
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import nvml_gpus, processes, worker_client
-from mig_manager.core import model, steps
+from mig_manager.core import gpu_processes, model, steps
 from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 
 _LOCK = threading.Lock()
@@ -36,7 +36,7 @@ class _Gpus(worker_client.WorkerGpus):
         with self._driver() as gpus:
             return gpus.execute(plan, observed)
 
-    def inspect(self) -> steps.Inspection:
+    def inspect(self) -> gpu_processes.Inspection:
         with self._driver():
             return processes.inspect(None, proc_root=None, exclude=(os.getpid(),))
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mig_manager.adapters.nvml import processes as nvml_processes
-from mig_manager.core import model, steps
+from mig_manager.core import gpu_processes, model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
 from tests.node import node_rig
 
 
-def processes() -> dict[str, tuple[steps.GpuProcess, ...]]:
+def processes() -> dict[str, tuple[gpu_processes.GpuProcess, ...]]:
     """Return the GPU processes that the library of this process lists, as a worker would."""
     return dict(nvml_processes.inspect(None, proc_root=None).processes)
 

@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from mig_manager.core import model, steps
+from mig_manager.core import gpu_processes, model
 from tests.node import node_rig, nodes
 
 
-def process(owner: str = "", *instances: int, is_running: bool = True) -> steps.GpuProcess:
-    return steps.GpuProcess(
+def process(owner: str = "", *instances: int, is_running: bool = True) -> gpu_processes.GpuProcess:
+    return gpu_processes.GpuProcess(
         pid=7, name="trainer", owner=owner, gpu_instances=instances, is_running=is_running
     )
 
@@ -31,7 +31,7 @@ def outdated_node() -> node_rig.NodeRig:
     return rig
 
 
-def of_pods(rig: node_rig.NodeRig, gpu: int) -> tuple[steps.GpuProcess, ...]:
+def of_pods(rig: node_rig.NodeRig, gpu: int) -> tuple[gpu_processes.GpuProcess, ...]:
     return tuple(
         process(f"pod {uid}") for uid, pod in rig.pods.items() if pod.name.startswith(f"gpu{gpu}")
     )

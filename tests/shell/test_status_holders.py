@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from mig_manager.core import gpu_answers, steps
+from mig_manager.core import gpu_answers, gpu_processes
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.kit import commandline
@@ -64,8 +64,8 @@ def test_status_works_where_the_driver_cannot_list_processes(
 
 
 def test_a_process_is_named_with_its_pod_or_its_unit() -> None:
-    pod = steps.GpuProcess(pid=1, name="a", owner=f"pod {POD}", gpu_instances=(3,))
-    unit = steps.GpuProcess(pid=2, name="b", owner="unit dcgm.service", gpu_instances=())
+    pod = gpu_processes.GpuProcess(pid=1, name="a", owner=f"pod {POD}", gpu_instances=(3,))
+    unit = gpu_processes.GpuProcess(pid=2, name="b", owner="unit dcgm.service", gpu_instances=())
 
     assert str(pod) == f"a (pid 1, GPU instance 3, pod {POD})"
     assert gpu_answers.process(pod)["pod_uid"] == POD

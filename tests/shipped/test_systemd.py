@@ -59,9 +59,9 @@ def test_systemd_accepts_the_unit_and_its_exposure(unit: str) -> None:
 
 CHECK = """
 import json
-from mig_manager.adapters.host import procfs
-pids = [each.pid for each in procfs.gpu_processes(procfs.ROOT)]
-print(json.dumps([pids, procfs.hidden(procfs.ROOT)]))
+from mig_manager.adapters.host import device_users, procfs
+pids = [each.pid for each in device_users.gpu_processes(procfs.ROOT)]
+print(json.dumps([pids, device_users.hidden(procfs.ROOT)]))
 """
 
 

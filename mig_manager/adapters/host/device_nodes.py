@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import cdi, files, procfs
+from mig_manager.adapters.host import cdi, device_users, files, procfs
 from mig_manager.core.settings import host_settings
 
 _MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
@@ -80,7 +80,7 @@ def refresh_nodes(
         _skip(f"the folder {dev} is missing")
         return
     major = int(match[1])
-    modes = _modes(procfs.driver_proc(proc, roots))
+    modes = _modes(device_users.driver_proc(proc, roots))
     if not modes:
         _log.warning("capability_files_not_seen", proc=str(proc))
     folder = dev / "nvidia-caps"

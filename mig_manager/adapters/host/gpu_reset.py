@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import procfs, programs
-from mig_manager.core import messages, model, ports, steps
+from mig_manager.adapters.host import device_users, procfs, programs
+from mig_manager.core import gpu_processes, messages, model, ports
 from mig_manager.core.settings import host_settings
 
 _MAX_BYTES = 4 * 2**20
@@ -69,7 +69,9 @@ def _status(gpu: ET.Element) -> SmiStatus:
     processes = {}
     for each in gpu.iterfind("processes/process_info"):
         if (pid := text(each, "pid")).isdecimal():
-            name = messages.printable(steps.program_name(text(each, "process_name")) or "process")
+            name = messages.printable(
+                gpu_processes.program_name(text(each, "process_name")) or "process"
+            )
             processes[int(pid)] = f"{name} (pid {pid})"
     return SmiStatus(
         uuid=text(gpu, "uuid"),
@@ -160,23 +162,23 @@ class SmiReset:
     def _require_free(self, gpu: model.Gpu, status: SmiStatus, *, is_repair: bool) -> None:
         if status.has_instances and not is_repair:
             raise _with_instances(gpu)
-        if users := self._users(gpu, status, ignore=steps.RELEASING_DAEMONS):
+        if users := self._users(gpu, status, ignore=gpu_processes.RELEASING_DAEMONS):
             raise errors.HostError(
-                f"{gpu} is not reset while it is in use by {procfs.name_users(users)}",
+                f"{gpu} is not reset while it is in use by {device_users.name_users(users)}",
                 reason=errors.Reason.IN_USE,
             )
-        if hidden := procfs.hidden(self.proc):
+        if hidden := device_users.hidden(self.proc):
             # The tool refuses a GPU that is in use, without naming processes.
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
     def _users(
         self, gpu: model.Gpu, status: SmiStatus, *, ignore: Sequence[str] = ()
     ) -> list[str]:
-        processes = procfs.gpu_processes(self.proc, ignore=(os.getpid(),))
-        drm = procfs.drm_nodes(self.proc, gpu.pci_address)
+        processes = device_users.gpu_processes(self.proc, ignore=(os.getpid(),))
+        drm = device_users.drm_nodes(self.proc, gpu.pci_address)
         openers = {
             process.pid: str(process)
-            for process in procfs.using_gpu(processes, status.minor, drm=drm)
+            for process in device_users.using_gpu(processes, status.minor, drm=drm)
             if process.name not in ignore
         }
         return [name for _, name in sorted({**status.processes, **openers}.items())]
@@ -252,12 +254,12 @@ class SmiReset:
         if _IN_USE.search(done.output):
             statuses = self._query(gpus)
             users = [user for gpu in gpus for user in self._users(gpu, statuses[gpu.uuid])]
-            names = procfs.name_users(dict.fromkeys(users))
+            names = device_users.name_users(dict.fromkeys(users))
             by = f"by {names}, and maybe by other processes" if names else "by processes"
             error = errors.HostError(
                 f"{done.line}: in use {by} that are not visible here", reason=errors.Reason.IN_USE
             )
-            if hidden := procfs.hidden(self.proc):
+            if hidden := device_users.hidden(self.proc):
                 error.add(hidden)
             return error
         if done.status == _NO_PERMISSION:

@@ -1,7 +1,7 @@
-"""systemd and logind over D-Bus: stop and start the host's services, reboot the host.
+"""systemd over D-Bus: stop and start the host's services.
 
 Each operation has its own connection and one deadline: nothing is open at rest, and no wait is
-unbounded. Sources: ``org.freedesktop.systemd1(5)``, ``org.freedesktop.login1(5)``.
+unbounded. Source: ``org.freedesktop.systemd1(5)``.
 """
 
 import contextlib
@@ -16,16 +16,13 @@ from mig_manager import errors
 from mig_manager.adapters.host import system_bus
 from mig_manager.core.files import service_files
 
-_CALL_TIMEOUT_S = 10.0  # for connecting and for calls that systemd answers at once
+CALL_TIMEOUT_S = 10.0  # for connecting and for calls that systemd answers at once
 _JOB_POLL_S = 1.0  # the end of a job comes as a signal; a lost signal delays us by this at most
 
 _SYSTEMD = "org.freedesktop.systemd1"
-_MANAGER = system_bus.Target("/org/freedesktop/systemd1", _SYSTEMD, f"{_SYSTEMD}.Manager")
-_LOGIND = system_bus.Target(
-    "/org/freedesktop/login1", "org.freedesktop.login1", "org.freedesktop.login1.Manager"
-)
+MANAGER = system_bus.Target("/org/freedesktop/systemd1", _SYSTEMD, f"{_SYSTEMD}.Manager")
 _JOB_REMOVED = (
-    f"type='signal',sender='{_SYSTEMD}',interface='{_MANAGER.interface}',member='JobRemoved'"
+    f"type='signal',sender='{_SYSTEMD}',interface='{MANAGER.interface}',member='JobRemoved'"
 )
 _UP = frozenset({"active", "reloading", "refreshing", "activating"})
 _DOWN = frozenset({"inactive", "failed", "maintenance"})
@@ -45,19 +42,7 @@ _KILL_MARGIN_S = 5.0  # systemd's time to kill a unit that did not stop in time,
 
 _LOST = "lost"  # result of a job whose signal was lost; the unit's state shows the outcome
 
-_UNKNOWN_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
-_ABSENT = frozenset(
-    {
-        "org.freedesktop.DBus.Error.NameHasNoOwner",
-        "org.freedesktop.DBus.Error.ServiceUnknown",
-        "org.freedesktop.DBus.Error.Spawn.ServiceNotFound",
-        # The bus starts logind through systemd, which may not have its unit.
-        "org.freedesktop.systemd1.LoadFailed",
-        "org.freedesktop.systemd1.UnitMasked",
-        _UNKNOWN_UNIT,
-    }
-)
-
+UNKNOWN_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
 _log = structlog.get_logger()
 
 
@@ -69,7 +54,7 @@ class Systemd:
     _: dataclasses.KW_ONLY
     stop_timeout_s: float  # a service may take longer to stop if systemd gives it longer
     start_timeout_s: float
-    call_timeout_s: float = _CALL_TIMEOUT_S
+    call_timeout_s: float = CALL_TIMEOUT_S
     stopping_timeout_s: float = 5.0
     """How long the start of a unit waits while the unit is still stopping: it may never end, and
     the start of other units waits."""
@@ -155,59 +140,6 @@ class Systemd:
             yield _Units(connection)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reboot:
-    """Implements ``ports.Reboot`` with logind, or with systemd on a host without logind."""
-
-    address: str
-
-    def check(self) -> None:
-        """Raise HostError REBOOT_REQUIRED if ``request`` would be refused, as far as known."""
-        with self._session("asking systemd-logind for the right to reboot") as connection:
-            try:
-                (answer,) = connection.call(_LOGIND, "CanReboot")
-            except system_bus.CallRefused as error:
-                if error.name not in _ABSENT:
-                    raise
-            else:
-                if answer != "yes":
-                    raise errors.HostError(
-                        f"systemd-logind refuses to reboot the host: CanReboot is '{answer}'",
-                        reason=errors.Reason.REBOOT_REQUIRED,
-                    )
-                return
-        with self._session("looking for systemd's reboot.target") as connection:
-            connection.call(_MANAGER, "LoadUnit", "s", "reboot.target")
-
-    def request(self, why: str) -> None:
-        """Request a reboot that stops services in order, and return at once.
-
-        Raises:
-            HostError: REBOOT_REQUIRED; names the program that refused it.
-        """
-        by = "systemd-logind"
-        with self._session("requesting a reboot from systemd-logind") as connection:
-            try:
-                connection.call(_LOGIND, "Reboot", "b", False)  # noqa: FBT003 - not interactive
-            except system_bus.CallRefused as error:
-                if error.name not in _ABSENT:
-                    raise
-                by = "systemd"
-        if by == "systemd":
-            with self._session("requesting a reboot from systemd") as connection:
-                # As systemctl does. The manager's own Reboot() kills services at once.
-                connection.call(
-                    _MANAGER, "StartUnit", "ss", "reboot.target", "replace-irreversibly"
-                )
-        _log.warning("reboot_requested", by=by, why=why)
-
-    def _session(self, doing: str) -> contextlib.AbstractContextManager[system_bus.Connection]:
-        refused = errors.Reason.REBOOT_REQUIRED
-        return system_bus.session(
-            self.address, doing, timeout_s=_CALL_TIMEOUT_S, failed=refused, denied=refused
-        )
-
-
 class _Units:
     """systemd's units, over one connection."""
 
@@ -216,9 +148,9 @@ class _Units:
 
     def find(self, name: str) -> str | None:
         try:
-            (path,) = self._connection.call(_MANAGER, "GetUnit", "s", name)
+            (path,) = self._connection.call(MANAGER, "GetUnit", "s", name)
         except system_bus.CallRefused as error:
-            if error.name == _UNKNOWN_UNIT:
+            if error.name == UNKNOWN_UNIT:
                 return None
             raise
         return str(path)
@@ -263,7 +195,7 @@ class _Units:
         dependencies: set[str] = set()
         queue = [name]
         while queue and len(dependencies) < _MAX_DEPENDENCIES:
-            (path,) = self._connection.call(_MANAGER, "LoadUnit", "s", queue.pop())
+            (path,) = self._connection.call(MANAGER, "LoadUnit", "s", queue.pop())
             new = set(self._units(str(path), _DEPENDENCIES)) - dependencies
             dependencies |= new
             queue += [
@@ -293,8 +225,8 @@ class _Units:
         """Start a job of systemd's for a unit; return its result, or None at the time-out."""
         deadline_s = time.monotonic() + timeout_s
         self._connection.call(system_bus.BUS, "AddMatch", "s", _JOB_REMOVED)
-        self._connection.call(_MANAGER, "Subscribe")
-        (job,) = self._connection.call(_MANAGER, method, "ss", name, "replace")
+        self._connection.call(MANAGER, "Subscribe")
+        (job,) = self._connection.call(MANAGER, method, "ss", name, "replace")
         while (remaining_s := deadline_s - time.monotonic()) > 0:
             signals = self._connection.signals(within_s=min(remaining_s, _JOB_POLL_S))
             result = _result(signals, job)

@@ -1,17 +1,28 @@
 """Events about nodes, pods and Leases, as ``kubectl describe`` finds them."""
 
+import collections
 import dataclasses
+import threading
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
+
+from mig_manager import errors
 from mig_manager.adapters import rest
-from mig_manager.core import messages
+from mig_manager.adapters.kubernetes import api
+from mig_manager.core import messages, timing
 from mig_manager.core.node import well_known
 
 _MAX_NAME = 220
 """Characters; with a dot and 24 hex digits an Event's name stays below the 253 of RFC 1123."""
+_MAX_QUEUED = 64  # a change publishes about ten
+FORBIDDEN_PAUSE_S = 600.0
+"""A missing right may be granted, and a refused token renewed, while we run."""
 _OF_THE_CLUSTER = "default"
 """Events about objects without a namespace live here, by validation of the API server."""
+
+_log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +84,56 @@ class Event:
 def path(event: Mapping[str, Any]) -> str:
     """Return the path to create an Event at."""
     return rest.api_path("/api/v1/namespaces", event["metadata"]["namespace"], "events")
+
+
+class EventQueue:
+    """Publishes Events in the background; a refusal is logged and never raised."""
+
+    def __init__(self, kube: api.KubeApi, clock: timing.Clock) -> None:
+        self._kube = kube
+        self._clock = clock
+        self._state = threading.Condition()
+        self._queue: collections.deque[dict[str, Any]] = collections.deque()
+        self._is_sending = False
+        self._paused_until_s = 0.0
+
+    def put(self, event: dict[str, Any]) -> None:
+        """Queue an Event; it is dropped, and logged, when the queue is full."""
+        with self._state:
+            if self._clock.monotonic() < self._paused_until_s:
+                return
+            if len(self._queue) == _MAX_QUEUED:
+                _log.warning("event_dropped", event_reason=event["reason"])
+                return
+            self._queue.append(event)
+            if not self._is_sending:
+                # It ends with the queue: an agent at rest has no thread for it.
+                self._is_sending = True
+                threading.Thread(target=self._send, name="events", daemon=True).start()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every Event is published, or was refused; return False at the time-out."""
+        with self._state:
+            return self._state.wait_for(lambda: not self._is_sending, timeout_s)
+
+    def _send(self) -> None:
+        while True:
+            with self._state:
+                if not self._queue:
+                    self._is_sending = False
+                    self._state.notify_all()
+                    return
+                event = self._queue.popleft()
+            try:
+                self._kube.post(path(event), event)
+            except errors.ClusterError as error:
+                if error.reason is not errors.Reason.FORBIDDEN:
+                    _log.warning(
+                        "event_not_published", event_reason=event["reason"], detail=error.message
+                    )
+                    continue
+                # The stock GPU operator does not grant the right.
+                _log.info("events_forbidden", detail=error.message)
+                with self._state:
+                    self._paused_until_s = self._clock.monotonic() + FORBIDDEN_PAUSE_S
+                    self._queue.clear()

@@ -1,6 +1,5 @@
 """Our own Node object: read it, change it in one patch, publish Events on it."""
 
-import collections
 import dataclasses
 import math
 import random
@@ -26,9 +25,6 @@ _CONFLICT_PAUSES = timing.Backoff(first_s=0.02, max_s=1.0)
 _TRUSTED_S = 10.0
 """After the last answer or event. A connection that died unnoticed is as silent as a watch with no
 events."""
-_EVENT_QUEUE = 64  # a change publishes about ten
-_FORBIDDEN_PAUSE_S = 600.0
-"""A missing right may be granted, and a refused token renewed, while we run."""
 _OUR_CONDITIONS = (well_known.READY_CONDITION, well_known.RECOVERY_CONDITION)
 _chance = random.random
 
@@ -73,7 +69,7 @@ class KubeNode:
         self._watched = watched
         """Returns the node as a watch last reported it; None: no watch is up to date."""
         self._path = path(name)
-        self._events = _EventQueue(kube, clock)
+        self._events = events.EventQueue(kube, clock)
         self._announcing: threading.Thread | None = None
         self._last: _Node | None = None
         self._last_s = -math.inf
@@ -219,7 +215,7 @@ class KubeNode:
         # The stock GPU operator does not grant the right.
         if self._forbidden_until_s == -math.inf:
             _log.info("status_forbidden", detail=error.message)
-        self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_PAUSE_S
+        self._forbidden_until_s = self._clock.monotonic() + events.FORBIDDEN_PAUSE_S
         return True
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
@@ -300,59 +296,6 @@ class _Node:
     version: str
     taints: tuple[Mapping[str, Any], ...]
     conditions: Mapping[str, Mapping[str, Any]]  # the agent's own, by type
-
-
-class _EventQueue:
-    """Publishes Events in the background; a refusal is logged and never raised."""
-
-    def __init__(self, kube: api.KubeApi, clock: timing.Clock) -> None:
-        self._kube = kube
-        self._clock = clock
-        self._state = threading.Condition()
-        self._queue: collections.deque[dict[str, Any]] = collections.deque()
-        self._is_sending = False
-        self._paused_until_s = 0.0
-
-    def put(self, event: dict[str, Any]) -> None:
-        """Queue an Event; it is dropped, and logged, when the queue is full."""
-        with self._state:
-            if self._clock.monotonic() < self._paused_until_s:
-                return
-            if len(self._queue) == _EVENT_QUEUE:
-                _log.warning("event_dropped", event_reason=event["reason"])
-                return
-            self._queue.append(event)
-            if not self._is_sending:
-                # It ends with the queue: an agent at rest has no thread for it.
-                self._is_sending = True
-                threading.Thread(target=self._send, name="events", daemon=True).start()
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until every Event is published, or was refused; return False at the time-out."""
-        with self._state:
-            return self._state.wait_for(lambda: not self._is_sending, timeout_s)
-
-    def _send(self) -> None:
-        while True:
-            with self._state:
-                if not self._queue:
-                    self._is_sending = False
-                    self._state.notify_all()
-                    return
-                event = self._queue.popleft()
-            try:
-                self._kube.post(events.path(event), event)
-            except errors.ClusterError as error:
-                if error.reason is not errors.Reason.FORBIDDEN:
-                    _log.warning(
-                        "event_not_published", event_reason=event["reason"], detail=error.message
-                    )
-                    continue
-                # The stock GPU operator does not grant the right.
-                _log.info("events_forbidden", detail=error.message)
-                with self._state:
-                    self._paused_until_s = self._clock.monotonic() + _FORBIDDEN_PAUSE_S
-                    self._queue.clear()
 
 
 def _spec(change: node_object.NodePatch, node: _Node) -> dict[str, Any]:

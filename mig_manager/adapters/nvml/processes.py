@@ -10,9 +10,9 @@ from typing import Any
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.host import procfs
+from mig_manager.adapters.host import device_users, procfs
 from mig_manager.adapters.nvml import gpu_device, library
-from mig_manager.core import messages, model, steps
+from mig_manager.core import gpu_processes, messages, model, steps
 
 _NO_INSTANCE = 0xFFFFFFFF
 """``gpuInstanceId`` of a process that uses the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
@@ -23,7 +23,7 @@ _NONE = (None, _NO_INSTANCE)
 class OpenFiles:
     """The processes that have device nodes of GPUs open."""
 
-    processes: tuple[procfs.DeviceFileUser, ...] = ()
+    processes: tuple[device_users.DeviceFileUser, ...] = ()
     driver_proc: pathlib.Path | None = None
     """Where the driver's capability files are; None without a search for processes."""
     proc_root: pathlib.Path = procfs.ROOT
@@ -36,14 +36,14 @@ class OpenFiles:
         if proc_root is None:
             return OpenFiles()
         return OpenFiles(
-            processes=procfs.gpu_processes(proc_root, ignore=exclude),
-            driver_proc=procfs.driver_proc(proc_root, map(pathlib.Path, driver_roots)),
+            processes=device_users.gpu_processes(proc_root, ignore=exclude),
+            driver_proc=device_users.driver_proc(proc_root, map(pathlib.Path, driver_roots)),
             proc_root=proc_root,
         )
 
-    def capabilities(self, minor: int) -> dict[int, procfs.Instance]:
+    def capabilities(self, minor: int) -> dict[int, device_users.Instance]:
         """Return the known instances of a GPU by ``nvidia-cap`` number."""
-        return procfs.capabilities(self.driver_proc, minor) if self.driver_proc else {}
+        return device_users.capabilities(self.driver_proc, minor) if self.driver_proc else {}
 
     def drm_nodes(self, gpu: gpu_device.Handle) -> frozenset[str]:
         """Return the names in ``/dev/dri`` of a GPU; none if no process has any of them open."""
@@ -51,7 +51,7 @@ class OpenFiles:
             return frozenset()
         with contextlib.suppress(errors.HardwareError):
             info = library.call(pynvml.nvmlDeviceGetPciInfo, gpu)
-            return procfs.drm_nodes(self.proc_root, info.busId)
+            return device_users.drm_nodes(self.proc_root, info.busId)
         return frozenset()
 
 
@@ -61,12 +61,12 @@ def inspect(
     driver_roots: Sequence[str] = (),
     proc_root: pathlib.Path | None,
     exclude: tuple[int, ...] = (),
-) -> steps.Inspection:
+) -> gpu_processes.Inspection:
     """Return versions and processes, in a session of its own; skip GPUs that do not answer."""
     files = OpenFiles.find(proc_root, driver_roots, exclude=exclude)
     with library.session(library_path, driver_roots):
         count = library.call(pynvml.nvmlDeviceGetCount)
-        return steps.Inspection(
+        return gpu_processes.Inspection(
             driver_version=library.call(pynvml.nvmlSystemGetDriverVersion),
             nvml_version=library.call(pynvml.nvmlSystemGetNVMLVersion),
             processes=tuple(
@@ -93,8 +93,8 @@ def require_idle(plan: steps.Plan, files: OpenFiles, by_uuid: Mapping[str, model
             error.begin_with(str(gpu), doing="cannot find it")
             raise
         with contextlib.suppress(errors.HardwareError):
-            if users := steps.blocking(gpu, _of_gpu(device.handle, files)):
-                busy.append(f"{gpu} is in use by {procfs.name_users(users)}")
+            if users := gpu_processes.blocking(gpu, _of_gpu(device.handle, files)):
+                busy.append(f"{gpu} is in use by {device_users.name_users(users)}")
     if busy:
         raise errors.GpuInUseError("; ".join(busy))
 
@@ -120,17 +120,17 @@ def add_users(
     listed = [user for user in users if user.is_running]
     others = [user for user in users if not user.is_running]
     if listed:
-        error.add(f"in use by {procfs.name_users(listed)}")
+        error.add(f"in use by {device_users.name_users(listed)}")
     elif others:
         error.add("NVML lists no process that uses it")
     else:
         # NVML lists processes with a context; a monitor such as DCGM uses the GPU without one.
         error.add("NVML lists no process that uses it; a monitor may")
-        if proc_root and (hidden := procfs.hidden(proc_root)):
+        if proc_root and (hidden := device_users.hidden(proc_root)):
             error.add(hidden)
     if others:
         error.add(
-            f"open in {procfs.name_users(others)}, "
+            f"open in {device_users.name_users(others)}, "
             "and maybe in others that cannot be seen from here"
         )
 
@@ -152,10 +152,12 @@ def _name(pid: int) -> str:
     except errors.HardwareError:
         # It is in another PID namespace, or has ended.
         path = ""
-    return steps.program_name(path) or "process"
+    return gpu_processes.program_name(path) or "process"
 
 
-def _at_index(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, ...]] | None:
+def _at_index(
+    index: int, files: OpenFiles
+) -> tuple[str, tuple[gpu_processes.GpuProcess, ...]] | None:
     try:
         handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
         uuid: str = library.call(pynvml.nvmlDeviceGetUUID, handle)
@@ -164,8 +166,8 @@ def _at_index(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess
     return uuid, _of_gpu(handle, files)
 
 
-def _of_gpu(handle: gpu_device.Handle, files: OpenFiles) -> tuple[steps.GpuProcess, ...]:
-    used: dict[int, set[procfs.Instance]] = {}
+def _of_gpu(handle: gpu_device.Handle, files: OpenFiles) -> tuple[gpu_processes.GpuProcess, ...]:
+    used: dict[int, set[device_users.Instance]] = {}
     for process in _running(handle):
         instances = used.setdefault(process.pid, set())
         if process.gpuInstanceId not in _NONE:
@@ -176,13 +178,13 @@ def _of_gpu(handle: gpu_device.Handle, files: OpenFiles) -> tuple[steps.GpuProce
     minor, drm = gpu_device.Device(handle).minor(), files.drm_nodes(handle)
     if minor is not None:
         caps = files.capabilities(minor)
-        for each in procfs.using_gpu(files.processes, minor, caps=caps, drm=drm):
+        for each in device_users.using_gpu(files.processes, minor, caps=caps, drm=drm):
             used.setdefault(each.pid, {caps[cap] for cap in each.caps if cap in caps})
             names.setdefault(each.pid, each.name)
     owners = {process.pid: process.owner for process in files.processes}
     drawing = {process.pid for process in files.processes if process.drm & drm}
     return tuple(
-        steps.GpuProcess(
+        gpu_processes.GpuProcess(
             pid=pid,
             name=names[pid],
             owner=owners.get(pid, ""),

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import procfs, subprocesses
+from mig_manager.adapters.host import device_users, procfs, subprocesses
 from mig_manager.adapters.nvml import last_calls
-from mig_manager.core import model, ports, standbys, steps
+from mig_manager.core import gpu_processes, model, ports, standbys, steps
 
 if TYPE_CHECKING:
     from mig_manager.core.acceptance import surveys
@@ -93,7 +93,7 @@ class _Worker:
     @property
     def doing(self) -> str:
         """Its running calls as text; empty if unknown."""
-        return procfs.name_users(self.running)
+        return device_users.name_users(self.running)
 
     @property
     def stuck_s(self) -> float:
@@ -159,9 +159,9 @@ class WorkerGpus(standbys.Standby):
         self.telemetry.gpus_observed(self._observed)
         return gpus
 
-    def inspect(self) -> steps.Inspection:
+    def inspect(self) -> gpu_processes.Inspection:
         """Return the driver's versions and the GPU processes."""
-        inspection: steps.Inspection = self._ask(("inspect",))
+        inspection: gpu_processes.Inspection = self._ask(("inspect",))
         return inspection
 
     def survey(self) -> "surveys.Survey":
@@ -169,7 +169,7 @@ class WorkerGpus(standbys.Standby):
         survey: surveys.Survey = self._ask(("survey",))
         return survey
 
-    def processes(self) -> dict[str, tuple[steps.GpuProcess, ...]]:
+    def processes(self) -> dict[str, tuple[gpu_processes.GpuProcess, ...]]:
         """Return the processes of each GPU that answers, by UUID."""
         return dict(self.inspect().processes)
 
@@ -260,7 +260,7 @@ class WorkerGpus(standbys.Standby):
             fate = f"(pid {worker.child.pid}) cannot be killed and was left behind"
         if worker.running:
             verbs = "has not returned for", *["for"] * (len(worker.running) - 1)
-            calls = procfs.name_users(
+            calls = device_users.name_users(
                 f"{call} {verb} {round(max(0.0, worker.ended_s - call.since_s), 1):g} s"
                 for call, verb in zip(worker.running, verbs, strict=True)
             )
@@ -272,8 +272,10 @@ class WorkerGpus(standbys.Standby):
         error = _error(message, worker, errors.Reason.NVML_TIMEOUT)
         if worker.running and worker.running[0].minor is not None:
             # Do not read files that the driver serves now, such as the capabilities.
-            processes = procfs.gpu_processes(self.proc_root, ignore=(os.getpid(),))
-            if users := procfs.name_users(procfs.using_gpu(processes, worker.running[0].minor)):
+            processes = device_users.gpu_processes(self.proc_root, ignore=(os.getpid(),))
+            if users := device_users.name_users(
+                device_users.using_gpu(processes, worker.running[0].minor)
+            ):
                 error.add(
                     f"{error.gpu} is open in {users}, "
                     "and maybe in others that cannot be seen from here"

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import host, planning
 from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
-from mig_manager.core import steps, timing
+from mig_manager.core import gpu_processes, steps, timing
 from mig_manager.core.node import clients, gpu_use, pod_object, resources, strategies
 from mig_manager.core.planner import planner
 
@@ -124,7 +124,7 @@ def _require_idle(attempt: attempts.Attempt, change: SurveyedChange, wait: timin
 def _avoid_processes(attempt: attempts.Attempt, change: SurveyedChange) -> SurveyedChange:
     """Plan again so that instances that processes use stay, unless that affects other pods."""
     processes = attempt.deps.processes() if attempt.deps.processes else None
-    used_ids = frozenset(steps.ids_in_use(change.planned.gpus, processes or {}))
+    used_ids = frozenset(gpu_processes.ids_in_use(change.planned.gpus, processes or {}))
     other = _plan(attempt, change.planned, change.usage, used_ids=used_ids)
     other = dataclasses.replace(other, awaited=change.awaited)
     before, after = ({pod.key for pod in each.affected_pods} for each in (change, other))

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from mig_manager import errors
 from mig_manager.adapters import cuda
-from mig_manager.adapters.host import procfs
+from mig_manager.adapters.host import device_users
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.change import local
 from mig_manager.cli import gpu_access
 from mig_manager.cli.acceptance import gpu_course
 from mig_manager.cli.toolkit import console
-from mig_manager.core import model, ports, steps
+from mig_manager.core import gpu_processes, model, ports
 from mig_manager.core.acceptance import surveys
 from mig_manager.sandbox.driver import simulated_cuda
 
@@ -98,9 +98,9 @@ def play(
 def _require_no_processes(gpu: model.Gpu, gpus: worker_client.WorkerGpus) -> None:
     # What does not block a change of MIG mode may stay.
     processes = gpus.processes().get(gpu.uuid, ())
-    users = [each for each in processes if not steps.is_releasing_daemon(each)]
+    users = [each for each in processes if not gpu_processes.is_releasing_daemon(each)]
     if users:
-        raise errors.GpuInUseError(f"{gpu} is in use by {procfs.name_users(users)}")
+        raise errors.GpuInUseError(f"{gpu} is in use by {device_users.name_users(users)}")
 
 
 def _ask(gpu: model.Gpu, terminal: console.Console) -> None:

@@ -16,7 +16,7 @@ from mig_manager.adapters.nvml import worker_client
 from mig_manager.cli.doctor import doctor_settings
 from mig_manager.cli.doctor.doctor_report import Finding
 from mig_manager.cli.toolkit import console
-from mig_manager.core import model, steps
+from mig_manager.core import gpu_processes, model
 from mig_manager.core.node import claims, node_object, pod_object
 from mig_manager.sandbox.driver import simulated_worker
 
@@ -107,7 +107,7 @@ class Facts:
 
     settings: doctor_settings.DoctorSettings
     gpus: Once[model.ObservedGpus]
-    inspection: Once[steps.Inspection]
+    inspection: Once[gpu_processes.Inspection]
     kube: Once[api.KubeApi]
     node: Once[node_object.NodeView]
     pods: Once[pod_object.Pods]  # the pods of this node

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from mig_manager import errors
-from mig_manager.adapters.host import files, lock_file, procfs
+from mig_manager.adapters.host import device_users, files, lock_file, procfs
 from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError, adding_to
 from mig_manager.cli.doctor.doctor_report import (
     Finding,
@@ -221,7 +221,7 @@ def _kernel_modules(facts: Facts) -> Iterator[Finding]:
     if "nvidia_uvm" not in loaded:
         yield warn("nvidia_uvm is not loaded: CUDA needs it", "modprobe nvidia-uvm")
     obstacles = [f"{each} has {loaded[each]} users" for each in _BLOCKERS if loaded.get(each)]
-    daemons = [each for each in procfs.gpu_processes(facts.proc) if each.name == _DAEMON]
+    daemons = [each for each in device_users.gpu_processes(facts.proc) if each.name == _DAEMON]
     obstacles += [f"{each} keeps GPUs open" for each in daemons]
     if not obstacles:
         return

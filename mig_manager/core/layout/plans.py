@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from mig_manager.core import gpu_answers, model, steps
+from mig_manager.core import gpu_answers, gpu_processes, model, steps
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, strategies
@@ -22,7 +22,7 @@ class GpuStatus:
     """The GPUs of a node, with their processes."""
 
     gpus: model.ObservedGpus
-    processes: steps.Processes | None = None  # None: unknown
+    processes: gpu_processes.Processes | None = None  # None: unknown
 
     def to_data(self) -> "answers.Status":
         """Return plain data for JSON and YAML."""
@@ -139,7 +139,7 @@ def plan(
     *,
     is_mode_only: bool = False,
     users: Callable[[], Mapping[str, tuple[str, ...]] | None] = dict,
-    processes: Callable[[], steps.Processes | None] = dict,
+    processes: Callable[[], gpu_processes.Processes | None] = dict,
 ) -> Planned:
     """Plan a layout for observed GPUs; devices in use are destroyed last.
 
@@ -179,7 +179,7 @@ def plan(
         changes = planner.plan(observed, changed)
         if changes.destroyed_uuids:
             pods = users() or {}
-            busy = frozenset((*pods, *steps.ids_in_use(observed, processes() or {})))
+            busy = frozenset((*pods, *gpu_processes.ids_in_use(observed, processes() or {})))
             if busy & changes.destroyed_uuids:
                 changes = planner.plan(observed, changed, busy=busy)
         changes = planner.combine(changes, planner.restore(observed, cancelled))

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import Self
 
-from mig_manager.core import messages, model, steps
+from mig_manager.core import gpu_processes, messages, model, steps
 from mig_manager.core.node import (
     claims,
     client_table,
@@ -62,7 +62,7 @@ class Usage:
     known_ids: frozenset[str] | None = None  # see ``device_ids.of_gpus``
     resource_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """See ``resource_names``; a device without a name here may have any."""
-    processes: steps.Processes | None = None  # None: unknown
+    processes: gpu_processes.Processes | None = None  # None: unknown
     extra_clients: tuple[client_table.ExtraClient, ...] = ()
     """GPU clients beside NVIDIA's: a change pauses or deletes them, so they do not count."""
 
@@ -210,21 +210,21 @@ class Usage:
         ending = {f"pod {pod.uid}" for pod in leaving} | self.client_owners
         ending |= {f"unit {name}" for name in services}
 
-        def stays(gpu: steps.GpuPlan, user: steps.GpuProcess) -> bool:
-            is_known = bool(user.owner) or user in steps.keeping_out(gpu, (user,))
+        def stays(gpu: steps.GpuPlan, user: gpu_processes.GpuProcess) -> bool:
+            is_known = bool(user.owner) or user in gpu_processes.keeping_out(gpu, (user,))
             return is_known and user.owner not in ending
 
         return tuple(
             f"{gpu} is in use by "
             f"{dataclasses.replace(user, owner=names.get(user.owner, user.owner))}"
             for gpu in plan.gpus
-            for user in steps.blocking(gpu, (self.processes or {}).get(gpu.gpu_uuid, ()))
+            for user in gpu_processes.blocking(gpu, (self.processes or {}).get(gpu.gpu_uuid, ()))
             if stays(gpu, user)
         )
 
     @property
     def client_owners(self) -> frozenset[str]:
-        """The owners, as ``steps.GpuProcess`` has them, of pods that a change pauses."""
+        """The owners, as ``gpu_processes.GpuProcess`` has them, of pods that a change pauses."""
         own_labels = {each.deploy_label for each in self.extra_clients if each.deploy_label}
         paused = (
             *filter(clients.is_device_plugin, self.pods),
@@ -314,7 +314,7 @@ class Usage:
         if self.processes is None:
             return True
         users = (user for each in self.processes.values() for user in each)
-        owners = {user.owner for user in users if not steps.is_releasing_daemon(user)}
+        owners = {user.owner for user in users if not gpu_processes.is_releasing_daemon(user)}
         return not owners.isdisjoint(("", f"pod {pod.uid}"))
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from mig_manager.core import model, steps
+from mig_manager.core import gpu_processes, model
 from mig_manager.core.node import gpu_use, pod_object
 from mig_manager.core.planner import placement
 
@@ -57,7 +57,7 @@ def relevant(pod: pod_object.Pod | None) -> tuple[object, ...]:
 
 
 def _instances(
-    gpu: model.Gpu, users: Sequence[steps.GpuProcess]
+    gpu: model.Gpu, users: Sequence[gpu_processes.GpuProcess]
 ) -> Iterable[tuple[model.Placement, Collection[str], bool]]:
     """Yield the placement of each instance, its device ids, and whether a process uses it.
 
@@ -71,5 +71,5 @@ def _instances(
             yield gi.placement, ids, gi.instance_id in by_process
         return
     slices = placement.Capacity(gpu.profiles or ()).memory_slices
-    is_used = any(not steps.is_releasing_daemon(user) for user in users)
+    is_used = any(not gpu_processes.is_releasing_daemon(user) for user in users)
     yield model.Placement(0, max(1, slices)), {gpu.uuid}, is_used

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import procfs
+from mig_manager.adapters.host import device_users
 from mig_manager.core import messages, model, ports
 from mig_manager.sandbox.driver import state_file, states
 
@@ -49,7 +49,7 @@ class SimulatedReset:
             f"{each.name} (pid {each.pid})" for each in node.clients if each.gpu_uuid in uuids
         ]
         if code is states.Code.IN_USE and users:
-            why = f"in use by {procfs.name_users(users)}"
+            why = f"in use by {device_users.name_users(users)}"
         raise errors.HostError(
             f"no reset of {messages.list_names([*map(str, gpus)])}: {why}",
             reason=_REASONS.get(code, errors.Reason.RESET_REQUIRED),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import hooks, systemd
+from mig_manager.adapters.host import hooks, logind
 from mig_manager.core import ports
 from mig_manager.core.files import hook_files
 from tests.kit import systemd_rig
@@ -85,11 +85,11 @@ def test_only_a_listed_service_may_have_stopped(services: ports.HostServices) ->
 
 @contextlib.contextmanager
 def reboot_of_logind(folder: pathlib.Path, *, is_refused: bool) -> Iterator[ports.Reboot]:
-    with systemd_rig.a_bus(folder) as bus, systemd_rig.standing_in(bus) as logind:
+    with systemd_rig.a_bus(folder) as bus, systemd_rig.standing_in(bus) as program:
         if is_refused:
-            logind.can_reboot = "no"
-            logind.refusals["Reboot"] = (systemd_rig.DENIED, "it says no.")
-        yield systemd.Reboot(bus.address)
+            program.can_reboot = "no"
+            program.refusals["Reboot"] = (systemd_rig.DENIED, "it says no.")
+        yield logind.Reboot(bus.address)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import structlog.testing
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.adapters.host import systemd
+from mig_manager.adapters.host import logind, systemd
 from mig_manager.errors import Reason
 from tests.kit import systemd_rig
 from tests.kit.systemd_rig import NVSM, Act, Unit, fails, services, standing_in
@@ -62,7 +62,7 @@ def test_an_address_without_a_bus_is_an_error(address: str) -> None:
     with fails(Reason.HOST_SERVICE_FAILED, "^stopping nvsm"):
         host.stop(NVSM)
     with fails(Reason.REBOOT_REQUIRED, "^requesting a reboot from systemd-logind"):
-        systemd.Reboot(address).request("test")
+        logind.Reboot(address).request("test")
 
 
 @contextlib.contextmanager
@@ -147,7 +147,7 @@ def test_no_connection_is_open_between_two_operations(bus: Bus) -> None:
 
 def test_a_reboot_is_requested_from_logind_once_and_non_interactively(bus: Bus) -> None:
     with standing_in(bus) as played, structlog.testing.capture_logs() as log:
-        systemd.Reboot(bus.address).request("GPU 0 waits for MIG mode")
+        logind.Reboot(bus.address).request("GPU 0 waits for MIG mode")
 
     assert played.calls == ["Reboot False"]
     assert log == [
@@ -173,7 +173,7 @@ def test_a_refused_reboot_names_the_program_and_is_not_requested_elsewhere(bus: 
             with fails(
                 Reason.REBOOT_REQUIRED, "^requesting a reboot from systemd-logind: Not now"
             ):
-                systemd.Reboot(bus.address).request("test")
+                logind.Reboot(bus.address).request("test")
 
     assert played.calls == ["Reboot False"] * len(refusals)
 
@@ -181,10 +181,10 @@ def test_a_refused_reboot_names_the_program_and_is_not_requested_elsewhere(bus: 
 @pytest.mark.parametrize("answer", ["no", "na", "challenge", "inhibitor-blocked"])
 def test_a_reboot_that_logind_would_refuse_is_known_before(bus: Bus, answer: str) -> None:
     with standing_in(bus) as played:
-        systemd.Reboot(bus.address).check()
+        logind.Reboot(bus.address).check()
         played.can_reboot = answer
         with fails(Reason.REBOOT_REQUIRED, f"^systemd-logind refuses .* is '{answer}'"):
-            systemd.Reboot(bus.address).check()
+            logind.Reboot(bus.address).check()
 
     assert played.calls == []
 
@@ -194,14 +194,14 @@ def test_reboot_without_logind_starts_systemds_target(bus: Bus, *, is_masked: bo
     with standing_in(bus, has_logind=is_masked) as played:
         for method in ("Reboot", "CanReboot"):
             played.refusals[method] = (f"{systemd_rig.SYSTEMD}.UnitMasked", "Masked.")
-        systemd.Reboot(bus.address).check()
-        systemd.Reboot(bus.address).request("test")
+        logind.Reboot(bus.address).check()
+        logind.Reboot(bus.address).request("test")
 
     assert played.calls[-1] == "StartUnit reboot.target replace-irreversibly"
 
 
 def test_without_logind_and_systemd_a_reboot_fails(bus: Bus) -> None:
     with fails(Reason.REBOOT_REQUIRED, "^looking for systemd's reboot.target: .*ServiceUnknown"):
-        systemd.Reboot(bus.address).check()
+        logind.Reboot(bus.address).check()
     with fails(Reason.REBOOT_REQUIRED, "^requesting a reboot from systemd: .*ServiceUnknown"):
-        systemd.Reboot(bus.address).request("test")
+        logind.Reboot(bus.address).request("test")

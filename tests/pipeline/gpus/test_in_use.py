@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core import steps
+from mig_manager.core import gpu_processes
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
 from tests.node import agents, driver_rules, ends, node_rig, nodes, strikes
@@ -188,7 +188,7 @@ def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
     ends.assert_ends(rig, Reason.APPLIED, layout="whole", by=agent)
 
 
-def asking(processes: Mapping[str, tuple[steps.GpuProcess, ...]]) -> dict[str, Any]:
+def asking(processes: Mapping[str, tuple[gpu_processes.GpuProcess, ...]]) -> dict[str, Any]:
     return {"processes": lambda: processes}
 
 

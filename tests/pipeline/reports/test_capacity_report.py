@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift, outcomes
-from mig_manager.core import model, steps
+from mig_manager.core import gpu_processes, model
 from mig_manager.core.node import well_known
 from tests import layout_table
 from tests.node import agents, fakes, gpu_values, node_rig, nodes
@@ -214,7 +214,7 @@ def test_a_bug_in_an_observation_does_not_end_the_agent(rig: node_rig.NodeRig) -
 
 @pytest.mark.slow
 def test_a_bug_in_an_observation_fails_no_run(rig: node_rig.NodeRig) -> None:
-    def list_processes() -> dict[str, tuple[steps.GpuProcess, ...]]:
+    def list_processes() -> dict[str, tuple[gpu_processes.GpuProcess, ...]]:
         raise KeyError("bug")
 
     agent = on_demand(rig, processes=list_processes)
@@ -228,12 +228,14 @@ def test_a_bug_in_an_observation_fails_no_run(rig: node_rig.NodeRig) -> None:
 def test_processes_are_listed_only_on_demand_and_until_they_end(rig: node_rig.NodeRig) -> None:
     gpu = rig.gpus[0]
     (small, *_) = (gi for gi in gpu.gpu_instances if str(gi.profile) == "1g.5gb")
-    user = steps.GpuProcess(pid=7, name="a", owner="", gpu_instances=(small.instance_id,))
-    processes: dict[str, tuple[steps.GpuProcess, ...]] = {each.uuid: () for each in rig.gpus}
+    user = gpu_processes.GpuProcess(pid=7, name="a", owner="", gpu_instances=(small.instance_id,))
+    processes: dict[str, tuple[gpu_processes.GpuProcess, ...]] = {
+        each.uuid: () for each in rig.gpus
+    }
     processes[gpu.uuid] = (user,)
     listings: list[bool] = []
 
-    def list_processes() -> dict[str, tuple[steps.GpuProcess, ...]]:
+    def list_processes() -> dict[str, tuple[gpu_processes.GpuProcess, ...]]:
         listings.append(True)
         return processes
 

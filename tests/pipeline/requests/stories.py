@@ -4,7 +4,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 
-from mig_manager.core import steps
+from mig_manager.core import gpu_processes
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import contract
@@ -24,7 +24,7 @@ class Story:
     def __init__(self, rig: node_rig.NodeRig, dies_at: int | None = None) -> None:
         self.rig = rig
         self.source = fakes.FakeConfig(agents.CONFIG)
-        self.usage: dict[str, tuple[steps.GpuProcess, ...]] = {}
+        self.usage: dict[str, tuple[gpu_processes.GpuProcess, ...]] = {}
         self.reasons: list[Reason] = []
         self.deaths = 0
         self.on_death: Callable[[], object] = list

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift
-from mig_manager.core import steps
+from mig_manager.core import gpu_processes
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import requests
 from mig_manager.errors import Reason
@@ -101,7 +101,8 @@ def used_by(rig: node_rig.NodeRig, owner: str, *, profile: str = "2g.10gb") -> d
     gpu = rig.gpus[0]
     (used,) = (gi for gi in gpu.gpu_instances if str(gi.profile) == profile)
     ids = (used.instance_id,)
-    return {gpu.uuid: (steps.GpuProcess(pid=7, name="python", owner=owner, gpu_instances=ids),)}
+    user = gpu_processes.GpuProcess(pid=7, name="python", owner=owner, gpu_instances=ids)
+    return {gpu.uuid: (user,)}
 
 
 def add_monitor(rig: node_rig.NodeRig) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model, steps
+from mig_manager.core import gpu_processes, model
 from mig_manager.core.node import (
     client_table,
     device_ids,
@@ -51,14 +51,14 @@ def has(name: str, *ids: str) -> pod_object.PodDevices:
     return pod_object.PodDevices(namespace="default", name=name, device_ids=frozenset(ids))
 
 
-def process(*instances: int, name: str = "python", owner: str = "") -> steps.GpuProcess:
-    return steps.GpuProcess(pid=7, name=name, owner=owner, gpu_instances=instances)
+def process(*instances: int, name: str = "python", owner: str = "") -> gpu_processes.GpuProcess:
+    return gpu_processes.GpuProcess(pid=7, name=name, owner=owner, gpu_instances=instances)
 
 
 def use_and_stability(
     pods: list[pod_object.Pod],
     assigned: list[pod_object.PodDevices] | None,
-    *processes: steps.GpuProcess,
+    *processes: gpu_processes.GpuProcess,
     of: model.Gpu | None = None,
     **options: Any,
 ) -> tuple[str, bool]:
@@ -116,7 +116,7 @@ BOTH = f"{LOW} {HIGH}"
 def test_instances_in_use_are_found_and_observed_again_if_unsure(
     pods: list[pod_object.Pod],
     assigned: list[pod_object.PodDevices],
-    processes: tuple[steps.GpuProcess, ...],
+    processes: tuple[gpu_processes.GpuProcess, ...],
     use: tuple[str, bool],
 ) -> None:
     assert use_and_stability(pods, assigned, *processes) == use
