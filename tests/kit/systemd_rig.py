@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import pathlib
 import subprocess
 import threading
@@ -102,6 +103,7 @@ class StandIn:
         if has_logind:
             bus.RequestName(LOGIND)
         self._jobs: dict[str, tuple[float, str, Act]] = {}
+        self._has_subscriber = False  # without one, systemd sends no signal
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="stand-in-systemd")
         self._thread.start()
@@ -116,7 +118,7 @@ class StandIn:
         # The bus going away ends its clients.
         with contextlib.suppress(ConnectionError, BrokenPipeError):
             while not self._ends.is_set():
-                self._end_jobs()
+                self.end_jobs(time.monotonic())
                 with contextlib.suppress(TimeoutError):
                     message = self._connection.receive(timeout=0.01)
                     if message.header.message_type is jeepney.MessageType.method_call:
@@ -128,6 +130,8 @@ class StandIn:
             self.calls.append(" ".join([method, *(str(each) for each in message.body)]))
         self.on_call(method)
         path = message.header.fields[jeepney.HeaderFields.path]
+        if method == "Subscribe":
+            self._has_subscriber = True
         try:
             signature, body = self._result(method, path, message.body)
         except Refusal as refusal:
@@ -215,14 +219,14 @@ class StandIn:
     def _is_up(self, name: str) -> bool:
         return name in self.units and self.units[name].state == "active"
 
-    def _end_jobs(self) -> None:
-        now = time.monotonic()
-        for job, (ends_at, name, act) in tuple(self._jobs.items()):
-            if ends_at > now:
+    def end_jobs(self, until_s: float = math.inf) -> None:
+        """End the jobs that take until then, by the monotonic clock; by default all of them."""
+        for job, (ends_at_s, name, act) in tuple(self._jobs.items()):
+            if ends_at_s > until_s:
                 continue
             del self._jobs[job]
             self.units[name].state = act.leaves
-            if act.is_sent:
+            if act.is_sent and self._has_subscriber:
                 body = (7, job, name, act.result)
                 self._connection.send(jeepney.new_signal(_MANAGER, "JobRemoved", "uoss", body))
 

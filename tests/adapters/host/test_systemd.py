@@ -165,6 +165,27 @@ def test_the_end_of_a_job_is_detected_without_its_signal(bus: Bus) -> None:
     assert unit.state == "active"
 
 
+def test_the_end_of_another_units_job_does_not_end_the_wait(bus: Bus) -> None:
+    units = {
+        DCGM: Unit(required_by=(EXPORTER,), stops=Act("inactive", takes_s=0.5)),
+        EXPORTER: Unit(),
+    }
+
+    with standing_in(bus, units):
+        services(bus).stop(DCGM)
+
+    assert units[DCGM].state == "inactive"
+
+
+def test_a_job_that_ends_while_it_is_queried_keeps_its_result(bus: Bus) -> None:
+    unit = Unit(stops=Act("active", "canceled", takes_s=60.0))
+
+    with standing_in(bus, {NVSM: unit}) as played:
+        played.on_call = lambda method: played.end_jobs() if method == "Get" else None
+        with fails(Reason.HOST_SERVICE_FAILED, "another request replaced the one to stop it"):
+            services(bus).stop(NVSM)
+
+
 Table = dict[str, tuple[Unit, str]]
 NOT_DOWN: Table = {
     "slow.service": (

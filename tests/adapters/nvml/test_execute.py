@@ -82,6 +82,24 @@ def test_an_instance_that_took_over_an_id_is_spared(boot: Boot) -> None:
     assert node.observe() == successor
 
 
+def test_an_instance_that_took_over_an_id_in_a_wait_is_spared(boot: Boot) -> None:
+    node = boot("h100-sxm5-80gb")
+    full = node.fill("2g.20gb")
+    client = node.state.add_client(full.mig_uuids[0], name="train")
+    ends = end_steps(full)
+
+    def replace() -> None:
+        node.clock.on_wait.clear()
+        node.state.remove_client(client)
+        node.run(*ends)
+        node.fill("1g.20gb")
+
+    node.clock.on_wait.append(replace)
+    node.run(*ends)
+
+    assert content(node.observe()) == ["1g.20gb@0:2"]
+
+
 def test_a_compute_instance_that_took_over_an_id_is_spared(node: NvmlRig) -> None:
     whole = gi_step(node.enable(), "3g.20gb", 0)
     node.run(whole, ci_step(whole, "3g.20gb"))
