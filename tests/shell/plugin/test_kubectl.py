@@ -1,6 +1,7 @@
 """The API by way of a program called kubectl; here one of a few lines that plays its part."""
 
 import pathlib
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -8,8 +9,11 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubectl import Kubectl
+from mig_manager.cli.toolkit import console
+from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
 from tests import programs
+from tests.kit import commandline
 
 
 @pytest.fixture
@@ -135,6 +139,43 @@ def test_a_program_that_kubectl_leaves_behind_delays_no_answer(bin_: pathlib.Pat
     assert client(notes, timeout_s=50).get("/version") == {}
 
     assert notes == ["log in"]
+
+
+def at_shell(command: commandline.Main, *words: str) -> commandline.Answer:
+    return commandline.run(
+        words, {}, command=command, program="kubectl-mig", replace_adapter=console.keep
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "timeout"),
+    [
+        (plugin.run, ["status"], "30s"),
+        (plugin.run, ["status", "--request-timeout=7s"], "7s"),
+        (plugin.answer_completion, ["history", ""], "5s"),
+        (plugin.answer_completion, ["--request-timeout=7s", "history", ""], "7s"),
+    ],
+)
+def test_every_request_has_a_time_out(
+    bin_: pathlib.Path, command: commandline.Main, words: list[str], timeout: str
+) -> None:
+    play(bin_, f'echo "$@" >>{bin_}/asked; exit 1')
+
+    at_shell(command, *words)
+
+    lines = (bin_ / "asked").read_text().splitlines()
+    assert lines
+    assert {*re.findall(r"--request-timeout=(\S+)", "\n".join(lines))} == {timeout}
+    assert all("--request-timeout" in line for line in lines)
+
+
+def test_a_hanging_kubectl_does_not_keep_the_prompt_of_a_completion(
+    bin_: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "_COMPLETION_TIMEOUT_S", 0.2)
+    play(bin_, "exec sleep 600")
+
+    assert at_shell(plugin.answer_completion, "history", "").out.splitlines() == [":4"]
 
 
 def test_a_line_after_the_time_out_does_not_replace_its_message(bin_: pathlib.Path) -> None:
