@@ -32,7 +32,7 @@ class _End:
 
 
 class PodsChangedError(Exception):
-    """Before the first eviction, pods got or released devices: another plan may spare more."""
+    """Pods got or released devices, so another plan may spare pods that are not evicted yet."""
 
     def __init__(self, pods: pod_object.Pods, deadline_s: float) -> None:
         super().__init__()
@@ -87,7 +87,8 @@ class Drain:
 
         Args:
             usage: The use of the devices for which the order was planned.
-            deadline_s: When to end, by the clock; None: the time begins now.
+            deadline_s: When to end, by the clock, for another plan in the same drain; None: the
+                time begins now.
 
         Returns:
             The use of the devices now, with the pods as last listed.
@@ -112,7 +113,8 @@ class Drain:
     def _run(self, usage: gpu_use.Usage, deadline_s: float | None) -> gpu_use.Usage:
         if self.order.affected is not None and not self.order.affected:
             return usage
-        self.evictions.begin(usage.pods)
+        if deadline_s is None:
+            self.evictions.begin(usage.pods)
         end = self._wait(self._act, usage, self._usage(usage.pods, usage), deadline_s)
         is_forced = self._may_force(end.remaining)
         if is_forced:
@@ -187,8 +189,7 @@ class Drain:
     def _require_current_plan(
         self, before: gpu_use.Usage, usage: gpu_use.Usage, deadline_s: float
     ) -> None:
-        may_replan = self.new_plans > 0 and not self.evictions.evicted
-        if may_replan and self.order.is_outdated(before, usage):
+        if self.new_plans > 0 and self.order.is_outdated(before, usage):
             raise PodsChangedError(usage.pods, deadline_s)
 
     def _await_listing(

@@ -297,9 +297,14 @@ mig-configs:
 """
 
 
-def test_a_pod_that_comes_to_a_blocked_drain_is_spared_if_another_device_is_free() -> None:
+@pytest.mark.parametrize("is_blocked", [True, False], ids=["blocked", "after an eviction"])
+def test_a_pod_that_comes_during_a_drain_is_spared_if_another_device_is_free(
+    *, is_blocked: bool
+) -> None:
     rig = nodes.busy_node()
-    rig.disruptions.refusals["affected"] = "budget"
+    if is_blocked:
+        rig.disruptions.refusals["affected"] = "budget"
+    rig.kubelet.pod_ends_from_s[rig.uid_of("affected")] = 10.0
     devices = one_device(rig, is_destroyed=True)
     drains.at(rig, 3, lambda: rig.add_pod("late", devices=devices))
     drains.at(rig, 7, rig.disruptions.refusals.clear)
