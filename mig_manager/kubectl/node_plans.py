@@ -94,6 +94,7 @@ def pictures(plans: preview.ClusterPlan, *, style: bar.Style) -> str:
                 is_wide=False,
                 style=style,
                 agent_evicts=node.may_evict and (node.losses is None or evicts),
+                strategy=node.strategy,
             )
             lines += ["", picture]
             if node.losses is None:

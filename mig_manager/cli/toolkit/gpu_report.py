@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mig_manager.core import messages, model, profile_name, steps
 from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.layout import plans
+from mig_manager.core.node import strategies
 from mig_manager.core.records import gpu_recovery
 
 _MAX_UUIDS = 2  # that a picture shows, each of 40 characters
@@ -90,11 +91,17 @@ def live_status(
 
 
 def plan(
-    result: plans.Planned, *, is_wide: bool, style: bar.Style, agent_evicts: bool | None = None
+    result: plans.Planned,
+    *,
+    is_wide: bool,
+    style: bar.Style,
+    agent_evicts: bool | None = None,
+    strategy: strategies.Strategy | None = None,
 ) -> str:
     """Draw a change, its counts and the affected pods.
 
     ``agent_evicts`` is whether an agent can evict pods for it; None without an agent.
+    ``strategy`` is the MIG strategy of the node's device plugin; None if it is unknown.
     """
     blocks = [
         picture.draw_change(result.gpus, result.plan, selected=result.desired.keys(), style=style)
@@ -117,8 +124,9 @@ def plan(
         lines.append(style.paint(style.fit(verdict), bar.Tone.GOOD))
     else:
         lines += [
-            style.wrap(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
-            for strategy, why in result.unserved.items()
+            style.wrap(f"Not for a device plugin with MIG strategy {each.value}: {why}")
+            for each, why in result.unserved.items()
+            if strategy in (None, each)
         ]
         is_first_part = result.plan.is_provisional
         later = " so far; the instances are planned once MIG is enabled" if is_first_part else ""

@@ -15,7 +15,7 @@ from mig_manager.core import gpu_answers, messages, model, steps
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, goals, listed_layouts
 from mig_manager.core.layout import custom_layouts, layouts, plans
-from mig_manager.core.node import clients, pod_object, resources, well_known
+from mig_manager.core.node import clients, pod_object, resources, strategies, well_known
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -68,6 +68,7 @@ class NodePlan:
     claiming: tuple[str, ...] = ()  # pods with ResourceClaims, perhaps for destroyed devices
     notes: tuple[str, ...] = ()
     may_evict: bool = True  # whether the agent would evict pods for it
+    strategy: strategies.Strategy | None = None  # of the node's device plugin; None: unknown
 
     @property
     def evicted(self) -> tuple[str, ...]:
@@ -221,6 +222,7 @@ def preview(
         claiming=claiming,
         notes=() if may_evict else (_NO_EVICTION,),
         may_evict=may_evict,
+        strategy=node.strategy,
     )
 
 

@@ -138,8 +138,10 @@ class ReplayReport:
 
     def _scope(self) -> str:
         time = f"{timestamps.show(self.begin)} to {timestamps.show(self.end)}"
-        pods = f"{self.rows[0].waits.pods} pods, {self.forgotten} of them from Prometheus alone"
-        sentences = [f"{time}: {pods}, on {self.nodes} nodes with {self.gpus} GPUs"]
+        pods = messages.count(self.rows[0].waits.pods, "pod")
+        pods = f"{pods}, {self.forgotten} of them from Prometheus alone"
+        nodes = f"{messages.count(self.nodes, 'node')} with {messages.count(self.gpus, 'GPU')}"
+        sentences = [f"{time}: {pods}, on {nodes}"]
         if not self.is_opted_in:
             sentences.append("No node is opted in: all are replayed as if they were")
         if self.left_out:

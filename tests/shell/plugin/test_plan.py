@@ -38,6 +38,8 @@ def test_a_plan_is_drawn_with_the_affected_pods(viewer: plugin_rig.Viewer) -> No
     modes = viewer.alone("plan", "all-balanced", "gpu-4").out
     assert "The agent evicts the pods that use GPU 0" in modes
     assert "must be idle" not in modes
+    # The nodes have the strategy mixed.
+    assert "Not for a device plugin" not in modes
 
 
 @pytest.mark.slow
