@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 
 from mig_manager import errors
-from mig_manager.change import hook_points, local, transaction
+from mig_manager.change import hook_points, local, local_journal, transaction
 from mig_manager.core import gpu_processes, model, ports, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import layouts, plans
@@ -140,7 +140,7 @@ def _run(
     name = f"{target.name} (MIG mode only)" if target.is_mode_only else target.name
     with local.hold_lock(deps, f"{verb} {name}") if verb else contextlib.nullcontext():
         observed = local.observe(deps)
-        journal = local.open_journal(deps, observed, config=name)
+        journal = local_journal.open_journal(deps, observed, config=name)
         change = _LockedChange(
             deps=deps,
             name=name,
@@ -199,7 +199,7 @@ class _LockedChange:
     name: str  # name of the target, in lock and journal
     target: _Target
     points: hook_points.HookPoints
-    journal: local.LocalJournal
+    journal: local_journal.LocalJournal
     interrupted: journals.Journal  # the journal of a killed run
 
     def run(self, observed: model.ObservedGpus) -> plans.Applied:
@@ -283,7 +283,7 @@ class _LockedChange:
 
     def _describe_interrupted(self, combined: _CombinedTarget, first: plans.Planned) -> None:
         """Say what becomes of an interrupted change."""
-        unfinished = local.describe_unfinished(self.interrupted)
+        unfinished = local_journal.describe_unfinished(self.interrupted)
 
         def name(snapshots: model.Snapshots) -> str:
             return ", ".join(map(str, first.gpus.only(gpu.uuid for gpu in snapshots)))
@@ -295,7 +295,7 @@ class _LockedChange:
             )
         if self.interrupted.gpus.snapshot and not first.plan.is_empty:
             covered = self.target.gpu_uuids(first.gpus)
-            restored = local.list_restored_outside(first.gpus, combined.idle, covered)
+            restored = local_journal.list_restored_outside(first.gpus, combined.idle, covered)
             but = f", but not {inside}, which pods or processes use" if inside else ""
             also = f"; this one also restores {restored}, outside its layout" if restored else ""
             self.deps.notify(
@@ -345,7 +345,7 @@ class _LockedChange:
                 with contextlib.suppress(errors.MigManagerError):
                     self._keep_pending_modes(self.deps.gpus.observe())
             if not self.journal.entries.is_empty:
-                error.add(local.RETRIED_LATER)
+                error.add(local_journal.RETRIED_LATER)
             raise
         return plans.Applied(
             layout=first.layout,

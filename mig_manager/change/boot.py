@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
-from mig_manager.change import apply, local, transaction
+from mig_manager.change import apply, local, local_journal, transaction
 from mig_manager.core import model
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.planner import planner
@@ -94,7 +94,7 @@ def boot(
                     problems=problems,
                     faults=tuple(gpu_recovery.faults(applied.gpus)),
                 )
-    if result := local.undo_interrupted(deps):
+    if result := local_journal.undo_interrupted(deps):
         deps.notify(result)
     return Restored(layout="", rounds=(), problems=problems)
 
@@ -146,7 +146,7 @@ class _LockedBoot:
     """The restore of one saved layout, under the lock."""
 
     deps: local.LocalDependencies
-    journal: local.LocalJournal
+    journal: local_journal.LocalJournal
     target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
     interrupted: dict[str, model.GpuSnapshot]  # GPUs before a killed run: a rollback restores that
     unreachable: model.Snapshots  # in the journal
@@ -233,7 +233,7 @@ def _restore(
     deps: local.LocalDependencies, saved: verified_layouts.VerifiedLayout, *, repairs: bool
 ) -> Restored:
     observed = local.observe(deps)
-    journal = local.open_journal(deps, observed, config=saved.config)
+    journal = local_journal.open_journal(deps, observed, config=saved.config)
     interrupted = {gpu.uuid: gpu for gpu in journal.entries.gpus.snapshot}
     # The killed run may have changed GPUs that the saved layout does not cover. It lists such GPUs
     # as that run left them, if at all.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
-from mig_manager.change import local
+from mig_manager.change import local_journal
 from mig_manager.cli import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_report
 from mig_manager.core import messages, model
@@ -129,7 +129,8 @@ class GpuCommand(gpu_access.CommandAdapters):
     def note_interrupted(self, planned: plans.Planned) -> None:
         """Say that a killed run left a change unfinished, which 'apply' undoes outside a plan."""
         journal = files.JournalFile(self.settings.journal_file)
-        if interrupted := local.describe_interrupted(journal, planned.gpus, planned.desired):
+        gpus, desired = planned.gpus, planned.desired
+        if interrupted := local_journal.describe_interrupted(journal, gpus, desired):
             self._terminal.note(interrupted)
 
     def changed_by(self) -> str:
@@ -150,7 +151,8 @@ class GpuCommand(gpu_access.CommandAdapters):
             if owner := self.changed_by():
                 self.warn([f"{owner} is changing the GPUs, which may be half changed"])
                 return
-        if interrupted := local.describe_interrupted(files.JournalFile(settings.journal_file)):
+        journal = files.JournalFile(settings.journal_file)
+        if interrupted := local_journal.describe_interrupted(journal):
             self.warn([interrupted])
 
     def warn_unreachable(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:

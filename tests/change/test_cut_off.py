@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.change import apply as applying
-from mig_manager.change import layout_store, local, pod_use
+from mig_manager.change import layout_store, local_journal, pod_use
 from mig_manager.core import model
 from tests.change.forks import refuse
 from tests.node import fake_cluster, gpu_values, samples
@@ -223,7 +223,8 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: App
     saved.save(node.deps.gpus.observe(), config="other", config_hash="h")
     verified = node.shape
 
-    assert local.as_if_undone(node.deps, node.deps.gpus.observe(), node.gpus[0]) == node.gpus[0]
+    observed = node.deps.gpus.observe()
+    assert local_journal.as_if_undone(node.deps, observed, node.gpus[0]) == node.gpus[0]
     with pytest.raises(errors.LayoutError):
         node.change_to("too-much")
 

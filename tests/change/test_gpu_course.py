@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import local
+from mig_manager.change import local_journal
 from mig_manager.cli.acceptance import gpu_course
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import StageOutcome
@@ -173,7 +173,7 @@ def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
     host.play()
     assert len(kills) == host.steps
     for killed in kills[::3]:  # each kind of step at some placements
-        local.undo_interrupted(killed.deps)
+        local_journal.undo_interrupted(killed.deps)
 
         assert killed.shape == before
         assert killed.journal.text is None

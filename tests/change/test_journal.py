@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import local
+from mig_manager.change import local_journal
 from mig_manager.core import steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
@@ -77,7 +77,7 @@ def test_without_a_journal_nothing_is_changed(node: ApplyingNode, refused: set[s
     with pytest.raises(errors.UsageError, match="name another file with --journal-file") as caught:
         node.change_to("wanted")
 
-    assert local.RETRIED_LATER not in caught.value.message
+    assert local_journal.RETRIED_LATER not in caught.value.message
     assert node.shape == before
     assert node.steps == 0
 
@@ -96,7 +96,7 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) 
 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(node: ApplyingNode) -> None:
     before = tuple(gpu.snapshot for gpu in node.gpus)
-    journal = local.LocalJournal(
+    journal = local_journal.LocalJournal(
         node.deps, journals.Journal(config="wanted").with_entries(snapshot=before)
     )
     node.journal.failing_operations = {"write"}

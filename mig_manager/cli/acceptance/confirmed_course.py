@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.adapters import cuda
 from mig_manager.adapters.host import device_users
 from mig_manager.adapters.nvml import worker_client
-from mig_manager.change import local
+from mig_manager.change import local, local_journal
 from mig_manager.cli import gpu_access
 from mig_manager.cli.acceptance import gpu_course
 from mig_manager.cli.toolkit import console
@@ -77,12 +77,12 @@ def play(
     gpu = gpu_course.find_gpu(observed, uuid)
     _require_no_processes(gpu, gpus)
     deps.pods.require_unused({gpu.uuid}, (gpu,))
-    if interrupted := local.describe_interrupted(deps.journal):
+    if interrupted := local_journal.describe_interrupted(deps.journal):
         deps.notify(f"{interrupted}; so does this command, before the course")
-    gpu_course.require_unused(local.as_if_undone(deps, observed, gpu))
+    gpu_course.require_unused(local_journal.as_if_undone(deps, observed, gpu))
     if asked_at is not None:
         _ask(gpu, asked_at)
-    if undone := local.undo_interrupted(deps):
+    if undone := local_journal.undo_interrupted(deps):
         deps.notify(undone)
     line = cuda.command(
         library_path=access.settings.gpus.library_path,

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.change import change_journal, local, transaction
+from mig_manager.change import change_journal, local, local_journal, transaction
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import stages
 from mig_manager.core.planner import planner
@@ -66,12 +66,12 @@ def run(
     """
     with local.hold_lock(deps, f"{NAME} of a GPU"):
         observed = local.observe(deps)
-        journal = local.open_journal(deps, observed, config=NAME)
+        journal = local_journal.open_journal(deps, observed, config=NAME)
         gpu = find_gpu(observed, uuid)
         require_unused(gpu)
         if journal.entries.gpus.snapshot:
             raise errors.UsageError(
-                local.describe_unfinished(journal.entries),
+                local_journal.describe_unfinished(journal.entries),
                 remedy="Run 'mig-manager apply' or 'restore' first.",
             )
         course = _Course(
@@ -129,7 +129,7 @@ def require_unused(gpu: model.Gpu) -> None:
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Course:
     deps: local.LocalDependencies
-    journal: local.LocalJournal
+    journal: local_journal.LocalJournal
     initial: model.GpuSnapshot
     killing_after: KillingAfter
     using: Using
@@ -266,7 +266,7 @@ class _Course:
             self._change(desired)
         # The next command would undo it in the same way, from the file.
         observed = self.deps.gpus.observe()
-        self.journal = local.open_journal(self.deps, observed, config=NAME)
+        self.journal = local_journal.open_journal(self.deps, observed, config=NAME)
         self.undo()
 
     def _reset(self) -> None:

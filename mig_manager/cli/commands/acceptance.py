@@ -2,6 +2,7 @@
 
 import pathlib
 
+from mig_manager.change import local_journal
 from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core.display import bar
@@ -83,7 +84,6 @@ def run(settings: Settings, terminal: console.Console) -> int:
         MigManagerError: As ``confirmed_course.play``.
     """
     from mig_manager.adapters.host import files
-    from mig_manager.change import local
     from mig_manager.cli import gpu_access
     from mig_manager.cli.acceptance import acceptance_report, confirmed_course
 
@@ -96,7 +96,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     survey = access.worker_gpus.survey()
     course = None
     if settings.changed_gpu is None:
-        if interrupted := local.describe_interrupted(deps.journal):
+        if interrupted := local_journal.describe_interrupted(deps.journal):
             terminal.note(interrupted)
     else:
         asked_at = None if settings.is_confirmed else terminal

@@ -1,0 +1,275 @@
+"""The journal of a change at a shell, in a file, and undoing a killed run.
+
+The journal outlives a killed process. It has the GPUs as they were before the change. So the next
+run can roll back, and does not mistake half of a change for the former state.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Collection
+from typing import Unpack
+
+from mig_manager import errors
+from mig_manager.change import local
+from mig_manager.core import model, ports, steps
+from mig_manager.core.planner import planner
+from mig_manager.core.records import journals, run_status
+
+RETRIED_LATER = "the next 'apply' tries again"
+
+
+@dataclasses.dataclass(slots=True)
+class LocalJournal:
+    """Implements ``change_journal.ChangeJournal`` in a file."""
+
+    deps: local.LocalDependencies
+    entries: journals.Journal
+    config: str = ""  # the layout that the next change applies
+
+    def begin(self, before: model.Snapshots, _plan: steps.Plan) -> None:
+        """Write the snapshot that a rollback restores; UsageError if that is impossible."""
+        self.note(config=self.config, snapshot=before)
+
+    def begin_rollback(self) -> None:
+        """Report nothing: the outcome of the change includes the rollback's."""
+
+    def note_status(self, **fields: Unpack[run_status.Fields]) -> None:
+        """Note nothing: the file has no status."""
+
+    def note(self, **entries: Unpack[journals.Entries]) -> None:
+        """Change entries, and write the file or remove it.
+
+        Raises:
+            UsageError: A snapshot cannot be written.
+        """
+        before = self.entries
+        self.entries = dataclasses.replace(
+            before.with_entries(**entries), boot_id=self.deps.boot_id
+        )
+        if not self.entries.is_empty:
+            try:
+                self.deps.journal.save(self.entries.to_json())
+            except errors.ConfigError as error:
+                if self.entries.gpus.snapshot:
+                    self.entries = before
+                    raise _not_written(error) from error
+            else:
+                return
+        # An outdated snapshot is worse than outdated device files.
+        try:
+            self.deps.journal.clear()
+        except errors.ConfigError as error:
+            self.deps.notify(f"{error.message}; remove it, because it is outdated")
+
+    def announce(self, **entries: Unpack[journals.Entries]) -> None:
+        """Change entries and write the file; a failure is only reported."""
+        try:
+            self.note(**entries)
+        except errors.UsageError as error:
+            self.deps.notify(error.message)
+
+    def refresh_files(self) -> None:
+        """Refresh outdated device files; HostError (DEVICE_FILES_FAILED) if that fails."""
+        if self.entries.gpus.stale_files:
+            local.new_transaction(self.deps, self).refresh()
+
+    def undo(self, observed: model.ObservedGpus) -> str:
+        """Roll back the changes of a killed run; return the outcome, empty if there were none."""
+        unfinished = describe_unfinished(self.entries)
+        before = self.entries.gpus.snapshot
+        if not before:
+            try:
+                self.refresh_files()
+            except errors.HostError as error:
+                return error.message
+            return ""
+        plan = planner.restore(observed, before)
+        if not self.deps.may_reset and any(gpu.needs_reset for gpu in plan.gpus):
+            return f"{unfinished} and is not undone, because that resets a GPU"
+        with self.deps.uninterrupted():
+            result = local.new_transaction(self.deps, self).roll_back(before, requires_idle=True)
+        if result.is_complete and not result.unrestored:
+            return f"{unfinished} and is undone now"
+        return f"{unfinished}; {result.message}; {RETRIED_LATER}"
+
+
+def describe_unfinished(entries: journals.Journal) -> str:
+    """Say whose change a killed run left unfinished."""
+    return f"the change to layout '{entries.config}' was left unfinished"
+
+
+def describe_interrupted(
+    journal: ports.KeptFile,
+    observed: model.ObservedGpus = model.NO_GPUS,
+    covered: Collection[str] = (),
+) -> str:
+    """Say that a killed run left a change unfinished; empty without a valid journal of one.
+
+    Names the GPUs that 'apply' restores although its layout does not cover them (by UUID).
+    """
+    entries = _read(journal)
+    try:
+        outside = list_restored_outside(observed, entries.gpus.snapshot, covered)
+    except errors.LayoutError:
+        return ""
+    if not entries.gpus.snapshot:
+        return ""
+    also = f", and restores {outside} outside its layout" if outside else ""
+    return (
+        f"{describe_unfinished(entries)}; the next 'apply', 'restore' or 'boot' finishes or "
+        f"undoes it{also}"
+    )
+
+
+def as_if_undone(
+    deps: local.LocalDependencies, observed: model.ObservedGpus, gpu: model.Gpu
+) -> model.Gpu:
+    """Return a GPU as undoing a killed run leaves it."""
+    entries = _read(deps.journal)
+    before: model.Gpu | model.GpuSnapshot = gpu
+    if not _why_outdated(deps, entries, observed):
+        before = next((each for each in entries.gpus.snapshot if each.uuid == gpu.uuid), gpu)
+    return dataclasses.replace(
+        gpu,
+        current_mode=before.current_mode,
+        pending_mode=before.pending_mode,
+        gpu_instances=before.gpu_instances,
+    )
+
+
+def _read(journal: ports.KeptFile) -> journals.Journal:
+    """Return the journal's entries; none if it is missing or invalid."""
+    try:
+        return journals.Journal.from_json(journal.read() or "")
+    except (ValueError, errors.ConfigError, errors.LayoutError):
+        return journals.Journal(config="")
+
+
+def list_restored_outside(
+    observed: model.ObservedGpus, snapshot: model.Snapshots, covered: Collection[str]
+) -> str:
+    """Name the GPUs outside a layout that its change restores; empty if there are none."""
+    outside = [gpu for gpu in snapshot if gpu.uuid not in covered]
+    uuids = planner.restore(observed, outside).gpu_uuids
+    return ", ".join(str(gpu) for gpu in observed if gpu.uuid in uuids)
+
+
+def undo_interrupted(deps: local.LocalDependencies) -> str:
+    """Roll back the changes of a killed run; return the outcome, empty if there were none.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+        LockedError: Another manager had the lock until the deadline.
+        UsageError: Lock or journal cannot be written.
+    """
+    with contextlib.suppress(errors.ConfigError):
+        if deps.journal.read() is None:
+            return ""
+    with local.hold_lock(deps, "undo an unfinished change"):
+        observed = local.observe(deps)
+        return open_journal(deps, observed).undo(observed)
+
+
+def open_journal(
+    deps: local.LocalDependencies, observed: model.ObservedGpus, *, config: str = ""
+) -> LocalJournal:
+    """Open the journal, with the entries of a killed run if there are any.
+
+    ``config`` is the layout to apply next.
+
+    Raises:
+        UsageError: An invalid journal cannot be moved away.
+    """
+    empty = LocalJournal(deps, journals.Journal(config=config), config)
+    try:
+        text = deps.journal.read()
+        if text is None:
+            return empty
+        entries = journals.Journal.from_json(text)
+        plan = planner.restore(observed, entries.gpus.snapshot)
+    except (ValueError, errors.ConfigError, errors.LayoutError) as error:
+        problem = error.message if isinstance(error, errors.MigManagerError) else str(error)
+        try:
+            kept = deps.journal.set_aside()
+        except errors.ConfigError as refused:
+            raise _not_written(refused) from refused
+        deps.notify(
+            f"the journal of an earlier change is invalid ({problem}); it is kept as {kept} "
+            "and otherwise ignored"
+        )
+        return empty
+    journal = LocalJournal(
+        deps,
+        # The other entries are the agent's, and do not occur in a file.
+        journals.Journal(
+            config=entries.config,
+            gpus=journals.GpuEntries(
+                snapshot=planner.trim(observed, entries.gpus.snapshot),
+                stale_files=True,
+                persistent_gpus=_restore_persistence(deps, entries, observed),
+            ),
+        ),
+        config=config,
+    )
+    is_complete = not planner.unowned_instances(observed, entries.gpus.snapshot)
+    is_undone = (
+        plan.is_empty and is_complete and not observed.unreachable_snapshots(entries.gpus.snapshot)
+    )
+    why = "" if is_undone else _why_outdated(deps, entries, observed)
+    if why:
+        deps.notify(f"{describe_unfinished(entries)}{why}: it will not be undone")
+    if is_undone or why:
+        journal.note(snapshot=())
+    return journal
+
+
+def _restore_persistence(
+    deps: local.LocalDependencies, journal: journals.Journal, observed: model.ObservedGpus
+) -> tuple[str, ...]:
+    """Switch on the persistence mode that a killed run switched off; return where it stays off."""
+    if journal.boot_id != deps.boot_id:
+        # A reboot switches persistence mode off.
+        return ()
+    present = [gpu for gpu in observed if gpu.uuid in journal.gpus.persistent_gpus]
+    is_on = deps.reset is not None and deps.reset.restore_persistence(present)
+    restored = {gpu.uuid for gpu in present if is_on}
+    # The UUID of an unreachable GPU may be unknown; GPUs of another node do not matter.
+    uuids = {gpu.uuid for gpu in (*observed, *observed.unreachable)}
+    return tuple(
+        uuid
+        for uuid in journal.gpus.persistent_gpus
+        if uuid not in restored and (uuid in uuids or "" in uuids)
+    )
+
+
+def _why_outdated(
+    deps: local.LocalDependencies, journal: journals.Journal, observed: model.ObservedGpus
+) -> str:
+    """Return why the journal is outdated; empty unless another program set up its GPUs since."""
+    uuids = {gpu.uuid for gpu in journal.gpus.snapshot}
+    # No instance survives a reboot, so another program has created the existing ones.
+    is_rebooted = bool(journal.boot_id) and journal.boot_id != deps.boot_id
+    if is_rebooted and any(gpu.gpu_instances for gpu in observed.only(uuids)):
+        return " when the node was rebooted, and the GPUs were set up since"
+    # An unfinished change leaves no verified layout: an agent has applied it after the kill.
+    kept = deps.verified_layout.read()
+    if kept is None:
+        return ""
+    snapshot = tuple(gpu for gpu in kept.snapshot if gpu.uuid in uuids)
+    try:
+        is_active = planner.restore(observed, snapshot).is_empty and not (
+            observed.unreachable_snapshots(snapshot)
+            or planner.unowned_instances(observed, snapshot)
+        )
+    except errors.LayoutError:
+        return ""
+    is_covered = kept.covered is None or uuids.issubset(kept.covered)
+    is_complete = is_covered and len(snapshot) == len(journal.gpus.snapshot)
+    is_known = is_complete and kept.boot_id == deps.boot_id
+    return f", and layout '{kept.config}' was verified since" if is_known and is_active else ""
+
+
+def _not_written(error: errors.ConfigError) -> errors.UsageError:
+    return errors.UsageError(
+        f"{error.message}; run as root, or name another file with --journal-file"
+    )
