@@ -236,10 +236,9 @@ def _why_forbidden(attempt: attempts.Attempt) -> str:
 
 
 def _left_to_others(shared: attempts.Shared) -> str:
-    slices = (shared.deps.slices.list() if shared.deps.slices else None) or ()
     return gpu_repair.why_left_to_others(
         shared.deps.node.latest(),
         shared.deps.workloads.present(),
         shared.limits.policy.startup_taints,
-        claims.tainted_devices(slices),
+        claims.tainted_devices(shared.deps.slices.list() or ()),
     )

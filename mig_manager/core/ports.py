@@ -482,6 +482,7 @@ class Dependencies:
     node: Node
     workloads: Workloads
     allocations: DeviceAllocations
+    slices: ResourceSlices
     configs: ConfigSource
     clock: timing.Clock
     lock: NodeLock
@@ -504,7 +505,6 @@ class Dependencies:
     own_pod_uid: str | None = None  # None: the agent does not run in a pod
     is_advertiser: bool = False
     """Whether ``gpus`` advertises the devices on the node; kubelet does not know them."""
-    slices: ResourceSlices | None = None  # None: unknown
     write_layouts: Callable[[str], bool] | None = None
     """Publishes the document of the node's layouts; None: only an annotation lists them."""
     slots: Slots | None = None  # None: no limit on the nodes that change at the same time

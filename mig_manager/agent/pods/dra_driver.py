@@ -31,8 +31,7 @@ class DraDriver(advertisers.Advertiser):
 
         Its start removes the taints of faulty devices. An Event keeps what they were.
         """
-        slices = deps.slices.withdraw() if deps.slices is not None else ()
-        if tainted := ", ".join(claims.tainted_devices(slices)):
+        if tainted := ", ".join(claims.tainted_devices(deps.slices.withdraw())):
             deps.node.emit(
                 reason="DeviceTaintsCleared",
                 message=f"the restart of the DRA driver clears the taints of {tainted}. "
@@ -57,8 +56,7 @@ class DraDriver(advertisers.Advertiser):
         self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: pod_object.Pods
     ) -> frozenset[str]:
         """Return the devices of the slices that no GPU has; none if they cannot be listed."""
-        slices = deps.slices.list() if deps.slices else None
-        return claims.destroyed_devices(gpus, slices or ())
+        return claims.destroyed_devices(gpus, deps.slices.list() or ())
 
     def why_refused(
         self,
@@ -90,7 +88,7 @@ class DraDriver(advertisers.Advertiser):
         self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: Iterable[pod_object.Pod]
     ) -> frozenset[str]:
         """Return the UIDs of its pods, if one is ready and the slices match."""
-        slices = deps.slices.list() if has_ready(pods) and deps.slices else None
+        slices = deps.slices.list() if has_ready(pods) else None
         if slices is None or claims.why_not_advertised(gpus, slices):
             return frozenset()
         return frozenset(p.uid for p in pods if self.owns(p) and not p.is_terminating)
@@ -121,7 +119,7 @@ def remedy_if_kept_away(labels: Mapping[str, str]) -> str:
 
 
 def _why_not_advertised(deps: ports.Dependencies, gpus: model.ObservedGpus) -> str:
-    slices = deps.slices.list() if deps.slices else None
+    slices = deps.slices.list()
     if slices is None:
         _log.warning("resource_slices_not_verified")
         return ""

@@ -7,7 +7,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import claims, device_ids, policies, well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, fake_cluster, gpu_values, node_rig, nodes, strikes
+from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,
     published_uuids,
@@ -143,7 +143,7 @@ def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
 
 def test_no_slices_are_requested_on_a_node_without_the_driver() -> None:
     rig = nodes.busy_node()
-    agent = agents.reconciler(rig, slices=fake_cluster.FakeSlices(rig))
+    agent = agents.reconciler(rig)
     assert agents.run(rig, by=agent).state is model.State.SUCCESS
     assert agents.run(rig, by=agent).reason is Reason.ALREADY_APPLIED
     assert not [call for call in rig.log if call.startswith("slices")]
