@@ -26,6 +26,8 @@ def taint(attempt: attempts.Attempt, change: preparing.SurveyedChange) -> None:
         NotReadyError: SLOTS_TAKEN: another node may take the slot soon.
     """
     slots.require(attempt)
+    # The taint may keep the next pod of an advertiser away.
+    pausing.note_awaited(attempt.journal, change.usage.pods)
     _publish(attempt, change)
 
 
@@ -72,7 +74,6 @@ def pause_clients(
         MigManagerError: As ``preparing.require_possible``, if pods got a device meanwhile.
         Superseded: Another layout is requested, or the agent stops.
     """
-    attempt.journal.note_record(attempt.journal.record.with_awaited(change.awaited))
     pods = pausing.await_admission(attempt, change.usage.pods)
     drained = change.usage.with_pods(pods)
     now = pausing.pause_clients(attempt, change.plan, drained)

@@ -25,8 +25,6 @@ class SurveyedChange:
     plan: steps.Plan
     order: orders.Order  # the drain for the plan
     usage: gpu_use.Usage  # who uses the devices
-    awaited: frozenset[str] = frozenset()
-    """Deploy labels of the advertisers that ran here without one, maybe before the taint."""
 
     @property
     def affected_pods(self) -> pod_object.Pods:
@@ -50,7 +48,7 @@ def require_possible(attempt: attempts.Attempt, planned: planning.PlannedChange)
     """
     change = _survey(attempt, planned, planned.order)
     if resuming.await_driver(attempt, change.affected_pods, change.usage.pods, planned.gpus):
-        change = _survey_again(attempt, change)
+        change = _survey(attempt, planned, change.order)
     return _require_unhindered(attempt, change)
 
 
@@ -79,7 +77,7 @@ def plan_again(
         MigManagerError: As ``require_possible``.
     """
     try:
-        surveyed = _survey_again(attempt, change)
+        surveyed = _survey(attempt, change.planned, change.order)
     except errors.KubeletError as error:
         # The drain has more time for kubelet.
         _log.warning("pod_resources_unavailable", error=error.message)
@@ -126,14 +124,8 @@ def _avoid_processes(attempt: attempts.Attempt, change: SurveyedChange) -> Surve
     processes = attempt.deps.processes() if attempt.deps.processes else None
     used_ids = frozenset(gpu_processes.ids_in_use(change.planned.gpus, processes or {}))
     other = _plan(attempt, change.planned, change.usage, used_ids=used_ids)
-    other = dataclasses.replace(other, awaited=change.awaited)
     before, after = ({pod.key for pod in each.affected_pods} for each in (change, other))
     return other if after <= before else change
-
-
-def _survey_again(attempt: attempts.Attempt, change: SurveyedChange) -> SurveyedChange:
-    again = _survey(attempt, change.planned, change.order)
-    return dataclasses.replace(again, awaited=change.awaited | again.awaited)
 
 
 def _survey(
@@ -162,7 +154,7 @@ def _survey(
     pausing.require_none_stuck(attempt, pods)
     desired = strategies.gpu_layouts(planned.gpus, planned.desired)
     advertising.require_served(attempt, desired, pods)
-    return dataclasses.replace(change, awaited=advertising.labels_to_await(pods))
+    return change
 
 
 def _plan_for_usage(

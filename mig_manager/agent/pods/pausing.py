@@ -60,9 +60,7 @@ def pause_clients(
         NotReadyError: IN_USE: paused pods did not stop before the deadline.
         Superseded: Another layout is requested, or the agent stops.
     """
-    # Record which programs must serve the node again although no deploy label shows it.
-    awaited = advertising.labels_to_await(usage.pods)
-    attempt.journal.note_record(attempt.journal.record.with_awaited(awaited))
+    note_awaited(attempt.journal, usage.pods)
     pods = _pause(attempt, functools.partial(_choose, usage, plan, is_driver=False))
     return usage.with_pods(pods) if pods else usage
 
@@ -83,6 +81,12 @@ def pause_driver(
         ),
         extra_clients=usage.extra_clients,
     )
+
+
+def note_awaited(journal: run_journal.RunJournal, pods: Iterable[pod_object.Pod]) -> None:
+    """Record which advertisers must serve the node again although no deploy label shows it."""
+    awaited = advertising.labels_to_await(pods)
+    journal.note_record(journal.record.with_awaited(awaited))
 
 
 def require_none_stuck(shared: attempts.Shared, pods: Iterable[pod_object.Pod]) -> None:

@@ -116,9 +116,9 @@ class RequestRecord:
     machine was not rebooted."""
     rebooted_from: str = ""  # the boot in which the reboot was requested; empty: unknown
     awaited: frozenset[str] = frozenset()
-    """Deploy labels of device plugin and DRA driver, if their pods were deleted and new ones have
-    not served the node yet. If a run ends before that, and no label deploys them, only this entry
-    shows that they belong on the node."""
+    """Deploy labels of device plugin and DRA driver, if they ran without one before the taint, and
+    new pods have not served the node yet. If a run ends before that, only this entry shows that
+    they belong on the node."""
     applied: applied_gpus.Applied | None = None
     """What the label ``mig-manager.io/applied`` is about, whatever is requested now; None:
     unknown, or no layout was applied."""
