@@ -65,7 +65,7 @@ def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
     product: str, at: int
 ) -> None:
     node = ApplyingNode(product)
-    assert node.cut_off("off", at=at)
+    assert node.kill_apply("off", at=at)
     node.reboot()
 
     # What is kept goes before a fallback.
@@ -151,7 +151,7 @@ def test_boot_without_a_saved_layout_undoes_an_interrupted_apply(ampere: Applyin
     ampere.change_to("off")
     off = ampere.shape
     ampere.verified_layout_file.text = None
-    assert ampere.cut_off("mixed", at=3)
+    assert ampere.kill_apply("mixed", at=3)
     ampere.reboot()
 
     ampere.boot()
@@ -378,7 +378,7 @@ def failing_after(node: ApplyingNode, observations: int) -> None:
 def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
     ampere: ApplyingNode,
 ) -> None:
-    assert ampere.cut_off("off", at=4)
+    assert ampere.kill_apply("off", at=4)
     journal = ampere.open_journal
     failing_after(ampere, 1)
 

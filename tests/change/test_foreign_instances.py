@@ -64,7 +64,7 @@ def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode
 
 def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.cut_off("wanted", at=4)
+    assert node.kill_apply("wanted", at=4)
     place = with_foreign(node, start=3)
 
     refuse(node, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
@@ -97,7 +97,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(
 
 
 def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: ApplyingNode) -> None:
-    assert node.cut_off("wanted", at=4)
+    assert node.kill_apply("wanted", at=4)
     created: list[model.Placement] = []
     strikes.act_once(
         node,
@@ -115,7 +115,7 @@ def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Applyin
 
 
 def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: ApplyingNode) -> None:
-    assert node.cut_off("wanted", at=4)
+    assert node.kill_apply("wanted", at=4)
     interrupted = node.shape
     node.driver.clients = "train (pid 7)"
 
@@ -128,7 +128,7 @@ def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: Apply
 
 
 def test_refused_undo_forgets_instances_that_were_never_created(node: ApplyingNode) -> None:
-    assert node.cut_off("small", at=6)
+    assert node.kill_apply("small", at=6)
     node.driver.clients = "train (pid 7)"
     refuse(node, "in use by train")
     node.driver.clients = ""
@@ -140,7 +140,7 @@ def test_refused_undo_forgets_instances_that_were_never_created(node: ApplyingNo
 
 
 def test_rollback_checks_users_again_after_a_stale_plan(node: ApplyingNode) -> None:
-    assert node.cut_off("wanted", at=4)
+    assert node.kill_apply("wanted", at=4)
     interrupted = node.shape
 
     def use() -> None:
@@ -167,7 +167,7 @@ def test_failed_rollback_forgets_instances_that_were_never_created(node: Applyin
 
 def test_pending_mode_forgets_instances_that_were_never_created() -> None:
     node = ApplyingNode("off")
-    assert node.cut_off("wanted", at=3)
+    assert node.kill_apply("wanted", at=3)
     node.driver.mode_waits = True
     with pytest.raises(errors.HardwareError, match="the mode waits for a reset"):
         node.change_to("wanted", may_reset=False)

@@ -56,7 +56,7 @@ def serve(arguments: Arguments) -> int:
     state = nvml_faults.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
     watched = functools.partial(_with_moments, moments)
-    pulse = in_process.Pulse(lambda: moments.come_to(IDLE))
+    pulse = in_process.Pulse(lambda: moments.begin_moment(IDLE))
     if arguments.has_worker:
         overrides = main.Overrides(replace_ports=watched, pulse=pulse)
         agent = main.AgentService(wanted, kube, boot_id=state.boot_id, overrides=overrides)

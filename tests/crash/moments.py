@@ -48,7 +48,7 @@ class Moments:
         """Since the last call that may have changed something."""
         self._last = "the start"
 
-    def come_to(self, what: str) -> None:
+    def begin_moment(self, what: str) -> None:
         """Note a moment; the process may not live to see the end of this call."""
         with self._lock:
             self._counts[what] += 1

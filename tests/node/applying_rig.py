@@ -171,7 +171,7 @@ class ApplyingNode(node_rig.NodeRig):
     def has(self, name: str) -> bool:
         return plans.plan(self.deps.gpus.observe(), self.layouts.layout(name)).is_applied
 
-    def cut_off(self, name: str, *, at: int) -> bool:
+    def kill_apply(self, name: str, *, at: int) -> bool:
         """Apply a layout and be killed at a step; return whether there was such a step."""
         with self.kill_process(at=at):
             self.change_to(name)

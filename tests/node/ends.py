@@ -20,7 +20,7 @@ def has_layout(rig: node_rig.NodeRig, layout: str) -> bool:
     return [*map(layout_table.counts, gpus)] == [*map(layout_table.counts, wanted)]
 
 
-def assert_says_the_truth(rig: node_rig.NodeRig) -> None:
+def assert_applied_label_is_true(rig: node_rig.NodeRig) -> None:
     """The label names a layout that is active, or there is none."""
     applied = rig.labels.get(well_known.APPLIED_LABEL)
     assert applied is None or has_layout(rig, applied)

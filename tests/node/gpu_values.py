@@ -96,10 +96,10 @@ def gpus_of(spec: str, devices: Mapping[str, int] | None = None) -> tuple[model.
     if devices is None:
         return bare
     wanted = {profile_name.parse(name): count for name, count in devices.items()}
-    return brought_to(bare, model.DesiredGpu.of(model.MigMode.ENABLED, wanted))
+    return with_desired(bare, model.DesiredGpu.of(model.MigMode.ENABLED, wanted))
 
 
-def brought_to(gpus: tuple[model.Gpu, ...], wanted: model.DesiredGpu) -> tuple[model.Gpu, ...]:
+def with_desired(gpus: tuple[model.Gpu, ...], wanted: model.DesiredGpu) -> tuple[model.Gpu, ...]:
     """Return the GPUs with ``wanted`` applied to each."""
     return execute(gpus, planner.plan(gpus, {gpu.uuid: wanted for gpu in gpus}))
 

@@ -112,7 +112,7 @@ def add_pod_on_foreign_instances(
 ) -> None:
     """Create instances outside the layout, and a pod that uses them."""
     wanted = samples.desired_gpu({profile: count})
-    rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
+    rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], wanted), *rig.gpus[1:])
     rig.add_pod("foreign", devices=frozenset(rig.gpus[0].mig_uuids))
 
 

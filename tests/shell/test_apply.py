@@ -129,7 +129,7 @@ def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
     assert node.shape != before
 
 
-def test_a_plan_says_that_apply_would_refuse(
+def test_a_plan_warns_that_apply_would_refuse(
     node: ShellNode, kubelet: kubelet_rig.GrpcKubelet
 ) -> None:
     (device,) = node.devices_of("2g.10gb")

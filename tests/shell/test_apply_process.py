@@ -179,7 +179,7 @@ def pair(tmp_path: pathlib.Path) -> ShellNode:
         pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
-def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
+def test_wait_for_idle_ends_with_the_program_or_at_a_signal(
     pair: ShellNode, number: signal.Signals | None
 ) -> None:
     client = pair.use("2g.10gb", gpu=1)

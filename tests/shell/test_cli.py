@@ -180,7 +180,7 @@ def test_real_gpus_cannot_start_afresh_and_nothing_is_deleted(
         (b'{"options": 3}', ("--simulate", "1xA30", "--fresh")),
     ],
 )
-def test_a_state_file_of_something_else_is_refused_and_kept(
+def test_a_state_file_of_another_program_is_refused_and_kept(
     shell: Shell, tmp_path: pathlib.Path, content: bytes, options: tuple[str, ...]
 ) -> None:
     path = tmp_path / "precious"

@@ -41,7 +41,7 @@ def test_a_closed_stream_counts_as_an_empty_one(tmp_path: pathlib.Path, stream: 
     assert "internal error" not in stderr
 
 
-def test_a_reader_that_leaves_early_gets_no_complaint(tmp_path: pathlib.Path) -> None:
+def test_a_closed_pipe_is_no_error(tmp_path: pathlib.Path) -> None:
     with program(*PROGRAM, "status", *SPEC, folder=tmp_path) as child:
         assert child.stdout is not None
         assert child.stderr is not None

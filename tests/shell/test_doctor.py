@@ -64,7 +64,9 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shel
     ],
     ids=["hangs", "crashes", "is not loaded"],
 )
-def test_a_driver_that_fails_hides_nothing_else(patient: Patient, fault: dict[str, Any]) -> None:
+def test_a_driver_that_fails_hides_no_other_finding(
+    patient: Patient, fault: dict[str, Any]
+) -> None:
     patient.create()
     patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, **fault))
 

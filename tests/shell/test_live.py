@@ -58,7 +58,7 @@ def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: ShellNode) -> None:
         (signal.SIGINT, 130),
     ],
 )
-def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
+def test_a_signal_ends_the_view_and_restores_the_terminal(
     node: ShellNode, number: int, status: int
 ) -> None:
     with open_view(node, columns=80) as session:

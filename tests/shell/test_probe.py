@@ -60,7 +60,7 @@ def test_an_agent_found_by_the_environment_reports_its_problem(
 
 
 @pytest.mark.parametrize("command", [AGENT, (), ("/sbin/init",), ("sh", "-c", "sleep 1 & agent")])
-def test_without_a_health_port_there_is_nothing_to_be_unhealthy(command: tuple[str, ...]) -> None:
+def test_without_a_health_port_the_probe_succeeds(command: tuple[str, ...]) -> None:
     assert probe.check(command, {}) == (True, "there is no --health-port to ask")
 
 

@@ -369,7 +369,7 @@ def test_on_standard_output_is_the_archive_alone(tmp_path: pathlib.Path, *, is_f
     assert b"  " not in done.stderr  # each sentence is one line
 
 
-def test_a_terminal_gets_no_archive(tmp_path: pathlib.Path) -> None:
+def test_an_archive_is_not_written_to_a_terminal(tmp_path: pathlib.Path) -> None:
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     argv = ("support-bundle", *SPEC, "--output-file", "-")
 

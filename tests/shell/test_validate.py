@@ -76,7 +76,7 @@ ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
         ("A100-SXM4-40GB", ONE_FOR_ALL_TOO_MUCH_FOR_ONE, 1, "layouts.yaml:5:5]"),
     ],
 )
-def test_a_layout_fails_where_it_is_meant_to_fit_or_fits_nowhere(
+def test_a_layout_that_must_fit_or_fits_nowhere_fails(
     shell: Shell, gpus: str, rule: str, status: int, message: str
 ) -> None:
     answer = shell("validate", "-f", shell.file(layouts(x=rule)), "--gpu", *gpus.split())
@@ -385,7 +385,7 @@ def test_a_variable_makes_every_command_lenient_and_the_doctor_warns(
     assert "key '1g.6gb' is given twice" in " ".join(report.split())
 
 
-def test_leniently_a_layout_that_matches_nothing_does_nothing_and_says_so(shell: Shell) -> None:
+def test_a_lenient_command_warns_of_a_layout_that_matches_no_gpu(shell: Shell) -> None:
     file = shell.file(layouts(x=f'device-filter: "0x233010DE", {SEVEN}'))
 
     strict = shell("apply", "-f", file, *SPEC)

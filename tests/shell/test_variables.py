@@ -36,7 +36,7 @@ def test_the_agent_logs_a_variable_that_no_option_has(shell: Shell) -> None:
     assert logged["did_you_mean"] == "MIG_MANAGER_DRAIN_TIMEOUT_S"
 
 
-def test_a_variable_that_no_option_has_gives_one_warning(shell: Shell) -> None:
+def test_an_unknown_variable_is_warned_about_once(shell: Shell) -> None:
     mistaken = shell("status", *SPEC, MIG_MANAGER_GPU_TIMEOUT="5", MIG_MANAGER_NODE_NAME="n1")
     # Of Services called mig-manager and mig-manager-metrics, in the pod's namespace.
     of_services = {

@@ -212,7 +212,7 @@ REFUSED: list[Object] = [
 ]
 
 
-def test_values_that_mean_nothing_are_refused(chart: pathlib.Path) -> None:
+def test_meaningless_values_are_refused(chart: pathlib.Path) -> None:
     is_valid = jsonschema.Draft7Validator(SCHEMA).is_valid
     done = helm(chart, REFUSED[0])
 

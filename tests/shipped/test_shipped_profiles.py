@@ -131,7 +131,7 @@ def test_balanced_takes_every_compute_slice_of_every_gpu(gpu: model.Gpu) -> None
     assert slices == max(profile.gpu_slices for profile in profiles_of(gpu))
 
 
-def test_every_layout_is_for_some_gpu_that_we_know() -> None:
+def test_every_layout_is_for_a_known_gpu() -> None:
     early = hardware.template(hardware.find(PRE_PRODUCTION))
     known_gpus = [*gpus(), early]
     rows = (row for product in UNPLACED for row in product["profiles"])
@@ -170,7 +170,7 @@ def test_layouts_of_unplaced_products_have_the_published_number(product: dict[st
     assert sum(each.gpu_slices * n for each, n in balanced) == slices
 
 
-def test_no_filter_names_a_gpu_that_we_do_not_know_or_one_twice() -> None:
+def test_every_filter_names_known_gpus_and_each_once() -> None:
     device_ids = {
         each for product in hardware.products().values() for each in product.pci_device_ids
     }

@@ -78,7 +78,7 @@ def test_gpus_with_a_pending_mode_are_reset_by_one_command_unless_refused(
 
 
 @pytest.mark.slow
-def test_a_gpu_that_is_in_use_does_not_keep_another_one_from_its_reset(
+def test_a_gpu_in_use_does_not_block_the_reset_of_another(
     machine: ResetMachine,
 ) -> None:
     gpus = machine.switch(0, 1)

@@ -158,7 +158,7 @@ def test_port_in_use_and_foreign_address_are_usage_errors(life: Life, address: s
             again.__enter__()
 
 
-def test_clients_that_say_nothing_do_not_keep_a_probe_from_its_answer(life: Life) -> None:
+def test_silent_clients_do_not_block_a_probe(life: Life) -> None:
     with serving(life) as port, contextlib.ExitStack() as idle:
         # Those of tests before may still be ending.
         others = threading.active_count()

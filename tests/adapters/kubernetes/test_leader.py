@@ -288,7 +288,7 @@ def test_a_lease_that_was_deleted_is_made_again(rig: LeaderRig) -> None:
     assert rig.holder() == "a"
 
 
-def test_a_lease_that_a_person_gave_to_another_stays_there(rig: LeaderRig) -> None:
+def test_a_lease_that_a_person_assigned_to_another_is_not_taken(rig: LeaderRig) -> None:
     def give(obj: dict[str, object]) -> None:
         obj["spec"] = {"holderIdentity": "b", "leaseDurationSeconds": 60}
 

@@ -92,7 +92,7 @@ def test_an_ended_watch_resumes_without_losing_a_change(
     assert how is apiserver.Break.EXPIRE or server.log.count("list", "nodes") == 1
 
 
-def test_after_an_orderly_end_the_watch_goes_on_at_the_last_bookmark(
+def test_a_watch_that_the_server_ends_resumes_at_the_last_bookmark(
     server: apiserver.ApiServer, follower: Follower
 ) -> None:
     for number in range(20):
@@ -191,7 +191,7 @@ REFUSED_WATCHES = apiserver.Fault(verb="watch", status=503, times=None)
         pytest.param(None, 10.0, [1, 2, 4], id="watches that end at once"),
     ],
 )
-def test_pauses_grow_until_a_steady_watch_and_are_half_random(
+def test_backoff_grows_with_jitter_until_a_watch_is_steady(
     server: apiserver.ApiServer,
     kube: FaultyApi,
     monkeypatch: pytest.MonkeyPatch,
@@ -267,7 +267,7 @@ def test_contact_is_renewed_by_bookmarks_and_ages_without_a_server(
         pytest.param(apiserver.Fault(stall=True, times=None), id="silence"),
     ],
 )
-def test_a_watch_ends_soon_whatever_it_waits_for(
+def test_a_watch_can_be_ended_during_any_wait(
     server: apiserver.ApiServer, fault: apiserver.Fault | None
 ) -> None:
     if fault:

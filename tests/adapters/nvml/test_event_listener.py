@@ -378,7 +378,7 @@ def test_without_a_start_there_is_nothing_to_suspend_or_to_stop() -> None:
     events.stop()
 
 
-def test_stop_kills_a_deaf_listener_and_start_replaces_it() -> None:
+def test_stop_kills_a_hung_listener_and_start_replaces_it() -> None:
     command = listener_command("""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 say(watching)

@@ -87,7 +87,7 @@ def test_without_a_gpu_that_reports_changes_it_is_not_supported(
     ],
     ids=["without MIG", "lost", "unknown", "forbidden", "to be reset"],
 )
-def test_gpu_that_cannot_be_watched_does_not_deafen_the_others(
+def test_gpu_that_cannot_be_watched_hides_no_event_of_another(
     path: pathlib.Path, function: str, code: states.Code
 ) -> None:
     broken = nvml_faults.Fault(function=function, gpu=0, code=int(code), count=None)

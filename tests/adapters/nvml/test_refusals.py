@@ -72,7 +72,7 @@ def test_a_mode_change_is_retried_until_the_gpu_is_idle(spec: str, boot: Boot) -
     assert node.enable().current_mode is ON
 
 
-def test_an_explanation_that_several_gpus_share_is_given_once(boot: Boot) -> None:
+def test_an_explanation_that_several_gpus_share_is_written_once(boot: Boot) -> None:
     node = boot("2xA100-SXM4-40GB", in_use_timeout_s=0.0)
     gpus = node.gpus.observe()
     for gpu in gpus:

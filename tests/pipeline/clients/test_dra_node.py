@@ -291,7 +291,7 @@ def test_late_pod_leaves_only_while_the_driver_runs(
 def test_reboot_is_refused_while_a_pod_with_a_claim_remains() -> None:
     rig = without_pods(nodes.dra_node())
     rig.driver.mode_waits = rig.host.may_reboot = True
-    off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
+    off = gpu_values.with_desired(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     claimed = sorted(rig.gpus[1].mig_uuids)
     rig.gpus = (*off, rig.gpus[1])
     rig.add_pod("claiming", has_claims=True, claimed_ids=frozenset(claimed[:1]))

@@ -226,11 +226,11 @@ def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> N
     assert serving.kills == 1
 
 
-def ask_for_another_layout(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
+def request_another_layout(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
     assert try_once(rig, agent, "all-1g.5gb").state is model.State.SUCCESS
 
 
-def ask_for_what_cannot_be(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
+def request_unknown_profile(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
     assert try_once(rig, agent, "unknown-profile").reason is Reason.UNKNOWN_PROFILE
 
 
@@ -239,8 +239,8 @@ def ask_for_what_cannot_be(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -
     [
         lambda _rig, agent: agent.rest(),
         lambda _rig, agent: agent.stop(),
-        ask_for_another_layout,
-        ask_for_what_cannot_be,
+        request_another_layout,
+        request_unknown_profile,
     ],
     ids=["label removed", "agent stopped", "another layout", "impossible layout"],
 )

@@ -240,7 +240,7 @@ def test_pods_without_a_controller_go_last() -> None:
     assert bare not in rig.pods
 
 
-def test_a_budget_that_never_grants_all_pods_keeps_those_without_owner() -> None:
+def test_pods_without_owner_stay_if_a_budget_never_grants_all() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     notebooks = {
         rig.add_pod(f"notebook-{n}", devices=frozenset({device}), labels={"app": "notebooks"})

@@ -39,7 +39,7 @@ def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None
 
 def test_services_keep_running_where_no_device_is_removed() -> None:
     rig = nodes.node()
-    rig.gpus = gpu_values.brought_to(rig.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
+    rig.gpus = gpu_values.with_desired(rig.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
     rig.host.services["dcgm.service"] = True
 
     ends.assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
@@ -149,7 +149,7 @@ def node_before_reset(layout: str) -> node_rig.NodeRig:
     rig = nodes.node()
     rig.resets.are_available = rig.driver.mode_waits = True
     assert agents.run(rig, layout, TWO_ROUNDS).reason is Reason.APPLIED
-    rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], NO_MIG), rig.gpus[1])
+    rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], NO_MIG), rig.gpus[1])
     rig.add_pod("spared", devices=frozenset({nodes.device(rig, 1, "2g.10gb")}))
     return rig
 
@@ -199,12 +199,12 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
     slow_s = 100.0
     silences: list[float] = []
 
-    def take_long() -> None:
+    def delay() -> None:
         if rig.log[-1] in ("services.stop", "services.start"):
             rig.clock.now_s += slow_s
         silences.append(pulse.silence_s)
 
-    rig.on_call = take_long
+    rig.on_call = delay
     agent = agents.reconciler(rig, telemetry=Alive(pulse))
     ends.assert_ends(rig, Reason.APPLIED, layout=ALL_1G, by=agent)
 

@@ -81,7 +81,7 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
 # -- a pod that only kubelet lists ------------------------------------------------------------
 
 
-def test_a_pod_that_only_kubelet_lists_keeps_its_device_and_all_pods() -> None:
+def test_no_pod_is_evicted_while_one_that_only_kubelet_lists_has_a_device() -> None:
     rig = nodes.busy_node()
     rig.kubelet.devices_of_unlisted_pods["deleted"] = frozenset({nodes.device(rig, 0, "2g.10gb")})
     assert_refused(rig, Reason.DRAIN_TIMEOUT, "default/deleted", "kubelet still has it")
@@ -127,13 +127,13 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
 # -- a process on the GPU itself --------------------------------------------------------------
 
 
-def test_a_process_on_a_gpu_keeps_its_instances_from_being_destroyed() -> None:
+def test_a_process_on_a_gpu_blocks_the_destruction_of_its_instances() -> None:
     rig = nodes.busy_node()
     processes = asking({rig.gpus[0].uuid: (process(),)})
     assert_refused(rig, Reason.IN_USE, "trainer (pid 7)", layout="whole", text=WHOLE, **processes)
 
 
-def test_a_daemon_that_no_change_pauses_keeps_all_pods_where_they_are() -> None:
+def test_no_pod_is_evicted_while_an_unpaused_daemon_uses_a_device() -> None:
     rig = nodes.busy_node()
     deployed = {f"{well_known.DEPLOY_LABEL_PREFIX}driver": "true"}
     rig.labels |= deployed
@@ -148,7 +148,7 @@ def test_a_daemon_that_no_change_pauses_keeps_all_pods_where_they_are() -> None:
     [(agents.LAYOUT, agents.CONFIG, True), ("whole", WHOLE, False)],
     ids=["instances stay", "only open files"],
 )
-def test_a_process_on_a_gpu_does_not_keep_further_instances_out(
+def test_a_process_on_a_gpu_does_not_block_further_instances(
     layout: str, text: str, *, is_running: bool
 ) -> None:
     rig = nodes.busy_node()
@@ -212,14 +212,14 @@ def test_pods_with_missing_devices_are_not_evicted_without_a_request() -> None:
     assert_refused(rig, Reason.DRIFTED, *texts, layout="all-1g.5gb", **asking(processes))
 
 
-def test_a_process_that_no_drain_ends_keeps_all_pods_where_they_are() -> None:
+def test_no_pod_is_evicted_while_a_process_outside_pods_uses_a_device() -> None:
     rig = outdated_node()
     processes = {rig.gpus[0].uuid: (*of_pods(rig, 0), process("unit train.service"))}
     texts = ("trainer (pid 7, unit train.service)",)
     assert_refused(rig, Reason.IN_USE, *texts, layout="all-balanced", **asking(processes))
 
 
-def test_pods_whose_devices_went_with_a_reboot_do_not_keep_the_layout_away() -> None:
+def test_pods_with_devices_lost_in_a_reboot_do_not_block_the_layout() -> None:
     rig = outdated_node()
     agent = agents.start(rig, "all-1g.5gb", **asking({rig.gpus[0].uuid: ()}))
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
@@ -227,9 +227,7 @@ def test_pods_whose_devices_went_with_a_reboot_do_not_keep_the_layout_away() -> 
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_pods_whose_devices_no_gpu_has_keep_a_rollback_away_if_they_run(
-    *, is_running: bool
-) -> None:
+def test_running_pods_with_missing_devices_block_a_rollback(*, is_running: bool) -> None:
     rig = nodes.node(layout="all-1g.5gb")
     strikes.kill_at(rig, 20, "all-balanced")
     interrupted = rig.gpus

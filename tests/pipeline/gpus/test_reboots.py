@@ -317,7 +317,7 @@ def node_with_bystander() -> node_rig.NodeRig:
     """Return a node that must reboot for GPU 0, with a pod on GPU 1."""
     rig = nodes.node(layout="all-balanced")
     rig.driver.mode_waits = rig.host.may_reboot = True
-    off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
+    off = gpu_values.with_desired(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     rig.gpus = (*off, rig.gpus[1])
     rig.add_pod("bystander", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
     return rig

@@ -113,7 +113,7 @@ def test_a_layout_without_the_faulty_gpu_is_applied() -> None:
     assert repairs.resets(rig) == 0
 
 
-def test_an_unknown_layout_does_not_keep_the_gpu_from_its_repair() -> None:
+def test_an_unknown_layout_does_not_block_a_repair() -> None:
     rig = repairs.faulty_node()
     before = gpu_values.geometry(rig.gpus)
     agent = repairs.agent_of(rig)

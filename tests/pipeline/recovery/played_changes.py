@@ -84,7 +84,7 @@ class PlayedChange:
         rig = self.rig
         self.is_dead = self.is_over = False
 
-        def come_to() -> None:
+        def begin_moment() -> None:
             if not self.is_dead:
                 strike(self)
             if self.is_dead:
@@ -92,16 +92,16 @@ class PlayedChange:
             self.moment += 1
 
         def step(one: steps.Step) -> Exception | None:
-            come_to()
+            begin_moment()
             self._check_idle(one)
             return self._refuse(one)
 
         with (
             contextlib.suppress(strikes.Killed),
-            strikes.on_calls(rig, come_to),
+            strikes.on_calls(rig, begin_moment),
             strikes.on_steps(rig, step),
         ):
-            come_to()
+            begin_moment()
             return self._serve()
         return None
 

@@ -65,7 +65,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
 
 
 @pytest.mark.parametrize("step", [steps.CreateGpuInstance, steps.CreateComputeInstance])
-def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
+def test_a_step_that_fails_restores_the_former_instances(step: type) -> None:
     rig = nodes.busy_node()
     before = rig.gpus
     rig.driver.step_error = strikes.refuse(step, times=1)

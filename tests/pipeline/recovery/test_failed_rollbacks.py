@@ -38,7 +38,7 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     rig.annotations[well_known.JOURNAL_ANNOTATION] = text
     successor = agents.start(rig, agents.LAYOUT)
     ends.assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
-    ends.assert_says_the_truth(rig)
+    ends.assert_applied_label_is_true(rig)
 
 
 @pytest.mark.parametrize("wanted", ["too-much", "no-such-layout", "no-such-profile", None])

@@ -105,32 +105,32 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(
     assert written_back > 5
 
 
-def put_back_all(rig: node_rig.NodeRig) -> None:
+def restore_all(rig: node_rig.NodeRig) -> None:
     """Put back what the node had when its GPUs were changed."""
     saved = nodes.node(layout="all-balanced")
     strikes.kill_when(saved, lambda: saved.log[-1] == "gpus.execute")
     rig.labels, rig.annotations, rig.has_hold_taint = saved.labels, saved.annotations, True
 
 
-def put_back_taint(rig: node_rig.NodeRig) -> None:
+def restore_taint(rig: node_rig.NodeRig) -> None:
     rig.has_hold_taint = True
 
 
-def put_back_taint_and_journal(rig: node_rig.NodeRig) -> None:
-    put_back_taint(rig)
+def restore_taint_and_journal(rig: node_rig.NodeRig) -> None:
+    restore_taint(rig)
     journal = journals.Journal(config=agents.LAYOUT).with_entries(stale_files=True)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
 
-def put_back_state(rig: node_rig.NodeRig) -> None:
+def restore_state(rig: node_rig.NodeRig) -> None:
     rig.labels[well_known.STATE_LABEL] = "pending"
 
 
 PARTS = {
-    "all": put_back_all,
-    "taint": put_back_taint,
-    "taint beside a journal": put_back_taint_and_journal,
-    "state": put_back_state,
+    "all": restore_all,
+    "taint": restore_taint,
+    "taint beside a journal": restore_taint_and_journal,
+    "state": restore_state,
 }
 
 
@@ -178,7 +178,7 @@ def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | 
         agents.take_over(rig, wanted)
         undone += bool(rig.gpus[0].gpu_instances)
         ends.assert_restored(rig)
-        ends.assert_says_the_truth(rig)
+        ends.assert_applied_label_is_true(rig)
     assert undone
 
 

@@ -77,7 +77,7 @@ def test_a_hook_that_fails_before_the_change_is_active_rolls_back(
     ends.assert_ends(rig, Reason.APPLIED)
 
 
-def test_a_hook_that_fails_between_mode_and_instances_brings_the_mode_back() -> None:
+def test_a_hook_that_fails_between_mode_and_instances_restores_the_mode() -> None:
     rig = nodes.add_hooks(nodes.node())
     rig.hooks.broken = {CONFIG}
     before = rig.gpus

@@ -278,7 +278,7 @@ def test_on_demand_a_silent_kubelet_is_queried_again() -> None:
     ends.assert_restored(rig)
 
 
-def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> None:
+def test_on_demand_a_retried_rollback_is_announced() -> None:
     retried = 0
     for index in range(1, 7):
         rig = idle_node()

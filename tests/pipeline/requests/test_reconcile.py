@@ -315,13 +315,13 @@ def admit_late_pod(rig: node_rig.NodeRig, *, is_kept: bool = False) -> None:
     """Admit a pod on an affected device in the first wait in which the plugin is paused."""
     doomed = frozenset({nodes.device(rig, 0, "2g.10gb")})
 
-    def slip_in() -> None:
+    def bind_late_pod() -> None:
         # A pod that is bound to the node by its author passes the scheduler and its cordon.
         if rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
-            rig.clock.on_wait.remove(slip_in)
+            rig.clock.on_wait.remove(bind_late_pod)
             rig.add_pod("late", devices=doomed, is_kept=is_kept)
 
-    rig.clock.on_wait.append(slip_in)
+    rig.clock.on_wait.append(bind_late_pod)
 
 
 def test_kept_pod_admitted_before_the_plugin_stops_ends_the_run() -> None:
@@ -383,7 +383,7 @@ def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:
     assert "workloads.evict" not in rig.log
 
 
-def test_claims_on_gpus_make_pods_leave_and_the_event_says_why_once() -> None:
+def test_pods_with_claims_on_gpus_are_evicted_with_one_event() -> None:
     rig = nodes.busy_node()
     rig.kubelet.claims |= {rig.add_pod("claimant"), rig.add_pod("another")}
 
@@ -425,7 +425,7 @@ def test_annotations_that_another_program_removed_are_written_again() -> None:
     assert {key: rig.annotations[key] for key in steady} == before
 
 
-def test_a_driver_that_lists_no_gpu_leaves_none_published() -> None:
+def test_no_gpu_is_published_if_the_driver_lists_none() -> None:
     rig = nodes.node()
     agent = agents.start(rig, "all-1g.5gb")
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)

@@ -48,7 +48,7 @@ def repartition(rig: node_rig.NodeRig) -> None:
     first, *others = rig.gpus
     profile = max(first.profiles or (), key=lambda each: len(each.placements)).profile
     wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: 4})
-    rig.gpus = (*gpu_values.brought_to((first,), wanted), *others)
+    rig.gpus = (*gpu_values.with_desired((first,), wanted), *others)
     rig.advance()
     rig.add_pod("training", devices=frozenset(rig.gpus[0].mig_uuids))
 

@@ -117,7 +117,7 @@ def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
     assert 2 <= len(reports) < 12
 
 
-def test_an_api_that_does_not_answer_only_makes_the_wait_longer(
+def test_a_silent_api_only_prolongs_the_wait(
     fake: fake_cluster.FakeSlots,
 ) -> None:
     fake.failing = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2

@@ -73,7 +73,7 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
     assert "workloads.evict" not in rig.log
 
 
-def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
+def test_an_extra_client_does_not_block_the_healing_of_drift() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     uid = rig.uid_of("foreign")
@@ -118,7 +118,7 @@ def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
     ],
     ids=["driver", "API"],
 )
-def test_failure_at_the_start_does_not_make_the_retry_evict(
+def test_a_retry_after_a_failure_at_the_start_evicts_no_pod(
     refusing: dict[str, Exception],
 ) -> None:
     rig, restarted = restarted_beside_foreign_pod()

@@ -54,7 +54,7 @@ class UnservedNode:
         """The UIDs of the device plugin's pods."""
         return {pod.uid for pod in self.rig.plugins}
 
-    def assert_offers_what_exists(self) -> None:
+    def assert_schedulable_devices_exist(self) -> None:
         self.rig.clock.wait(1)
         present = self.rig.plugin_devices
         assert self.rig.schedulable == present
@@ -74,7 +74,7 @@ def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str)
     rig.add_pod("busy", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
 
     node.check()
-    node.assert_offers_what_exists()
+    node.assert_schedulable_devices_exist()
 
     assert rig.gpus == gpus
     assert "busy" in rig.pod_names
@@ -106,7 +106,7 @@ def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refus
 
     node.check()
 
-    node.assert_offers_what_exists()
+    node.assert_schedulable_devices_exist()
     assert node.rig.events == ["DestroyedDevices"]
 
 
@@ -236,7 +236,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     rig, agent, outcome = nodes.at_rest("first", rig=nodes.node(), text=text)
     assert agent.check_drift("first", outcome) is drift.Action.REST
     desired = samples.desired_gpu({"3g.20gb": 2})
-    rig.gpus = (rig.gpus[0], *gpu_values.brought_to(rig.gpus[1:], desired))
+    rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], desired))
 
     assert agent.check_drift("first", outcome) is drift.Action.HEAL
     rested = ends.assert_ends(
@@ -247,7 +247,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     assert agent.check_drift("first", rested) is drift.Action.REST
 
     agent.rest()
-    rig.gpus = (rig.gpus[0], *gpu_values.brought_to(rig.gpus[1:], model.DesiredGpu(mode=OFF)))
+    rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], model.DesiredGpu(mode=OFF)))
     agent.check_without_request()
     assert rig.labels[well_known.APPLIED_LABEL] == "first"
 

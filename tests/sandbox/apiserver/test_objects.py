@@ -78,7 +78,7 @@ def test_bodies_and_answers_are_json(ask: apirig.Client, server: apiserver.ApiSe
     assert ask("POST", f"{apirig.NODES}?dryRun=All", {"metadata": {"name": "n2"}}).code == 400
 
 
-def test_a_bound_pod_stays_until_its_kubelet_lets_it_go(
+def test_a_bound_pod_exists_until_its_kubelet_has_ended_it(
     ask: apirig.Client, server: apiserver.ApiServer
 ) -> None:
     uid = server.store.create(api_objects.a_pod())["metadata"]["uid"]

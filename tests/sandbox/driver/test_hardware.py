@@ -144,7 +144,7 @@ def test_malformed_nodes_are_usage_errors(spec: str) -> None:
         hardware.parse_node(spec)
 
 
-def test_product_that_cannot_be_simulated_says_why() -> None:
+def test_a_product_that_cannot_be_simulated_is_refused_with_a_reason() -> None:
     with pytest.raises(errors.UsageError, match="disagree on the profiles"):
         hardware.parse_node("RTX-PRO-5000-Blackwell")
     with pytest.raises(errors.UsageError, match="cannot be simulated"):

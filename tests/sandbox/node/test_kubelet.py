@@ -205,7 +205,7 @@ def test_a_deleted_pod_stops_within_its_grace_period(
     assert not bench.cluster.list(_POD)
 
 
-def test_a_pod_deleted_without_grace_lets_go_of_its_devices_at_once(bench: Bench) -> None:
+def test_a_pod_deleted_without_grace_releases_its_devices_at_once(bench: Bench) -> None:
     bench.run()
     bench.cluster.delete(_POD, bench.pod(), now=True)
     bench.kubelet.sync(2.0)

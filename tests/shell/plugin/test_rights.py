@@ -164,7 +164,7 @@ def test_layouts_of_nodes_are_completed_without_a_usable_config_map(
     assert user.complete("plan", "").out == "night\n:4\n"
 
 
-def test_a_name_that_a_shell_takes_for_something_else_is_not_completed(
+def test_a_name_with_shell_syntax_is_not_completed(
     user: plugin_rig.Viewer,
 ) -> None:
     names = ["fine", "a;id", "$(id)", "a b", NASTY]

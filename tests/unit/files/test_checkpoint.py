@@ -100,7 +100,7 @@ def test_one_slice_with_more_processors_is_filled_by_its_own_profile() -> None:
         current_mode=model.MigMode.ENABLED,
         pending_mode=model.MigMode.ENABLED,
     )
-    gpus = gpu_values.brought_to((gpu,), samples.desired_gpu({"1g.20gb": 1, "1g.10gb": 1}))
+    gpus = gpu_values.with_desired((gpu,), samples.desired_gpu({"1g.20gb": 1, "1g.10gb": 1}))
     instances = json.loads(checkpoint.render(gpus))["MigState"]["Devices"][0]["GpuInstances"]
 
     assert [(gi["ProfileID"], gi["ComputeInstances"][0]["ProfileID"]) for gi in instances] == [
@@ -129,7 +129,7 @@ def test_every_single_profile_of_every_product_comes_back_after_a_reboot(name: s
     off = hardware.template(product, 0)
     for spec in off.profiles or ():
         desired = model.DesiredGpu.of(model.MigMode.ENABLED, {spec.profile: 1})
-        text = checkpoint.render(gpu_values.brought_to((off,), desired))
+        text = checkpoint.render(gpu_values.with_desired((off,), desired))
 
         restored = driver_rules.run(off, planner.restore_checkpoint(read(text), [off]).steps)
 

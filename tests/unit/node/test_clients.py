@@ -41,7 +41,7 @@ LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
 
 def test_a_plan_affects_the_destroyed_devices_and_the_whole_gpu() -> None:
     gpus = samples.balanced_gpu()
-    fewer = gpu_values.brought_to(gpus, desired_gpu("1g.5gb", "3g.20gb"))
+    fewer = gpu_values.with_desired(gpus, desired_gpu("1g.5gb", "3g.20gb"))
     only_creates = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
     assert only_creates.steps
     assert clients.affected_ids(only_creates, fewer) == frozenset()

@@ -46,6 +46,6 @@ def test_manifest_of_a_class_is_parsed_again(profile: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("resource", [None, "nvidia.com/gpu", "example.com/mig-1g.5gb"])
-def test_a_class_for_another_resource_is_none_of_ours(resource: str | None) -> None:
+def test_a_class_for_another_resource_is_ignored(resource: str | None) -> None:
     spec = {"extendedResourceName": resource}
     assert device_classes.parse({"metadata": {"name": "x"}, "spec": spec}) is None

@@ -374,7 +374,7 @@ def test_the_devices_of_a_layout_are_known_before_a_node_has_it(product: str) ->
     profiles = [spec.profile for spec in first.profiles or ()]
     for devices in ({}, *({profile: 1} for profile in profiles)):
         wanted = model.DesiredGpu.of(model.MigMode.ENABLED, devices)
-        (after,) = gpu_values.brought_to((changed,), wanted)
+        (after,) = gpu_values.with_desired((changed,), wanted)
 
         mixed, single = (
             resources.desired_counts((first, changed, last), {changed.uuid: wanted}, strategy)

@@ -33,7 +33,7 @@ def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
     for count in range(8, 0, -1):
         wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {smallest: count})
         try:
-            return gpu_values.brought_to(gpus, wanted)
+            return gpu_values.with_desired(gpus, wanted)
         except errors.LayoutError:
             continue
     return gpus
@@ -69,7 +69,7 @@ def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
     gpus = gpu_values.gpus_of("A100-SXM4-40GB")
     with contextlib.suppress(errors.LayoutError):
         # What does not fit is not there before.
-        gpus = gpu_values.brought_to(gpus, samples.desired_gpu(before))
+        gpus = gpu_values.with_desired(gpus, samples.desired_gpu(before))
 
     assert shape(inventory_codec.from_json(inventory_codec.to_json(gpus))) == shape(gpus)
 

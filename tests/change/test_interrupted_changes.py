@@ -1,4 +1,4 @@
-"""What ``apply`` makes of a change that was cut off; over GPUs in memory."""
+"""What ``apply`` does about a change that was interrupted; over GPUs in memory."""
 
 import dataclasses
 import re
@@ -23,10 +23,10 @@ def test_a_layout_of_some_gpus_undoes_an_interrupted_change_of_others(
     node: ApplyingNode,
 ) -> None:
     before = node.shape
-    assert node.cut_off("off", at=LAST_OF_OFF)
+    assert node.kill_apply("off", at=LAST_OF_OFF)
     node.gpus = (
         node.gpus[0],
-        gpu_values.brought_to(node.gpus[1:], model.DesiredGpu(mode=OFF))[0],
+        gpu_values.with_desired(node.gpus[1:], model.DesiredGpu(mode=OFF))[0],
     )
 
     node.change_to("first-only")
@@ -37,12 +37,12 @@ def test_a_layout_of_some_gpus_undoes_an_interrupted_change_of_others(
 
 
 @pytest.mark.parametrize("is_rebooted", [False, True])
-def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(
+def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
     node: ApplyingNode, *, is_rebooted: bool
 ) -> None:
     node.change_to("before")
     before = node.shape
-    assert node.cut_off("wanted", at=12)
+    assert node.kill_apply("wanted", at=12)
     killed = node.shape[1]
     node.add_pod("train", devices=frozenset(node.gpus[1].mig_uuids))
 
@@ -64,11 +64,11 @@ def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(
 
 
 @pytest.mark.parametrize(("wanted", "error"), [("mixed", "in use"), ("other", "default/train")])
-def test_a_failed_change_spares_pods_on_a_cut_off_one(
+def test_a_failed_change_spares_pods_of_an_interrupted_one(
     node: ApplyingNode, wanted: str, error: str
 ) -> None:
     before = node.shape
-    assert node.cut_off("wanted", at=12)
+    assert node.kill_apply("wanted", at=12)
     done = node.shape[0]
     node.add_pod("train", devices=frozenset(node.gpus[0].mig_uuids))
     node.fails = first_only(is_creation)
@@ -83,9 +83,9 @@ def test_a_failed_change_spares_pods_on_a_cut_off_one(
     assert node.shape == before
 
 
-def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: ApplyingNode) -> None:
+def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.cut_off("wanted", at=12)
+    assert node.kill_apply("wanted", at=12)
     node.gpus = gpu_values.without_instances(node.gpus, 0)
     killed = node.shape
     node.refusing["allocations.assigned_devices"] = errors.KubeletError("no answer")
@@ -104,7 +104,7 @@ def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: ApplyingN
 
 def test_after_a_kill_the_message_says_what_a_rollback_restores(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.cut_off("wanted", at=3)
+    assert node.kill_apply("wanted", at=3)
     node.fails = lambda step: is_creation(step) and node.steps == 3
     node.steps = 0
 
@@ -169,7 +169,7 @@ def test_after_a_reboot_only_the_gpus_that_it_emptied_are_restored(
     node: ApplyingNode, since: str, *, is_undone: bool
 ) -> None:
     before = node.shape
-    assert node.cut_off("wanted", at=3)
+    assert node.kill_apply("wanted", at=3)
     node.host.boot_id = "boot-2"
     node.set_up(since)
     rebooted = node.shape
@@ -187,11 +187,11 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
     node: ApplyingNode,
 ) -> None:
     before = node.shape
-    assert node.cut_off("first-only", at=3)
+    assert node.kill_apply("first-only", at=3)
     node.host.boot_id = "boot-2"
     node.lose_instances()
     whole = samples.desired_gpu({"7g.40gb": 1})
-    node.gpus = (node.gpus[0], *gpu_values.brought_to(node.gpus[1:], whole))
+    node.gpus = (node.gpus[0], *gpu_values.with_desired(node.gpus[1:], whole))
     other = node.shape[1]
 
     refuse(node)
@@ -201,7 +201,7 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
 
 def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.cut_off("wanted", at=9)
+    assert node.kill_apply("wanted", at=9)
     assert node.shape[1] != before[1]
     killed = node.open_journal
     # Another program has its own journal.
@@ -217,7 +217,7 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Appl
 
 
 def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: ApplyingNode) -> None:
-    assert node.cut_off("wanted", at=3)
+    assert node.kill_apply("wanted", at=3)
     node.set_up("other")
     saved = layout_store.VerifiedLayoutStore(node.verified_layout_file, "boot-1")
     saved.save(node.deps.gpus.observe(), config="other", config_hash="h")
@@ -236,7 +236,7 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: App
 def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
     node: ApplyingNode,
 ) -> None:
-    assert node.cut_off("wanted", at=3)
+    assert node.kill_apply("wanted", at=3)
     shape, journal = node.shape, node.journal.text
     node.steps, node.lock.refusals = 0, 10_000
     unknown = errors.LayoutError("no layout 'x'", reason=errors.Reason.UNKNOWN_CONFIG)
@@ -255,11 +255,11 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
         ("wanted", 3, True, "is undone now"),
     ],
 )
-def test_where_resets_are_forbidden_a_rollback_with_one_is_not_taken(
+def test_a_rollback_that_needs_a_forbidden_reset_does_not_run(
     node: ApplyingNode, layout: str, at: int, message: str, *, is_undone: bool
 ) -> None:
     before = node.shape
-    assert node.cut_off(layout, at=at)
+    assert node.kill_apply(layout, at=at)
     now = node.shape
     assert now != before
 
