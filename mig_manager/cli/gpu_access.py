@@ -227,7 +227,8 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
         names = collections.Counter(state.products)
     except ValueError as error:
         raise errors.UsageError(
-            f"{path} has no simulated GPUs; name another file, or remove this one"
+            f"{path} has no simulated GPUs that this version can read",
+            remedy="Remove the file, or name another one with --simulate-state.",
         ) from error
     except OSError as error:
         raise errors.UsageError(

@@ -190,6 +190,7 @@ def test_a_state_file_of_another_program_is_refused_and_kept(
 
     assert answer.status == 2
     assert "has no simulated GPUs" in answer.err
+    assert "remedy: Remove the file, or name another one with --simulate-state." in answer.err
     assert path.read_bytes() == content
 
 
