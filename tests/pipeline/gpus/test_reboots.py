@@ -240,7 +240,7 @@ def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
     assert rig.host.reboots == 1
 
 
-@pytest.mark.parametrize("refusing", [{"reboot.request": POLKIT}, {}])
+@pytest.mark.parametrize("refusing", [{"reboot.request": POLKIT}, {}], ids=["refused", "missing"])
 def test_a_refused_or_missing_reboot_is_requested_again(refusing: dict[str, Exception]) -> None:
     rig = nodes.rebooting_node()
     rig.refusing = refusing
@@ -405,7 +405,9 @@ def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusing", "message"), [({"reboot.request": POLKIT}, "polkit says no"), ({}, "still up")]
+    ("refusing", "message"),
+    [({"reboot.request": POLKIT}, "polkit says no"), ({}, "still up")],
+    ids=["refused", "missing"],
 )
 def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
     refusing: dict[str, Exception], message: str
