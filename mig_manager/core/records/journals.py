@@ -121,7 +121,7 @@ class Entries(TypedDict, total=False):
 class Journal:
     """The undo stack of a change, written before the change.
 
-    The first fields describe the change. They restore nothing: alone they keep no journal.
+    The first fields describe the change; alone they keep no journal.
     """
 
     config: str
