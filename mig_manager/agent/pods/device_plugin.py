@@ -1,6 +1,6 @@
 """NVIDIA's device plugin: its devices in kubelet, and phantom devices of former plugins."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -50,7 +50,7 @@ class DevicePlugin(advertisers.Advertiser):
     ) -> errors.NotReadyError | None:
         """Correct the node's counts; return the devices that kubelet lacks, or that no GPU has."""
         healthy = _healthy(shared.deps.allocations)
-        strategy = _strategy(pods)
+        strategy = strategies.of_plugin(pods, {})
         node, refused = remove_phantoms(shared, gpus, pods, lambda: healthy)
         if refused is not None:
             return refused
@@ -67,7 +67,7 @@ class DevicePlugin(advertisers.Advertiser):
         An unhealthy device does not count: a new plugin would report it again.
         """
         node = deps.node.latest()
-        strategy = _strategy(deps.workloads.present())
+        strategy = strategies.of_plugin(deps.workloads.present(), {})
         healthy = _healthy(deps.allocations)
         return schedulable.is_plugin_stale(gpus, healthy, node, strategy=strategy)
 
@@ -78,7 +78,9 @@ class DevicePlugin(advertisers.Advertiser):
         if deps.is_advertiser:
             return frozenset()
         healthy = _healthy(deps.allocations)
-        strategy = _strategy(pods) or strategies.from_labels(deps.node.latest().labels)
+        strategy = strategies.of_plugin(pods, {}) or strategies.from_labels(
+            deps.node.latest().labels
+        )
         return None if healthy is None else schedulable.destroyed_devices(gpus, healthy, strategy)
 
     def unknown(
@@ -109,7 +111,9 @@ class DevicePlugin(advertisers.Advertiser):
         plugins = tuple(filter(self.owns, pods))
         node = attempt.deps.node.latest()
         labelled = strategies.from_labels(node.labels)
-        is_known = _strategy(plugins) is not None or attempt.plugin_config is not None
+        is_known = (
+            strategies.of_plugin(plugins, {}) is not None or attempt.plugin_config is not None
+        )
         if labelled is None or is_known or self.name in attempt.memory.restarted:
             return False
         return advertisers.is_any_ready(plugins) and schedulable.is_plugin_stale(
@@ -131,7 +135,7 @@ class DevicePlugin(advertisers.Advertiser):
         if plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
             # The new config may set another strategy.
             return ""
-        strategy = strategies.of_plugin(list(filter(self.owns, pods)), labels)
+        strategy = strategies.of_plugin(pods, labels)
         if not strategy or strategy not in refusals:
             return ""
         return (
@@ -167,7 +171,7 @@ def withdraw_phantoms(
 def remove_phantoms(
     shared: attempts.Shared,
     gpus: model.ObservedGpus,
-    pods: Iterable[pod_object.Pod],
+    pods: pod_object.Pods,
     kubelet: Callable[[], _Healthy] | None = None,
 ) -> tuple[node_object.NodeView, errors.NotReadyError | None]:
     """Remove phantom devices from the node.
@@ -179,10 +183,9 @@ def remove_phantoms(
     node = deps.node.latest()
     if deps.is_advertiser:
         return node, None
-    plugins = list(filter(clients.is_device_plugin, pods))
 
     def find(node: node_object.NodeView) -> dict[str, int]:
-        strategy = strategies.of_plugin(plugins, node.labels)
+        strategy = strategies.of_plugin(pods, node.labels)
         return phantoms.find(gpus, node, strategy, kubelet or (lambda: _healthy(deps.allocations)))
 
     advertised = find(node)
@@ -238,14 +241,6 @@ def is_being_replaced(deps: ports.Dependencies, node: node_object.NodeView) -> b
         return False
     healthy = _healthy(deps.allocations)
     return healthy is not None and not any(healthy.get(name) for name in names)
-
-
-def _strategy(pods: Iterable[pod_object.Pod]) -> strategies.Strategy | None:
-    """Return the strategy in the plugin's own settings; None: unknown.
-
-    The node's label may still show the strategy before a new plugin config.
-    """
-    return strategies.of_plugin(list(filter(clients.is_device_plugin, pods)), {})
 
 
 def _healthy(allocations: ports.DeviceAllocations) -> _Healthy:

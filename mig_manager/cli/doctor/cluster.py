@@ -56,7 +56,7 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
     advertised = _phantoms(facts, node)
     real = {name: count for name, count in node.allocatable.items() if name not in advertised}
     node = dataclasses.replace(node, allocatable=real)
-    strategy = strategies.of_plugin([*filter(clients.is_device_plugin, advertisers)], {})
+    strategy = strategies.of_plugin(advertisers, {})
     problem = schedulable.why_not(gpus, allocatable, node, strategy=strategy)
     yield fail(problem) if problem else ok("all devices and no others")
 
@@ -74,8 +74,7 @@ def _phantom_devices(facts: Facts) -> Iterator[Finding]:
 
 
 def _phantoms(facts: Facts, node: node_object.NodeView) -> Mapping[str, int]:
-    plugins = tuple(filter(clients.is_device_plugin, facts.pods.if_known() or ()))
-    strategy = strategies.of_plugin(plugins, node.labels)
+    strategy = strategies.of_plugin(facts.pods.if_known() or (), node.labels)
     return phantoms.find(facts.gpus.require(), node, strategy, facts.allocatable.if_known)
 
 

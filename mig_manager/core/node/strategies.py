@@ -5,7 +5,7 @@ import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.node import pod_object
+from mig_manager.core.node import clients, pod_object
 
 STRATEGY_LABEL = "nvidia.com/mig.strategy"
 """Node label of GPU feature discovery, which has the plugin's strategy."""
@@ -83,8 +83,13 @@ def without_devices(gpus: Iterable[GpuLayout]) -> str:
     return ", ".join(gpu.name for gpu in gpus if gpu.is_enabled and not gpu.profiles)
 
 
-def of_plugin(plugins: Sequence[pod_object.Pod], labels: Mapping[str, str]) -> Strategy | None:
-    """Return the strategy of a node's device plugin; None if unknown."""
+def of_plugin(pods: Iterable[pod_object.Pod], labels: Mapping[str, str]) -> Strategy | None:
+    """Return the strategy of a node's device plugin; None if unknown.
+
+    ``labels`` are the node's; empty: only the plugin's own settings count, because the label may
+    still show the strategy before a new plugin config.
+    """
+    plugins = tuple(filter(clients.is_device_plugin, pods))
     configured = filter(None, (pod.mig_strategy for pod in plugins))
     return _strategy(next(configured, labels.get(STRATEGY_LABEL) if plugins else None))
 
