@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import strategies
+from mig_manager.core.node import resources, strategies
 from mig_manager.sandbox.driver import state_file, states, transitions
 from mig_manager.sandbox.node import device_manager
-
-_GPU = "nvidia.com/gpu"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +163,7 @@ class Plugin:
         self.next_at = None
         try:
             gpus = observe(self._state)
-            resources = enumerate_devices(gpus, self._strategy)
+            devices = enumerate_devices(gpus, self._strategy)
             for gpu in gpus:
                 client = self._state.add_client(
                     gpu.uuid, name="nvidia-device-plugin", kind=states.ClientKind.MONITOR
@@ -174,8 +172,8 @@ class Plugin:
         except LookupError as error:
             self._clients.close()
             raise ExitedError(str(error)) from error
-        self._manager.register(resources)
-        self._registered = tuple(resources)
+        self._manager.register(devices)
+        self._registered = tuple(devices)
 
     def stop(self) -> None:
         """Release the GPUs and disconnect from kubelet."""
@@ -194,19 +192,19 @@ def enumerate_devices(
     Raises:
         ExitedError: These GPUs make the plugin exit.
     """
-    resources: dict[str, list[str]] = {}
+    devices: dict[str, list[str]] = {}
     if strategy is strategies.Strategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):
         _check_single(gpus)
-        resources[_GPU] = [uuid for gpu in gpus for uuid in gpu.mig_devices]
+        devices[resources.GPU] = [uuid for gpu in gpus for uuid in gpu.mig_devices]
     elif strategy is strategies.Strategy.MIXED:
         for gpu in gpus:
             if not gpu.is_mig_enabled:
-                resources.setdefault(_GPU, []).append(gpu.uuid)
+                devices.setdefault(resources.GPU, []).append(gpu.uuid)
             for uuid, profile in gpu.mig_devices.items():
-                resources.setdefault(_resource_of(profile), []).append(uuid)
+                devices.setdefault(_resource_of(profile), []).append(uuid)
     else:
-        resources[_GPU] = [gpu.uuid for gpu in gpus]
-    return {name: tuple(ids) for name, ids in resources.items() if ids}
+        devices[resources.GPU] = [gpu.uuid for gpu in gpus]
+    return {name: tuple(ids) for name, ids in devices.items() if ids}
 
 
 def _check_single(gpus: Sequence[EnumeratedGpu]) -> None:
