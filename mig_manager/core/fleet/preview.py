@@ -34,7 +34,7 @@ class NodeFit(enum.Enum):
     UNCHANGED = "unchanged"
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
-    UNKNOWN = "unknown"  # its GPUs, their profiles, or the layout's content
+    UNKNOWN = "unknown"  # its GPUs, their profiles, its strategy, or the layout's content
 
     @property
     def fits(self) -> bool | None:
@@ -204,11 +204,19 @@ def preview(
     fit = NodeFit.FITS
     reason = ""
     message = ""
+    strategy = strategies.from_labels(node.view.labels)
     if planned.plan.is_provisional:
         fit, reason = NodeFit.UNKNOWN, "MigDisabled"
         message = "the profiles of its GPUs are unknown until MIG is enabled"
     elif planned.plan.is_empty:
         fit = NodeFit.UNCHANGED
+    elif strategy and strategy in planned.unserved:
+        # The node does not show whether its agent sets another plugin config for the layout.
+        fit, reason = NodeFit.UNKNOWN, errors.Reason.STRATEGY_MISMATCH.value
+        message = (
+            f"the device plugin has MIG strategy {strategy.value} and would not start, "
+            f"unless the agent sets another config: {planned.unserved[strategy]}"
+        )
     losses, claiming = (None, ()) if pods is None else _losses_and_claims(node, planned, pods)
     return NodePlan(
         name=node.name,
