@@ -179,10 +179,24 @@ def restart_stale(
     again = find_stale(attempt, pods, gpus, changed=changed, ignored=attempt.memory.restarted)
     if PLUGIN not in again and PLUGIN.contradicts_label(attempt, gpus, pods):
         again = (PLUGIN, *again)
-    stale = tuple(pod for program in again for pod in pods if program.owns(pod))
-    delete(attempt.deps.workloads, stale)
+    stale = tuple(pod for program in again for pod in restart(attempt.deps, program, pods))
     attempt.memory.note_restarted(program.name for program in again)
     return Paused(programs=present, old_uids=uids(stale), changed=changed)
+
+
+def restart(
+    deps: ports.Dependencies, program: advertisers.Advertiser, pods: Iterable[pod_object.Pod]
+) -> pod_object.Pods:
+    """Delete a program's pods, and hide its devices until new pods advertise theirs.
+
+    Kubelet reports only after up to 10 s that the program ends. Pods that are bound until then
+    fail, or never start. Returns the program's pods.
+    """
+    owned = tuple(filter(program.owns, pods))
+    delete(deps.workloads, owned)
+    if owned:
+        program.withdraw(deps)
+    return owned
 
 
 def delete(workloads: ports.Workloads, pods: Iterable[pod_object.Pod]) -> None:

@@ -72,8 +72,7 @@ def _restart(deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
     gone_ids = {each: each.destroyed_devices(deps, gpus, pods) for each in advertising.ALL}
     for program, ids in gone_ids.items():
         if ids:
-            program_pods = [pod for pod in pods if program.owns(pod)]
-            advertising.delete(deps.workloads, program_pods)
+            program_pods = advertising.restart(deps, program, pods)
             _report(deps.node, program, len(ids), is_restarted=bool(program_pods))
     return None not in gone_ids.values()
 

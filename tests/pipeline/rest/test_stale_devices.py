@@ -74,6 +74,8 @@ def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str)
     rig.add_pod("busy", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
 
     node.check()
+    # Kubelet has not reported yet that the plugin ends.
+    assert set(fake_cluster.FakeNode(rig).latest(is_at_rest=True).allocatable.values()) == {0}
     node.assert_schedulable_devices_exist()
 
     assert rig.gpus == gpus
@@ -157,6 +159,7 @@ def test_a_dra_driver_without_a_request_offers_no_device_that_is_gone() -> None:
     rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:-1]), *others)
 
     agent.check_without_request()
+    assert not rig.dra_driver.slices
     rig.clock.wait(1)
 
     (listed,) = rig.dra_driver.slices or ()
@@ -239,10 +242,12 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], desired))
 
     assert agent.check_drift("first", outcome) is drift.Action.HEAL
+    stale = rig.schedulable
     rested = ends.assert_ends(
         rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False
     )
 
+    assert rig.kubelet.withdrawn is stale
     assert rig.schedulable == rig.plugin_devices
     assert agent.check_drift("first", rested) is drift.Action.REST
 
