@@ -76,7 +76,7 @@ class Replica:
             if self.settings.health_port:
                 pages = web_server.served(
                     health,
-                    self.metrics.exposition,
+                    self.metrics.registry.exposition,
                     address=self.settings.health_address,
                     port=self.settings.health_port,
                 )

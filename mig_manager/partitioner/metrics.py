@@ -2,12 +2,9 @@
 
 import collections
 import enum
-import functools
 from collections.abc import Callable
 
-import prometheus_client
-
-import mig_manager
+from mig_manager.adapters import metric_registry
 from mig_manager.core.partitioning import decisions, waiting
 
 _BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
@@ -27,14 +24,10 @@ class PartitionerMetrics:
     """Metrics in their own registry; the loop sets and counts most of them."""
 
     def __init__(self, *, contact_age_s: Callable[[], float]) -> None:
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = registry = prometheus_client.CollectorRegistry()
-        name = "mig_manager_partitioner"
-        gauge = functools.partial(prometheus_client.Gauge, namespace=name, registry=registry)
-        counter = functools.partial(prometheus_client.Counter, namespace=name, registry=registry)
-        histogram = functools.partial(
-            prometheus_client.Histogram, namespace=name, registry=registry
+        self.registry = registry = metric_registry.MetricRegistry(
+            "mig_manager_partitioner", program="partitioner", contact_age_s=contact_age_s
         )
+        gauge, counter = registry.gauge, registry.counter
         self.leader = gauge("leader", "1 while this replica decides and acts, else 0.")
         self.decisions = counter("decisions", "Decisions about the pending pods.")
         self.changes = counter("changes", "Changes of nodes decided on.", ("result",))
@@ -53,24 +46,16 @@ class PartitionerMetrics:
         self.recommended_s = counter(
             "unserved_seconds", "How long pods waited without a recommended change."
         )
-        self.wait_s = histogram(
+        self.wait_s = registry.histogram(
             "wait_seconds",
             "How long pods waited for a node, if a node was changed for them.",
             buckets=_BUCKETS_S,
         )
-        age = gauge("api_contact_age_seconds", "Time since the API last sent any data.")
-        age.set_function(contact_age_s)
-        build = gauge("build_info", "The version of the partitioner; always 1.", ("version",))
-        build.labels(version=mig_manager.__version__).set(1)
         for result in ChangeResult:
             # Start at zero: increase() misses the first event of a series that appears as 1.
             self.changes.labels(result=result.value)
         for answer in ("applied", "failed"):
             self.answers.labels(result=answer)
-
-    def exposition(self) -> bytes:
-        """Return all metrics in the text format 0.0.4."""
-        return prometheus_client.generate_latest(self.registry)
 
     def set_pending(self, decision: decisions.PartitioningDecision, *, withheld: int) -> None:
         """Set the pending pods by reason, and the number of pods that lack their Event."""

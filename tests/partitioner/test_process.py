@@ -36,7 +36,7 @@ def test_process_acts_and_releases_its_lease_on_a_signal(tmp_path: pathlib.Path)
 
 def test_the_metrics_have_every_result_from_zero_on() -> None:
     fresh = metrics.PartitionerMetrics(contact_age_s=lambda: 1.5)
-    lines = fresh.exposition().decode().splitlines()
+    lines = fresh.registry.exposition().decode().splitlines()
 
     for result in metrics.ChangeResult:
         name = f'mig_manager_partitioner_changes_total{{result="{result.value}"}}'

@@ -87,7 +87,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
         text = answer.read().decode()
     partitioner = partitioner_metrics.PartitionerMetrics(contact_age_s=lambda: 1.0)
     partitioner.set_pending(decisions.PartitioningDecision(), withheld=0)
-    text += partitioner.exposition().decode()
+    text += partitioner.registry.exposition().decode()
     families = list(parser.text_string_to_metric_families(text))
     return Scrape(
         labels={
@@ -177,7 +177,7 @@ def test_promtool_accepts_rules_expressions_and_metrics(tmp_path: pathlib.Path) 
         checked = programs.output(promtool, "check", "rules", "--lint=all", tmp_path / name)
         assert "SUCCESS" in checked
     for kind in (metrics.AgentMetrics, partitioner_metrics.PartitionerMetrics):
-        exposition = kind(contact_age_s=lambda: 1.0).exposition().decode()
+        exposition = kind(contact_age_s=lambda: 1.0).registry.exposition().decode()
         linted = programs.run(promtool, "check", "metrics", stdin=exposition)
         assert (linted.returncode, linted.stderr) == (0, "")
 

@@ -2,10 +2,9 @@
 
 import collections
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import prometheus_client
-
+from mig_manager.adapters import metric_registry
 from mig_manager.core import model
 from mig_manager.core.planner import free_capacity
 
@@ -13,11 +12,8 @@ from mig_manager.core.planner import free_capacity
 class GpuMetrics:
     """The instances of the GPUs, and the GPUs with a fault."""
 
-    def __init__(
-        self,
-        gauge: Callable[..., prometheus_client.Gauge],
-        counter: Callable[..., prometheus_client.Counter],
-    ) -> None:
+    def __init__(self, registry: metric_registry.MetricRegistry) -> None:
+        gauge, counter = registry.gauge, registry.counter
         self._instances = gauge(
             "instances", "Compute instances when the GPUs were last observed.", ("profile",)
         )
@@ -57,19 +53,20 @@ class GpuMetrics:
         lost: dict[tuple[str, ...], int] = {
             (str(gpu.index), gpu.uuid, gpu.reason.value): 1 for gpu in gpus.unreachable
         }
-        replace(self._unreachable, lost)
+        metric_registry.replace(self._unreachable, lost)
         actions: dict[tuple[str, ...], int] = {
             (str(gpu.index), gpu.uuid, gpu.recovery_action.value): 1
             for gpu in (*gpus, *gpus.unreachable)
             if gpu.recovery_action and gpu.recovery_action is not model.RecoveryAction.NONE
         }
-        replace(self._action, actions)
+        metric_registry.replace(self._action, actions)
 
 
 class UseMetrics:
     """The use of the GPUs, and the remaining room."""
 
-    def __init__(self, gauge: Callable[..., prometheus_client.Gauge]) -> None:
+    def __init__(self, registry: metric_registry.MetricRegistry) -> None:
+        gauge = registry.gauge
         per_gpu = functools.partial(gauge, labelnames=("index", "uuid"))
         self._free = per_gpu(
             "free_memory_slices", "Memory slices outside the GPU instances in use."
@@ -108,9 +105,13 @@ class UseMetrics:
             for gpu in gpus
             if gpu.uuid in in_use
         }
-        replace(self._free, {labels: gpu_room.free for labels, gpu_room in rooms.items()})
-        replace(self._stranded, {labels: gpu_room.stranded for labels, gpu_room in rooms.items()})
-        replace(
+        metric_registry.replace(
+            self._free, {labels: gpu_room.free for labels, gpu_room in rooms.items()}
+        )
+        metric_registry.replace(
+            self._stranded, {labels: gpu_room.stranded for labels, gpu_room in rooms.items()}
+        )
+        metric_registry.replace(
             self._fragmentation,
             {labels: gpu_room.fragmentation for labels, gpu_room in rooms.items()},
         )
@@ -128,12 +129,5 @@ class UseMetrics:
         self._time.set(at_s)
 
 
-def _set_counts(gauge: prometheus_client.Gauge, counts: Mapping[model.Profile, int]) -> None:
-    replace(gauge, {(str(profile),): count for profile, count in counts.items()})
-
-
-def replace(gauge: prometheus_client.Gauge, values: Mapping[tuple[str, ...], float]) -> None:
-    """Set these series of a gauge and remove all others."""
-    gauge.clear()
-    for labels, value in values.items():
-        gauge.labels(*labels).set(value)
+def _set_counts(gauge: metric_registry.Gauge, counts: Mapping[model.Profile, int]) -> None:
+    metric_registry.replace(gauge, {(str(profile),): count for profile, count in counts.items()})

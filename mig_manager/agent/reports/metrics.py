@@ -9,11 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-import prometheus_client
 import structlog
 
-import mig_manager
 from mig_manager import errors
+from mig_manager.adapters import metric_registry
 from mig_manager.adapters.host import log
 from mig_manager.agent.reports import gpu_metrics, run_metrics
 from mig_manager.core import model, ports
@@ -53,27 +52,20 @@ class AgentMetrics(ports.Telemetry):
         on_progress: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        # A creation time for every counter would double the number of series.
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = registry = prometheus_client.CollectorRegistry()
-        name = "mig_manager"
-        gauge = functools.partial(prometheus_client.Gauge, namespace=name, registry=registry)
-        counter = functools.partial(prometheus_client.Counter, namespace=name, registry=registry)
-        histogram = functools.partial(
-            prometheus_client.Histogram, namespace=name, registry=registry
+        self.registry = registry = metric_registry.MetricRegistry(
+            "mig_manager", program="agent", contact_age_s=contact_age_s
         )
+        gauge, counter = registry.gauge, registry.counter
         self._on_progress = on_progress
         self._now = now
         self._exposing = threading.Lock()
         self._lines_counted = log.LineWriter.dropped
-        self._runs = run_metrics.RunMetrics(gauge, counter, histogram)
+        self._runs = run_metrics.RunMetrics(registry)
         self._evictions = counter("evictions", "Pods evicted.")
         self._lines_dropped = counter(
             "log_lines_dropped", "Log lines that standard error did not take."
         )
-        age = gauge("api_contact_age_seconds", "Time since the Kubernetes API last sent any data.")
-        age.set_function(contact_age_s)
-        self._operation_s = histogram(
+        self._operation_s = registry.histogram(
             "gpu_operation_duration_seconds",
             "How long it took to observe all GPUs or to execute a plan.",
             ("operation", "result"),
@@ -83,8 +75,8 @@ class AgentMetrics(ports.Telemetry):
         self._nvml_s = counter(
             "nvml_call_seconds", "Time spent in NVML functions, all GPUs added up.", ("function",)
         )
-        self._gpus = gpu_metrics.GpuMetrics(gauge, counter)
-        self._use = gpu_metrics.UseMetrics(gauge)
+        self._gpus = gpu_metrics.GpuMetrics(registry)
+        self._use = gpu_metrics.UseMetrics(registry)
         self._drifted = gauge(
             "drifted", "1 while the GPUs do not have the layout last verified, else 0."
         )
@@ -99,8 +91,6 @@ class AgentMetrics(ports.Telemetry):
         self._layout = gauge(
             "layout_info", "The layout last verified; always 1.", ("layout", "hash")
         )
-        build = gauge("build_info", "The version of the agent; always 1.", ("version",))
-        build.labels(version=mig_manager.__version__).set(1)
 
     def exposition(self) -> bytes:
         """Return all metrics in the text format 0.0.4."""
@@ -109,7 +99,7 @@ class AgentMetrics(ports.Telemetry):
             dropped = log.LineWriter.dropped
             self._lines_dropped.inc(dropped - self._lines_counted)
             self._lines_counted = dropped
-        return prometheus_client.generate_latest(self.registry)
+        return self.registry.exposition()
 
     def attempt_began(self, number: int) -> None:
         self._runs.begin_attempt(number)
@@ -166,7 +156,7 @@ class AgentMetrics(ports.Telemetry):
         self._nvml_s.labels(function=function).inc(seconds)
 
     def layout_applied(self, name: str, content_hash: str) -> None:
-        gpu_metrics.replace(self._layout, {(name, content_hash): 1})
+        metric_registry.replace(self._layout, {(name, content_hash): 1})
 
     def config_read(self, *, is_usable: bool) -> None:
         self._config_unusable.set(not is_usable)

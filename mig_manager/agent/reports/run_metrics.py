@@ -1,11 +1,7 @@
 """Prometheus metrics of the runs for a request: states, outcomes, durations and retries."""
 
-from collections.abc import Callable
-
-import prometheus_client
-
 from mig_manager import errors
-from mig_manager.agent.reports import gpu_metrics
+from mig_manager.adapters import metric_registry
 from mig_manager.core import model
 
 _SUCCESSES = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
@@ -15,12 +11,8 @@ _BUCKETS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 class RunMetrics:
     """The runs so far, the last outcome, and the next attempt."""
 
-    def __init__(
-        self,
-        gauge: Callable[..., prometheus_client.Gauge],
-        counter: Callable[..., prometheus_client.Counter],
-        histogram: Callable[..., prometheus_client.Histogram],
-    ) -> None:
+    def __init__(self, registry: metric_registry.MetricRegistry) -> None:
+        gauge, counter, histogram = registry.gauge, registry.counter, registry.histogram
         self._state = gauge("state", "1 for the state of the node, else 0.", ("state",))
         self._last_outcome = gauge(
             "last_outcome_info", "How the last run ended; always 1.", ("state", "reason")
@@ -71,7 +63,7 @@ class RunMetrics:
         """Count a run, and show its outcome."""
         self._runs.labels(state=state.value, reason=reason.value).inc()
         self._run_s.labels(state=state.value).observe(seconds)
-        gpu_metrics.replace(self._last_outcome, {(state.value, reason.value): 1})
+        metric_registry.replace(self._last_outcome, {(state.value, reason.value): 1})
         if state is model.State.SUCCESS:
             self._success_time.set(at_s)
 
@@ -82,4 +74,4 @@ class RunMetrics:
 
     def forget_outcome(self) -> None:
         """Show no outcome: nothing is requested."""
-        gpu_metrics.replace(self._last_outcome, {})
+        metric_registry.replace(self._last_outcome, {})
