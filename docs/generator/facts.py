@@ -112,6 +112,8 @@ def node_keys() -> dict[str, str]:
         kind = kinds.get(name.rpartition("_")[2])
         if kind is None or name[0] == "_" or name in {"RESOURCE_PREFIX", "PLUGIN_DEPLOY_LABEL"}:
             continue
+        if value.startswith("node.kubernetes.io/"):  # documented by Kubernetes
+            continue
         by_key[f"{value}*" if kind == "labels" else value] = kind
     by_key[well_known.KEEP_ANNOTATION] = "annotation on pods"
     return by_key

@@ -39,6 +39,10 @@ The scheduler and the DaemonSet controller honour it, and it evicts no pod. A co
 people: ``kubectl drain`` does not change a cordoned node, and a manager that uncordons it
 afterwards undoes that drain.
 """
+CORDON_TAINT = "node.kubernetes.io/unschedulable"
+"""Kubernetes adds it to a cordoned node, a moment after the field of the NodeSpec is set."""
+NOT_READY_TAINT = "node.kubernetes.io/not-ready"
+UNREACHABLE_TAINT = "node.kubernetes.io/unreachable"
 LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """A label's value to the API unless it is empty, and a label's key after the slash."""
 READY_CONDITION = "MigReady"

@@ -34,8 +34,7 @@ _CPU = "cpu"
 _PODS = "pods"
 OFF = "off"  # value of ``PARTITIONING_LABEL`` on a pod, as a label or an annotation
 _BLOCKING = ("NoSchedule", "NoExecute")
-CORDON = "node.kubernetes.io/unschedulable"
-_UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_UNREADY = (well_known.NOT_READY_TAINT, well_known.UNREACHABLE_TAINT)
 
 
 Term = tuple[tuple[selectors.Requirement, ...], tuple[selectors.Requirement, ...]]
@@ -255,8 +254,8 @@ def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
         if each["key"] not in (well_known.HOLD_TAINT, *_UNREADY)
     ]
     if spec.get("unschedulable"):
-        # The node controller adds this taint a moment after the field.
-        taints.append(Taint(key=CORDON, value="", effect="NoSchedule"))
+        # The taint may not be there yet.
+        taints.append(Taint(key=well_known.CORDON_TAINT, value="", effect="NoSchedule"))
     return tuple(dict.fromkeys(each for each in taints if each.effect in _BLOCKING))
 
 

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager.core import messages
-from mig_manager.core.node import resources, selectors
+from mig_manager.core.node import resources, selectors, well_known
 from mig_manager.core.partitioning import demand, node_sets, partitioned
 
 _NAME_FIELD = "metadata.name"
@@ -94,7 +94,7 @@ class Exclusions:
 
 
 def _why_tainted(taint: demand.Taint) -> str:
-    if taint.key == demand.CORDON:
+    if taint.key == well_known.CORDON_TAINT:
         return "the node is cordoned"
     value = f"={taint.value}" if taint.value else ""
     return f"it does not tolerate taint {taint.key}{value}:{taint.effect}"

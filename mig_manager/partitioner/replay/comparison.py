@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.core import model, profile_name
 from mig_manager.core.layout import layouts, served
-from mig_manager.core.partitioning import (
-    decisions,
-    demand,
-    partitioned,
-)
+from mig_manager.core.node import well_known
+from mig_manager.core.partitioning import decisions, partitioned
 from mig_manager.partitioner.replay import (
     past_pods,
     replay_report,
@@ -112,7 +109,7 @@ def _usable(
             name=node.name,
             version=node.version,
             labels=node.labels,
-            taints=tuple(taint for taint in node.taints if taint.key != demand.CORDON),
+            taints=tuple(taint for taint in node.taints if taint.key != well_known.CORDON_TAINT),
             allocatable=node.allocatable,
             claimable=node.claimable,
             devices=node.devices,

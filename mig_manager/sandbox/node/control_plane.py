@@ -4,15 +4,15 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import cluster_view, objects
 
 Kind = cluster_view.WatchedKind
 
-NOT_READY_TAINT = "node.kubernetes.io/not-ready"
 _STANDARD_TOLERATIONS: tuple[Mapping[str, str], ...] = (
-    {"key": objects.UNSCHEDULABLE_TAINT, "operator": "Exists", "effect": "NoSchedule"},
-    {"key": NOT_READY_TAINT, "operator": "Exists", "effect": "NoExecute"},
-    {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"},
+    {"key": well_known.CORDON_TAINT, "operator": "Exists", "effect": "NoSchedule"},
+    {"key": well_known.NOT_READY_TAINT, "operator": "Exists", "effect": "NoExecute"},
+    {"key": well_known.UNREACHABLE_TAINT, "operator": "Exists", "effect": "NoExecute"},
 )
 """Tolerations by the DaemonSet controller, for the taints that occur here."""
 
@@ -25,7 +25,7 @@ def sync_nodes(cluster: cluster_view.ClusterView) -> None:
     """
     for node in cluster.list(Kind.NODE):
         taints = (node.get("spec") or {}).get("taints") or ()
-        others = [taint for taint in taints if taint["key"] != NOT_READY_TAINT]
+        others = [taint for taint in taints if taint["key"] != well_known.NOT_READY_TAINT]
         if len(others) < len(taints) and objects.is_ready(node):
             # The version protects concurrent writes to the same list.
             version = {"resourceVersion": str(objects.version(node))}

@@ -9,7 +9,6 @@ from mig_manager.core.node import well_known
 
 JsonObject = dict[str, Any]
 
-UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
 STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
 """Annotation of a pod: how long its containers need to stop, in seconds."""
 RUN_SECONDS = "sandbox.mig-manager.io/run-seconds"
@@ -177,8 +176,8 @@ def taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """
     spec = node.get("spec") or {}
     listed = tuple(spec.get("taints") or ())
-    if spec.get("unschedulable") and not any(t["key"] == UNSCHEDULABLE_TAINT for t in listed):
-        return (*listed, {"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule"})
+    if spec.get("unschedulable") and not any(t["key"] == well_known.CORDON_TAINT for t in listed):
+        return (*listed, {"key": well_known.CORDON_TAINT, "effect": "NoSchedule"})
     return listed
 
 

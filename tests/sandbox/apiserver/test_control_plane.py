@@ -108,7 +108,7 @@ def test_daemon_set_owns_and_counts_its_pod_on_a_node() -> None:
     assert (status["numberReady"], status["numberUnavailable"]) == (1, 0)
 
 
-NEW = {"key": control_plane.NOT_READY_TAINT, "effect": "NoSchedule"}
+NEW = {"key": well_known.NOT_READY_TAINT, "effect": "NoSchedule"}
 OTHER = {"key": "example.com/flaky", "effect": "NoSchedule"}
 
 
