@@ -71,6 +71,16 @@ def test_destroying_a_missing_instance_succeeds(node: NvmlRig) -> None:
     assert changes(node) == count + 1
 
 
+def test_an_instance_that_cannot_be_looked_up_is_not_taken_for_missing(node: NvmlRig) -> None:
+    full = node.fill("3g.20gb")
+    node.fault("nvmlDeviceGetGpuInstanceById", code=states.Code.UNKNOWN)
+
+    error = node.refusal(*end_steps(full))
+
+    assert error.reason is errors.Reason.NVML_ERROR
+    assert node.observe() == full
+
+
 def test_an_instance_that_took_over_an_id_is_spared(boot: Boot) -> None:
     node = boot("h100-sxm5-80gb")
     ends = end_steps(node.fill("2g.20gb"))
