@@ -8,6 +8,7 @@ import pytest
 
 from mig_manager.cli import main
 from mig_manager.core import model
+from mig_manager.core.layout import config
 from tests import api_objects
 from tests.kit import plugin_rig
 
@@ -175,6 +176,23 @@ def test_content_that_only_the_agent_has_is_unknown(
     assert (plan["verdict"], of_file["verdict"]) == ("unknown", "fits")
     assert preview == {**plan, "reason": "ContentUnknown"}
     assert of_file["notes"] == ["its agent has another layout named all-balanced"]
+
+
+def test_a_plan_of_the_content_that_the_agent_has_is_without_a_note(
+    user: plugin_rig.Viewer,
+) -> None:
+    layout = config.parse(plugin_rig.CONFIG, source="f").layouts["all-balanced"]
+    listed = {"all-balanced": {"hash": layout.content_hash, "origin": "config.yaml:3"}}
+    node = plugin_rig.node("gpu-1", gpus=plugin_rig.gpus_with("1xA100-SXM4-40GB"))
+    node["metadata"]["annotations"]["mig-manager.io/layouts"] = json.dumps(
+        {"version": 1, "layouts": listed}
+    )
+    user.server.store.create(node)
+    words = ("plan", "all-balanced", "gpu-1", "-o", "json", "-f", "-")
+
+    (planned,) = user.alone(*words, stdin=plugin_rig.CONFIG).data["nodes"]
+
+    assert planned["notes"] == []
 
 
 @pytest.mark.slow
