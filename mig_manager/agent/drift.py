@@ -253,7 +253,7 @@ def _handle_drift(
     missing = observation.missing
     if attempt.limits.heals_drift and plan is not None and not missing:
         try:
-            affected = survey.name_users(attempt.deps, plan, observation.gpus, attempt.cancel)
+            affected = survey.name_users(attempt, plan, observation.gpus)
         except errors.KubeletError as error:
             affected = error.message
         if not affected:

@@ -1,5 +1,7 @@
 """Nodes with NVIDIA's DRA driver, and a layout that only one of two pods outlives."""
 
+import dataclasses
+
 from mig_manager.core.node import claims
 from tests.node import node_rig
 
@@ -31,3 +33,10 @@ def without_pods(rig: node_rig.NodeRig) -> node_rig.NodeRig:
     """Take the pods with claims for a device away."""
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.claimed_ids}
     return rig
+
+
+def add_unbound(rig: node_rig.NodeRig, device: str) -> str:
+    """Let the scheduler allocate a device to a pod that it has not bound to the node yet."""
+    uid = rig.add_pod("unbound", has_claims=True, claimed_ids=frozenset({device}), phase="Pending")
+    rig.disruptions.elsewhere[uid] = dataclasses.replace(rig.pods.pop(uid), node_name="")
+    return uid

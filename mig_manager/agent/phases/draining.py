@@ -106,9 +106,7 @@ def drain_whole_node(
         )
     order = orders.Order(affected=None, rights=change.order.rights)
     clients = change.usage.extra_clients
-    usage = survey.wait_for_usage(
-        attempt.deps, change.planned.gpus, None, attempt.cancel, extra_clients=clients
-    )
+    usage = survey.wait_for_usage(attempt, change.planned.gpus, None, extra_clients=clients)
     claiming = [pod.key for pod in usage.users(None) if pod.may_claim]
     if claiming and advertising.DRIVER in paused.programs:
         raise errors.MigManagerError(

@@ -161,11 +161,7 @@ def _plan_for_usage(
     attempt: attempts.Attempt, planned: planning.PlannedChange, last: orders.Order
 ) -> SurveyedChange:
     usage = survey.wait_for_usage(
-        attempt.deps,
-        planned.gpus,
-        last.affected,
-        attempt.cancel,
-        extra_clients=planned.extra_clients,
+        attempt, planned.gpus, last.affected, extra_clients=planned.extra_clients
     )
     return _plan(attempt, planned, usage)
 

@@ -212,7 +212,7 @@ def is_possible(
     """
     try:
         plan = planner.restore(now, snapshot)
-        return not survey.name_users(attempt.deps, plan, now, attempt.cancel)
+        return not survey.name_users(attempt, plan, now)
     except errors.LayoutError as error:
         _log.warning("rollback_impossible", error=error.message)
         return False
@@ -259,24 +259,23 @@ def roll_back(attempt: attempts.Attempt) -> str:
             require_unused=functools.partial(survey.require_unallocated, attempt.deps)
         )
         plan = planner.restore(now, snapshot)
-        cancel = Uninterrupted(attempt.deps)
         if plan.is_empty:
             return change.conclude(rollback.verify_without_steps(now, snapshot)).message
-        _require_unused(attempt.deps, plan, now, cancel)
+        uninterrupted = dataclasses.replace(attempt, cancel=Uninterrupted(attempt.deps))
+        _require_unused(uninterrupted, plan, now)
         # Else a pod that is bound after the last check could get a device to be destroyed.
         message = "undoing an interrupted change"
         attempt.journal.enter(model.Phase.ROLL_BACK, message, hold_taint=True)
-        pausing_attempt = dataclasses.replace(attempt, cancel=cancel)
         usage = gpu_use.Usage(
-            pods=pausing.await_admission(pausing_attempt, attempt.deps.workloads.list()),
+            pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),
             assigned=None,
             extra_clients=survey.read_extra_clients(attempt.deps),
         )
-        pausing.pause_clients(pausing_attempt, plan, usage)
-        paused = pausing.pause_driver(pausing_attempt, plan, usage)
+        pausing.pause_clients(uninterrupted, plan, usage)
+        paused = pausing.pause_driver(uninterrupted, plan, usage)
         try:
             # From now on kubelet cannot assign a device.
-            _require_unused(attempt.deps, plan, now, cancel)
+            _require_unused(uninterrupted, plan, now)
             # If they cannot be stopped, the GPUs may still be idle.
             with contextlib.suppress(errors.ConfigError, errors.HostError):
                 host.stop_services(attempt, attempt.deps.service_names(), plan)
@@ -291,13 +290,8 @@ def roll_back(attempt: attempts.Attempt) -> str:
     return result.message
 
 
-def _require_unused(
-    deps: ports.Dependencies,
-    plan: steps.Plan,
-    now: model.ObservedGpus,
-    cancel: ports.Cancellation,
-) -> None:
-    pods = survey.name_users(deps, plan, now, cancel)
+def _require_unused(attempt: attempts.Attempt, plan: steps.Plan, now: model.ObservedGpus) -> None:
+    pods = survey.name_users(attempt, plan, now)
     if pods:
         raise errors.DrainError(f"pods use devices that would be removed: {pods}")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 import structlog
 
 from mig_manager import errors
+from mig_manager.agent import attempts
 from mig_manager.agent.pods import device_listing, dra_driver, orders
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import (
@@ -28,10 +29,9 @@ seconds for the API server's list."""
 
 
 def wait_for_usage(
-    deps: ports.Dependencies,
+    attempt: attempts.Attempt,
     gpus: model.ObservedGpus,
     affected: Collection[str] | None,
-    cancel: ports.Cancellation,
     *,
     extra_clients: _ExtraClients,
 ) -> gpu_use.Usage:
@@ -45,22 +45,25 @@ def wait_for_usage(
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
         Superseded: Another layout is requested, or the agent stops.
     """
+    deps = attempt.deps
     wait = timing.Wait(
         clock=deps.clock,
         timeout_s=_KUBELET_STARTS_WITHIN_S,
-        sleep=cancel.wait,
+        sleep=attempt.cancel.wait,
         backoff=timing.Backoff(first_s=1.0),
     )
 
     def list_pods() -> pod_object.Pods:
         pods = deps.workloads.list()
-        has_driver = any(map(claims.is_driver, pods))
+        # The scheduler may have allocated devices until the driver was paused.
+        was_paused = dra_driver.DraDriver().was_paused(attempt.journal.entries.node)
+        has_driver = was_paused or any(map(claims.is_driver, pods))
         return dra_driver.with_unbound(deps.workloads, pods) if has_driver else pods
 
     first_s: dict[tuple[str, bool], float] = {}
-    attempts = wait.attempts()
+    tries = wait.attempts()
     while True:
-        is_last = next(attempts)
+        is_last = next(tries)
         usage = _observe(deps, list_pods, gpus, lambda usage: usage.has_unknown_ids, extra_clients)
         undecided = usage.undecided_users(affected)
         if is_last or not undecided:
@@ -111,18 +114,14 @@ def require_idle(
     deps.standby.prepare()
 
 
-def name_users(
-    deps: ports.Dependencies,
-    plan: steps.Plan,
-    gpus: model.ObservedGpus,
-    cancel: ports.Cancellation,
-) -> str:
+def name_users(attempt: attempts.Attempt, plan: steps.Plan, gpus: model.ObservedGpus) -> str:
     """Name the pods that use, or may use, devices that a plan destroys, if none may be evicted.
 
     Raises as ``wait_for_usage``.
     """
     affected = clients.affected_ids(plan, gpus)
-    usage = wait_for_usage(deps, gpus, affected, cancel, extra_clients=read_extra_clients(deps))
+    clients_of_owner = read_extra_clients(attempt.deps)
+    usage = wait_for_usage(attempt, gpus, affected, extra_clients=clients_of_owner)
     return usage.describe_users(usage.users(affected))
 
 

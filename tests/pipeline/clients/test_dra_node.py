@@ -10,6 +10,7 @@ from mig_manager.errors import Reason
 from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,
+    add_unbound,
     published_uuids,
     without_driver,
     without_pods,
@@ -345,13 +346,6 @@ def test_verified_driver_is_not_restarted_after_a_kill() -> None:
     ends.assert_restored(rig)
 
 
-def add_unbound(rig: node_rig.NodeRig, name: str, device: str) -> str:
-    """Let the scheduler allocate a device to a pod that it has not bound to the node yet."""
-    uid = rig.add_pod(name, has_claims=True, claimed_ids=frozenset({device}), phase="Pending")
-    rig.disruptions.elsewhere[uid] = dataclasses.replace(rig.pods.pop(uid), node_name="")
-    return uid
-
-
 def bind(rig: node_rig.NodeRig, uid: str) -> None:
     pod = rig.disruptions.elsewhere.pop(uid)
     rig.pods[uid] = dataclasses.replace(pod, node_name="node-a", phase="Running")
@@ -361,7 +355,7 @@ def bind(rig: node_rig.NodeRig, uid: str) -> None:
 def test_a_device_of_a_pod_that_is_not_bound_yet_counts_as_used(start: int) -> None:
     rig = without_pods(nodes.dra_node())
     device = nodes.device_at(rig, start)
-    add_unbound(rig, "unbound", device)
+    add_unbound(rig, device)
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).reason is Reason.APPLIED
     assert device in devices(rig)
@@ -376,7 +370,7 @@ def test_no_pod_is_evicted_while_another_is_about_to_be_bound(*, is_late: bool) 
     strikes.act_once(
         rig,
         lambda: not is_late or rig.labels.get(claims.DEPLOY_LABEL) == well_known.PAUSED_VALUE,
-        lambda: unbound.append(add_unbound(rig, "unbound", device)),
+        lambda: unbound.append(add_unbound(rig, device)),
     )
     agent = agents.reconciler(rig)
 

@@ -11,6 +11,7 @@ from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.node.nodes import EXTRA_CLIENTS
+from tests.pipeline import dra_scenes
 
 
 def unlucky_node() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
@@ -126,9 +127,11 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     assert "the interrupted change could not be rolled back: no pods" in rig.status_messages[-1]
 
 
-def odd_node() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...], str]:
+def odd_node(
+    rig: node_rig.NodeRig | None = None, layout: str = agents.LAYOUT
+) -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...], str]:
     """Return a node whose rollback has failed, its GPUs before, and a device of the change."""
-    rig = nodes.busy_node()
+    rig = rig or nodes.busy_node()
     before, had = rig.gpus, {gi.placement for gi in rig.gpus[0].gpu_instances}
     created: list[steps.Step] = []
 
@@ -140,7 +143,7 @@ def odd_node() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...], str]:
         return None
 
     with strikes.on_steps(rig, refuse_after_one_creation):
-        assert agents.run(rig).should_retry
+        assert agents.run(rig, layout).should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.annotations
     (odd,) = (
         ci.uuid or ""
@@ -281,3 +284,23 @@ def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
     agents.run(rig)
 
     assert rig.status_messages.count("restoring the previous instances") == 1
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after the pause"])
+def test_a_rollback_spares_the_device_of_a_pod_that_is_not_bound_yet(*, is_late: bool) -> None:
+    rig, _, odd = odd_node(dra_scenes.without_pods(nodes.dra_node()), "all-balanced")
+    rig.clock.wait(1)
+    assert odd in dra_scenes.published_uuids(rig)
+    gpus = rig.gpus
+
+    strikes.act_once(
+        rig,
+        lambda: not (is_late and rig.driver_runs),
+        lambda: dra_scenes.add_unbound(rig, odd),
+    )
+
+    assert agents.undo(rig)
+
+    assert rig.gpus == gpus
+    rig.clock.wait(1)
+    assert rig.driver_runs
