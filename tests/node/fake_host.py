@@ -55,7 +55,9 @@ class FakeGpus(fake_cluster.FakePort):
             if isinstance(step, steps.SetMode) and self._rig.driver.mode_waits:
                 self._put_off(step)
             self._rig.gpus = tuple(
-                driver_rules.run(gpu, [step]) if gpu.uuid == step.gpu_uuid else gpu
+                driver_rules.run(gpu, [step])
+                if gpu.uuid == step.gpu_uuid and not _is_destroyed(gpu, step)
+                else gpu
                 for gpu in self._rig.gpus
             )
 
@@ -66,6 +68,17 @@ class FakeGpus(fake_cluster.FakePort):
             raise errors.HardwareError(
                 "the mode waits for a reset", reason=errors.Reason.RESET_REQUIRED
             )
+
+
+def _is_destroyed(gpu: model.Gpu, step: steps.Step) -> bool:
+    """Return whether a step destroys an instance that another program has destroyed."""
+    instances = gpu.gpu_instances
+    if isinstance(step, steps.DestroyGpuInstance):
+        wanted = (step.gpu_instance_id, step.profile, step.placement)
+        return wanted not in {(gi.instance_id, gi.profile, gi.placement) for gi in instances}
+    if isinstance(step, steps.DestroyComputeInstance):
+        return step.uuid not in {ci.uuid for gi in instances for ci in gi.compute_instances}
+    return False
 
 
 class FakeHost(fake_cluster.FakePort):

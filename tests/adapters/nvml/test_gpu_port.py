@@ -10,9 +10,9 @@ from mig_manager.core.planner import planner
 from tests.node import fake_host, gpu_values, node_rig, nvml_rig
 
 SPEC = "2xA100-SXM4-40GB"
-WHOLE, SLICED = (
+EMPTY, WHOLE, SLICED = (
     model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse(name): count})
-    for name, count in (("7g.40gb", 1), ("1g.5gb", 7))
+    for name, count in (("7g.40gb", 0), ("7g.40gb", 1), ("1g.5gb", 7))
 )
 
 
@@ -73,6 +73,18 @@ def test_executed_plan_is_observed_afterwards(rig: Rig) -> None:
     assert [len(gpu.mig_uuids) for gpu in after] == [7, 7]
     assert gpu_values.geometry(after) == gpu_values.geometry(rig.gpus.observe())
     assert plan_of(after, SLICED).is_empty
+
+
+@pytest.mark.parametrize("other", [EMPTY, SLICED], ids=["destroyed", "replaced"])
+def test_instance_that_another_program_destroyed_counts_as_destroyed(
+    other: model.DesiredGpu, rig: Rig
+) -> None:
+    plan = plan_of(rig.gpus.observe(), EMPTY)
+    before = rig.gpus.execute(plan_of(rig.gpus.observe(), other))
+
+    after = rig.gpus.execute(plan)
+
+    assert gpu_values.geometry(after) == gpu_values.geometry(before)
 
 
 def test_only_the_gpus_of_a_plan_are_returned(rig: Rig) -> None:
