@@ -344,10 +344,11 @@ class Evictions:
         is_forced: bool = False,
     ) -> evictions.EvictionResponse:
         """Evict or delete a pod, and count it, also if the answer is lost."""
+        self._record_eviction()
+        # A request to record it may take long.
         if self._must_list_again(pod):
             why = "the pods are listed again before its eviction"
             return evictions.EvictionResponse(answer=evictions.Eviction.BLOCKED, why=why)
-        self._record_eviction()
         try:
             verdict = act(pod)
         except errors.ClusterError as error:

@@ -42,6 +42,20 @@ def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> No
     assert "workloads.evict" not in rig.log
 
 
+def test_a_pod_that_finishes_while_its_eviction_is_recorded_is_not_deleted() -> None:
+    rig = nodes.busy_node()
+    rig.watched_pods = lambda: tuple(rig.pods.values())
+    strikes.act_once(
+        rig,
+        lambda: rig.log[-2:] == ["workloads.can_evict", "node.patch"],
+        lambda: rig.change_pod(rig.uid_of("affected"), phase="Succeeded"),
+    )
+
+    ends.assert_ends(rig, Reason.APPLIED)
+
+    assert "affected" in rig.pod_names
+
+
 def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     trainer = rig.add_pod("trainer", devices=frozenset({"nvidia0/gi7"}))
