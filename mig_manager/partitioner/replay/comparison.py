@@ -71,24 +71,25 @@ def replay(
         raise errors.UsageError("no node of the file has published GPUs with MIG enabled")
     end = max(when for each in past for when in (each.created, each.start, each.end) if when)
     begin = max(past[0].created, end - dt.timedelta(days=settings.days))
-    run = _Replay(past, usable, begin, end, settings, proceed)
-    if not run.counted:
+    jobs, real_waits = _jobs(past, begin, end)
+    if not real_waits:
         raise errors.UsageError("no pod was created in these days; --replay-days allows more")
-    rows = run.rows()
-    decided = rows[0].result
+    simulations = _Simulations(usable, jobs, begin=begin, settings=settings, proceed=proceed)
+    compared = simulations.compare(real_waits, end_s=(end - begin).total_seconds())
+    decided = compared.rows[0].result
     return replay_report.ReplayReport(
         begin=begin,
-        end=begin + dt.timedelta(seconds=run.end_s),
-        is_complete=run.is_complete,
+        end=begin + dt.timedelta(seconds=compared.end_s),
+        is_complete=compared.is_complete,
         nodes=len(usable),
         gpus=sum(len(node.gpus) for node in usable),
         left_out=sum(not node.gpus for node in nodes),
         is_opted_in=is_opted_in,
-        forgotten=sum(job.pod.uid in more for job in run.counted),
-        rows=tuple(rows),
+        forgotten=sum(job.pod.uid in more for job in compared.counted),
+        rows=compared.rows,
         unmet=tuple(
             (job.pod.key, decided.unmet[job.pod.uid])
-            for job in run.counted
+            for job in compared.counted
             if job.pod.uid in decided.unmet and decided.waits[job.pod.uid] is None
         ),
     )
@@ -120,71 +121,97 @@ def _usable(
     return usable, is_opted_in
 
 
-class _Replay:
-    """The simulations of one replay."""
+def _jobs(
+    past: Iterable[past_pods.PastPod], begin: dt.datetime, end: dt.datetime
+) -> tuple[list[simulated_cluster.SimulatedPod], dict[str, float | None]]:
+    """Return the pods that ran since the begin, and by UID how long the newly created waited.
+
+    The pods created before only use devices.
+    """
+    jobs: list[simulated_cluster.SimulatedPod] = []
+    real_waits: dict[str, float | None] = {}
+    for each in past:
+        if each.end is not None and each.end <= begin:
+            continue
+        ran = (each.end or end) - max(each.start or each.created, begin)
+        job = simulated_cluster.SimulatedPod(
+            pod=each.pod,
+            at_s=max(0.0, (each.created - begin).total_seconds()),
+            run_s=max(0.0, ran.total_seconds()),
+        )
+        jobs.append(job)
+        if each.created >= begin:
+            real_waits[each.pod.uid] = (
+                (each.start - each.created).total_seconds() if each.start else None
+            )
+    return jobs, real_waits
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """All rows of a replay, about the same time and pods."""
+
+    rows: tuple[replay_report.ReplayRow, ...]
+    counted: Sequence[simulated_cluster.SimulatedPod]  # the pods that the rows are about
+    end_s: float
+    is_complete: bool  # False: ``proceed`` ended a simulation early
+
+
+class _Simulations:
+    """Simulates the same pods with the partitioner and on fixed layouts."""
 
     def __init__(
         self,
-        past: Iterable[past_pods.PastPod],
         nodes: Sequence[partitioned.PartitionedNode],
+        jobs: Sequence[simulated_cluster.SimulatedPod],
+        *,
         begin: dt.datetime,
-        end: dt.datetime,
         settings: Replayed,
         proceed: Proceed,
     ) -> None:
         self._nodes = nodes
+        self._jobs = jobs
         self._begin = begin
         self._settings = settings
         self._proceed = proceed
-        self.is_complete = True
-        self.end_s = (end - begin).total_seconds()
-        self._real: dict[str, float | None] = {}
-        self._jobs: list[simulated_cluster.SimulatedPod] = []
-        self.counted: list[simulated_cluster.SimulatedPod] = []
-        """Pods created since the begin; the others only use devices."""
-        for each in past:
-            if each.end is not None and each.end <= begin:
-                continue
-            ran = (each.end or end) - max(each.start or each.created, begin)
-            job = simulated_cluster.SimulatedPod(
-                pod=each.pod,
-                at_s=max(0.0, (each.created - begin).total_seconds()),
-                run_s=max(0.0, ran.total_seconds()),
-            )
-            self._jobs.append(job)
-            if each.created >= begin:
-                self.counted.append(job)
-                self._real[each.pod.uid] = (
-                    (each.start - each.created).total_seconds() if each.start else None
-                )
 
-    def rows(self) -> list[replay_report.ReplayRow]:
+    def compare(self, real_waits: dict[str, float | None], *, end_s: float) -> _Comparison:
         """Simulate; after a stop, every row is about the time that the partitioner reached."""
-        decided = self._simulate(PARTITIONER, self._nodes, self._settings.limits)
-        self.end_s = decided.end_s
-        present = self._simulate(replay_report.PRESENT, self._nodes, None)
-        self.counted = [job for job in self.counted if job.at_s <= self.end_s] or self.counted[:1]
+        decided = self._simulate(
+            PARTITIONER, self._nodes, end_s=end_s, limits=self._settings.limits
+        )
+        reached_s = decided.end_s
+        created = [job for job in self._jobs if job.pod.uid in real_waits]
+        counted = [job for job in created if job.at_s <= reached_s] or created[:1]
+        present = self._simulate(replay_report.PRESENT, self._nodes, end_s=reached_s)
+        real = simulated_cluster.SimulationResult(waits=real_waits, end_s=reached_s)
+        generated = _with_layouts(self._nodes)
         fixed = []
-        for name, nodes in _with_layouts(self._nodes).items():
-            result = self._simulate(name, nodes, None)
-            if result.end_s < self.end_s:
+        for name, nodes in generated.items():
+            result = self._simulate(name, nodes, end_s=reached_s)
+            if result.end_s < reached_s:
                 break
-            fixed.append(self._row(name, result))
+            fixed.append(_row(name, result, counted))
         fixed.sort(key=lambda row: (-row.waits.placed, row.waits.mean_s))
-        return [
-            self._row(PARTITIONER, decided),
-            self._row(replay_report.PRESENT, present),
-            self._row(
-                REAL, simulated_cluster.SimulationResult(waits=self._real, end_s=self.end_s)
+        return _Comparison(
+            rows=(
+                _row(PARTITIONER, decided, counted),
+                _row(replay_report.PRESENT, present, counted),
+                _row(REAL, real, counted),
+                *fixed,
             ),
-            *fixed,
-        ]
+            counted=counted,
+            end_s=reached_s,
+            is_complete=reached_s == end_s and len(fixed) == len(generated),
+        )
 
     def _simulate(
         self,
         name: str,
         nodes: Sequence[partitioned.PartitionedNode],
-        limits: decisions.PartitionerLimits | None,
+        *,
+        end_s: float,
+        limits: decisions.PartitionerLimits | None = None,
     ) -> simulated_cluster.SimulationResult:
         cluster = simulated_cluster.SimulatedCluster(
             nodes=nodes,
@@ -198,8 +225,7 @@ class _Replay:
                 max_recheck_s=_MAX_RECHECK_S,
             ),
         )
-        end_s = self.end_s
-        result = simulated_cluster.simulate(
+        return simulated_cluster.simulate(
             self._jobs,
             cluster,
             end_s=end_s,
@@ -209,8 +235,6 @@ class _Replay:
                 self._proceed(name, now_s / max(end_s, 1.0)) or name == replay_report.PRESENT
             ),
         )
-        self.is_complete &= result.end_s == end_s
-        return result
 
     def _base(self, node: partitioned.PartitionedNode) -> Mapping[str, model.DesiredGpu]:
         name = self._settings.base_layout
@@ -219,28 +243,31 @@ class _Replay:
         except errors.LayoutError:
             return {}
 
-    def _row(
-        self, name: str, result: simulated_cluster.SimulationResult
-    ) -> replay_report.ReplayRow:
-        everything: list[replay_report.PodWait] = []
-        by_profile = collections.defaultdict[str, list[replay_report.PodWait]](list)
-        by_namespace = collections.defaultdict[str, list[replay_report.PodWait]](list)
-        for job in self.counted:
-            wait = result.waits[job.pod.uid]
-            late_s = self.end_s - job.at_s
-            # What becomes free at the end itself serves no pod.
-            is_late = wait is None or 0 < late_s <= wait
-            each = None if is_late else wait, late_s
-            everything.append(each)
-            by_profile[profile_name.with_counts(job.pod.needs.profiles)].append(each)
-            by_namespace[job.pod.namespace].append(each)
-        return replay_report.ReplayRow(
-            name=name,
-            waits=replay_report.Waits.of(everything),
-            by_profile=_waits(by_profile),
-            by_namespace=_waits(by_namespace),
-            result=result,
-        )
+
+def _row(
+    name: str,
+    result: simulated_cluster.SimulationResult,
+    counted: Iterable[simulated_cluster.SimulatedPod],
+) -> replay_report.ReplayRow:
+    everything: list[replay_report.PodWait] = []
+    by_profile = collections.defaultdict[str, list[replay_report.PodWait]](list)
+    by_namespace = collections.defaultdict[str, list[replay_report.PodWait]](list)
+    for job in counted:
+        wait = result.waits[job.pod.uid]
+        late_s = result.end_s - job.at_s
+        # What becomes free at the end itself serves no pod.
+        is_late = wait is None or 0 < late_s <= wait
+        each = None if is_late else wait, late_s
+        everything.append(each)
+        by_profile[profile_name.with_counts(job.pod.needs.profiles)].append(each)
+        by_namespace[job.pod.namespace].append(each)
+    return replay_report.ReplayRow(
+        name=name,
+        waits=replay_report.Waits.of(everything),
+        by_profile=_waits(by_profile),
+        by_namespace=_waits(by_namespace),
+        result=result,
+    )
 
 
 def _waits(
