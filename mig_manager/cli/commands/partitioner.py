@@ -65,8 +65,10 @@ def _simulate(settings: Settings, terminal: console.Console, clock: timing.Clock
         report = comparison.replay(
             selected_nodes,
             [pod for pod in map(past_pods.parse, items) if pod],
-            past_pods.parse_prometheus(_answers(settings, clock.unix_s(), terminal.note)),
-            comparison.Replayed(
+            prometheus_pods=past_pods.parse_prometheus(
+                _answers(settings, clock.unix_s(), terminal.note)
+            ),
+            settings=comparison.ReplaySettings(
                 limits=settings.limits,
                 scheduler=settings.scheduler,
                 days=settings.replay_days,
@@ -75,7 +77,7 @@ def _simulate(settings: Settings, terminal: console.Console, clock: timing.Clock
                 base_layout=settings.base_layout,
                 document=document,
             ),
-            _ReplayProgress(terminal.note, clock, settings.replay_limit_s).proceed,
+            proceed=_ReplayProgress(terminal.note, clock, settings.replay_limit_s).proceed,
         )
     else:
         report = simulation.simulate(selected_nodes, items, settings.limits, now=now)

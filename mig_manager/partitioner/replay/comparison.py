@@ -30,14 +30,14 @@ Proceed = Callable[[str, float], bool]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplaySettings:
     """What to replay, and how."""
 
     limits: decisions.PartitionerLimits
     scheduler: simulated_cluster.Scheduler
     days: float  # before the last time that the pods name
-    quiet_s: float
-    longest_wait_s: float
+    quiet_s: float  # how long demand must be unchanged before a decision
+    longest_wait_s: float  # longest time to wait for demand to be unchanged
     base_layout: str | None = None  # to which idle instances are merged back
     document: layouts.Document | None = None  # with the base layout; None: it is generated
 
@@ -45,8 +45,9 @@ class Replayed:
 def replay(
     nodes: Sequence[partitioned.PartitionedNode],
     pods: Iterable[past_pods.PastPod],
-    forgotten: Iterable[past_pods.PastPod],
-    settings: Replayed,
+    *,
+    prometheus_pods: Iterable[past_pods.PastPod],
+    settings: ReplaySettings,
     proceed: Proceed,
 ) -> replay_report.ReplayReport:
     """Replay past pods on nodes.
@@ -54,7 +55,7 @@ def replay(
     Args:
         nodes: As parsed; what keeps them from a change today does not count.
         pods: Of the API.
-        forgotten: Of Prometheus; pods of the API are skipped.
+        prometheus_pods: Of Prometheus; pods of the API are skipped.
         settings: What to replay, and how.
         proceed: Is called often, see ``Proceed``.
 
@@ -62,8 +63,10 @@ def replay(
         UsageError: There is nothing to replay.
     """
     by_uid = {pod.pod.uid: pod for pod in pods}
-    more = {each.pod.uid: each for each in forgotten if each.pod.uid not in by_uid}
-    past = sorted((*by_uid.values(), *more.values()), key=lambda each: each.created)
+    only_prometheus = {
+        each.pod.uid: each for each in prometheus_pods if each.pod.uid not in by_uid
+    }
+    past = sorted((*by_uid.values(), *only_prometheus.values()), key=lambda each: each.created)
     if not past:
         raise errors.UsageError("no pod of the files requested MIG devices")
     usable, is_opted_in = _usable(nodes)
@@ -85,7 +88,7 @@ def replay(
         gpus=sum(len(node.gpus) for node in usable),
         left_out=sum(not node.gpus for node in nodes),
         is_opted_in=is_opted_in,
-        forgotten=sum(job.pod.uid in more for job in compared.counted),
+        only_prometheus=sum(job.pod.uid in only_prometheus for job in compared.counted),
         rows=compared.rows,
         unmet=tuple(
             (job.pod.key, decided.unmet[job.pod.uid])
@@ -166,7 +169,7 @@ class _Simulations:
         jobs: Sequence[simulated_cluster.SimulatedPod],
         *,
         begin: dt.datetime,
-        settings: Replayed,
+        settings: ReplaySettings,
         proceed: Proceed,
     ) -> None:
         self._nodes = nodes

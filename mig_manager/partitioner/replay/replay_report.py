@@ -88,7 +88,7 @@ class ReplayReport:
     gpus: int
     left_out: int  # nodes without published GPUs
     is_opted_in: bool  # False: no node is, and all are replayed as if they were
-    forgotten: int  # pods from Prometheus alone
+    only_prometheus: int  # pods that the API has forgotten
     rows: tuple[
         ReplayRow, ...
     ]  # the partitioner, the present layouts, what happened, then best first
@@ -105,7 +105,7 @@ class ReplayReport:
             "gpus": self.gpus,
             "left_out": self.left_out,
             "is_opted_in": self.is_opted_in,
-            "forgotten": self.forgotten,
+            "forgotten": self.only_prometheus,
             "rows": [row.to_data() for row in self.rows],
             "unmet": [{"pod": pod, "message": message} for pod, message in self.unmet],
         }
@@ -139,7 +139,7 @@ class ReplayReport:
     def _scope(self) -> str:
         time = f"{timestamps.show(self.begin)} to {timestamps.show(self.end)}"
         pods = messages.count(self.rows[0].waits.pods, "pod")
-        pods = f"{pods}, {self.forgotten} of them from Prometheus alone"
+        pods = f"{pods}, {self.only_prometheus} of them from Prometheus alone"
         nodes = f"{messages.count(self.nodes, 'node')} with {messages.count(self.gpus, 'GPU')}"
         sentences = [f"{time}: {pods}, on {nodes}"]
         if not self.is_opted_in:

@@ -337,7 +337,7 @@ def test_a_replay_that_is_stopped_reports_the_time_that_it_reached() -> None:
         for n in range(50)
     ]
     events = itertools.count()
-    settings = comparison.Replayed(
+    settings = comparison.ReplaySettings(
         limits=decisions.PartitionerLimits(),
         scheduler=simulated_cluster.Scheduler.SPREAD,
         days=7,
@@ -348,9 +348,9 @@ def test_a_replay_that_is_stopped_reports_the_time_that_it_reached() -> None:
     report = comparison.replay(
         parsed,
         [each for each in map(past_pods.parse, pods) if each],
-        [],
-        settings,
-        lambda *_: next(events) < 200,
+        prometheus_pods=[],
+        settings=settings,
+        proceed=lambda *_: next(events) < 200,
     )
 
     assert not report.is_complete
