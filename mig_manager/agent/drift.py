@@ -60,18 +60,6 @@ class DriftMemory:
         """Whether to check soon: until the layout is back, pods may get whole GPUs."""
         return self.was_driver_away and 0 < self.failed_checks < self.max_failed_checks
 
-    def with_withdrawn(
-        self, shared: attempts.Shared, gpus: model.ObservedGpus, node: node_object.NodeView
-    ) -> Self:
-        """Withdraw devices that no GPU has, unless they were checked; return the new memory."""
-        checked_ids = withdrawing.withdraw(shared, gpus, node, self.checked_ids)
-        return dataclasses.replace(self, checked_ids=checked_ids)
-
-    def between_attempts(self, shared: attempts.Shared) -> Self:
-        """Do the same after an attempt that is retried, before which no drift check follows."""
-        checked_ids = withdrawing.observe_and_withdraw(shared, self.checked_ids)
-        return dataclasses.replace(self, checked_ids=checked_ids)
-
     def since(self, outcome: outcomes.Outcome, gpus: model.ObservedGpus) -> Self:
         """Return the memory since a run with this outcome: a new one after another run."""
         if outcome is self.outcome:
@@ -117,7 +105,8 @@ def act(
     is_success = outcome.state is model.State.SUCCESS
     if not (is_success or outcome.reason is errors.Reason.DRIFTED):
         # A run that failed early has not verified the devices.
-        before = before.with_withdrawn(attempt, gpus, node)
+        checked_ids = withdrawing.withdraw(attempt, gpus, node, before.checked_ids)
+        before = dataclasses.replace(before, checked_ids=checked_ids)
     now = dataclasses.replace(
         before,
         is_drifted=not observation.is_active,
@@ -138,9 +127,10 @@ def act(
             action = Action.HEAL
         case _Verdict.DRIFTED:
             description = _handle_drift(attempt, observation, before, outcome)
+            checked_ids = now.checked_ids
             if description:
-                now = now.with_withdrawn(attempt, gpus, node)
-            now = dataclasses.replace(now, description=description)
+                checked_ids = withdrawing.withdraw(attempt, gpus, node, checked_ids)
+            now = dataclasses.replace(now, description=description, checked_ids=checked_ids)
             action = Action.REST if description else Action.HEAL
         case _Verdict.ACTIVE_AGAIN:
             attempt.deps.telemetry.drift_found(is_drifted=False)

@@ -21,6 +21,7 @@ from mig_manager.agent import (
     run,
 )
 from mig_manager.agent.phases import recovery
+from mig_manager.agent.pods import withdrawing
 from mig_manager.agent.reports import capacity, faults, gpu_report, layout_report
 from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known
@@ -101,7 +102,9 @@ class Reconciler:
         if attempt.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
             self.faults.publish(attempt.status.gpus, decision.why_not, decision.uuids)
         if outcome.should_retry and not self._attempts.journal.node.keeps_pods_away:
-            self._drift = self._drift.between_attempts(self._shared)
+            # No drift check follows before the next attempt.
+            checked_ids = withdrawing.observe_and_withdraw(self._shared, self._drift.checked_ids)
+            self._drift = dataclasses.replace(self._drift, checked_ids=checked_ids)
         return outcome
 
     @property
@@ -218,7 +221,8 @@ class Reconciler:
             return drift.Action.RUN
         gpus, _ = gpu_report.observe(self._shared, self.faults)
         if gpus is not None:
-            self._drift = self._drift.with_withdrawn(self._shared, gpus, view)
+            checked_ids = withdrawing.withdraw(self._shared, gpus, view, self._drift.checked_ids)
+            self._drift = dataclasses.replace(self._drift, checked_ids=checked_ids)
             is_published = gpu_report.is_published(self._shared, gpus)
             self._publish_without_request(gpus, None if is_published else view)
         return drift.Action.REST

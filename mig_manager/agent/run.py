@@ -24,6 +24,7 @@ from mig_manager.agent.phases import (
     planning,
     preparing,
     rebooting,
+    recovery,
     resolving,
     slots,
     targets,
@@ -114,6 +115,8 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     gpus = resolving.observe_once(attempt, target)
     if isinstance(target, targets.LayoutTarget):
         resolving.note_content(attempt, target, gpus)
+    attempt.hooks.load()
+    recovery.restore_persistence(attempt, gpus)
     planned = planning.plan_change(attempt, target, gpus)
     if planned.plan.is_empty:
         snapshots = target.unrestored_snapshots(gpus, attempt.journal.entries.gpus.snapshot)

@@ -68,12 +68,10 @@ def plan_change(
     """
     extra_clients = attempt.deps.extra_clients()
     services = attempt.deps.service_names()
-    attempt.hooks.load()
     missing = attempt.journal.record.absent_gpus(gpus, attempt.deps.boot_id)
     if missing and not attempt.request.repairs:
         message = outcomes.missing_message(attempt.status.title, missing)
         raise errors.MissingGpusError(message, missing)
-    recovery.restore_persistence(attempt, gpus)
     desired = target.select(gpus)
     others = tuple(gpu for gpu in attempt.journal.entries.gpus.snapshot if gpu.uuid not in desired)
     restoring = others if others and recovery.is_possible(attempt, gpus, others) else ()
