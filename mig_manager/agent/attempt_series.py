@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 import structlog
@@ -80,7 +81,8 @@ class AttemptSeries:
         deps, publisher = self._shared.deps, self._shared.publisher
         view = publisher.read()
         saved = recovery.read_saved(deps.request_file, view)
-        journal = recovery.find_journal(self._shared, view)
+        recovery.set_aside_unreadable_journal(self._shared, view)
+        journal = recovery.find_journal(deps, view)
         self.journal = journal
         if self._record is None:
             self._record = recovery.find_record(saved, view, journal)
@@ -192,9 +194,40 @@ def _new_attempt(
 ) -> attempts.Attempt:
     """Return an attempt at a request, with the journal of earlier attempts."""
     deps, limits = shared.deps, shared.limits
+    return attempts.Attempt(
+        deps=deps,
+        limits=limits,
+        publisher=shared.publisher,
+        memory=shared.memory,
+        request=request,
+        cancel=cancel,
+        journal=run_journal.RunJournal(
+            deps,
+            shared.publisher,
+            _first_status(deps, request, record, journal),
+            entries=_at_start(deps, request, journal),
+            take_over_entries=functools.partial(_take_over_entries, shared, request, journal),
+            record=record,
+            startup_taints=limits.policy.startup_taints,
+            retry_after_s=request.retry_after_s,
+        ),
+        hooks=hook_points.HookPoints(
+            deps.hooks,
+            variables={"MIG_PARTED_SELECTED_CONFIG": request.config},
+            telemetry=deps.telemetry,
+        ),
+    )
+
+
+def _first_status(
+    deps: ports.Dependencies,
+    request: attempts.Request,
+    record: requests.RequestRecord,
+    journal: journals.Journal,
+) -> run_status.RunStatus:
     # A failure before the layout is resolved must not cause a second reboot.
     rebooted = record.rebooted_hash if record.config == request.config else None
-    first = run_status.RunStatus(
+    return run_status.RunStatus(
         config=request.config,
         config_hash=rebooted or "",
         state=model.State.PENDING,
@@ -208,41 +241,29 @@ def _new_attempt(
         is_rebooted=rebooted is not None or bool(journal.node.rebooted_from),
     )
 
-    def resume(journal: journals.Journal) -> journals.Journal:
-        return journal.at_start(
-            request.key,
-            boot_id=deps.boot_id,
-            # On-demand layouts never evict, so the node must not stay tainted until pods are gone.
-            may_drain=not request.is_on_demand,
-        )
 
-    def read() -> journals.Journal:
-        view = shared.publisher.read()
-        recovery.resume_unlisted(shared, view)
-        # Without an interrupted run, a copy on the host is outdated.
-        has_any = not journal.is_empty or recovery.shows_change(view)
-        return resume(recovery.find_journal(shared, view) if has_any else journal)
-
-    return attempts.Attempt(
-        deps=deps,
-        limits=limits,
-        publisher=shared.publisher,
-        memory=shared.memory,
-        request=request,
-        cancel=cancel,
-        journal=run_journal.RunJournal(
-            deps,
-            shared.publisher,
-            first,
-            entries=resume(journal),
-            read=read,
-            record=record,
-            startup_taints=limits.policy.startup_taints,
-            retry_after_s=request.retry_after_s,
-        ),
-        hooks=hook_points.HookPoints(
-            deps.hooks,
-            variables={"MIG_PARTED_SELECTED_CONFIG": request.config},
-            telemetry=deps.telemetry,
-        ),
+def _at_start(
+    deps: ports.Dependencies, request: attempts.Request, journal: journals.Journal
+) -> journals.Journal:
+    return journal.at_start(
+        request.key,
+        boot_id=deps.boot_id,
+        # On-demand layouts never evict, so the node must not stay tainted until pods are gone.
+        may_drain=not request.is_on_demand,
     )
+
+
+def _take_over_entries(
+    shared: attempts.Shared, request: attempts.Request, journal: journals.Journal
+) -> journals.Journal:
+    """Read the Node, resume its GPU clients that no journal lists, and return its entries.
+
+    ``journal`` is the last attempt's.
+    """
+    view = shared.publisher.read()
+    recovery.resume_unlisted(shared, view)
+    # Without an interrupted run, a copy on the host is outdated.
+    if not journal.is_empty or recovery.shows_change(view):
+        recovery.set_aside_unreadable_journal(shared, view)
+        journal = recovery.find_journal(shared.deps, view)
+    return _at_start(shared.deps, request, journal)

@@ -54,7 +54,7 @@ class RunJournal:
         first: run_status.RunStatus,
         *,
         entries: journals.Journal,
-        read: Callable[[], journals.Journal],
+        take_over_entries: Callable[[], journals.Journal],
         record: requests.RequestRecord,
         startup_taints: frozenset[str] = frozenset(),
         retry_after_s: float = 0.0,
@@ -66,8 +66,9 @@ class RunJournal:
         self._began = self._phase_began = deps.clock.monotonic()
         self._startup_taints = startup_taints
         self._retry_after_s = retry_after_s
-        self._read = read
-        """Returns the entries of earlier runs as the Node has them now."""
+        self._take_over_entries = take_over_entries
+        """Resumes GPU clients that no journal lists; returns the entries of earlier runs as the
+        Node has them now."""
         self._is_taken_over = False
         self.entries = entries
         self.record = record
@@ -83,7 +84,7 @@ class RunJournal:
         """
         # Even without entries: another agent may have begun a change and been killed since.
         if not self._is_taken_over:
-            self.entries = self._read()
+            self.entries = self._take_over_entries()
             self._is_taken_over = True
 
     def note(self, **entries: Unpack[journals.Entries]) -> None:

@@ -45,8 +45,36 @@ def shows_change(view: node_object.NodeView) -> bool:
     )
 
 
-def find_journal(shared: attempts.Shared, view: node_object.NodeView) -> journals.Journal:
-    """Return the journal of an interrupted run.
+def set_aside_unreadable_journal(shared: attempts.Shared, view: node_object.NodeView) -> None:
+    """Move an invalid journal to another annotation of the Node, and report it.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
+    if text is None:
+        return
+    try:
+        journals.Journal.from_json(text)
+    except ValueError as error:
+        _log.warning("journal_unreadable", error=str(error))
+        shared.publisher.annotate(
+            {
+                well_known.JOURNAL_ANNOTATION: None,
+                well_known.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
+            }
+        )
+        shared.deps.node.emit(
+            reason="JournalUnreadable",
+            message=f"the journal of an interrupted run is invalid ({error}): labels and taint "
+            "that are marked as ours are restored, and what the host has a copy of; the text is "
+            f"kept in the annotation {well_known.UNREADABLE_JOURNAL_ANNOTATION}",
+            is_warning=True,
+        )
+
+
+def find_journal(deps: ports.Dependencies, view: node_object.NodeView) -> journals.Journal:
+    """Return the journal of an interrupted run, of the Node or the copy on the host.
 
     If the Node has lost it, or it is invalid, the host has a copy of the entries that no write to
     the Node restores. The taint is always recognized by its key, and ``resume_unlisted`` finds
@@ -55,16 +83,16 @@ def find_journal(shared: attempts.Shared, view: node_object.NodeView) -> journal
 
     A reset waits for no write to the Node, so the GPUs whose persistence mode is off are always
     read from the host as well.
-
-    Raises:
-        ClusterError: The API refused or does not answer.
     """
-    journal = _published_journal(shared, view)
-    copy = host_copy.parse_journal(_read_host(shared.deps.request_file))
-    if journal is None:
+    journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
+    copy = host_copy.parse_journal(_read_host(deps.request_file))
+    if journal is not None:
+        node = node_entries.without_foreign_labels(journal.node, view)
+        journal = dataclasses.replace(journal, node=node)
+    else:
         journal = copy if copy and not _is_outdated(copy, view) else journals.NONE
     journal = journal.with_entries(hold_taint=well_known.HOLD_TAINT in view.taint_keys)
-    if copy and copy.gpus.persistent_gpus and copy.boot_id == shared.deps.boot_id:
+    if copy and copy.gpus.persistent_gpus and copy.boot_id == deps.boot_id:
         uuids = dict.fromkeys((*journal.gpus.persistent_gpus, *copy.gpus.persistent_gpus))
         journal = dataclasses.replace(journal, boot_id=journal.boot_id or copy.boot_id)
         journal = journal.with_entries(persistent_gpus=tuple(uuids))
@@ -78,38 +106,6 @@ def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
         return view.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
     is_final = published.state in _FINAL and not published.is_retried
     return is_final or copy.request != (published.config, published.annotation_hash)
-
-
-def _published_journal(
-    shared: attempts.Shared, view: node_object.NodeView
-) -> journals.Journal | None:
-    """Return the journal on the Node; None if it has none, or after an invalid one is set aside.
-
-    Raises:
-        ClusterError: The API refused or does not answer.
-    """
-    text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
-    if text is not None:
-        try:
-            journal = journals.Journal.from_json(text)
-            node = node_entries.without_foreign_labels(journal.node, view)
-            return dataclasses.replace(journal, node=node)
-        except ValueError as error:
-            _log.warning("journal_unreadable", error=str(error))
-            shared.publisher.annotate(
-                {
-                    well_known.JOURNAL_ANNOTATION: None,
-                    well_known.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
-                }
-            )
-            shared.deps.node.emit(
-                reason="JournalUnreadable",
-                message=f"the journal of an interrupted run is invalid ({error}): labels and "
-                "taint that are marked as ours are restored, and what the host has a copy of; the "
-                f"text is kept in the annotation {well_known.UNREADABLE_JOURNAL_ANNOTATION}",
-                is_warning=True,
-            )
-    return None
 
 
 def resume_unlisted(shared: attempts.Shared, view: node_object.NodeView) -> bool:
