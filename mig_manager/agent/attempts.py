@@ -66,17 +66,17 @@ class AttemptMemory:
     returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
     """Where evicted pods return, over the attempts of one drain."""
     restarted: frozenset[str] = frozenset()
-    """Names of the programs with outdated devices that attempts at this request restarted."""
+    """Names of the advertisers with outdated devices that attempts at this request restarted."""
     stopped_services: frozenset[str] = frozenset()
     """Names of the host services that this process stopped, and has not started since."""
     _removal_refused_s: float = dataclasses.field(default=-math.inf, init=False)
 
     def forget_restarts(self) -> None:
-        """Forget the restarted programs, for a new request."""
+        """Forget the restarted advertisers, for a new request."""
         self.restarted = frozenset()
 
     def note_restarted(self, names: Iterable[str]) -> None:
-        """Remember programs that were restarted because of outdated devices."""
+        """Remember advertisers that were restarted because of outdated devices."""
         self.restarted |= frozenset(names)
 
     def begin_drain(self) -> None:

@@ -64,7 +64,7 @@ def drain_pods(
 
 def pause_clients(
     attempt: attempts.Attempt, change: preparing.SurveyedChange, pod_drain: drain.Drain
-) -> tuple[preparing.SurveyedChange, advertising.Paused]:
+) -> tuple[preparing.SurveyedChange, advertising.Restart]:
     """Pause the GPU clients, so that no pod gets a device any more.
 
     Raises:
@@ -81,16 +81,16 @@ def pause_clients(
     change = preparing.follow_pods(attempt, change, now.pods)
     last_drain = dataclasses.replace(pod_drain, order=change.order, new_plans=0)
     change = dataclasses.replace(change, usage=last_drain.run(change.usage))
-    paused = pausing.pause_driver(attempt, change.plan, drained)
-    if advertising.DRIVER in paused.programs:
+    restart = pausing.pause_driver(attempt, change.plan, drained)
+    if advertising.DRIVER in restart.advertisers:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
         last_drain.require_done(change.usage)
     attempt.cancel.check()
-    return change, paused
+    return change, restart
 
 
 def drain_whole_node(
-    attempt: attempts.Attempt, change: preparing.SurveyedChange, paused: advertising.Paused
+    attempt: attempts.Attempt, change: preparing.SurveyedChange, restart: advertising.Restart
 ) -> None:
     """Evict every pod with a GPU before a reboot, regardless of the drain policy.
 
@@ -108,7 +108,7 @@ def drain_whole_node(
     clients = change.usage.extra_clients
     usage = survey.wait_for_usage(attempt, change.planned.gpus, None, extra_clients=clients)
     claiming = [pod.key for pod in usage.users(None) if pod.may_claim]
-    if claiming and advertising.DRIVER in paused.programs:
+    if claiming and advertising.DRIVER in restart.advertisers:
         raise errors.MigManagerError(
             "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
             f"{messages.list_names(claiming)}; drain the node and reboot it",

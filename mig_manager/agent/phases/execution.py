@@ -19,7 +19,7 @@ _MID_CHANGE = (
 
 
 def execute(
-    attempt: attempts.Attempt, change: preparing.SurveyedChange, paused: advertising.Paused
+    attempt: attempts.Attempt, change: preparing.SurveyedChange, restart: advertising.Restart
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
@@ -54,12 +54,12 @@ def execute(
         if is_resumed(error):
             raise
         if not rebooting.may_help(attempt, error):
-            _resume_after_failure(attempt, paused, error)
+            _resume_after_failure(attempt, restart, error)
             raise
         failure = rebooting.reboot(
-            attempt, error, lambda: draining.drain_whole_node(attempt, change, paused)
+            attempt, error, lambda: draining.drain_whole_node(attempt, change, restart)
         )
-        _resume_after_failure(attempt, paused, failure)
+        _resume_after_failure(attempt, restart, failure)
         raise failure from error
     return after
 
@@ -76,7 +76,7 @@ def is_resumed_next(attempt: attempts.Attempt, error: errors.MigManagerError) ->
 
 
 def _resume_after_failure(
-    attempt: attempts.Attempt, paused: advertising.Paused, error: errors.MigManagerError
+    attempt: attempts.Attempt, restart: advertising.Restart, error: errors.MigManagerError
 ) -> None:
     """Resume host services and device plugin, but report the original failure."""
     failed = host.restore(attempt)
@@ -84,4 +84,4 @@ def _resume_after_failure(
         error.add(failed)
     # If the API fails now, the end of the run restores the rest.
     with contextlib.suppress(errors.ClusterError):
-        resuming.resume_advertisers(attempt, paused)
+        resuming.resume_advertisers(attempt, restart)

@@ -17,7 +17,7 @@ _log = structlog.get_logger()
 
 def resume_and_verify(
     attempt: attempts.Attempt,
-    paused: advertising.Paused,
+    restart: advertising.Restart,
     gpus: model.ObservedGpus,
     notes: Sequence[str] = (),
 ) -> outcomes.Outcome:
@@ -31,7 +31,7 @@ def resume_and_verify(
     """
     host.start_services(attempt)
     host.exit_hooks(attempt)
-    resumed = resuming.resume_advertisers(attempt, paused, plugin_config=attempt.plugin_config)
+    resumed = resuming.resume_advertisers(attempt, restart, plugin_config=attempt.plugin_config)
     _wait_schedulable(attempt, resumed, gpus, "waiting for the new devices to be schedulable")
     resuming.resume_monitors(attempt, resumed)
     return outcomes.success(
@@ -61,21 +61,21 @@ def verify_unchanged(
     attempt.journal.note(snapshot=unrestored, stale_files=is_stale)
     attempt.note_target_active()
     if not interrupted.with_entries(snapshot=unverified).has_nothing_to_undo:
-        paused = resuming.as_if_paused(attempt, gpus, snapshot)
+        restart = resuming.as_if_paused(attempt, gpus, snapshot)
         attempt.transaction().refresh()
-        return resume_and_verify(attempt, paused, gpus)
+        return resume_and_verify(attempt, restart, gpus)
     if is_stale:
         attempt.transaction().refresh()
     # Kubelet still counts the devices that a plugin registered before the GPU was lost.
     returned = attempt.journal.record.returned_gpus(gpu.uuid for gpu in gpus)
     config_now = attempt.node_labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if attempt.plugin_config not in (None, config_now):
-        paused = resuming.resume_advertisers(
+        restart = resuming.resume_advertisers(
             attempt,
             resuming.as_if_paused(attempt, gpus, unrestored),
             plugin_config=attempt.plugin_config,
         )
-        _wait_schedulable(attempt, paused, gpus, "waiting for the plugin's new config")
+        _wait_schedulable(attempt, restart, gpus, "waiting for the plugin's new config")
     elif not advertising.check_schedulable(attempt, gpus, returned):
         attempt.journal.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
         advertising.wait_schedulable(
@@ -94,11 +94,11 @@ def verify_restored(
     No attempt follows that would report it, so the outcome does, and the label of the applied
     layout is not restored. A newer request, or the end of the agent, ends the wait.
     """
-    programs = advertising.find_resumed(attempt.journal, attempt.node_labels)
-    if not (programs and gpus):
+    advertisers = advertising.find_resumed(attempt.journal, attempt.node_labels)
+    if not (advertisers and gpus):
         return outcome
     try:
-        advertising.wait_schedulable(attempt, advertising.Paused(programs=programs), gpus)
+        advertising.wait_schedulable(attempt, advertising.Restart(advertisers=advertisers), gpus)
     except errors.Superseded as end:
         _log.info("former_devices_not_verified", why=end.why)
     except (errors.ClusterError, errors.NotReadyError) as error:
@@ -109,7 +109,7 @@ def verify_restored(
 
 
 def _wait_schedulable(
-    attempt: attempts.Attempt, paused: advertising.Paused, gpus: model.ObservedGpus, message: str
+    attempt: attempts.Attempt, restart: advertising.Restart, gpus: model.ObservedGpus, message: str
 ) -> None:
     attempt.journal.enter(model.Phase.VERIFY, message)
-    advertising.wait_schedulable(attempt, paused, gpus)
+    advertising.wait_schedulable(attempt, restart, gpus)

@@ -10,7 +10,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
-from mig_manager.agent.pods import advertisers, device_plugin, dra_driver
+from mig_manager.agent.pods import device_advertiser, device_plugin, dra_driver
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import (
     client_table,
@@ -23,22 +23,22 @@ from mig_manager.core.node import (
 
 PLUGIN = device_plugin.DevicePlugin()
 DRIVER = dra_driver.DraDriver()
-ALL: tuple[advertisers.Advertiser, ...] = (PLUGIN, DRIVER)
-DEPLOY_LABELS = tuple(program.deploy_label for program in ALL)
+ALL: tuple[device_advertiser.Advertiser, ...] = (PLUGIN, DRIVER)
+DEPLOY_LABELS = tuple(advertiser.deploy_label for advertiser in ALL)
 
 _PHANTOMS_STAY_S = 30.0  # kubelet reports within 10 s that a stopped plugin's devices are gone
 
 _log = structlog.get_logger()
 
-_Advertisers = frozenset[advertisers.Advertiser]
+_Advertisers = frozenset[device_advertiser.Advertiser]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
-    """The GPU clients that were paused, or are verified as if they had been."""
+class Restart:
+    """Which advertisers to restart and to verify, after a change or at rest."""
 
-    programs: _Advertisers
-    """The advertisers of the node's devices; empty: nothing to restart or verify."""
+    advertisers: _Advertisers
+    """Those that serve the node; if there are none, nothing is restarted or verified."""
     old_uids: frozenset[str] = frozenset()
     """Their pods from before the change: the devices that they advertise are stale."""
     kept_uids: frozenset[str] = frozenset()
@@ -50,26 +50,26 @@ class Paused:
     extra_clients: tuple[client_table.ExtraClient, ...] = ()
 
     @property
-    def restarted(self) -> tuple[advertisers.Advertiser, ...]:
-        """The advertisers to restart."""
+    def to_restart(self) -> tuple[device_advertiser.Advertiser, ...]:
+        """The advertisers without those whose pods are kept."""
         kept = {DRIVER} if self.kept_uids else set()
-        return tuple(program for program in ALL if program in self.programs - kept)
+        return tuple(advertiser for advertiser in ALL if advertiser in self.advertisers - kept)
 
 
 def is_advertiser(pod: pod_object.Pod) -> bool:
     """Return whether a pod is the device plugin or the DRA driver."""
-    return any(program.owns(pod) for program in ALL)
+    return any(advertiser.owns(pod) for advertiser in ALL)
 
 
 def owners(pods: Iterable[pod_object.Pod]) -> _Advertisers:
     """Return the advertisers that these pods run."""
-    return frozenset(program for pod in pods for program in ALL if program.owns(pod))
+    return frozenset(advertiser for pod in pods for advertiser in ALL if advertiser.owns(pod))
 
 
 def labels_to_await(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
     """Return the deploy labels of the advertisers that run here without one."""
     ungated = (pod for pod in pods if not clients.gated_by((pod,), DEPLOY_LABELS))
-    return frozenset(program.deploy_label for program in owners(ungated))
+    return frozenset(advertiser.deploy_label for advertiser in owners(ungated))
 
 
 def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
@@ -87,41 +87,43 @@ def find_resumed(journal: run_journal.RunJournal, labels: Mapping[str, str]) -> 
     """Return the advertisers that were paused for a change, and may run again."""
     entries = journal.entries.node
     return frozenset(
-        program
-        for program in _list_awaited(journal, labels)
-        if program.was_paused(entries)
+        advertiser
+        for advertiser in _list_awaited(journal, labels)
+        if advertiser.was_paused(entries)
         and not entries.hold_taint
-        and program.deploy_label not in entries.paused_labels
+        and advertiser.deploy_label not in entries.paused_labels
     )
 
 
 def remove_phantoms_and_find(
     attempt: attempts.Attempt, pods: pod_object.Pods, gpus: model.ObservedGpus
 ) -> _Advertisers:
-    """Return the programs that advertise the node's devices, or must do so again.
+    """Return the advertisers that serve the node, or must do so again.
 
     Phantom devices are removed from the node first: they look like a lost plugin's devices.
     """
     node, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
     # Any other value is another program's decision to keep it away, not a failure.
     deployed = frozenset(
-        program for program in ALL if well_known.is_deployed(node.labels.get(program.deploy_label))
+        advertiser
+        for advertiser in ALL
+        if well_known.is_deployed(node.labels.get(advertiser.deploy_label))
     )
-    programs = owners(pods) | deployed | _list_awaited(attempt.journal, node.labels)
-    return _with_replaced(attempt.deps, programs, node)
+    advertisers = owners(pods) | deployed | _list_awaited(attempt.journal, node.labels)
+    return _with_replaced(attempt.deps, advertisers, node)
 
 
 def _list_awaited(journal: run_journal.RunJournal, labels: Mapping[str, str]) -> _Advertisers:
-    return frozenset(program for program in ALL if program.is_awaited(journal, labels))
+    return frozenset(advertiser for advertiser in ALL if advertiser.is_awaited(journal, labels))
 
 
 def _with_replaced(
-    deps: ports.Dependencies, programs: _Advertisers, node: node_object.NodeView
+    deps: ports.Dependencies, advertisers: _Advertisers, node: node_object.NodeView
 ) -> _Advertisers:
     """Add a device plugin whose pod is being replaced."""
-    if PLUGIN not in programs and device_plugin.is_being_replaced(deps, node):
-        return programs | {PLUGIN}
-    return programs
+    if PLUGIN not in advertisers and device_plugin.is_being_replaced(deps, node):
+        return advertisers | {PLUGIN}
+    return advertisers
 
 
 def check_schedulable(
@@ -132,8 +134,8 @@ def check_schedulable(
     All devices of the GPUs with the UUIDs ``changed`` must be healthy. This does not wait.
     """
     pods = attempt.deps.workloads.list()
-    paused = Paused(programs=remove_phantoms_and_find(attempt, pods, gpus), changed=changed)
-    is_complete = not _missing(attempt, paused, gpus, pods)
+    restart = Restart(advertisers=remove_phantoms_and_find(attempt, pods, gpus), changed=changed)
+    is_complete = not _missing(attempt, restart, gpus, pods)
     return is_complete and not PLUGIN.contradicts_label(attempt, gpus, pods)
 
 
@@ -144,26 +146,30 @@ def find_stale(
     *,
     changed: frozenset[str] = frozenset(),
     ignored: frozenset[str] = frozenset(),
-) -> tuple[advertisers.Advertiser, ...]:
+) -> tuple[device_advertiser.Advertiser, ...]:
     """Return the advertisers with a ready pod and outdated devices, but none named ``ignored``.
 
     All devices of the GPUs with the UUIDs ``changed`` must be healthy.
     """
-    ready = (program for program in ALL if advertisers.is_any_ready(filter(program.owns, pods)))
+    ready = (
+        advertiser
+        for advertiser in ALL
+        if device_advertiser.is_any_ready(filter(advertiser.owns, pods))
+    )
     return tuple(
-        program
-        for program in ready
-        if program.name not in ignored
+        advertiser
+        for advertiser in ready
+        if advertiser.name not in ignored
         and (
-            program.is_stale(shared.deps, gpus)
-            or (changed and program.missing(shared, gpus, pods, changed))
+            advertiser.is_stale(shared.deps, gpus)
+            or (changed and advertiser.missing(shared, gpus, pods, changed))
         )
     )
 
 
 def restart_stale(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: frozenset[str]
-) -> Paused:
+) -> Restart:
     """Restart advertisers with outdated devices, once in all attempts at a request.
 
     Args:
@@ -179,23 +185,27 @@ def restart_stale(
     again = find_stale(attempt, pods, gpus, changed=changed, ignored=attempt.memory.restarted)
     if PLUGIN not in again and PLUGIN.contradicts_label(attempt, gpus, pods):
         again = (PLUGIN, *again)
-    stale = tuple(pod for program in again for pod in restart(attempt.deps, program, pods))
-    attempt.memory.note_restarted(program.name for program in again)
-    return Paused(programs=present, old_uids=uids(stale), changed=changed)
+    stale = tuple(
+        pod for advertiser in again for pod in restart_pods(attempt.deps, advertiser, pods)
+    )
+    attempt.memory.note_restarted(advertiser.name for advertiser in again)
+    return Restart(advertisers=present, old_uids=uids(stale), changed=changed)
 
 
-def restart(
-    deps: ports.Dependencies, program: advertisers.Advertiser, pods: Iterable[pod_object.Pod]
+def restart_pods(
+    deps: ports.Dependencies,
+    advertiser: device_advertiser.Advertiser,
+    pods: Iterable[pod_object.Pod],
 ) -> pod_object.Pods:
-    """Delete a program's pods, and hide its devices until new pods advertise theirs.
+    """Delete an advertiser's pods, and hide its devices until new pods advertise theirs.
 
-    Kubelet reports only after up to 10 s that the program ends. Pods that are bound until then
-    fail, or never start. Returns the program's pods.
+    Kubelet reports only after up to 10 s that a plugin has ended. Pods that are bound until then
+    fail, or never start. Returns the advertiser's pods.
     """
-    owned = tuple(filter(program.owns, pods))
+    owned = tuple(filter(advertiser.owns, pods))
     delete(deps.workloads, owned)
     if owned:
-        program.withdraw(deps)
+        advertiser.withdraw(deps)
     return owned
 
 
@@ -206,7 +216,9 @@ def delete(workloads: ports.Workloads, pods: Iterable[pod_object.Pod]) -> None:
             workloads.delete(pod)
 
 
-def wait_schedulable(attempt: attempts.Attempt, paused: Paused, gpus: model.ObservedGpus) -> None:
+def wait_schedulable(
+    attempt: attempts.Attempt, restart: Restart, gpus: model.ObservedGpus
+) -> None:
     """Wait until device plugin and DRA driver are ready and advertise the GPUs' devices.
 
     Problems that may need a person are published once.
@@ -215,14 +227,14 @@ def wait_schedulable(attempt: attempts.Attempt, paused: Paused, gpus: model.Obse
         NotReadyError: PLUGIN_NOT_READY, NOT_ALLOCATABLE or PHANTOM_DEVICES, with what is missing.
         Superseded: Another layout is requested; the next run verifies this change.
     """
-    if not paused.programs:
+    if not restart.advertisers:
         _log.info("no_device_plugin_found")
-        if not _missing(attempt, paused, gpus, ()):
+        if not _missing(attempt, restart, gpus, ()):
             return
     timeout_s = attempt.limits.plugin_timeout_s
     report = _ProblemReport(attempt.journal, attempt.deps.clock)
     missing, _ = attempt.until_solved(
-        lambda pods: report.note(_missing(attempt, paused, gpus, pods)), timeout_s
+        lambda pods: report.note(_missing(attempt, restart, gpus, pods)), timeout_s
     )
     if missing:
         raise errors.NotReadyError(
@@ -246,17 +258,17 @@ def require_served(
 
 
 def _missing(
-    shared: attempts.Shared, paused: Paused, gpus: model.ObservedGpus, pods: pod_object.Pods
+    shared: attempts.Shared, restart: Restart, gpus: model.ObservedGpus, pods: pod_object.Pods
 ) -> errors.NotReadyError | None:
     """Return what keeps pods from getting the GPUs' devices; None if nothing does."""
-    new = tuple(pod for pod in pods if pod.uid not in paused.old_uids)
-    present = [program for program in ALL if program in paused.programs]
-    for program in present:
-        program_pods = tuple(filter(program.owns, new))
-        if not advertisers.is_any_ready(program_pods):
-            label = shared.node_labels.get(program.deploy_label)
-            return advertisers.not_ready(program, program_pods, gpus, label)
-    problems = (program.missing(shared, gpus, new, paused.changed) for program in present)
+    new = tuple(pod for pod in pods if pod.uid not in restart.old_uids)
+    present = [advertiser for advertiser in ALL if advertiser in restart.advertisers]
+    for advertiser in present:
+        own_pods = tuple(filter(advertiser.owns, new))
+        if not device_advertiser.is_any_ready(own_pods):
+            label = shared.node_labels.get(advertiser.deploy_label)
+            return device_advertiser.not_ready(advertiser, own_pods, gpus, label)
+    problems = (advertiser.missing(shared, gpus, new, restart.changed) for advertiser in present)
     problem = next(filter(None, problems), None)
     if problem is None and PLUGIN not in present:
         return PLUGIN.unknown(shared.deps, gpus)
@@ -278,7 +290,10 @@ class _ProblemReport:
         Raises:
             NotReadyError: PHANTOM_DEVICES that do not disappear.
         """
-        if isinstance(missing, advertisers.PodWaitsError) and missing.why not in self._reported:
+        if (
+            isinstance(missing, device_advertiser.PodWaitsError)
+            and missing.why not in self._reported
+        ):
             self._reported.add(missing.why)
             self._journal.enter(model.Phase.VERIFY, missing.message)
         if missing is None or missing.reason is not errors.Reason.PHANTOM_DEVICES:

@@ -6,7 +6,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts
-from mig_manager.agent.pods import advertisers
+from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import (
     clients,
@@ -25,7 +25,7 @@ _log = structlog.get_logger()
 _Healthy = Mapping[str, frozenset[str]] | None
 
 
-class DevicePlugin(advertisers.Advertiser):
+class DevicePlugin(device_advertiser.Advertiser):
     """Implements ``Advertiser`` for devices registered with kubelet."""
 
     name = "device plugin"
@@ -57,7 +57,7 @@ class DevicePlugin(advertisers.Advertiser):
         if counts := schedulable.unreported_counts(gpus, healthy, node, strategy=strategy):
             shared.deps.node.report_devices(counts)
             node = shared.deps.node.latest()
-        return advertisers.not_allocatable(
+        return device_advertiser.not_allocatable(
             schedulable.why_not(gpus, healthy, node, strategy=strategy, changed=changed)
         )
 
@@ -116,7 +116,7 @@ class DevicePlugin(advertisers.Advertiser):
         )
         if labelled is None or is_known or self.name in attempt.memory.restarted:
             return False
-        return advertisers.is_any_ready(plugins) and schedulable.is_plugin_stale(
+        return device_advertiser.is_any_ready(plugins) and schedulable.is_plugin_stale(
             gpus, _healthy(attempt.deps.allocations), node, strategy=labelled
         )
 

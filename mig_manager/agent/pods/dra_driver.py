@@ -6,7 +6,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
-from mig_manager.agent.pods import advertisers
+from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import model, ports
 from mig_manager.core.node import claims, pod_object, strategies, well_known
 from mig_manager.core.records import node_entries
@@ -14,7 +14,7 @@ from mig_manager.core.records import node_entries
 _log = structlog.get_logger()
 
 
-class DraDriver(advertisers.Advertiser):
+class DraDriver(device_advertiser.Advertiser):
     """Implements ``Advertiser`` for devices in ResourceSlices."""
 
     name = "DRA driver"
@@ -47,7 +47,7 @@ class DraDriver(advertisers.Advertiser):
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Return how the slices differ from the GPUs; None also if they cannot be listed."""
-        return advertisers.not_allocatable(_why_not_advertised(shared.deps, gpus))
+        return device_advertiser.not_allocatable(_why_not_advertised(shared.deps, gpus))
 
     def is_stale(self, deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
         return bool(_why_not_advertised(deps, gpus))
@@ -104,7 +104,7 @@ def with_unbound(workloads: ports.Workloads, pods: pod_object.Pods) -> pod_objec
 
 def has_ready(pods: Iterable[pod_object.Pod]) -> bool:
     """Return whether a DRA driver pod is ready; without one, no pod with a claim can end."""
-    return advertisers.is_any_ready(filter(claims.is_driver, pods))
+    return device_advertiser.is_any_ready(filter(claims.is_driver, pods))
 
 
 def remedy_if_kept_away(labels: Mapping[str, str]) -> str:

@@ -67,11 +67,11 @@ def pause_clients(
 
 def pause_driver(
     attempt: attempts.Attempt, plan: steps.Plan, usage: gpu_use.Usage
-) -> advertising.Paused:
+) -> advertising.Restart:
     """Pause the DRA driver as ``pause_clients`` pauses the others; return all that are paused."""
     _pause(attempt, functools.partial(_choose, usage, plan, is_driver=True))
-    return advertising.Paused(
-        programs=advertising.find_awaited(attempt.deps, attempt.journal),
+    return advertising.Restart(
+        advertisers=advertising.find_awaited(attempt.deps, attempt.journal),
         old_uids=advertising.uids(usage.pods),
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(

@@ -17,12 +17,12 @@ _log = structlog.get_logger()
 
 
 def resume_advertisers(
-    attempt: attempts.Attempt, paused: advertising.Paused, *, plugin_config: str | None = None
-) -> advertising.Paused:
+    attempt: attempts.Attempt, restart: advertising.Restart, *, plugin_config: str | None = None
+) -> advertising.Restart:
     """Resume device plugin and DRA driver with new pods, and with the layout's plugin config.
 
     Returns:
-        ``paused`` with all their pods that may have missed a part of the change.
+        ``restart`` with all their pods that may have missed a part of the change.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -31,23 +31,23 @@ def resume_advertisers(
     pods = attempt.deps.workloads.list()
     stale = (
         *filter(advertising.is_advertiser, pods),
-        *client_table.members(pods, paused.extra_clients),
+        *client_table.members(pods, restart.extra_clients),
     )
-    early = tuple(pod for pod in stale if pod.uid not in paused.kept_uids)
+    early = tuple(pod for pod in stale if pod.uid not in restart.kept_uids)
     entries = attempt.journal.entries
-    for each in paused.restarted:
+    for each in restart.to_restart:
         each.withdraw(attempt.deps)
     is_paused = not entries.node.paused_labels.keys().isdisjoint(advertising.DEPLOY_LABELS)
     if is_paused or entries.node.hold_taint or plugin_config:
-        names = " and ".join(f"the {each.name}" for each in paused.restarted)
+        names = " and ".join(f"the {each.name}" for each in restart.to_restart)
         what = f"restarting {names or 'the device plugin'}"
         _resume(attempt.journal, advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
     advertising.delete(attempt.deps.workloads, early)
-    old_uids = paused.old_uids | {pod.uid for pod in early}
-    return dataclasses.replace(paused, old_uids=old_uids)
+    old_uids = restart.old_uids | {pod.uid for pod in early}
+    return dataclasses.replace(restart, old_uids=old_uids)
 
 
-def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> None:
+def resume_monitors(attempt: attempts.Attempt, restart: advertising.Restart) -> None:
     """Restore the other deploy labels one by one, and have the operator validate again.
 
     The layout is already active and verified, so a monitor that does not become ready is only a
@@ -56,7 +56,7 @@ def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> No
     """
     timeout_s = attempt.limits.monitor_timeout_s
     labels = attempt.journal.entries.node.paused_labels
-    waited_for = [key for key in labels if key in paused.labels_with_pods]
+    waited_for = [key for key in labels if key in restart.labels_with_pods]
     others = labels.keys() - waited_for
     try:
         for key in waited_for:
@@ -80,7 +80,7 @@ def resume_monitors(attempt: attempts.Attempt, paused: advertising.Paused) -> No
     except errors.ClusterError as error:
         _log.warning("monitors_not_waited_for", error=error.message)
     # Feature discovery with a deploy label was restarted already.
-    is_old = clients.DISCOVERY_DEPLOY_LABEL not in paused.labels_with_pods
+    is_old = clients.DISCOVERY_DEPLOY_LABEL not in restart.labels_with_pods
     with _warn_on_error():
         for pod in attempt.deps.workloads.present():
             if clients.is_validator(pod) or (is_old and clients.is_feature_discovery(pod)):
@@ -181,15 +181,15 @@ def await_driver(
 
 def as_if_paused(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: Iterable[model.GpuSnapshot]
-) -> advertising.Paused:
+) -> advertising.Restart:
     """Return the advertisers as if they had been paused for a change; remove phantom devices.
 
     An up-to-date DRA driver is kept: restarting it would change nothing.
     """
     pods = attempt.deps.workloads.list()
     kept_uids = advertising.DRIVER.current_uids(attempt.deps, gpus, pods)
-    return advertising.Paused(
-        programs=advertising.remove_phantoms_and_find(attempt, pods, gpus),
+    return advertising.Restart(
+        advertisers=advertising.remove_phantoms_and_find(attempt, pods, gpus),
         old_uids=advertising.uids(pods) - kept_uids,
         kept_uids=kept_uids,
         changed=frozenset(gpu.uuid for gpu in changed),

@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts
-from mig_manager.agent.pods import advertisers, advertising, device_plugin, survey
+from mig_manager.agent.pods import advertising, device_advertiser, device_plugin, survey
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import device_ids, node_object
 
@@ -38,10 +38,10 @@ def withdraw(
     node: node_object.NodeView,
     checked_ids: frozenset[str] | None,
 ) -> frozenset[str] | None:
-    """Restart the programs that advertise devices which no GPU has; remove phantom devices.
+    """Restart the advertisers of devices that no GPU has; remove phantom devices.
 
-    A program that only lacks devices is not restarted: its owner may have left some out. Nothing
-    is done while a GPU is unreachable, or while another program manages MIG.
+    An advertiser that only lacks devices is not restarted: its owner may have left some out.
+    Nothing is done while a GPU is unreachable, or while another program manages MIG.
 
     Args:
         shared: The dependencies, and the memory of attempts.
@@ -65,28 +65,31 @@ def withdraw(
 
 
 def _restart(deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
-    """Restart the programs; return whether all devices were known."""
+    """Restart the advertisers; return whether all devices were known."""
     pods = deps.workloads.present()
     if survey.foreign_managers(deps, pods):
         return False
     gone_ids = {each: each.destroyed_devices(deps, gpus, pods) for each in advertising.ALL}
-    for program, ids in gone_ids.items():
+    for advertiser, ids in gone_ids.items():
         if ids:
-            program_pods = advertising.restart(deps, program, pods)
-            _report(deps.node, program, len(ids), is_restarted=bool(program_pods))
+            own_pods = advertising.restart_pods(deps, advertiser, pods)
+            _report(deps.node, advertiser, len(ids), is_restarted=bool(own_pods))
     return None not in gone_ids.values()
 
 
 def _report(
-    node: ports.Node, program: advertisers.Advertiser, count: int, *, is_restarted: bool
+    node: ports.Node, advertiser: device_advertiser.Advertiser, count: int, *, is_restarted: bool
 ) -> None:
     _log.warning(
-        "destroyed_devices_advertised", by=program.name, devices=count, is_restarted=is_restarted
+        "destroyed_devices_advertised",
+        by=advertiser.name,
+        devices=count,
+        is_restarted=is_restarted,
     )
     remedy = "it is restarted" if is_restarted else "restart it, the agent found no pod of it"
     what = f"{messages.count(count, 'device')} that no GPU has"
     node.emit(
         reason="DestroyedDevices",
-        message=f"the {program.name} advertises {what}: {remedy}",
+        message=f"the {advertiser.name} advertises {what}: {remedy}",
         is_warning=True,
     )

@@ -17,7 +17,7 @@ class PluginConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEntries:
-    """What a change has set on the Node, and whose return to it a run must verify."""
+    """What a change has set on the Node, and which advertisers a run must verify again."""
 
     hold_taint: bool = False  # whether the node has ``well_known.HOLD_TAINT``
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -41,7 +41,7 @@ class NodeEntries:
 
     @property
     def unverified(self) -> "NodeEntries":
-        """The programs whose devices are still to be verified, without what a write restores."""
+        """Only the advertisers still to be verified, without what a write to the Node undoes."""
         return NodeEntries(has_plugin=self.has_plugin, has_dra_driver=self.has_dra_driver)
 
     def to_data(self) -> dict[str, Any]:

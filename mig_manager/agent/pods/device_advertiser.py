@@ -1,4 +1,4 @@
-"""A program that advertises a node's devices: NVIDIA's device plugin or its DRA driver.
+"""An advertiser of a node's devices: NVIDIA's device plugin or its DRA driver.
 
 The device plugin registers devices with kubelet, and the DRA driver publishes ResourceSlices. Both
 list devices only when they start.
@@ -15,7 +15,7 @@ from mig_manager.core.records import node_entries
 
 
 class Advertiser(Protocol):
-    """A program that advertises devices, even if the node does not run it.
+    """A program that advertises devices, even if it does not run on the node.
 
     Raises:
         ClusterError: From every method with ports: the API refused or does not answer.
@@ -25,7 +25,7 @@ class Advertiser(Protocol):
     deploy_label: str
 
     def owns(self, pod: pod_object.Pod) -> bool:
-        """Return whether a pod belongs to this program."""
+        """Return whether a pod runs it."""
 
     def was_paused(self, entries: node_entries.NodeEntries) -> bool:
         """Return whether it served the node before it was paused."""
@@ -65,7 +65,7 @@ class Advertiser(Protocol):
     def why_not_starting(self, gpus: model.ObservedGpus) -> str:
         """Return why the layout may keep it from starting, for a message.
 
-        Empty for a program whose incompatible layouts are refused before the change.
+        Empty for an advertiser whose incompatible layouts are refused before the change.
         """
         return ""
 
@@ -87,7 +87,7 @@ class PodWaitsError(errors.NotReadyError):
 def not_ready(
     advertiser: Advertiser, pods: pod_object.Pods, gpus: model.ObservedGpus, label: str | None
 ) -> errors.NotReadyError:
-    """Return the error that no pod of a program is ready, with kubelet's reasons.
+    """Return the error that no pod of an advertiser is ready, with kubelet's reasons.
 
     ``label`` is the value of its deploy label; None: the node has none.
     """
