@@ -1,8 +1,9 @@
 """List words that this project replaces: ``python -m docs.language [PATH...]``.
 
 Identifiers are split at underscores and capitals: ``told_as`` has ``told``. A line of output is
-``file:line: word (say: ...)``. Also: locals that hide a name of their module, fields and errors
-that are not documented as CONTRIBUTING.md says, and stale references such as ``module.name``.
+``file:line: word (say: ...)``. Also: locals that hide a name of their module, long names of
+tests, fields and errors that are not documented as CONTRIBUTING.md says, and stale references
+such as ``module.name``.
 """
 
 import ast
@@ -76,6 +77,7 @@ _HIDES = "another name: this one is a function, class or import of the module"
 _FIELD_RULE = "a phrase that fits: comment, lower case, no full stop; otherwise: docstring"
 _ERROR_RULE = "a section 'Raises:', or '; HostError if it fails' at the end of the first line"
 _MAX_COLUMNS = 99
+_MAX_TEST_NAME_CHARACTERS = 70
 _COMMENT = re.compile(r"  # (?!noqa|type:)(?P<text>.+)")
 _SENTENCE = re.compile(r"(?!None|True|False|Unix|Kubernetes)(?:A|[A-Z][a-z]+)\b|.*\.$")
 _ERROR = re.compile(
@@ -178,6 +180,9 @@ def _findings_in_code(name: str, text: str) -> Iterator[Finding]:
         yield Finding(name, _line(match), match[0], "MAX_, MIN_")
     for line, word in {*_hiding_names(nodes)}:
         yield Finding(name, line, f"local {word}", _HIDES)
+    for line, word in _long_test_names(nodes):
+        say = f"at most {_MAX_TEST_NAME_CHARACTERS} characters"
+        yield Finding(name, line, f"name of {len(word)} characters: {word}", say)
     if not name.startswith("mig_manager/"):
         return
     for line in _misdocumented_errors(nodes):
@@ -230,6 +235,16 @@ def _names(nodes: Sequence[ast.AST], *, is_strict: bool) -> Iterator[tuple[int, 
         is_participle = is_strict and is_verb and re.fullmatch(r"[a-z]+(?<!e)ed", word)
         if word in (STRICT_NAMES if is_strict else NAMES) or is_participle:
             yield node.lineno, name
+
+
+def _long_test_names(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
+        match node:
+            case ast.FunctionDef(name=name) if name.startswith("test_"):
+                if len(name) > _MAX_TEST_NAME_CHARACTERS:
+                    yield node.lineno, name
+            case _:
+                pass
 
 
 def _hiding_names(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:

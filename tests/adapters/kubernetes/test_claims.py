@@ -326,7 +326,7 @@ def reserve(
         server.delete(kinds.PODS, name, "default")
 
 
-def test_pods_about_to_be_bound_have_the_devices_that_are_reserved_for_them(
+def test_pods_about_to_be_bound_have_the_devices_reserved_for_them(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
     server.create(a_resource_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")))

@@ -285,7 +285,7 @@ def one_device(rig: node_rig.NodeRig, *, is_destroyed: bool) -> frozenset[str]:
     )
 
 
-def test_a_pod_that_gets_a_device_before_the_pause_is_spared_if_another_is_free() -> None:
+def test_a_pod_bound_before_the_pause_is_spared_if_another_device_is_free() -> None:
     undisturbed = nodes.node(layout="all-balanced")
     is_open = strikes.note(
         undisturbed,
@@ -312,7 +312,7 @@ mig-configs:
 
 
 @pytest.mark.parametrize("is_blocked", [True, False], ids=["blocked", "after an eviction"])
-def test_a_pod_that_comes_during_a_drain_is_spared_if_another_device_is_free(
+def test_a_pod_bound_during_a_drain_is_spared_if_another_device_is_free(
     *, is_blocked: bool
 ) -> None:
     rig = nodes.busy_node()
@@ -329,7 +329,7 @@ def test_a_pod_that_comes_during_a_drain_is_spared_if_another_device_is_free(
     assert rig.log.count("workloads.evict") == 1
 
 
-def test_a_pod_is_spared_once_an_equal_device_is_released_before_the_evictions() -> None:
+def test_a_pod_is_spared_once_an_equal_device_is_free_before_the_evictions() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.add_pod("blocked", devices=one_device(rig, is_destroyed=True))
     ending = rig.add_pod("ending", devices=one_device(rig, is_destroyed=False))

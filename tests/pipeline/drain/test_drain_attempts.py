@@ -261,7 +261,7 @@ def test_node_closed_between_attempts_is_reopened_without_a_request(
     assert serving.kills == 1
 
 
-def test_a_plugin_is_not_restarted_while_a_tainted_node_waits_for_the_next_try() -> None:
+def test_a_plugin_is_not_restarted_while_the_tainted_node_awaits_a_retry() -> None:
     rig, _ = node_with(room_elsewhere=0)
     plugins = {pod.uid for pod in rig.plugins}
     first, second = rig.gpus
