@@ -15,7 +15,7 @@ instances for pods behind it.
 import dataclasses
 import datetime as dt
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from mig_manager.core import messages, model
 from mig_manager.core.partitioning import (
@@ -60,10 +60,11 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     """
     batch = batches.Batch(index, pending)
     decider = _Decider(index, batch, limits, now, history)
-    decider.make_room()
+    holding = decider.gpu_holds()
+    decider.make_room(holding)
     decider.withdraw()
-    decider.merge_back(base or {})
-    decision = decider.decision()
+    decider.merge_back(base or {}, holding)
+    decision = decider.decision(holding)
     likely = past_decisions.unprepared_pods(history, index.nodes, expected, now=now)
     is_calm = not (decision.waiting or decision.changes)
     max_changes = decider.changes.spare or int(is_calm)
@@ -109,10 +110,8 @@ class _Decider:
         )
         nominated = self._schedulable.nominated
         self.changes = earlier or changes.Changes(index, limits, now, history, nominated)
-        self._gpu_holds: Mapping[str, holds.HoldRecord] = {}
-        self._on_hold = node_sets.EMPTY
 
-    def decision(self) -> decisions.PartitioningDecision:
+    def decision(self, holding: holds.GpuHolds) -> decisions.PartitioningDecision:
         """Return the decision, with the reasons why the remaining pods are not served."""
         unmet: list[decisions.Unmet] = []
         waits = list(self._schedulable.waiting)
@@ -121,7 +120,7 @@ class _Decider:
             self._feasible,
             self.changes.why_not_now,
             is_full=self.changes.is_full,
-            on_hold=self._on_hold,
+            on_hold=holding.nodes,
         )
         # Pods with equal needs share their cause.
         why = functools.cache(causes.why)
@@ -137,7 +136,7 @@ class _Decider:
             unmet=tuple(unmet),
             waiting=tuple(waits),
             room_since=self._schedulable.room_since,
-            gpu_holds=self._gpu_holds,
+            gpu_holds=holding.records,
             ignored=self._schedulable.ignored,
         )
 
@@ -150,23 +149,31 @@ class _Decider:
         unplaced = self._schedulable.unplaced.get(rank, node_sets.EMPTY)
         return why(self._batch.group[rank], unplaced)
 
-    def make_room(self) -> None:
+    def gpu_holds(self) -> holds.GpuHolds:
+        """Return the GPUs to hold for pods that have waited without room."""
+        return holds.select(
+            self._index,
+            self._batch,
+            self._feasible,
+            self._eligible(),
+            before=self._history.gpu_holds,
+            now=self._now,
+        )
+
+    def make_room(self, holding: holds.GpuHolds) -> None:
         """Choose nodes one by one as long as a change serves a pod, then empty GPUs on hold."""
-        ranks = self._eligible()
-        holding = self._holds(ranks)
-        candidates = self._serve(ranks, holding)
-        for position in dict.fromkeys(hold.position for hold in holding):
+        candidates = self._serve(self._eligible(), holding)
+        for position in dict.fromkeys(hold.position for hold in holding.holds):
             change = self._feasible.trial(position)
             is_free = not self.changes.is_full and position in candidates
-            if is_free and change.drain(_early(holding, position)):
+            if is_free and change.drain(holding.early_gpus(position)):
                 desired = self._states.with_change(position, change)
                 self.changes.request(position, desired, (), "on hold for a waiting pod")
 
     def prepare(self, *, first: int, max_changes: int) -> None:
         """Choose nodes for the pods of this rank and behind."""
-        ranks = self._eligible()
-        behind = [rank for rank in ranks if rank >= first]
-        self._serve(behind, self._holds(ranks), max_changes=max_changes)
+        behind = [rank for rank in self._eligible() if rank >= first]
+        self._serve(behind, self.gpu_holds(), max_changes=max_changes)
 
     def _eligible(self) -> list[int]:
         return [
@@ -176,7 +183,7 @@ class _Decider:
         ]
 
     def _serve(
-        self, ranks: list[int], holding: Sequence[holds.Hold], *, max_changes: int | None = None
+        self, ranks: list[int], holding: holds.GpuHolds, *, max_changes: int | None = None
     ) -> node_sets.NodeSet:
         """Request changes that serve pods, at most so many; return the other candidates."""
         search = offers.Offers(self._index, self._batch, self._feasible)
@@ -185,14 +192,14 @@ class _Decider:
         candidates = node_sets.of(i for i in opted_in if not self.changes.why_not_now(i)[1])
         remaining = len(opted_in) if max_changes is None else max_changes
         while ranks and candidates and remaining and not self.changes.is_full:
-            best = search.best(candidates, ranks, skipped=skipped, holding=holding)
+            best = search.best(candidates, ranks, skipped=skipped, holding=holding.holds)
             if best is None:
                 break
             position = best.position
             selected = node_sets.of([position])
             search.forget(best.pods)
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
-            best.change.drain(_early(holding, position))
+            best.change.drain(holding.early_gpus(position))
             desired = self._states.with_change(position, best.change)
             why = f"room for {messages.count(len(pods), 'pod')}"
             if self.changes.request(position, desired, pods, why):
@@ -207,18 +214,6 @@ class _Decider:
             candidates -= selected
         return candidates
 
-    def _holds(self, ranks: Iterable[int]) -> tuple[holds.Hold, ...]:
-        """Return the GPUs to hold for pods that have waited without room."""
-        index = self._index
-        ready = node_sets.of(i for i in index.opted_in if not index.nodes[i].unusable)
-        changing = node_sets.of(i for i in index.opted_in if index.nodes[i].is_changing)
-        before = self._history.gpu_holds
-        selection = holds.Holds(index, self._batch, ready | changing, before, self._now)
-        result = selection.choose(ranks, self._feasible, ready)
-        self._gpu_holds = selection.records
-        self._on_hold = node_sets.of(hold.position for hold in result)
-        return result
-
     def withdraw(self) -> None:
         """Replace failed requests of a partitioner that no pod needs.
 
@@ -231,9 +226,11 @@ class _Decider:
                 present = self._states.present(position)
                 self.changes.request(position, present, (), why, is_withdrawal=True)
 
-    def merge_back(self, base: Mapping[str, Mapping[str, model.DesiredGpu]]) -> None:
+    def merge_back(
+        self, base: Mapping[str, Mapping[str, model.DesiredGpu]], holding: holds.GpuHolds
+    ) -> None:
         """Return idle instances to the base layout on nodes without demand for long."""
-        after_s, on_hold = self._limits.merge_back_after_s, self._on_hold
+        after_s, on_hold = self._limits.merge_back_after_s, holding.nodes
         for position in self._index.opted_in if after_s else ():
             name = self._index.nodes[position].name
             since = self._history.demand_at.get(name)
@@ -246,9 +243,3 @@ class _Decider:
             if self._states.keeps_reserved(position, desired):
                 why = "no pod has requested its idle instances"
                 self.changes.request(position, desired, (), why)
-
-
-def _early(holding: Iterable[holds.Hold], position: int) -> set[int]:
-    """Return the GPUs of a node whose idle instances a change destroys."""
-    early = (hold.indices for hold in holding if hold.is_early and hold.position == position)
-    return {index for indices in early for index in indices}

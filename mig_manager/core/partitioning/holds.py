@@ -13,7 +13,7 @@ import dataclasses
 import datetime as dt
 import functools
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from mig_manager.core.partitioning import (
     batches,
@@ -50,8 +50,52 @@ class HoldRecord:
     gpus: frozenset[tuple[str, str]]  # node, UUID
 
 
-class Holds:
-    """Chooses the GPUs to hold in one decision."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHolds:
+    """The GPUs on hold in one decision, and what the next decision must know of them."""
+
+    holds: tuple[Hold, ...]
+    records: Mapping[str, HoldRecord]  # by UID of a pending pod
+
+    @property
+    def nodes(self) -> node_sets.NodeSet:
+        """The nodes with GPUs on hold."""
+        return node_sets.of(hold.position for hold in self.holds)
+
+    def early_gpus(self, position: int) -> set[int]:
+        """Return the GPUs of a node whose idle instances a change destroys."""
+        early = (hold for hold in self.holds if hold.is_early and hold.position == position)
+        return {index for hold in early for index in hold.indices}
+
+
+def select(
+    index: node_index.NodeIndex,
+    batch: batches.Batch,
+    feasible: feasible_nodes.FeasibleNodes,
+    ranks: Iterable[int],
+    *,
+    before: Mapping[str, HoldRecord],
+    now: dt.datetime,
+) -> GpuHolds:
+    """Select the GPUs to hold for pods that have waited without room.
+
+    Args:
+        index: The nodes.
+        batch: The pods.
+        feasible: Where pods are served, with a change or without.
+        ranks: Of the pods that may get a hold, by priority and age.
+        before: The records of the last decision.
+        now: The present time.
+    """
+    ready = node_sets.of(i for i in index.opted_in if not index.nodes[i].unusable)
+    # Nodes under change cannot serve a pod now, but soon.
+    changing = node_sets.of(i for i in index.opted_in if index.nodes[i].is_changing)
+    selection = _Selection(index, batch, ready | changing, before, now)
+    return selection.choose(selection.without_room(ranks, feasible, ready))
+
+
+class _Selection:
+    """Selects the GPUs to hold in one decision."""
 
     def __init__(
         self,
@@ -61,19 +105,11 @@ class Holds:
         before: Mapping[str, HoldRecord],
         now: dt.datetime,
     ) -> None:
-        """Build it; ``nodes`` can be changed now or soon, ``before`` is of the last decision."""
         self._index = index
         self._batch = batch
         self._nodes = nodes
         self._before = before
         self._now = now
-        self._gpus_on_hold: set[tuple[int, int]] = set()
-        self._cost = 0
-        """Free memory slices of the GPUs on hold."""
-        self._without_choice: set[batches.Group] = set()
-        """Groups for which no early hold is possible any more."""
-        self.records: dict[str, HoldRecord] = {}
-        """By UID of a pending pod; for the next decision."""
 
     @functools.cached_property
     def _states(self) -> Mapping[tuple[int, int], fit_search.GpuFacts]:
@@ -86,75 +122,106 @@ class Holds:
 
     @functools.cached_property
     def _max_cost(self) -> float:
+        """How many free memory slices the GPUs on hold may have while much is free."""
         free = sum(state.free_slices for state in self._states.values())
         used = sum(state.fill for state in self._states.values())
         return free - _FREE_SHARE * (free + used)
 
-    def choose(
+    def without_room(
         self,
         ranks: Iterable[int],
         feasible: feasible_nodes.FeasibleNodes,
         ready: node_sets.NodeSet,
-    ) -> tuple[Hold, ...]:
-        """Return the holds for pods, by priority and age.
-
-        Nodes outside ``ready`` are under change, and cannot serve a pod now.
-        """
-        holds: list[Hold] = []
+    ) -> Iterator[int]:
+        """Yield the pods that have waited, and that no change of a ready node can serve."""
         is_served: dict[batches.Group, bool] = {}
         for rank in ranks:
-            pod = self._batch.pods[rank]
-            group = self._batch.group[rank]
-            age_s = self._age_s(pod.pending_since or pod.created_at)
-            if len(holds) >= _MAX_HOLDS or age_s < _EARLY_S:
+            if self._waited_s(rank) < _EARLY_S:
                 continue
+            group = self._batch.group[rank]
             if group not in is_served:
                 is_served[group] = bool(feasible.serving(group, ready - group.never))
-            if not is_served[group] and not self._has_ended(pod.uid):
-                is_first = not any(not hold.is_early for hold in holds)
-                is_due = is_first and age_s >= _LATE_S
-                if is_due or group not in self._without_choice:
-                    holds += self._for_pod(rank, is_due=is_due)
-        return tuple(holds)
+            if not is_served[group]:
+                yield rank
+
+    def choose(self, ranks: Iterable[int]) -> GpuHolds:
+        holds: list[Hold] = []
+        records: dict[str, HoldRecord] = {}
+        without_choice: set[batches.Group] = set()  # no early hold is possible any more
+        for rank in ranks:
+            if len(holds) >= _MAX_HOLDS:
+                break
+            uid, group = self._batch.pods[rank].uid, self._batch.group[rank]
+            record = self._record(uid)
+            if self._age_s(record.since) > _TIMEOUT_S:
+                records[uid] = dataclasses.replace(record, gpus=frozenset())
+                continue
+            is_due = self._waited_s(rank) >= _LATE_S and all(hold.is_early for hold in holds)
+            if not is_due and group in without_choice:
+                continue
+            added = self._for_pod(rank, record.gpus, holds, is_due=is_due)
+            if added:
+                holds += added
+                records[uid] = dataclasses.replace(record, gpus=self._uuids(added))
+            else:
+                without_choice.add(group)
+        return GpuHolds(holds=tuple(holds), records=records)
+
+    def _waited_s(self, rank: int) -> float:
+        pod = self._batch.pods[rank]
+        return self._age_s(pod.pending_since or pod.created_at)
 
     def _age_s(self, since: dt.datetime | None) -> float:
         """Return the time since then; 0 if it is unknown."""
         return (self._now - since).total_seconds() if since else 0.0
 
-    def _has_ended(self, uid: str) -> bool:
-        """Return whether the hold for a pod took too long; then it gets none for as long."""
-        before = self._before.get(uid)
-        hold_s = self._age_s(before.since) if before else 0.0
-        if before and _TIMEOUT_S < hold_s <= 2 * _TIMEOUT_S:
-            self.records[uid] = dataclasses.replace(before, gpus=frozenset())
-            return True
-        return False
+    def _record(self, uid: str) -> HoldRecord:
+        """Return a pod's record of the last decision, or a new one.
 
-    def _for_pod(self, rank: int, *, is_due: bool) -> Iterator[Hold]:
-        pod = self._batch.pods[rank]
-        group = self._batch.group[rank]
-        mine: set[tuple[str, str]] = set()
-        before = self._before.get(pod.uid)
-        if before is None or self._age_s(before.since) > _TIMEOUT_S:
-            before = HoldRecord(since=self._now, gpus=frozenset())
-        choices = self._choices(group, before.gpus)
+        A pod whose hold took too long gets none for as long; then its record ends.
+        """
+        before = self._before.get(uid)
+        if before is None or self._age_s(before.since) > 2 * _TIMEOUT_S:
+            return HoldRecord(since=self._now, gpus=frozenset())
+        return before
+
+    def _for_pod(
+        self,
+        rank: int,
+        earlier_gpus: frozenset[tuple[str, str]],
+        holds: Iterable[Hold],
+        *,
+        is_due: bool,
+    ) -> list[Hold]:
+        """Return the holds for a pod, beside those for pods before it."""
+        on_hold = {(hold.position, index) for hold in holds for index in hold.indices}
+        cost = sum(self._states[each].free_slices for each in on_hold)
+        added: list[Hold] = []
+        choices = self._choices(self._batch.group[rank], earlier_gpus, on_hold)
         for _, _, position, indices in heapq.nsmallest(_MAX_CHOICES, choices):
-            cost = sum(self._states[position, index].free_slices for index in indices)
-            is_early = self._cost + cost <= self._max_cost
-            if not is_early and (mine or not is_due):
+            cost += sum(self._states[position, index].free_slices for index in indices)
+            is_early = cost <= self._max_cost
+            if not is_early and (added or not is_due):
                 break
-            self._cost += cost
-            node = self._index.nodes[position]
-            self._gpus_on_hold |= {(position, index) for index in indices}
-            mine |= {(node.name, gpu.uuid) for gpu in node.gpus if gpu.index in indices}
-            yield Hold(rank=rank, position=position, indices=frozenset(indices), is_early=is_early)
-        if not mine:
-            self._without_choice.add(group)
-        else:
-            self.records[pod.uid] = dataclasses.replace(before, gpus=frozenset(mine))
+            added.append(
+                Hold(rank=rank, position=position, indices=frozenset(indices), is_early=is_early)
+            )
+        return added
+
+    def _uuids(self, holds: Iterable[Hold]) -> frozenset[tuple[str, str]]:
+        named = ((self._index.nodes[hold.position], hold.indices) for hold in holds)
+        return frozenset(
+            (node.name, gpu.uuid)
+            for node, indices in named
+            for gpu in node.gpus
+            if gpu.index in indices
+        )
 
     def _choices(
-        self, group: batches.Group, earlier_gpus: frozenset[tuple[str, str]]
+        self,
+        group: batches.Group,
+        earlier_gpus: frozenset[tuple[str, str]],
+        on_hold: Container[tuple[int, int]],
     ) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
         """Yield sets of GPUs of a node that can serve a pod when they are idle.
 
@@ -170,8 +237,7 @@ class Holds:
             ordered = sorted(
                 (state.fill, uuids[index] not in earlier_gpus, index, count)
                 for index, state in self._index.states(position).items()
-                if (position, index) not in self._gpus_on_hold
-                and (count := state.capacity.maximum(largest))
+                if (position, index) not in on_hold and (count := state.capacity.maximum(largest))
             )
             fill = new = 0
             indices: list[int] = []
