@@ -75,7 +75,7 @@ class AttemptMemory:
         """Forget the restarted advertisers, for a new request."""
         self.restarted = frozenset()
 
-    def note_restarted(self, names: Iterable[str]) -> None:
+    def add_restarted(self, names: Iterable[str]) -> None:
         """Remember advertisers that were restarted because of outdated devices."""
         self.restarted |= frozenset(names)
 
@@ -83,15 +83,15 @@ class AttemptMemory:
         """Forget where the pods of an earlier drain returned."""
         self.returning = successors.Successors()
 
-    def note_stuck(self, pods: Iterable[pod_object.Pod]) -> None:
+    def add_stuck(self, pods: Iterable[pod_object.Pod]) -> None:
         """Remember pods that did not stop in time."""
         self.stuck_uids |= {pod.uid for pod in pods}
 
-    def note_stopped_services(self, names: Iterable[str]) -> None:
+    def add_stopped_services(self, names: Iterable[str]) -> None:
         """Remember host services before they are stopped."""
         self.stopped_services |= frozenset(names)
 
-    def note_started_service(self, name: str) -> None:
+    def remove_stopped_service(self, name: str) -> None:
         """Forget a host service that was started."""
         self.stopped_services -= {name}
 
@@ -99,7 +99,7 @@ class AttemptMemory:
         """Return whether to request a removal; a wait asks this more often than it may."""
         return now_s >= self._removal_refused_s + _REFUSAL_PAUSE_S
 
-    def note_refused_removal(self, now_s: float) -> None:
+    def record_refused_removal(self, now_s: float) -> None:
         """Remember that the API refused to remove phantom devices."""
         self._removal_refused_s = now_s
 
@@ -224,10 +224,10 @@ class Attempt(Shared):
             remedy=_NOT_RETRIED if is_final else remedy,
         )
 
-    def note_target_active(self) -> None:
-        """Note that an undo no longer restores the former layout, unless a repair kept it."""
+    def forget_former_layout(self) -> None:
+        """Forget the former layout: an undo no longer restores it, unless a repair kept it."""
         if not self.request.repairs:
-            self.journal.note(applied="")
+            self.journal.set_entries(applied="")
 
     def wait(self, timeout_s: float) -> timing.Wait:
         """Return a wait that a newer request ends."""
@@ -272,7 +272,9 @@ class Attempt(Shared):
             executor=execution.Execution(
                 gpus=self.deps.gpus,
                 reset=self.deps.reset,
-                note_persistence=functools.partial(change_journal.note_persistence, self.journal),
+                record_persistence=functools.partial(
+                    change_journal.record_persistence, self.journal
+                ),
                 clock=self.deps.clock,
                 require_unused=require_unused,
             ),

@@ -62,7 +62,7 @@ def observe(attempt: attempts.Attempt) -> Observation:
         verified, then = record.verified, record.verified_gpus
         is_file_unusable = verified is not None and resolving.is_about_file(attempt, error)
         if verified:
-            attempt.journal.note_status(
+            attempt.journal.set_status(
                 config_hash=verified.config_hash,
                 is_from_owner=verified.is_from_owner,
                 config_problem=error.message if is_file_unusable else "",

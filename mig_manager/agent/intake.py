@@ -85,7 +85,7 @@ class Inbox:
                 self.put_use_change()
 
     def put_use_change(self) -> None:
-        """Note that the use of the GPUs may have changed."""
+        """Record that the use of the GPUs may have changed."""
         with self._changed:
             self._has_use_changed = True
             self._changed.notify_all()

@@ -89,7 +89,7 @@ class AgentService:
                     settings.gpus, "listen", in_use_timeout_s=settings.in_use_timeout_s
                 ),
                 on_change=self._inbox.put_gpu_change,
-                on_xids=self.reconciler.faults.note_xids,
+                on_xids=self.reconciler.faults.add_xids,
             )
         self.loop = loop.Agent(
             self.reconciler,

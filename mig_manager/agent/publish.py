@@ -51,10 +51,10 @@ class Publisher:
     def read(self) -> node_object.NodeView:
         """Return the node, and treat its annotations as written."""
         view = self._node.read()
-        self.note(view)
+        self.assume_written(view)
         return view
 
-    def note(self, view: node_object.NodeView) -> None:
+    def assume_written(self, view: node_object.NodeView) -> None:
         """Treat a view's annotations as written: another program may have changed them."""
         self._written = _steady(view)
 

@@ -48,7 +48,7 @@ class Reconciler:
         self._drift = drift.DriftMemory()
         self.node = deps.node
         self.capacity = capacity.CapacityReport(self._shared)
-        self._attempts = attempt_series.AttemptSeries(self._shared, self.capacity.note_gpus)
+        self._attempts = attempt_series.AttemptSeries(self._shared, self.capacity.update_gpus)
         is_reported = limits.repair is not node_settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
@@ -149,7 +149,7 @@ class Reconciler:
 
     def _observe_node(self) -> node_object.NodeView:
         view = self._deps.node.latest(is_at_rest=True)
-        self._shared.publisher.note(view)
+        self._shared.publisher.assume_written(view)
         recovery.resume_unlisted(self._shared, view)
         return view
 
@@ -231,7 +231,7 @@ class Reconciler:
         self, gpus: model.ObservedGpus, view: node_object.NodeView | None
     ) -> None:
         """Publish the faults of GPUs, and the GPUs unless ``view`` is None."""
-        self.capacity.note_gpus(gpus)
+        self.capacity.update_gpus(gpus)
         if view is not None:
             change = self._withdrawal(gpus, view)
             gpu_report.publish_gpus(self._shared, gpus, self._layouts, self.capacity, change)

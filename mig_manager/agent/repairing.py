@@ -157,7 +157,7 @@ def begin(attempt: attempts.Attempt, decision: Decision) -> None:
     which = "it" if len(uuids) == 1 else "them"
     message = f"The agent evicts the pods of {names}, and resets {which}."
     attempt.deps.node.emit(reason="GpuRepairBegun", message=message, is_warning=True)
-    attempt.journal.note_record(dataclasses.replace(record, repairs=repairs))
+    attempt.journal.set_record(dataclasses.replace(record, repairs=repairs))
 
 
 def _postpone(attempt: attempts.Attempt, why: str) -> None:
@@ -165,7 +165,7 @@ def _postpone(attempt: attempts.Attempt, why: str) -> None:
     _log.info("gpu_repair_postponed", reason=why)
     record = attempt.journal.record
     repairs = gpu_repair.postpone(record.repairs, attempt.deps.clock.unix_s())
-    attempt.journal.note_record(dataclasses.replace(record, repairs=repairs))
+    attempt.journal.set_record(dataclasses.replace(record, repairs=repairs))
 
 
 def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
@@ -208,7 +208,7 @@ def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
             message=messages.fit(messages.with_full_stop(message), messages.MAX_BYTES),
             is_warning=bool(why),
         )
-    attempt.journal.note_record(dataclasses.replace(record, repairs=repairs))
+    attempt.journal.set_record(dataclasses.replace(record, repairs=repairs))
 
 
 def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) -> outcomes.Outcome:

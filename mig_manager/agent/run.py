@@ -77,7 +77,7 @@ def _run_locked(attempt: attempts.Attempt) -> outcomes.Outcome:
     except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
         _log.exception("run_crashed")
         problem = f"{type(error).__name__}: {error}"
-        failures.note_costs(
+        failures.record_costs(
             attempt, errors.MigManagerError(problem, reason=errors.Reason.INTERNAL)
         )
         return attempt.failure(errors.Reason.INTERNAL, problem, failures.undo(attempt))
@@ -114,7 +114,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     attempt.deps.standby.prepare()
     gpus = resolving.observe_once(attempt, target)
     if isinstance(target, targets.LayoutTarget):
-        resolving.note_content(attempt, target, gpus)
+        resolving.record_content(attempt, target, gpus)
     attempt.hooks.load()
     recovery.restore_persistence(attempt, gpus)
     planned = planning.plan_change(attempt, target, gpus)

@@ -37,7 +37,7 @@ class RunJournal:
     This is the journal, the status and the record of the request. They change with the Node's
     taint and labels, so the same patch writes them.
 
-    - ``note``, ``note_status`` and ``note_record`` change one of them; the next patch writes it.
+    - ``set_entries``, ``set_status``, ``set_record`` change one of them; the next patch writes it.
     - ``publish`` writes entries now, and ``announce`` without waiting for the API.
     - ``enter``, ``enter_decided``, ``begin`` and ``begin_rollback`` publish a new phase.
     - ``finish`` and ``abandon`` end the run, and undo its entries.
@@ -87,13 +87,13 @@ class RunJournal:
             self.entries = self._take_over_entries()
             self._is_taken_over = True
 
-    def note(self, **entries: Unpack[journals.Entries]) -> None:
+    def set_entries(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries; the next patch writes them."""
         self.entries = self.entries.with_entries(**entries)
 
     def announce(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and publish them without waiting for the API."""
-        self.note(**entries)
+        self.set_entries(**entries)
         self._publisher.announce(node_object.NodePatch(annotations=self._annotation(self.entries)))
         self._save_on_host()
 
@@ -104,11 +104,11 @@ class RunJournal:
         self.entries = after
         self._save_on_host()
 
-    def note_status(self, **fields: Unpack[run_status.Fields]) -> None:
+    def set_status(self, **fields: Unpack[run_status.Fields]) -> None:
         """Change fields of the status; the next patch publishes them."""
         self.status = dataclasses.replace(self.status, **fields)
 
-    def note_record(self, record: requests.RequestRecord) -> None:
+    def set_record(self, record: requests.RequestRecord) -> None:
         """Replace the record of the request; the next patch publishes it."""
         self.record = record
 
@@ -182,7 +182,7 @@ class RunJournal:
         is_success = outcome.state is model.State.SUCCESS
         if is_success:
             # The entry belongs to the layout that is now active.
-            self.note(plugin_config=None)
+            self.set_entries(plugin_config=None)
         is_interrupted = outcome.reason is errors.Reason.INTERRUPTED
         kept = self._kept(keeps_taint=outcome.keeps_taint, is_interrupted=is_interrupted)
         self._end_phase()

@@ -24,7 +24,7 @@ class Successors:
     """Controllers whose successors were evicted or deleted here as well."""
 
     def begin(self, pods: Iterable[pod_object.Pod]) -> None:
-        """Note the node's pods, when the first attempt begins."""
+        """Remember the node's pods, when the first attempt begins."""
         if self._first is None:
             self._first = frozenset(pod.uid for pod in pods)
 
@@ -36,8 +36,8 @@ class Successors:
         """Return whether a pod succeeds an evicted or deleted pod of its controller."""
         return self.is_new(pod) and pod.controller in self._removed
 
-    def note_removed(self, pod: pod_object.Pod) -> None:
-        """Note that a pod was evicted or deleted, maybe not for the first time."""
+    def record_removed(self, pod: pod_object.Pod) -> None:
+        """Record that a pod was evicted or deleted, maybe not for the first time."""
         if pod.uid in self._removed_uids:
             return
         self._removed_uids.add(pod.uid)

@@ -331,7 +331,7 @@ class _LockedChange:
             )
             if self.journal.entries.gpus.snapshot:
                 # The snapshot belongs to the interrupted change.
-                self.journal.note(config=self.interrupted.config)
+                self.journal.set_entries(config=self.interrupted.config)
             waiting = [*_pending(combined.plan(after))]
             for gpu in waiting:
                 self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")

@@ -162,10 +162,10 @@ class _LockedBoot:
             # A GPU whose repair failed has its layout as far as the driver allows.
             outcome = outcome.join(self._change_all())
         else:
-            self.journal.note(snapshot=self.unreachable)
+            self.journal.set_entries(snapshot=self.unreachable)
         if outcome.failures:
             # Failed changes may have executed some of their steps.
-            self.journal.note(stale_files=True)
+            self.journal.set_entries(stale_files=True)
         try:
             self.journal.refresh_files()
         except errors.HostError as error:

@@ -26,10 +26,10 @@ class ChangeJournal(Protocol):
     def begin_rollback(self) -> object:
         """Report that a rollback begins; must not raise ``MigManagerError``."""
 
-    def note_status(self, **fields: Unpack[run_status.Fields]) -> object:
+    def set_status(self, **fields: Unpack[run_status.Fields]) -> object:
         """Change fields of the status; the next patch publishes them, and a file has no status."""
 
-    def note(self, **entries: Unpack[journals.Entries]) -> object:
+    def set_entries(self, **entries: Unpack[journals.Entries]) -> object:
         """Change entries; a file is written at once, and the Node with its next patch.
 
         Raises:
@@ -40,7 +40,7 @@ class ChangeJournal(Protocol):
         """Change entries and write them now; must not raise ``MigManagerError``."""
 
 
-def note_persistence(journal: ChangeJournal, uuids: Collection[str], *, is_on: bool) -> None:
-    """Note that the persistence mode of GPUs will be switched off, or is on again."""
+def record_persistence(journal: ChangeJournal, uuids: Collection[str], *, is_on: bool) -> None:
+    """Record that the persistence mode of GPUs will be switched off, or is on again."""
     others = [uuid for uuid in journal.entries.gpus.persistent_gpus if uuid not in uuids]
     journal.announce(persistent_gpus=(*others, *(() if is_on else uuids)))

@@ -24,7 +24,7 @@ class Execution:
     gpus: ports.Gpus
     reset: ports.GpuReset | None
     """Resets GPUs with a pending mode; None: the mode stays pending, and no GPU is repaired."""
-    note_persistence: ports.NotePersistence
+    record_persistence: ports.RecordPersistence
     clock: timing.Clock
     require_unused: RequireUnused | None = None  # asks kubelet; None: nothing to check
     in_use_timeout_s: float | None = None
@@ -127,7 +127,7 @@ class Execution:
         _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
         try:
             if pending:
-                self.reset.reset(pending, self.note_persistence)
+                self.reset.reset(pending, self.record_persistence)
         except errors.HostError as refused:
             if not is_in_use:
                 raise
@@ -149,7 +149,7 @@ class Execution:
         ]
         faulty = (*now.only(uuids - remembered.keys()), *silent)
         if self.reset is not None and faulty:
-            self.reset.reset(faulty, self.note_persistence, is_repair=True)
+            self.reset.reset(faulty, self.record_persistence, is_repair=True)
         return self._observe_again(plan, observed)
 
 

@@ -108,7 +108,7 @@ def new_transaction(
         executor=execution.Execution(
             gpus=deps.gpus,
             reset=deps.reset if deps.may_reset else None,
-            note_persistence=functools.partial(change_journal.note_persistence, journal),
+            record_persistence=functools.partial(change_journal.record_persistence, journal),
             clock=deps.clock,
             require_unused=deps.pods.require_unused,
             in_use_timeout_s=deps.in_use_timeout_s,

@@ -28,15 +28,15 @@ class LocalJournal:
 
     def begin(self, before: model.Snapshots, _plan: steps.Plan) -> None:
         """Write the snapshot that a rollback restores; UsageError if that is impossible."""
-        self.note(config=self.config, snapshot=before)
+        self.set_entries(config=self.config, snapshot=before)
 
     def begin_rollback(self) -> None:
         """Report nothing: the outcome of the change includes the rollback's."""
 
-    def note_status(self, **fields: Unpack[run_status.Fields]) -> None:
-        """Note nothing: the file has no status."""
+    def set_status(self, **fields: Unpack[run_status.Fields]) -> None:
+        """Do nothing: the file has no status."""
 
-    def note(self, **entries: Unpack[journals.Entries]) -> None:
+    def set_entries(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and write the file or remove it.
 
         Raises:
@@ -64,7 +64,7 @@ class LocalJournal:
     def announce(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries and write the file; a failure is only reported."""
         try:
-            self.note(**entries)
+            self.set_entries(**entries)
         except errors.UsageError as error:
             self.deps.notify(error.message)
 
@@ -219,7 +219,7 @@ def open_journal(
     if why:
         deps.notify(f"{describe_unfinished(entries)}{why}: it will not be undone")
     if is_undone or why:
-        journal.note(snapshot=())
+        journal.set_entries(snapshot=())
     return journal
 
 

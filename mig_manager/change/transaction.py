@@ -134,7 +134,7 @@ class Transaction:
             raise
         snapshot = goal.unrestored_snapshots(current.gpus, current.before)
         is_stale = bool(current.executed) or self.journal.entries.gpus.stale_files
-        self.journal.note(snapshot=snapshot, stale_files=is_stale)
+        self.journal.set_entries(snapshot=snapshot, stale_files=is_stale)
         return current.gpus, current.executed
 
     def _begin(
@@ -179,7 +179,7 @@ class Transaction:
             return self.roll_back(current.before)
         nothing = rollback.RollbackOutcome(is_complete=True, message="nothing was changed")
         snapshot = self._with_kept(current.earlier)
-        result = _with_failure(nothing, lambda: self.journal.note(snapshot=snapshot))
+        result = _with_failure(nothing, lambda: self.journal.set_entries(snapshot=snapshot))
         if not current.earlier:
             return result
         # The devices of an interrupted change may be in use by now.
@@ -207,7 +207,7 @@ class Transaction:
         if target == before:
             return result
         snapshot = self._with_kept(planner.trim(result.gpus, before))
-        return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
+        return _with_failure(result, lambda: self.journal.set_entries(snapshot=snapshot))
 
     def roll_back(
         self, before: model.Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
@@ -221,22 +221,22 @@ class Transaction:
             requires_idle=requires_idle,
         ).run()
         if result.gpus:
-            self.journal.note_status(observed_gpus=result.gpus)
+            self.journal.set_status(observed_gpus=result.gpus)
         if result.has_begun or result.is_complete:
             return self.conclude(result)
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(result.gpus, self.journal.entries.gpus.snapshot)
-        return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
+        return _with_failure(result, lambda: self.journal.set_entries(snapshot=snapshot))
 
     def conclude(self, result: rollback.RollbackOutcome) -> rollback.RollbackOutcome:
-        """Note the end of a rollback and refresh device files; return it with their failures."""
+        """Record the end of a rollback and refresh device files; return it with their failures."""
         snapshot = (
             self._with_kept(result.unrestored)
             if result.is_complete
             else planner.trim(result.gpus, self.journal.entries.gpus.snapshot)
         )
         result = _with_failure(
-            result, lambda: self.journal.note(snapshot=snapshot, stale_files=True)
+            result, lambda: self.journal.set_entries(snapshot=snapshot, stale_files=True)
         )
         return _with_failure(result, self.refresh)
 
@@ -249,7 +249,7 @@ class Transaction:
         """Refresh device nodes and CDI specs; HostError (DEVICE_FILES_FAILED) if that fails."""
         if self.refresh_files is not None:
             self.refresh_files()
-            self.journal.note(stale_files=False)
+            self.journal.set_entries(stale_files=False)
 
 
 def _require_progress(

@@ -301,11 +301,11 @@ class Reboot(Protocol):
         """Request a reboot and return at once; SIGTERM follows soon."""
 
 
-class NotePersistence(Protocol):
-    """Notes which GPUs a reset has without persistence mode."""
+class RecordPersistence(Protocol):
+    """Records which GPUs a reset has without persistence mode."""
 
     def __call__(self, uuids: Collection[str], *, is_on: bool) -> object:
-        """Note that the persistence mode of GPUs will be switched off, or is on again."""
+        """Record that the persistence mode of GPUs will be switched off, or is on again."""
 
 
 class GpuReset(Protocol):
@@ -314,7 +314,7 @@ class GpuReset(Protocol):
     def reset(
         self,
         gpus: Sequence[model.Gpu],
-        note_persistence: NotePersistence,
+        record_persistence: RecordPersistence,
         *,
         is_repair: bool = False,
     ) -> None:
@@ -322,8 +322,8 @@ class GpuReset(Protocol):
 
         Without ``is_repair``, a GPU without a pending mode or with instances is refused.
 
-        ``note_persistence`` is called before a persistence mode is switched off, and once it is on
-        again.
+        ``record_persistence`` is called before a persistence mode is switched off, and once it is
+        on again.
 
         Raises:
             HostError: IN_USE: processes use a GPU; the message names the known ones.

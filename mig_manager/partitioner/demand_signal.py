@@ -15,13 +15,13 @@ class DemandSignal:
         self._wake = threading.Event()
         self.is_over = False
 
-    def note_demand(self) -> None:
+    def record_demand(self) -> None:
         """Record a change of demand."""
         with self._lock:
             self._burst.add(self._clock.monotonic())
         self._wake.set()
 
-    def note_node(self) -> None:
+    def record_node(self) -> None:
         """Record a change of a node: in a large cluster nodes never all rest."""
         with self._lock:
             self._burst.begin(self._clock.monotonic())

@@ -228,11 +228,11 @@ class Term:
             return metrics.ChangeResult.REFUSED
         if not is_requested:
             # The node has changed: decide again after the watch has delivered it.
-            self._signal.note_node()
+            self._signal.record_node()
             return metrics.ChangeResult.CONFLICT
         self._pause_s = _FIRST_PAUSE_S
         self._outcomes.await_answer(change.node)
-        self._waits.note_served(change.pods)
+        self._waits.record_served(change.pods)
         _log.info("layout_requested", node=change.node, why=change.why)
         self._announcer.announce_request(change)
         return metrics.ChangeResult.REQUESTED

@@ -18,7 +18,7 @@ class Waits:
         self.served: set[str] = set()
         """UIDs of pending pods for which a node was changed."""
 
-    def note_served(self, pods: Iterable[demand.Pending]) -> None:
+    def record_served(self, pods: Iterable[demand.Pending]) -> None:
         """Remember that a node was changed for these pods."""
         self.served.update(pod.uid for pod in pods)
 

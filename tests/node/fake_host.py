@@ -119,7 +119,7 @@ class FakeHost(fake_cluster.FakePort):
     def reset(
         self,
         gpus: Sequence[model.Gpu],
-        note_persistence: ports.NotePersistence,
+        record_persistence: ports.RecordPersistence,
         *,
         is_repair: bool = False,
     ) -> None:
@@ -128,14 +128,14 @@ class FakeHost(fake_cluster.FakePort):
         uuids = {gpu.uuid for gpu in gpus}
         silent = uuids & self._rig.driver.lost
         if self._rig.resets.need_persistence_off:
-            note_persistence([gpu.uuid for gpu in gpus], is_on=False)
+            record_persistence([gpu.uuid for gpu in gpus], is_on=False)
             self._rig.resets.without_persistence |= uuids
         try:
             self._rig.record_call("reset.reset")
         except errors.MigManagerError:
-            self._end_without_persistence(gpus, note_persistence)
+            self._end_without_persistence(gpus, record_persistence)
             raise
-        self._end_without_persistence(gpus, note_persistence)
+        self._end_without_persistence(gpus, record_persistence)
         if self._rig.resets.action_after is model.RecoveryAction.NONE:
             self._rig.driver.lost -= silent
         self._rig.gpus = tuple(
@@ -153,10 +153,10 @@ class FakeHost(fake_cluster.FakePort):
         )
 
     def _end_without_persistence(
-        self, gpus: Sequence[model.Gpu], note_persistence: ports.NotePersistence
+        self, gpus: Sequence[model.Gpu], record_persistence: ports.RecordPersistence
     ) -> None:
         if self._rig.resets.need_persistence_off and self.restore_persistence(gpus):
-            note_persistence([gpu.uuid for gpu in gpus], is_on=True)
+            record_persistence([gpu.uuid for gpu in gpus], is_on=True)
 
     def check(self) -> None:
         self._rig.record_call("reboot.check")

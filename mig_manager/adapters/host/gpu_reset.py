@@ -99,7 +99,7 @@ class SmiReset:
     def reset(
         self,
         gpus: Sequence[model.Gpu],
-        note_persistence: ports.NotePersistence,
+        record_persistence: ports.RecordPersistence,
         *,
         is_repair: bool = False,
     ) -> None:
@@ -115,7 +115,7 @@ class SmiReset:
         for gpu in pending:
             self._require_free(gpu, statuses[gpu.uuid], is_repair=is_repair)
         if len(pending) > 1:
-            answer = self._try_reset(pending, note_persistence)
+            answer = self._try_reset(pending, record_persistence)
             after = self._query(pending)
             is_left = is_repair and answer.status != 0
             pending = [gpu for gpu in pending if is_left or after[gpu.uuid].is_pending]
@@ -127,7 +127,7 @@ class SmiReset:
                     output=answer.output,
                 )
         while pending:
-            done = self._reset(pending[:1], pending, note_persistence)
+            done = self._reset(pending[:1], pending, record_persistence)
             pending = [gpu for gpu in pending if gpu not in done]
 
     def _run(self, *arguments: str, timeout_s: float = _QUERY_TIMEOUT_S) -> programs.Finished:
@@ -187,10 +187,10 @@ class SmiReset:
         self,
         gpus: Sequence[model.Gpu],
         pending: Sequence[model.Gpu],
-        note: ports.NotePersistence,
+        record: ports.RecordPersistence,
     ) -> Sequence[model.Gpu]:
         """Reset GPUs and connected GPUs of ``pending`` in one command; return the reset GPUs."""
-        done = self._try_reset(gpus, note)
+        done = self._try_reset(gpus, record)
         if done.status == 0:
             statuses = self._query(gpus)
             if waiting := [str(gpu) for gpu in gpus if statuses[gpu.uuid].is_pending]:
@@ -213,10 +213,10 @@ class SmiReset:
                 "Manager, with which GPUs are reset one by one, or reboot",
                 reason=_REASON,
             )
-        return self._reset([*gpus, *linked_pending], pending, note)
+        return self._reset([*gpus, *linked_pending], pending, record)
 
     def _try_reset(
-        self, gpus: Sequence[model.Gpu], note: ports.NotePersistence
+        self, gpus: Sequence[model.Gpu], record: ports.RecordPersistence
     ) -> programs.Finished:
         """Run one reset command; first switch off persistence mode that keeps a GPU open."""
         command = ("--gpu-reset", "-i", _bus_ids(gpus))
@@ -228,13 +228,13 @@ class SmiReset:
             persistent = [gpu for gpu in gpus if statuses[gpu.uuid].is_persistent]
             if persistent:
                 uuids = [gpu.uuid for gpu in persistent]
-                note(uuids, is_on=False)
+                record(uuids, is_on=False)
                 self._set_persistence(persistent, is_on=False)
                 try:
                     done = self._run(*command, timeout_s=self.timeout_s)
                 finally:
                     if self._set_persistence(persistent, is_on=True):
-                        note(uuids, is_on=True)
+                        record(uuids, is_on=True)
         return done
 
     def _set_persistence(self, gpus: Sequence[model.Gpu], *, is_on: bool) -> bool:

@@ -22,10 +22,10 @@ _NAME_DIGITS = 24
 class Listener(Protocol):
     """Learns in the watches' threads what a decision may depend on."""
 
-    def note_demand(self) -> None:
+    def record_demand(self) -> None:
         """Receive the message that the pods' demand has changed."""
 
-    def note_node(self) -> None:
+    def record_node(self) -> None:
         """Receive the message that a node with MIG devices has changed."""
 
     def wake(self) -> None:
@@ -67,7 +67,7 @@ class PartitionerCluster:
         self.arrivals = arrivals.Arrivals(lock=threading.Lock())
         """Arrivals of pods with MIG devices, since the first list."""
         self._claims = device_claims.DeviceClaims(
-            kube, listener.note_demand, listener.wake, times=times
+            kube, listener.record_demand, listener.wake, times=times
         )
         self.reported.on_current = self.pods.on_current = listener.wake
         self._written: dict[str, tuple[str, partitioned.PartitionedNode]] = {}
@@ -163,7 +163,7 @@ class PartitionerCluster:
             or now is None
             or before != dataclasses.replace(now, version=before.version)
         ):
-            self._listener.note_node()
+            self._listener.record_node()
 
     def _pod_changed(
         self,
@@ -178,4 +178,4 @@ class PartitionerCluster:
             self.arrivals.add(now.needs, self._clock.monotonic())
         # A pod that was bound, or has ended, is no new demand.
         if isinstance(now, demand.Pending):
-            self._listener.note_demand()
+            self._listener.record_demand()

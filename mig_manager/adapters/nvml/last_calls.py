@@ -1,7 +1,7 @@
 """Record the last call of each thread of a worker, to name the call that hung in the driver.
 
-A stuck thread cannot report. So each thread of a worker first notes its call in shared memory, and
-the agent reads the note if the worker does not answer. A note costs a few microseconds.
+A stuck thread cannot report. So each thread of a worker first records its call in shared memory,
+and the agent reads the record if the worker does not answer. A record costs a few microseconds.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-_SLOTS = 128  # threads that can note calls: one for each GPU, the main thread, and plenty to spare
+_SLOTS = 128  # threads that can record calls: one for each GPU, the main one, and plenty to spare
 
 _RUNNING = 1
 _RETURNED = 2
@@ -54,7 +54,7 @@ class LastCall:
 
 
 class LastCalls:
-    """The memory that one worker notes its calls in; OSError if none is left."""
+    """The memory that one worker records its calls in; OSError if none is left."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("nvml-last-calls", os.MFD_CLOEXEC)
@@ -98,7 +98,7 @@ def _text(data: bytes) -> str:
 
 
 class Recorder:
-    """Counts and times the calls of this process, and notes each thread's last one if attached.
+    """Counts and times the calls of this process, and records each thread's last one if attached.
 
     For any thread. If all slots are used, a thread's calls are only counted.
     """
@@ -111,14 +111,14 @@ class Recorder:
         self._trace: list[tuple[str, int, float]] | None = None
 
     def attach(self, fd: int) -> None:
-        """Note calls in the memory of ``LastCalls`` from now on; close the descriptor."""
+        """Record calls in the memory of ``LastCalls`` from now on; close the descriptor."""
         self._unused = iter(_Slots.from_buffer(mmap.mmap(fd, _BYTES)))
         self._local = threading.local()
         os.close(fd)
 
     @contextlib.contextmanager
     def on_gpu(self, index: int) -> Iterator[None]:
-        """Note that the calls of this thread in the body concern the GPU of this NVML index."""
+        """Record that the calls of this thread in the body concern the GPU of this NVML index."""
         self.set_gpu(index)
         try:
             yield
@@ -126,21 +126,21 @@ class Recorder:
             self.set_gpu(_UNKNOWN)
 
     def set_gpu(self, index: int, uuid: str = "", minor: int | None = None) -> None:
-        """Note more about the GPU that the calls of this thread concern."""
+        """Record more about the GPU that the calls of this thread concern."""
         if (slot := self._slot()) is not None:
             slot.index, slot.minor = index, _UNKNOWN if minor is None else minor
             slot.uuid = uuid.encode()[:_UUID_BYTES]
 
     def began(self, function: str, since_s: float) -> None:
-        """Note that this thread is about to call a function."""
+        """Record that this thread is about to call a function."""
         if (slot := self._slot()) is not None:
             slot.since_ns = int(since_s * 1e9)
             slot.function = function.encode()[:_NAME_BYTES]
             # Last: it makes the rest valid.
             slot.state = _RUNNING
 
-    def note_return(self) -> None:
-        """Note that this thread's function has returned."""
+    def record_return(self) -> None:
+        """Record that this thread's function has returned."""
         if (slot := self._slot()) is not None:
             slot.state = _RETURNED
 
@@ -170,12 +170,12 @@ class Recorder:
 
     @contextlib.contextmanager
     def calling(self, function: str) -> Iterator[None]:
-        """Note a call outside of NVML that may hang for the same reasons."""
+        """Record a call outside of NVML that may hang for the same reasons."""
         self.began(function, time.monotonic())
         try:
             yield
         finally:
-            self.note_return()
+            self.record_return()
 
     def _slot(self) -> _Slot | None:
         try:

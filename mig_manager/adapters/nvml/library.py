@@ -120,7 +120,7 @@ def call(function: Callable[..., Any], *args: object) -> Any:
         code = _OTHER_ERRORS.get(type(error)) or error.value
         raise from_code(code, operation=function.__name__) from error
     finally:
-        last_calls.RECORDER.note_return()
+        last_calls.RECORDER.record_return()
         last_calls.RECORDER.count(function.__name__, time.monotonic() - since, code)
 
 

@@ -44,7 +44,7 @@ class NvmlGpus:
         """
         with library.session(self.library_path, self.driver_roots):
             count = library.call(pynvml.nvmlDeviceGetCount)
-            one = functools.partial(observe.gpu, notes_minor=self.proc_root is not None)
+            one = functools.partial(observe.gpu, records_minor=self.proc_root is not None)
             observed = _share_profiles(_each([functools.partial(one, i) for i in range(count)]))
         if observed.unreachable and not observed:
             raise _join_failures([_failure(gpu) for gpu in observed.unreachable])

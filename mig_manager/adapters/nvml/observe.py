@@ -49,12 +49,12 @@ _OF_INSTANCES = frozenset(
 
 
 def gpu(
-    index: int, *, notes_minor: bool = False, retries: int = 2
+    index: int, *, records_minor: bool = False, retries: int = 2
 ) -> model.Gpu | model.UnreachableGpu:
     """Observe one GPU within an open session, or return why it is unreachable.
 
-    ``notes_minor`` notes its device node for the error of a hung call. ``retries`` are for a GPU
-    that another program changes meanwhile.
+    ``records_minor`` records its device node for the error of a hung call. ``retries`` are for a
+    GPU that another program changes meanwhile.
 
     Raises:
         HardwareError: The whole driver failed, or the caller may not list instances.
@@ -67,12 +67,12 @@ def gpu(
             uuid = library.call(pynvml.nvmlDeviceGetUUID, handle)
             last_calls.RECORDER.set_gpu(index, uuid)
             device = gpu_device.Device(handle)
-            if notes_minor:
+            if records_minor:
                 last_calls.RECORDER.set_gpu(index, uuid, device.minor())
             return in_full(index, uuid, device)
     except errors.HardwareError as error:
         if retries and error.code in _CHANGING and error.operation in _OF_INSTANCES:
-            return gpu(index, notes_minor=notes_minor, retries=retries - 1)
+            return gpu(index, records_minor=records_minor, retries=retries - 1)
         # A container without a GPU's device node gets no handle. A container that lacks only the
         # privilege to list instances gets one, and an unreachable GPU would hide the cause.
         is_unprivileged = handle is not None and error.reason is errors.Reason.NO_PERMISSION

@@ -49,7 +49,7 @@ def main(
     parser.add_argument("--in-use-timeout-s", type=float, default=30.0)
     parser.add_argument("--proc-root", type=pathlib.Path, help="where to look for processes")
     parser.add_argument("--reports-steps", action="store_true", help="send each step and call")
-    parser.add_argument("--last-calls-fd", type=int, help="inherited memory to note calls in")
+    parser.add_argument("--last-calls-fd", type=int, help="inherited memory to record calls in")
     arguments = parser.parse_args(argv)
     parent = subprocesses.Parent()
     return (_listen if arguments.task == "listen" else _serve)(arguments, parent, load_driver)

@@ -27,7 +27,7 @@ def taint(attempt: attempts.Attempt, change: preparing.SurveyedChange) -> None:
     """
     slots.require(attempt)
     # The taint may keep the next pod of an advertiser away.
-    pausing.note_awaited(attempt.journal, change.usage.pods)
+    pausing.record_awaited(attempt.journal, change.usage.pods)
     _publish(attempt, change)
 
 

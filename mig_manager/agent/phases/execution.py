@@ -47,8 +47,8 @@ def execute(
             points=attempt.hooks,
             is_resumed=is_resumed,
         )
-        attempt.journal.note_status(observed_gpus=after)
-        attempt.note_target_active()
+        attempt.journal.set_status(observed_gpus=after)
+        attempt.forget_former_layout()
         gpu_change.refresh()
     except errors.MigManagerError as error:
         if is_resumed(error):

@@ -16,14 +16,14 @@ _log = structlog.get_logger()
 def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcomes.Outcome:
     """Undo a run after an error; return its failure."""
     if isinstance(error, errors.DrainError):
-        attempt.journal.note(draining=error.keeps_taint)
+        attempt.journal.set_entries(draining=error.keeps_taint)
     elif not _is_of_api(error) or (
         attempt.status.phase is model.Phase.PAUSE
         and error.reason is not errors.Reason.API_UNAVAILABLE
     ):
         # What stops a drain that has begun, such as a foreign manager, may last.
-        attempt.journal.note(draining=False)
-    note_costs(attempt, error)
+        attempt.journal.set_entries(draining=False)
+    record_costs(attempt, error)
     outcome = attempt.failure(
         error.reason,
         error.message,
@@ -42,7 +42,7 @@ def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcom
     )
 
 
-def note_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> None:
+def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> None:
     """Record a failure after evictions, except one of the drain; after a few, no pod is evicted.
 
     Otherwise a hook, service or driver that always fails would cost pods in every attempt.
@@ -58,7 +58,7 @@ def note_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> None
             reason=error.reason,
             problem=messages.fit(error.message, requests.MAX_PROBLEM),
         )
-        attempt.journal.note_record(attempt.journal.record.with_failed_change(failed))
+        attempt.journal.set_record(attempt.journal.record.with_failed_change(failed))
 
 
 def _is_of_api(error: errors.MigManagerError) -> bool:

@@ -57,7 +57,7 @@ def stop_services(attempt: attempts.Attempt, names: Sequence[str], plan: steps.P
         f"stopping the host's {', '.join(running)}",
         stopped_services=tuple(dict.fromkeys((*stopped, *running))),
     )
-    attempt.memory.note_stopped_services(running)
+    attempt.memory.add_stopped_services(running)
     for name in running:
         attempt.deps.telemetry.still_working()
         attempt.deps.services.stop(name)
@@ -84,7 +84,7 @@ def start_services(attempt: attempts.Attempt) -> None:
             failures.append(error.message)
             continue
         stopped = attempt.journal.entries.host.stopped_services
-        attempt.journal.note(stopped_services=tuple(one for one in stopped if one != name))
+        attempt.journal.set_entries(stopped_services=tuple(one for one in stopped if one != name))
     if failures:
         raise errors.HostError("; ".join(failures), reason=errors.Reason.HOST_SERVICE_FAILED)
 
@@ -105,7 +105,7 @@ def _start(attempt: attempts.Attempt, name: str) -> None:
         )
         return
     was_down = services.start(name)
-    attempt.memory.note_started_service(name)
+    attempt.memory.remove_stopped_service(name)
     if was_down:
         _log.info("host_service_started", service=name)
 
@@ -129,10 +129,10 @@ def start_hooks(attempt: attempts.Attempt, plan: steps.Plan) -> None:
     try:
         attempt.hooks.start(attempt.cancel.check)
     except errors.MigManagerError:
-        attempt.journal.note(exit_hook=is_exit_pending)
+        attempt.journal.set_entries(exit_hook=is_exit_pending)
         raise
     except errors.Superseded:
-        attempt.journal.note(exit_hook=is_exit_pending or attempt.hooks.has_run)
+        attempt.journal.set_entries(exit_hook=is_exit_pending or attempt.hooks.has_run)
         raise
 
 
@@ -148,4 +148,4 @@ def exit_hooks(attempt: attempts.Attempt) -> None:
     if attempt.deps.hooks is None:
         _log.warning("hook_forgotten", point="apply-exit")
     attempt.hooks.exit()
-    attempt.journal.note(exit_hook=False)
+    attempt.journal.set_entries(exit_hook=False)

@@ -60,7 +60,7 @@ def reboot(
         if machine is not None:
             machine.check()
         drain_node()
-        attempt.journal.note_status(is_rebooted=True)
+        attempt.journal.set_status(is_rebooted=True)
         attempt.journal.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
@@ -75,7 +75,7 @@ def reboot(
         waited_s = attempt.limits.reboot_timeout_s
         refusal = f"the machine is still up {waited_s:g} s after the reboot request"
     except errors.MigManagerError as refused:
-        attempt.journal.note_status(is_rebooted=False)
+        attempt.journal.set_status(is_rebooted=False)
         refusal = refused.message
         # The node does not stay tainted, so a retry would evict the successors of evicted pods.
         is_drain = isinstance(refused, errors.DrainError)

@@ -220,7 +220,7 @@ def rollback_target(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> mode
     if not before or is_possible(attempt, gpus, before):
         return before
     # Without these GPUs, the previous layout cannot be restored completely.
-    attempt.journal.note(applied="")
+    attempt.journal.set_entries(applied="")
     return gpus.unreachable_snapshots(before)
 
 
@@ -232,7 +232,9 @@ def restore_persistence(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> 
     uuids = attempt.journal.entries.gpus.persistent_gpus
     present = [gpu for gpu in gpus if gpu.uuid in uuids]
     if present and attempt.deps.reset and attempt.deps.reset.restore_persistence(present):
-        change_journal.note_persistence(attempt.journal, [gpu.uuid for gpu in present], is_on=True)
+        change_journal.record_persistence(
+            attempt.journal, [gpu.uuid for gpu in present], is_on=True
+        )
 
 
 def roll_back(attempt: attempts.Attempt) -> str:
@@ -246,11 +248,11 @@ def roll_back(attempt: attempts.Attempt) -> str:
         return ""
     try:
         now = attempt.deps.gpus.observe()
-        attempt.journal.note_status(observed_gpus=now)
+        attempt.journal.set_status(observed_gpus=now)
         restore_persistence(attempt, now)
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(now, snapshot)
-        attempt.journal.note(snapshot=snapshot)
+        attempt.journal.set_entries(snapshot=snapshot)
         change = attempt.transaction(
             require_unused=functools.partial(survey.require_unallocated, attempt.deps)
         )

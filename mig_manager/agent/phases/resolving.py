@@ -55,7 +55,7 @@ def _resolve_layout(attempt: attempts.Attempt) -> targets.LayoutTarget:
     was_rebooted = bool(attempt.journal.entries.node.rebooted_from) or (
         rebooted is not None and is_same
     )
-    attempt.journal.note_status(
+    attempt.journal.set_status(
         config_hash=layout.content_hash,
         is_from_owner=target.is_from_owner,
         origin=layout.origin,
@@ -70,13 +70,15 @@ def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
     is_usable = False
     gpus: model.ObservedGpus | None = None
 
-    def observe_and_note() -> model.ObservedGpus:
+    def observe_and_record() -> model.ObservedGpus:
         nonlocal gpus
         gpus = observe(attempt)
         return gpus
 
     try:
-        layout, warnings = served.find(name, attempt.layout_file, attempt.limits, observe_and_note)
+        layout, warnings = served.find(
+            name, attempt.layout_file, attempt.limits, observe_and_record
+        )
         is_from_owner = not (layout.is_generated or attempt.limits.has_default_layouts)
         verified = attempt.journal.record.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash
@@ -94,7 +96,7 @@ def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
     )
 
 
-def note_content(
+def record_content(
     attempt: attempts.Attempt, target: targets.LayoutTarget, gpus: model.ObservedGpus
 ) -> None:
     """Record the layout's content, which may end the verification of an earlier one."""
@@ -103,7 +105,7 @@ def note_content(
         layouts.goal_hashes(target.layout, gpus),
         is_from_owner=target.is_from_owner,
     )
-    attempt.journal.note_record(record)
+    attempt.journal.set_record(record)
 
 
 def is_about_file(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
@@ -131,7 +133,7 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     gpus = observe(attempt)
     if not then.has_same(gpus):
         raise error
-    attempt.journal.note_status(
+    attempt.journal.set_status(
         config_hash=verified.config_hash,
         is_from_owner=verified.is_from_owner,
         config_problem=error.message,
@@ -160,17 +162,17 @@ def observe(attempt: attempts.Attempt) -> model.ObservedGpus:
     try:
         gpus = attempt.deps.gpus.observe()
     except errors.HardwareError as error:
-        attempt.journal.note_status(observed_gpus=model.NO_GPUS)
+        attempt.journal.set_status(observed_gpus=model.NO_GPUS)
         if not attempt.is_first:
             number = attempt.request.attempt
             error.add(f"no GPU can be observed at attempt {number} either")
         raise
-    attempt.journal.note_status(observed_gpus=gpus)
+    attempt.journal.set_status(observed_gpus=gpus)
     return gpus
 
 
 def observe_at_end(attempt: attempts.Attempt) -> model.ObservedGpus:
-    """Observe the GPUs as a failed run left them; if that fails, return none and note none.
+    """Observe the GPUs as a failed run left them; if that fails, return and record none.
 
     Then the last observation still shows the modes that the run left pending.
     """
@@ -178,5 +180,5 @@ def observe_at_end(attempt: attempts.Attempt) -> model.ObservedGpus:
         gpus = attempt.deps.gpus.observe()
     except errors.HardwareError:
         return model.NO_GPUS
-    attempt.journal.note_status(observed_gpus=gpus)
+    attempt.journal.set_status(observed_gpus=gpus)
     return gpus

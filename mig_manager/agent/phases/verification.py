@@ -58,8 +58,8 @@ def verify_unchanged(
     snapshot = interrupted.gpus.snapshot
     unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
     is_stale = interrupted.gpus.stale_files or bool(unverified)
-    attempt.journal.note(snapshot=unrestored, stale_files=is_stale)
-    attempt.note_target_active()
+    attempt.journal.set_entries(snapshot=unrestored, stale_files=is_stale)
+    attempt.forget_former_layout()
     if not interrupted.with_entries(snapshot=unverified).has_nothing_to_undo:
         restart = resuming.as_if_paused(attempt, gpus, snapshot)
         attempt.transaction().refresh()
@@ -102,7 +102,7 @@ def verify_restored(
     except errors.Superseded as end:
         _log.info("former_devices_not_verified", why=end.why)
     except (errors.ClusterError, errors.NotReadyError) as error:
-        attempt.journal.note(applied="")
+        attempt.journal.set_entries(applied="")
         description = messages.join(outcome.description, error.message)
         return dataclasses.replace(outcome, description=description)
     return outcome

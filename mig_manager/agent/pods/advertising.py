@@ -188,7 +188,7 @@ def restart_stale(
     stale = tuple(
         pod for advertiser in again for pod in restart_pods(attempt.deps, advertiser, pods)
     )
-    attempt.memory.note_restarted(advertiser.name for advertiser in again)
+    attempt.memory.add_restarted(advertiser.name for advertiser in again)
     return Restart(advertisers=present, old_uids=uids(stale), changed=changed)
 
 
@@ -234,7 +234,7 @@ def wait_schedulable(
     timeout_s = attempt.limits.plugin_timeout_s
     report = _ProblemReport(attempt.journal, attempt.deps.clock)
     missing, _ = attempt.until_solved(
-        lambda pods: report.note(_missing(attempt, restart, gpus, pods)), timeout_s
+        lambda pods: report.check(_missing(attempt, restart, gpus, pods)), timeout_s
     )
     if missing:
         raise errors.NotReadyError(
@@ -284,7 +284,7 @@ class _ProblemReport:
         self._reported: set[str] = set()
         self._phantoms_since_s: float | None = None
 
-    def note(self, missing: errors.NotReadyError | None) -> errors.NotReadyError | None:
+    def check(self, missing: errors.NotReadyError | None) -> errors.NotReadyError | None:
         """Report the problem and return it.
 
         Raises:

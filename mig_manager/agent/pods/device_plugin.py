@@ -206,7 +206,7 @@ def remove_phantoms(
     try:
         node = deps.node.remove_resources(advertised.keys())
     except errors.ClusterError as error:
-        shared.memory.note_refused_removal(deps.clock.monotonic())
+        shared.memory.record_refused_removal(deps.clock.monotonic())
         _log.warning(
             "phantom_devices_not_removed",
             resources=advertised,

@@ -60,7 +60,7 @@ class Drain:
         if not order.has_begun:
             attempt.memory.begin_drain()
         elif not attempt.request.repairs:
-            attempt.journal.note(has_evicted=True)
+            attempt.journal.set_entries(has_evicted=True)
         evicting = eviction.Evictions(
             deps=attempt.deps,
             journal=attempt.journal,
@@ -108,7 +108,7 @@ class Drain:
         finally:
             if not self.evictions.evicted:
                 # The API has refused the evictions that the journal lists.
-                self.journal.note(draining=before.draining, has_evicted=before.has_evicted)
+                self.journal.set_entries(draining=before.draining, has_evicted=before.has_evicted)
 
     def _run(self, usage: gpu_use.Usage, deadline_s: float | None) -> gpu_use.Usage:
         if self.order.affected is not None and not self.order.affected:

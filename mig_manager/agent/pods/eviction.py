@@ -357,7 +357,7 @@ class Evictions:
             raise
         if verdict.answer is not evictions.Eviction.BLOCKED:
             self._attempts[pod.uid] = _Attempt(is_done=True)
-            self.returning.note_removed(pod)
+            self.returning.record_removed(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
             self._count_evicted(pod, is_forced=is_forced)
         return verdict
@@ -377,7 +377,7 @@ class Evictions:
             self.journal.publish(draining=True, has_evicted=True)
 
     def _count_evicted(self, pod: pod_object.Pod, *, is_forced: bool) -> None:
-        self.returning.note_removed(pod)
+        self.returning.record_removed(pod)
         if is_forced and pod.key not in self.forced:
             self.forced += (pod.key,)
         if pod.uid not in self._evicted:

@@ -60,7 +60,7 @@ def pause_clients(
         NotReadyError: IN_USE: paused pods did not stop before the deadline.
         Superseded: Another layout is requested, or the agent stops.
     """
-    note_awaited(attempt.journal, usage.pods)
+    record_awaited(attempt.journal, usage.pods)
     pods = _pause(attempt, functools.partial(_choose, usage, plan, is_driver=False))
     return usage.with_pods(pods) if pods else usage
 
@@ -83,10 +83,10 @@ def pause_driver(
     )
 
 
-def note_awaited(journal: run_journal.RunJournal, pods: Iterable[pod_object.Pod]) -> None:
+def record_awaited(journal: run_journal.RunJournal, pods: Iterable[pod_object.Pod]) -> None:
     """Record which advertisers must serve the node again although no deploy label shows it."""
     awaited = advertising.labels_to_await(pods)
-    journal.note_record(journal.record.with_awaited(awaited))
+    journal.set_record(journal.record.with_awaited(awaited))
 
 
 def require_none_stuck(shared: attempts.Shared, pods: Iterable[pod_object.Pod]) -> None:
@@ -179,7 +179,7 @@ def _pause(
         lambda pods: [pod for pod in pods if pod.uid in uids and not pod.is_finished], timeout_s
     )
     if stuck:
-        attempt.memory.note_stuck(stuck)
+        attempt.memory.add_stuck(stuck)
         what = f"paused daemons did not stop within {timeout_s:g} s"
         raise _stuck_error(attempt.deps.node, what, stuck)
     return latest

@@ -159,7 +159,7 @@ def await_driver(
         return False
     if attempt.journal.entries.node.keeps_pods_away and not dra_driver.has_ready(pods):
         # Evicted pods may come back, so an earlier attempt's drain starts over.
-        attempt.journal.note(draining=False)
+        attempt.journal.set_entries(draining=False)
         resume_advertisers(
             attempt, as_if_paused(attempt, gpus, attempt.journal.entries.gpus.snapshot)
         )

@@ -56,7 +56,7 @@ class CapacityReport:
         An unknown use removes the annotation. If the node's annotation ``present`` has the same
         facts, it stays. Without GPUs, ``publish.of_gpus`` removes it.
         """
-        self.note_gpus(gpus)
+        self.update_gpus(gpus)
         if not gpus:
             return {}
         self._burst.clear()
@@ -85,7 +85,7 @@ class CapacityReport:
         if has_changed:
             self._expect()
 
-    def note_gpus(self, gpus: model.ObservedGpus) -> None:
+    def update_gpus(self, gpus: model.ObservedGpus) -> None:
         """Record a newer observation of the GPUs, whose instances may differ."""
         has_changed = gpus != self._gpus
         # Also if equal: the recovery actions, which are published, are not compared.

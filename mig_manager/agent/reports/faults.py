@@ -29,7 +29,7 @@ class FaultReport:
         """The latest critical errors that were not published."""
         self._published_s: dict[tuple[str, int], float] = {}
 
-    def note_xids(self, xids: Iterable[tuple[str, int]]) -> None:
+    def add_xids(self, xids: Iterable[tuple[str, int]]) -> None:
         """Count critical errors of GPUs, to be published by the next check; for any thread."""
         for uuid, xid in xids:
             self._deps.telemetry.xid_reported(uuid, xid)

@@ -275,8 +275,8 @@ class _Course:
         if self.deps.reset is None:
             raise _NotTriedError("no program that resets GPUs")
         try:
-            note = functools.partial(change_journal.note_persistence, self.journal)
-            self.deps.reset.reset([self.gpu], note, is_repair=True)
+            record = functools.partial(change_journal.record_persistence, self.journal)
+            self.deps.reset.reset([self.gpu], record, is_repair=True)
         except errors.HostError as error:
             if error.reason in _CANNOT_RESET:
                 raise _NotTriedError(error.reason.value) from error

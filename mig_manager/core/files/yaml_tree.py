@@ -36,7 +36,7 @@ class Diagnostics:
         self.extensions: list[Diagnostic] = []  # content that mig-parted would refuse or ignore
 
     def doubt(self, location: errors.Location, problem: str, *, passes: str) -> None:
-        """Note an error about dubious content; if lenient, a warning how it ``passes``."""
+        """Record an error about dubious content; if lenient, a warning how it ``passes``."""
         if self.is_lenient:
             self.warnings.append(Diagnostic(location, f"{problem} ({passes})"))
         else:
@@ -44,7 +44,7 @@ class Diagnostics:
 
     @contextlib.contextmanager
     def continuing(self) -> Iterator[None]:
-        """Note the body's ConfigError, and continue after the body."""
+        """Record the body's ConfigError, and continue after the body."""
         try:
             yield
         except errors.ConfigError as error:
@@ -62,7 +62,7 @@ class Diagnostics:
             )
 
     def extend(self, location: errors.Location, message: str) -> None:
-        """Note content that only mig-manager understands."""
+        """Record content that only mig-manager understands."""
         self.extensions.append(Diagnostic(location, message))
 
 

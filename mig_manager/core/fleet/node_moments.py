@@ -1,4 +1,4 @@
-"""What happened to a node, for its history: parsed from Events, or noted by a command."""
+"""What happened to a node, for its history: parsed from Events, or recorded by a command."""
 
 import dataclasses
 import datetime as dt

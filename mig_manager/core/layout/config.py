@@ -169,7 +169,7 @@ def _check_keys(
     required: Mapping[str, str],
     diagnostics: yaml_tree.Diagnostics,
 ) -> None:
-    """Note unknown keys; without one, also missing keys, with an example of their value."""
+    """Record unknown keys; without one, also missing keys, with an example of their value."""
     for entry in node.entries:
         with diagnostics.continuing():
             yaml_fields.check_key(entry, keys)

@@ -83,7 +83,7 @@ class SimulatedNode:
     # -- the agent -----------------------------------------------------------------------------
 
     def request(self, *, now: dt.datetime) -> None:
-        """Note that a change is requested."""
+        """Record that a change is requested."""
         self._publish(
             labels={**self._node.labels, well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
             changing="its agent works on layout custom",

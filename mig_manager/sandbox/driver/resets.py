@@ -28,7 +28,7 @@ class SimulatedReset:
     def reset(
         self,
         gpus: Sequence[model.Gpu],
-        _note_persistence: ports.NotePersistence,
+        _record_persistence: ports.RecordPersistence,
         *,
         is_repair: bool = False,
     ) -> None:

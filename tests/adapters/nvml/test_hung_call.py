@@ -40,7 +40,7 @@ def test_a_call_is_noted_before_it_begins_and_after_it_returned(
     (call,) = memory.read()
     assert (call.function, call.gpu, call.minor, call.since_s) == ("nvmlInit", "", None, 12.5)
     assert calls_in(memory) == [("nvmlInit", True)]
-    recorder.note_return()
+    recorder.record_return()
     assert calls_in(memory) == [("nvmlInit", False)]
 
 
@@ -78,7 +78,7 @@ def test_a_thread_without_a_slot_is_left_out(
     def call() -> None:
         recorder.set_gpu(1, UUID, 1)
         recorder.began("nvmlInit", 1.0)
-        recorder.note_return()
+        recorder.record_return()
         ready.wait(60)
 
     threads = [threading.Thread(target=call) for _ in range(200)]
@@ -112,7 +112,7 @@ def test_a_note_takes_microseconds(recorder: last_calls.Recorder) -> None:
     since = time.thread_time()
     for _ in range(rounds):
         recorder.began("nvmlGpuInstanceGetComputeInstanceProfileInfo", 1.0)
-        recorder.note_return()
+        recorder.record_return()
     assert (time.thread_time() - since) / rounds < 50e-6
 
 

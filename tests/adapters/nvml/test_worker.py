@@ -132,7 +132,7 @@ def test_worker_that_hangs_between_calls_is_killed_and_reported(tmp_path: pathli
     script = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 last_calls.RECORDER.began("nvmlInit", 1.0)
-last_calls.RECORDER.note_return()
+last_calls.RECORDER.record_return()
 open({str(file)!r}, "w").close()
 signal.pause()
 """

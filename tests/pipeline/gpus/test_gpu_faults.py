@@ -146,7 +146,7 @@ def test_a_fault_does_not_change_the_repair_by_another_program() -> None:
 def test_repair_off_reports_nothing_on_the_node() -> None:
     rig, agent, outcome = node_at_rest(repair=node_settings.RepairPolicy.OFF)
     set_action(rig, RESET, 0)
-    agent.faults.note_xids([(rig.gpus[0].uuid, 79)])
+    agent.faults.add_xids([(rig.gpus[0].uuid, 79)])
     agent.check_drift(LAYOUT, outcome)
     agent.rest()
     agent.check_without_request()
@@ -195,7 +195,7 @@ def test_xids_are_counted_and_each_causes_one_event_an_hour() -> None:
     uuid = rig.gpus[0].uuid
 
     def report(*xids: int) -> None:
-        agent.faults.note_xids((uuid, xid) for xid in xids)
+        agent.faults.add_xids((uuid, xid) for xid in xids)
         agent.check_drift(LAYOUT, outcome)
 
     report(94, 94, 154)

@@ -60,11 +60,15 @@ class ModeNode(simulated_rig.SimulatedRig):
         )
 
     def reset(
-        self, gpus: Sequence[model.Gpu], note: ports.NotePersistence, *, is_repair: bool = False
+        self,
+        gpus: Sequence[model.Gpu],
+        record: ports.RecordPersistence,
+        *,
+        is_repair: bool = False,
     ) -> None:
         self.asked_to_reset.append([gpu.index for gpu in gpus])
         self.before_reset()
-        self._smi.reset(gpus, note, is_repair=is_repair)
+        self._smi.reset(gpus, record, is_repair=is_repair)
 
     def restore_persistence(self, gpus: Sequence[model.Gpu]) -> bool:
         return self._smi.restore_persistence(gpus)
