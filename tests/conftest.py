@@ -9,6 +9,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -57,6 +58,7 @@ hypothesis.settings.load_profile("fixed")
 # What hangs must fail. pyproject.toml has the limit of the other tests, far above what they take
 # on a machine with other work.
 _LIMITS_S = {"slow": 1800, "release": 1800, "cluster": 3600, "realnode": 3600}
+_THREAD_END_S = 60.0
 _STDERR = pytest.StashKey[int]()
 
 
@@ -134,6 +136,17 @@ def structlog_defaults() -> Generator[None]:
     structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def ended_threads() -> Generator[None]:
+    """Let no thread outlive its test: it would log into what a later one captures."""
+    others = set(threading.enumerate())
+    yield
+    while started := set(threading.enumerate()) - others:
+        thread = started.pop()
+        thread.join(_THREAD_END_S)
+        assert not thread.is_alive(), f"the thread {thread.name} outlives its test"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

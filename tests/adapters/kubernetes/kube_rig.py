@@ -1,5 +1,6 @@
 """An API server that follows a script, also where the script is bad HTTP."""
 
+import contextlib
 import http.server
 import json
 import pathlib
@@ -57,6 +58,7 @@ class KubeServer(http.server.ThreadingHTTPServer):
         self.pauses: list[float] = []
         """Between attempts of ``kube``, in seconds."""
         self.kube = self.client(60.0)
+        self._connections: list[socket.socket] = []
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
 
     def __enter__(self) -> Self:
@@ -69,6 +71,9 @@ class KubeServer(http.server.ThreadingHTTPServer):
         self.shutdown()
         self._thread.join()
         self.server_close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def client(self, request_timeout_s: float) -> api.KubeApi:
         return api.KubeApi.at(
@@ -78,6 +83,11 @@ class KubeServer(http.server.ThreadingHTTPServer):
     def credentials(self) -> list[tuple[str, str | None]]:
         """Return the path of each request, and what it carried to be let in."""
         return [(path, headers.get("Authorization")) for _, path, headers, _ in self.requests]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Register a connection: a client that has failed keeps it until it is collected."""
+        self._connections.append(request)
+        super().process_request(request, client_address)
 
     def handle_error(self, *_args: object) -> None:
         """Broken connections are what these tests are about."""

@@ -31,6 +31,7 @@ class LeaderRig:
         self.clock = fakes.FakeClock()
         self.request_timeout_s = 60.0
         self.clients: list[MortalApi] = []
+        self.slots: list[Slot] = []
 
     def client(self, name: str) -> MortalApi:
         kube = MortalApi.at(
@@ -43,8 +44,13 @@ class LeaderRig:
         return kube
 
     def slot(self, name: str) -> "Slot":
+        """Return the slots of a node, which renews them only where it campaigns."""
         kube = self.client(name)
-        return Slot(kube, namespace=NAMESPACE, node_name=name, limit=1, clock=self.clock)
+        slot = Slot(
+            kube, namespace=NAMESPACE, node_name=name, limit=1, clock=self.clock, renew_s=3600
+        )
+        self.slots.append(slot)
+        return slot
 
     def replica(self, name: str, *, duration_s: float = DURATION_S) -> leader.Leader:
         return leader.Leader(
@@ -72,6 +78,8 @@ class LeaderRig:
 def rig(server: apiserver.ApiServer) -> Iterator[LeaderRig]:
     rig = LeaderRig(server)
     yield rig
+    for slot in rig.slots:
+        slot.release()
     for kube in rig.clients:
         kube.close()
 
