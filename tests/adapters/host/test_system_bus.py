@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.adapters.host import logind, systemd
 from mig_manager.errors import Reason
-from tests.kit import systemd_rig
+from tests.kit import processes, systemd_rig
 from tests.kit.systemd_rig import NVSM, Act, Unit, fails, services, standing_in
 from tests.kit.systemd_rig import DBusDaemon as Bus
 
@@ -125,21 +125,15 @@ def test_any_data_from_the_bus_is_an_answer_or_a_host_error(
             host.running([NVSM])
 
 
-def open_files() -> int:
-    return sum(1 for _ in pathlib.Path("/proc/self/fd").iterdir())
-
-
 def test_no_connection_is_open_between_two_operations(bus: Bus) -> None:
     with standing_in(bus, {NVSM: Unit()}):
         host = services(bus)
-        before = open_files()
-        host.running([NVSM])
-        host.stop(NVSM)
-        host.start(NVSM)
-        with contextlib.suppress(errors.HostError):
-            host.start("other.service")
-
-        assert open_files() == before
+        with processes.leaving_nothing_behind():
+            host.running([NVSM])
+            host.stop(NVSM)
+            host.start(NVSM)
+            with contextlib.suppress(errors.HostError):
+                host.start("other.service")
 
 
 # -- rebooting --------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_a_unit_that_would_take_the_agent_or_the_bus_along_is_not_stopped(
 
 @pytest.mark.parametrize("name", [NVSM, SOCKET])
 def test_a_unit_has_systemds_own_stop_time_out(bus: Bus, name: str) -> None:
-    unit = Unit(stops=Act("inactive", takes_s=0.6), stop_timeout_us=700_000)
+    unit = Unit(stops=Act("inactive", takes_s=0.6), stop_timeout_us=60_000_000)
 
     with standing_in(bus, {name: unit}):
         services(bus, stop_timeout_s=0.1).stop(name)

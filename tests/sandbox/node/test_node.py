@@ -66,7 +66,6 @@ class SandboxStage(agent_stage.AgentStage):
 def stage() -> Iterator[SandboxStage]:
     with SandboxStage() as result:
         yield result
-    assert not [each.name for each in threading.enumerate() if each.name.startswith("sandbox-")]
 
 
 def stays_so(condition: Callable[[], bool]) -> bool:

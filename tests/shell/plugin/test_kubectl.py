@@ -15,11 +15,15 @@ from testkit import apiserver
 from tests import programs
 from tests.kit import commandline
 
+LEFT_BEHIND = '(while [ -e "$0" ]; do sleep 0.1; done)'
+"""A process that outlives kubectl and keeps its stderr open, until the end of the test."""
+
 
 @pytest.fixture
-def bin_(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+def bin_(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return tmp_path
+    yield tmp_path
+    (tmp_path / "kubectl").unlink(missing_ok=True)
 
 
 def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
@@ -112,19 +116,19 @@ def test_a_refusal_that_kubectl_reports_has_a_reason_by_its_kind(
 
 
 @pytest.mark.parametrize(
-    ("port", "message"),
+    ("port", "timeout", "message"),
     [
-        (1, "The connection to the server .* was refused"),
-        (None, "Unable to connect to the server: "),
+        (1, "60s", "The connection to the server .* was refused"),
+        (None, "500ms", "Unable to connect to the server: "),
     ],
     ids=["refused", "silent"],
 )
 def test_a_server_that_kubectl_cannot_reach_is_unavailable(
-    server: apiserver.ApiServer, port: int | None, message: str
+    server: apiserver.ApiServer, port: int | None, timeout: str, message: str
 ) -> None:
     server.inject(apiserver.Fault(path="/silent", stall=True, times=None))
     address = f"http://127.0.0.1:{port or server.address[1]}"
-    kubectl = client(None, f"--server={address}", "--request-timeout=500ms")
+    kubectl = client(None, f"--server={address}", f"--request-timeout={timeout}")
 
     with pytest.raises(errors.ClusterError, match=message) as caught:
         kubectl.get("/silent")
@@ -133,7 +137,7 @@ def test_a_server_that_kubectl_cannot_reach_is_unavailable(
 
 
 def test_a_program_that_kubectl_leaves_behind_delays_no_answer(bin_: pathlib.Path) -> None:
-    play(bin_, "echo 'log in' >&2; sleep 60 & echo '{}'")
+    play(bin_, f"echo 'log in' >&2; {LEFT_BEHIND} & echo '{{}}'")
     notes: list[str] = []
 
     assert client(notes, timeout_s=50).get("/version") == {}
@@ -205,7 +209,7 @@ def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:
     [
         (b"#!/bin/sh\nexit 1\n", 60.0, "without a message"),
         (b"#!/bin/sh\nexec sleep 600\n", 0.2, r"did not end within 0\.2 s"),
-        (b"#!/bin/sh\nsleep 600; :\n", 0.2, r"did not end within 0\.2 s"),
+        (f"#!/bin/sh\n{LEFT_BEHIND}; :\n".encode(), 0.2, r"did not end within 0\.2 s"),
         (b"\x7fELF", 60.0, "cannot be run"),
     ],
     ids=["silent", "hanging", "hanging-plugin", "unrunnable"],
