@@ -121,15 +121,16 @@ class RunJournal:
         version of the Node that counts.
         """
         before = after = self.entries
+        message: str | None = None
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
-            nonlocal after
+            nonlocal after, message
             start = decide(view)
-            after = start.entries
-            self._enter(phase, start.message)
-            return self._complete(self._patch_to(after, view), after)
+            after, message = start.entries, start.message
+            status = self.status.in_phase(phase, message)
+            return self._with_status_and_journal(self._patch_to(after, view), status, after)
 
-        self._end_phase()
+        self._count_phase()
         try:
             view = self._publisher.update(patch)
         except errors.ClusterError as error:
@@ -140,8 +141,12 @@ class RunJournal:
                     paused_labels={**after.node.paused_labels, **before.node.paused_labels},
                 )
             raise
+        finally:
+            # Also after an error: it then counts as one of the new phase.
+            if message is not None:
+                self._set_phase(phase, message)
         self.entries = after
-        self._confirm()
+        self._copy_to_host_and_condition()
         return view
 
     def enter(self, phase: model.Phase, message: str, **entries: Unpack[journals.Entries]) -> None:
@@ -151,10 +156,11 @@ class RunJournal:
             start = PhaseStart(message=message, entries=after)
             self.enter_decided(phase, lambda _view: start)
             return
-        self._end_phase()
-        self._enter(phase, message)
-        self._publisher.patch(self._complete(node_object.NodePatch(), self.entries))
-        self._confirm()
+        self._count_phase()
+        self._set_phase(phase, message)
+        nothing = node_object.NodePatch()
+        self._publisher.patch(self._with_status_and_journal(nothing, self.status, self.entries))
+        self._copy_to_host_and_condition()
 
     def begin(self, before: model.Snapshots, plan: steps.Plan) -> None:
         """Record the snapshot for a rollback, which removes the label of the applied layout."""
@@ -168,8 +174,8 @@ class RunJournal:
         if self.has_begun_rollback:
             return
         self.has_begun_rollback = True
-        self._end_phase()
-        self._enter(model.Phase.ROLL_BACK, "restoring the previous instances")
+        self._count_phase()
+        self._set_phase(model.Phase.ROLL_BACK, "restoring the previous instances")
         self._publisher.announce(publish.of_status(self.status))
         self._deps.telemetry.state_published(model.State.PENDING)
 
@@ -184,9 +190,11 @@ class RunJournal:
             # The entry belongs to the layout that is now active.
             self.set_entries(plugin_config=None)
         is_interrupted = outcome.reason is errors.Reason.INTERRUPTED
-        kept = self._kept(keeps_taint=outcome.keeps_taint, is_interrupted=is_interrupted)
-        self._end_phase()
-        self._end(outcome)
+        kept = self._entries_to_keep(
+            keeps_taint=outcome.keeps_taint, is_interrupted=is_interrupted
+        )
+        self._count_phase()
+        self._set_outcome(outcome)
         labels: dict[str, str | None] = {}
         if is_success:
             labels = {well_known.APPLIED_LABEL: self.status.config}
@@ -199,8 +207,11 @@ class RunJournal:
             # Start-up taints kept workloads away until the first layout.
             removed_taints=self._startup_taints if is_success else frozenset(),
         )
-        self._leave(kept, lambda change: self._complete(change.merge(more), kept))
-        self._confirm()
+        self._undo_all_except(
+            kept,
+            lambda change: self._with_status_and_journal(change.merge(more), self.status, kept),
+        )
+        self._copy_to_host_and_condition()
         seconds = self._deps.clock.monotonic() - self._began
         outcomes.report(self._deps, self.status, outcome, seconds=seconds)
 
@@ -209,12 +220,14 @@ class RunJournal:
 
         With ``keeps_taint`` a drain's taint stays: evicted pods must not start here again.
         """
-        kept = self._kept(keeps_taint=keeps_taint and self.entries.draining)
-        self._end_phase()
-        self._leave(kept, lambda change: self._with_record(change, kept))
+        kept = self._entries_to_keep(keeps_taint=keeps_taint and self.entries.draining)
+        self._count_phase()
+        self._undo_all_except(
+            kept, lambda change: self._with_record_and_journal(change, self.record, kept)
+        )
         self._save_on_host()
 
-    def _leave(
+    def _undo_all_except(
         self,
         kept: journals.Journal,
         complete: Callable[[node_object.NodePatch], node_object.NodePatch],
@@ -223,31 +236,39 @@ class RunJournal:
         self._publisher.update(lambda view: complete(self._patch_to(kept, view)))
         self.entries = kept
 
-    def _end_phase(self) -> None:
+    def _count_phase(self) -> None:
         """Count the duration of the current phase."""
         now = self._deps.clock.monotonic()
         self._deps.telemetry.phase_ended(self.status.phase, now - self._phase_began)
         self._phase_began = now
 
-    def _enter(self, phase: model.Phase, message: str) -> None:
+    def _set_phase(self, phase: model.Phase, message: str) -> None:
         _log.info("phase_entered", phase=phase.value, message=message)
-        self.status = self.status.in_phase(phase, message)
+        self._set_status(self.status.in_phase(phase, message))
 
-    def _end(self, outcome: outcomes.Outcome) -> None:
+    def _set_outcome(self, outcome: outcomes.Outcome) -> None:
         clock = self._deps.clock
         is_success = outcome.state is model.State.SUCCESS
         retry_after_s = outcome.retry_after_s(self.status.attempt, self._retry_after_s)
-        self.status = dataclasses.replace(
-            self.status,
-            state=outcome.state,
-            phase=model.Phase.DONE if is_success else self.status.phase,
-            reason=outcome.reason,
-            message=outcome.message,
-            finished_at=clock.now_iso(),
-            retry_at=clock.now_iso(after_s=retry_after_s) if outcome.should_retry else None,
+        self._set_status(
+            dataclasses.replace(
+                self.status,
+                state=outcome.state,
+                phase=model.Phase.DONE if is_success else self.status.phase,
+                reason=outcome.reason,
+                message=outcome.message,
+                finished_at=clock.now_iso(),
+                retry_at=clock.now_iso(after_s=retry_after_s) if outcome.should_retry else None,
+            )
         )
 
-    def _kept(self, *, keeps_taint: bool, is_interrupted: bool = False) -> journals.Journal:
+    def _set_status(self, status: run_status.RunStatus) -> None:
+        self.status = status
+        self.record = self.record.with_status(status, self._deps.boot_id)
+
+    def _entries_to_keep(
+        self, *, keeps_taint: bool, is_interrupted: bool = False
+    ) -> journals.Journal:
         """Return the entries that stay at an end of the run: all if they are another process'."""
         if not self._is_taken_over:
             return self.entries
@@ -264,23 +285,29 @@ class RunJournal:
             return node_object.NodePatch()
         return journals.patch_between(self.entries, after, view)
 
-    def _complete(
-        self, change: node_object.NodePatch, journal: journals.Journal
+    def _with_status_and_journal(
+        self,
+        change: node_object.NodePatch,
+        status: run_status.RunStatus,
+        journal: journals.Journal,
     ) -> node_object.NodePatch:
-        """Add the status, the GPUs, the record of the request and the journal to a patch."""
-        self.record = self.record.with_status(self.status, self._deps.boot_id)
-        change = change.merge(publish.of_status(self.status))
-        if self.status.observed_gpus is not None:
-            annotations = publish.of_gpus(self.status.observed_gpus)
+        """Add a status, the GPUs, the record of the request and a journal to a patch."""
+        change = change.merge(publish.of_status(status))
+        if status.observed_gpus is not None:
+            annotations = publish.of_gpus(status.observed_gpus)
             change = change.merge(node_object.NodePatch(annotations=annotations))
-        return self._with_record(change, journal)
+        record = self.record.with_status(status, self._deps.boot_id)
+        return self._with_record_and_journal(change, record, journal)
 
-    def _with_record(
-        self, change: node_object.NodePatch, journal: journals.Journal
+    def _with_record_and_journal(
+        self,
+        change: node_object.NodePatch,
+        record: requests.RequestRecord,
+        journal: journals.Journal,
     ) -> node_object.NodePatch:
-        """Add the request's record and the journal; drop the label of a layout that is gone."""
-        annotations = publish.of_record(self.record) | self._annotation(journal)
-        is_outdated = self.record.is_label_outdated(self.status.gpus, self._deps.boot_id)
+        """Add a record and a journal to a patch; drop the label of a layout that is gone."""
+        annotations = publish.of_record(record) | self._annotation(journal)
+        is_outdated = record.is_label_outdated(self.status.gpus, self._deps.boot_id)
         gone = dict.fromkeys([well_known.APPLIED_LABEL] if is_outdated else ())
         return change.merge(node_object.NodePatch(labels=gone, annotations=annotations))
 
@@ -289,8 +316,8 @@ class RunJournal:
             return {}
         return {well_known.JOURNAL_ANNOTATION: None if journal.is_empty else journal.to_json()}
 
-    def _confirm(self) -> None:
-        """Copy what was published to where else it is kept."""
+    def _copy_to_host_and_condition(self) -> None:
+        """Save the record on the host; update the Ready condition and metrics."""
         self._save_on_host()
         self._deps.node.set_condition(readiness.condition(self.status))
         self._deps.telemetry.state_published(self.status.state)
