@@ -213,7 +213,7 @@ class Attempt(Shared):
         message, entries = messages.join(*parts), self.journal.entries
         is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self.status.gpus.unreachable
-        is_undone = entries.remaining.has_nothing_to_undo
+        is_undone = entries.is_undone_by_patch
         is_final = is_final and is_undone
         return outcomes.failure(
             reason,

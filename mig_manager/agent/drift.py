@@ -276,7 +276,7 @@ def _withdraw_phantoms(
     if refused is not None and not memory.has_phantoms:
         failed = attempt.failure(refused.reason, refused.message)
         # If the layout is active, no run is needed, and the next drift check retries.
-        is_undone = attempt.journal.entries.remaining.has_nothing_to_undo
+        is_undone = attempt.journal.entries.is_undone_by_patch
         attempt.journal.finish(dataclasses.replace(failed, should_retry=not is_undone))
     elif refused is None and memory.has_phantoms:
         _finish_active_again(attempt)

@@ -18,7 +18,7 @@ from mig_manager import errors
 from mig_manager.agent import outcomes, publish
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import journals, readiness, requests, run_status
+from mig_manager.core.records import journals, node_entries, readiness, requests, run_status
 
 _log = structlog.get_logger()
 
@@ -189,10 +189,7 @@ class RunJournal:
         if is_success:
             # The entry belongs to the layout that is now active.
             self.set_entries(plugin_config=None)
-        is_interrupted = outcome.reason is errors.Reason.INTERRUPTED
-        kept = self._entries_to_keep(
-            keeps_taint=outcome.keeps_taint, is_interrupted=is_interrupted
-        )
+        kept = self._entries_to_keep(_end_of(outcome))
         self._count_phase()
         self._set_outcome(outcome)
         labels: dict[str, str | None] = {}
@@ -220,7 +217,9 @@ class RunJournal:
 
         With ``keeps_taint`` a drain's taint stays: evicted pods must not start here again.
         """
-        kept = self._entries_to_keep(keeps_taint=keeps_taint and self.entries.draining)
+        is_retried = keeps_taint and self.entries.draining
+        end = node_entries.RunEnd.DRAIN_RETRIED if is_retried else node_entries.RunEnd.RESTORED
+        kept = self._entries_to_keep(end)
         self._count_phase()
         self._undo_all_except(
             kept, lambda change: self._with_record_and_journal(change, self.record, kept)
@@ -266,16 +265,9 @@ class RunJournal:
         self.status = status
         self.record = self.record.with_status(status, self._deps.boot_id)
 
-    def _entries_to_keep(
-        self, *, keeps_taint: bool, is_interrupted: bool = False
-    ) -> journals.Journal:
+    def _entries_to_keep(self, end: node_entries.RunEnd) -> journals.Journal:
         """Return the entries that stay at an end of the run: all if they are another process'."""
-        if not self._is_taken_over:
-            return self.entries
-        if keeps_taint:
-            return self.entries.remaining_with_taint
-        # The next agent must know that a plugin without a new pod still exists.
-        return self.entries.remaining_with_proof if is_interrupted else self.entries.remaining
+        return self.entries.remaining(end) if self._is_taken_over else self.entries
 
     def _patch_to(
         self, after: journals.Journal, view: node_object.NodeView
@@ -325,3 +317,10 @@ class RunJournal:
     def _save_on_host(self) -> None:
         if self._is_taken_over:
             self._publisher.save_on_host(self.record, self.entries)
+
+
+def _end_of(outcome: outcomes.Outcome) -> node_entries.RunEnd:
+    if outcome.keeps_taint:
+        return node_entries.RunEnd.DRAIN_RETRIED
+    is_interrupted = outcome.reason is errors.Reason.INTERRUPTED
+    return node_entries.RunEnd.INTERRUPTED if is_interrupted else node_entries.RunEnd.RESTORED

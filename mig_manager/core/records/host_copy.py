@@ -3,7 +3,7 @@
 import json
 
 from mig_manager.core.files import json_text
-from mig_manager.core.records import journals, requests
+from mig_manager.core.records import journals, node_entries, requests
 
 _JOURNAL = "journal"
 
@@ -14,8 +14,9 @@ def to_json(record: requests.RequestRecord, journal: journals.Journal) -> str:
     Older versions read the record alone.
     """
     data = json.loads(record.to_json())
-    if not journal.remaining.is_empty:
-        data[_JOURNAL] = journal.remaining.to_json()
+    remaining = journal.remaining(node_entries.RunEnd.RESTORED)
+    if not remaining.is_empty:
+        data[_JOURNAL] = remaining.to_json()
     return json.dumps(data)
 
 

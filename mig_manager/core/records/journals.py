@@ -151,6 +151,11 @@ class Journal:
         return self.has_only_gpu_entries and not self.gpus.snapshot
 
     @property
+    def is_undone_by_patch(self) -> bool:
+        """Whether a patch of the Node undoes everything: host and GPUs are as before."""
+        return self.host == HostEntries() and not self.gpus.snapshot
+
+    @property
     def has_only_persistence(self) -> bool:
         """Whether the change has ended, and only persistence mode is to be switched on again."""
         return self.has_only_gpu_entries and self.gpus.has_only_persistence
@@ -169,27 +174,14 @@ class Journal:
         snapshot = (dataclasses.replace(each, created=None) for each in self.gpus.snapshot)
         return self.with_entries(snapshot=tuple(snapshot))
 
-    @property
-    def remaining(self) -> "Journal":
-        """The journal without the entries that a write to the Node restores."""
+    def remaining(self, end: node_entries.RunEnd) -> "Journal":
+        """Return what stays at the end of a run: always the entries of the host and the GPUs."""
         return dataclasses.replace(
             self,
             applied=self.applied if self.gpus.snapshot else "",
-            draining=False,
+            draining=end is node_entries.RunEnd.DRAIN_RETRIED,
             has_evicted=False,
-            node=node_entries.NodeEntries(),
-        )
-
-    @property
-    def remaining_with_proof(self) -> "Journal":
-        """The remaining journal, if the next run must still verify the devices."""
-        return dataclasses.replace(self.remaining, node=self.node.unverified)
-
-    @property
-    def remaining_with_taint(self) -> "Journal":
-        """The remaining journal, if the node stays tainted for the next attempt of a drain."""
-        return self.remaining_with_proof.with_entries(
-            hold_taint=self.node.hold_taint, draining=True
+            node=self.node.remaining(end),
         )
 
     def at_start(self, request: tuple[str, str], *, boot_id: str, may_drain: bool) -> "Journal":

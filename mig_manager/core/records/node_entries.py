@@ -1,6 +1,7 @@
 """The journal's entries about the Node object: what a write to the Node restores."""
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,16 @@ class PluginConfig:
 
     before: str | None  # None: the node had no such label
     now: str
+
+
+class RunEnd(enum.Enum):
+    """How a run ends, which decides the entries of the Node that stay for the next run."""
+
+    RESTORED = "restored"  # none: an outcome is published, or the run is undone
+    INTERRUPTED = "interrupted"
+    """The advertisers that are to be verified: the next agent must know that a plugin
+    without a new pod still exists."""
+    DRAIN_RETRIED = "drain retried"  # these, and the taint: evicted pods must not come back
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +50,16 @@ class NodeEntries:
         """Whether the node has our taint, or paused labels."""
         return self.hold_taint or bool(self.paused_labels)
 
-    @property
-    def unverified(self) -> "NodeEntries":
-        """Only the advertisers still to be verified, without what a write to the Node undoes."""
-        return NodeEntries(has_plugin=self.has_plugin, has_dra_driver=self.has_dra_driver)
+    def remaining(self, end: RunEnd) -> "NodeEntries":
+        """Return the entries that stay at the end of a run."""
+        unverified = NodeEntries(has_plugin=self.has_plugin, has_dra_driver=self.has_dra_driver)
+        match end:
+            case RunEnd.RESTORED:
+                return NodeEntries()
+            case RunEnd.INTERRUPTED:
+                return unverified
+            case RunEnd.DRAIN_RETRIED:
+                return dataclasses.replace(unverified, hold_taint=self.hold_taint)
 
     def to_data(self) -> dict[str, Any]:
         """Return the members of the journal's JSON."""

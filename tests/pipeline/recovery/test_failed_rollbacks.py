@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, node_entries
 from mig_manager.errors import Reason
 from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.node.nodes import EXTRA_CLIENTS
@@ -33,7 +33,7 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     assert well_known.APPLIED_LABEL not in rig.labels
     text = rig.annotations.pop(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text)
-    assert journal == journal.remaining
+    assert journal == journal.remaining(node_entries.RunEnd.RESTORED)
     ends.assert_restored(rig)
 
     rig.annotations[well_known.JOURNAL_ANNOTATION] = text

@@ -20,7 +20,7 @@ EXECUTING = PAUSING.with_entries(snapshot=(GPU,))
 SLICED = node_entries.PluginConfig(before=None, now="sliced")
 RESUMED = EXECUTING.with_entries(paused_labels={}, hold_taint=False, plugin_config=SLICED)
 WITH_OTHER_CONFIG = RESUMED.with_entries(plugin_config=dataclasses.replace(SLICED, now="whole"))
-REMAINING = NOTHING.remaining
+REMAINING = NOTHING.remaining(node_entries.RunEnd.RESTORED)
 UNREACHABLE = REMAINING.with_entries(snapshot=(GPU,))
 
 
@@ -46,13 +46,19 @@ UNREACHABLE = REMAINING.with_entries(snapshot=(GPU,))
         (PAUSING, REMAINING, {DCGM: PAUSED}, {DCGM: "true", APPLIED: "old"}, False),
         (
             PAUSING,
-            PAUSING.remaining_with_taint,
+            PAUSING.remaining(node_entries.RunEnd.DRAIN_RETRIED),
             {DCGM: PAUSED},
             {DCGM: "true", APPLIED: "old"},
             True,
         ),
         # Until the snapshot is restored, the GPUs do not have the layout.
-        (EXECUTING, EXECUTING.remaining, {DCGM: PAUSED}, {DCGM: "true"}, False),
+        (
+            EXECUTING,
+            EXECUTING.remaining(node_entries.RunEnd.RESTORED),
+            {DCGM: PAUSED},
+            {DCGM: "true"},
+            False,
+        ),
         (
             UNREACHABLE,
             UNREACHABLE.with_entries(hold_taint=True),
