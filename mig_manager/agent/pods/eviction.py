@@ -18,6 +18,7 @@ Without the right to list budgets, the API server decides about every eviction.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
@@ -49,13 +50,33 @@ class _Attempt:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    """The last count of the budgets, with the evictions that followed."""
+    """Evictions or deletions by one list of pods."""
 
+    remaining: Sequence[pod_object.Pod]  # the affected pods as listed
+    began_s: float  # when its dry runs, evictions or deletions began
+    is_forced: bool = False
+
+    def is_old(self, now_s: float) -> bool:
+        """Return whether the pods must be listed again first."""
+        return now_s >= self.began_s + _OUTDATED_S
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """The result of a round, for the next one before the same deadline."""
+
+    has_begun: bool = False
+    """Whether all affected pods were evictable at some time, or force was announced."""
     blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Key of a pod -> why it was not evicted."""
     spent: tuple[evictions.Budget, ...] = ()  # the budgets that did not grant all evictions
     error: errors.ClusterError | None = None  # why the API did not list the budgets
     next_s: float = 0.0  # when the next round may begin
+
+    @property
+    def may_list_budgets(self) -> bool:
+        """Whether the agent has the right, as far as it knows."""
+        return self.error is None or self.error.reason is not errors.Reason.FORBIDDEN
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
@@ -68,15 +89,10 @@ class Evictions:
     strategy: policies.DrainStrategy
     returning: successors.Successors  # where evicted pods return
     forced: tuple[str, ...] = ()  # names of the pods that were deleted by force
-    _has_begun: bool = False
-    """Whether all affected pods were evictable at some time, or force was announced."""
-    _may_list_budgets: bool = True
     _attempts: dict[str, _Attempt] = dataclasses.field(default_factory=dict)  # by the pod's UID
     _evicted: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
     """The pods that were evicted or deleted, by UID."""
-    _round: _Round = dataclasses.field(default_factory=_Round)
-    _remaining: Sequence[pod_object.Pod] = ()  # the affected pods as last listed
-    _began_s: float = 0.0  # when dry runs and evictions of these began
+    _last: _Result = dataclasses.field(default_factory=_Result)
 
     def begin(self, pods: Iterable[pod_object.Pod]) -> None:
         """Forget earlier attempts and the budgets, which force ignores, for a new deadline.
@@ -84,10 +100,8 @@ class Evictions:
         ``pods`` are the node's when the drain began.
         """
         self.returning.begin(pods)
-        self._has_begun = False
-        self._may_list_budgets = True
         self._attempts.clear()
-        self._round = _Round()
+        self._last = _Result()
 
     @property
     def evicted(self) -> int:
@@ -103,11 +117,11 @@ class Evictions:
     def is_rolling(self) -> bool:
         """Whether it evicts what the last count of the budgets granted, which was only a part."""
         is_rolling = self.strategy is policies.DrainStrategy.ROLLING
-        return is_rolling and bool(self._round.spent)
+        return is_rolling and bool(self._last.spent)
 
     def is_any_ready(self, remaining: Iterable[pod_object.Pod]) -> bool:
         """Return whether a pod can be evicted or deleted now."""
-        is_time = self.deps.clock.monotonic() >= self._round.next_s
+        is_time = self.deps.clock.monotonic() >= self._last.next_s
         return is_time and any(map(self._is_pending, remaining))
 
     def evict(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
@@ -126,33 +140,20 @@ class Evictions:
             for pod in remaining
             if self._last_attempt(pod).is_done and not pod.is_terminating
         ]
-        pending = [pod for pod in remaining if self._is_pending(pod)]
-        if pending and self.deps.clock.monotonic() >= self._round.next_s:
-            # Pods without a controller come last, because nothing starts them again. Returned pods
-            # come first: if pods keep returning, fewer are evicted in vain.
-            pending.sort(
-                key=lambda pod: (
-                    pod.owner_kind is None,
-                    not self.returning.include(pod),
-                )
-            )
-            counted, error = self._count(pending)
-            self._begin_round(remaining)
-            blocked = self._evict_granted(pending, counted, remaining)
-            not_before_s = min(self._last_attempt(pod).not_before_s for pod in pending)
-            pause_s = 0.0 if self._is_list_old else _RETRY_S
-            self._round = _Round(
-                blocked=blocked,
-                spent=counted.spent,
-                error=error,
-                next_s=max(self.deps.clock.monotonic() + pause_s, not_before_s),
-            )
+        # Pods without a controller come last, because nothing starts them again. Returned pods
+        # come first: if pods keep returning, fewer are evicted in vain.
+        pending = sorted(
+            filter(self._is_pending, remaining),
+            key=lambda pod: (pod.owner_kind is None, not self.returning.include(pod)),
+        )
+        if pending and self.deps.clock.monotonic() >= self._last.next_s:
+            self._last = self._evict_pending(pending, remaining)
         evicted = [pod.key for pod in pending if self._last_attempt(pod).is_done]
         return (
             dict.fromkeys(accepted, _ACCEPTED)
             | dict.fromkeys(evicted, _EVICTED)
             | not_evictable
-            | {pod.key: why for pod in pending if (why := self._round.blocked.get(pod.key))}
+            | {pod.key: why for pod in pending if (why := self._last.blocked.get(pod.key))}
         )
 
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
@@ -161,14 +162,14 @@ class Evictions:
         if not_evictable := evictions.not_evictable(remaining):
             return not_evictable
         pending = [pod for pod in remaining if self._is_pending(pod)]
-        if pending and not self._has_begun:
-            self._has_begun = True
+        if pending and not self._last.has_begun:
+            self._last = _Result(has_begun=True)
             message = f"deleting by force {_names(pending)}"
             self._enter(message)
             text = f"{self.journal.status.title}: {message}"
             self.deps.node.emit(reason="ForcedDrain", message=text, is_warning=True)
-        self._begin_round(remaining)
-        return self._try_each(pending, self._delete_one, verb="delete")
+        current = _Round(remaining=remaining, began_s=self.deps.clock.monotonic(), is_forced=True)
+        return self._try_each(pending, functools.partial(self._remove, current), verb="delete")
 
     def why_incomplete(
         self, remaining: Sequence[pod_object.Pod], *, has_evicted: bool
@@ -176,7 +177,8 @@ class Evictions:
         """Return why a drain did not finish in time, with a clause for the message."""
         staying = [pod for pod in remaining if not pod.is_terminating]
         failed = [error for pod in staying if (error := self._last_attempt(pod).error)]
-        failed += [self._round.error] if self._round.error else []
+        if self._last.error and self._last.may_list_budgets:
+            failed.append(self._last.error)
         if failed:
             # A missing right comes first: only a person can grant it.
             failed.sort(key=lambda error: error.reason is not errors.Reason.FORBIDDEN)
@@ -184,19 +186,12 @@ class Evictions:
         is_waiting = len(staying) == len(remaining) and not evictions.not_evictable(remaining)
         if has_evicted and self.is_rolling and is_waiting:
             return self._why_stalled(remaining)
-        if not self._may_list_budgets:
+        if not self._last.may_list_budgets:
             more = "the agent may not list PodDisruptionBudgets, so they were not counted"
             return errors.Reason.DRAIN_TIMEOUT, more
         return errors.Reason.DRAIN_TIMEOUT, ""
 
-    def _begin_round(self, remaining: Sequence[pod_object.Pod]) -> None:
-        self._remaining, self._began_s = remaining, self.deps.clock.monotonic()
-
-    @property
-    def _is_list_old(self) -> bool:
-        return self.deps.clock.monotonic() >= self._began_s + _OUTDATED_S
-
-    def _must_list_again(self, pod: pod_object.Pod) -> bool:
+    def _must_list_again(self, current: _Round, pod: pod_object.Pod) -> bool:
         """Return whether a pod may have finished, or any have become one that must stay.
 
         An eviction that requires the listed version of the pod would be refused for each change of
@@ -204,9 +199,10 @@ class Evictions:
         (``EvictionREST.Create`` of k8s.io/kubernetes/pkg/registry/core/pod/storage).
         """
         watched = {each.uid: each for each in self.deps.workloads.from_watch() or ()}
-        latest = (watched.get(each.uid, each) for each in self._remaining)
+        latest = (watched.get(each.uid, each) for each in current.remaining)
+        is_old = current.is_old(self.deps.clock.monotonic())
         is_finished = watched.get(pod.uid, pod).is_finished
-        return is_finished or self._is_list_old or not evictions.are_evictable_or_ending(latest)
+        return is_old or is_finished or not evictions.are_evictable_or_ending(latest)
 
     def _last_attempt(self, pod: pod_object.Pod) -> _Attempt:
         return self._attempts.get(pod.uid, _Attempt())
@@ -215,23 +211,41 @@ class Evictions:
         is_leaving = pod.is_terminating or self._last_attempt(pod).is_done
         return not (is_leaving or evictions.why_not_evictable(pod))
 
-    def _evict_granted(
+    def _evict_pending(
+        self, pending: Sequence[pod_object.Pod], remaining: Sequence[pod_object.Pod]
+    ) -> _Result:
+        counted, error = self._count(pending)
+        current = _Round(remaining=remaining, began_s=self.deps.clock.monotonic())
+        why_not = {} if self._last.has_begun else self._why_not_begun(pending, counted, remaining)
+        blocked = why_not or self._evict_granted(pending, counted, current)
+        not_before_s = min(self._last_attempt(pod).not_before_s for pod in pending)
+        now_s = self.deps.clock.monotonic()
+        pause_s = 0.0 if current.is_old(now_s) else _RETRY_S
+        return _Result(
+            has_begun=not why_not,
+            blocked=blocked,
+            spent=counted.spent,
+            error=error,
+            next_s=max(now_s + pause_s, not_before_s),
+        )
+
+    def _why_not_begun(
         self,
         pending: Sequence[pod_object.Pod],
         counted: evictions.Count,
         remaining: Sequence[pod_object.Pod],
     ) -> dict[str, str]:
+        """Return why no pod is evicted yet: each one that is not evictable, with the reason."""
+        is_whole = self.strategy is policies.DrainStrategy.WHOLE
+        refused = dict(counted.refused if is_whole else counted.exhausted)
+        not_evictable = evictions.not_evictable(remaining) | refused
+        return not_evictable or self._try_each(pending, self.deps.workloads.can_evict)
+
+    def _evict_granted(
+        self, pending: Sequence[pod_object.Pod], counted: evictions.Count, current: _Round
+    ) -> dict[str, str]:
         """Evict as the budgets grant; return why other pods are not evicted yet."""
-        if not self._has_begun:
-            is_possible = not evictions.not_evictable(remaining)
-            is_whole = self.strategy is policies.DrainStrategy.WHOLE
-            blocked = dict(counted.refused if is_whole else counted.exhausted)
-            if is_possible and not blocked:
-                blocked = self._try_each(pending, self.deps.workloads.can_evict)
-            if blocked or not is_possible:
-                return blocked
-            self._has_begun = True
-        if not evictions.are_evictable_or_ending(remaining):
+        if not evictions.are_evictable_or_ending(current.remaining):
             # A pod can no longer be evicted, so evicting others would be in vain.
             return dict(counted.refused)
         batch = pending
@@ -240,43 +254,43 @@ class Evictions:
             if batch:
                 more = len(pending) - len(batch)
                 self._enter(f"rolling drain: evicting {_names(batch)}; {more} more to evict")
+        evict = functools.partial(self._remove, current)
         # Pods without a controller go once the budgets grant all others.
-        blocked = self._try_each((pod for pod in batch if pod.owner_kind), self._evict_one)
+        blocked = self._try_each((pod for pod in batch if pod.owner_kind), evict)
         if not blocked:
-            bare = (pod for pod in batch if not pod.owner_kind)
-            blocked = self._try_each(bare, self._evict_one)
+            blocked = self._try_each((pod for pod in batch if not pod.owner_kind), evict)
         return dict(counted.refused) | blocked
 
     def _count(
         self, pods: Sequence[pod_object.Pod]
     ) -> tuple[evictions.Count, errors.ClusterError | None]:
         """Count the evictions that budgets grant: all, if the agent may not list budgets."""
-        budgets: tuple[evictions.Budget, ...] = ()
-        if self._may_list_budgets:
-            try:
-                budgets = self.deps.workloads.budgets({pod.namespace for pod in pods})
-            except errors.ClusterError as error:
-                if error.reason is errors.Reason.API_UNAVAILABLE:
-                    _log.warning("budgets_not_listed", error=error.message)
-                    why = f"the Kubernetes API failed to list budgets ({error.reason.value})"
-                    return evictions.none_granted(pods, why), error
-                if error.reason is not errors.Reason.FORBIDDEN:
-                    raise
-                _log.warning("budgets_not_counted", error=error.message)
-                self._may_list_budgets = False
+        if not self._last.may_list_budgets:
+            return evictions.count(pods, ()), self._last.error
+        try:
+            budgets = self.deps.workloads.budgets({pod.namespace for pod in pods})
+        except errors.ClusterError as error:
+            if error.reason is errors.Reason.API_UNAVAILABLE:
+                _log.warning("budgets_not_listed", error=error.message)
+                why = f"the Kubernetes API failed to list budgets ({error.reason.value})"
+                return evictions.none_granted(pods, why), error
+            if error.reason is not errors.Reason.FORBIDDEN:
+                raise
+            _log.warning("budgets_not_counted", error=error.message)
+            return evictions.count(pods, ()), error
         return evictions.count(pods, budgets), None
 
     def _why_stalled(self, remaining: Iterable[pod_object.Pod]) -> tuple[errors.Reason, str]:
         try:
             covered = [
                 pod
-                for budget in self._round.spent
+                for budget in self._last.spent
                 for pod in self.deps.workloads.covered_by(budget)
             ]
         except errors.ClusterError as error:
             _log.warning("successors_not_listed", error=error.message)
             return errors.Reason.DRAIN_TIMEOUT, ""
-        return evictions.why_stalled(self._round.spent, covered, remaining)
+        return evictions.why_stalled(self._last.spent, covered, remaining)
 
     def _try_each(
         self,
@@ -320,46 +334,31 @@ class Evictions:
         last = self._last_attempt(pod)
         return last.why if self.deps.clock.monotonic() < last.not_before_s else None
 
-    def _evict_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        verdict = self._remove(pod, self.deps.workloads.evict)
-        if verdict.answer is not evictions.Eviction.BLOCKED:
-            _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
-        return verdict
-
-    def _delete_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        def delete(pod: pod_object.Pod) -> evictions.EvictionResponse:
-            self.deps.workloads.delete(pod)
-            return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
-
-        verdict = self._remove(pod, delete, is_forced=True)
-        if verdict.answer is not evictions.Eviction.BLOCKED:
-            _log.warning("pod_deleted_by_force", pod=pod.key)
-        return verdict
-
-    def _remove(
-        self,
-        pod: pod_object.Pod,
-        act: Callable[[pod_object.Pod], evictions.EvictionResponse],
-        *,
-        is_forced: bool = False,
-    ) -> evictions.EvictionResponse:
-        """Evict or delete a pod, and count it, also if the answer is lost."""
+    def _remove(self, current: _Round, pod: pod_object.Pod) -> evictions.EvictionResponse:
+        """Evict a pod, or delete it by force, and count it, also if the answer is lost."""
         self._record_eviction()
         # A request to record it may take long.
-        if self._must_list_again(pod):
+        if self._must_list_again(current, pod):
             why = "the pods are listed again before its eviction"
             return evictions.EvictionResponse(answer=evictions.Eviction.BLOCKED, why=why)
+        verdict = evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
         try:
-            verdict = act(pod)
+            if current.is_forced:
+                self.deps.workloads.delete(pod)
+                _log.warning("pod_deleted_by_force", pod=pod.key)
+            else:
+                verdict = self.deps.workloads.evict(pod)
         except errors.ClusterError as error:
             if error.may_be_done:
-                self._count_evicted(pod, is_forced=is_forced)
+                self._count_evicted(pod, is_forced=current.is_forced)
             raise
         if verdict.answer is not evictions.Eviction.BLOCKED:
             self._attempts[pod.uid] = _Attempt(is_done=True)
             self.returning.record_removed(pod)
+            if not current.is_forced:
+                _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
         if verdict.answer is evictions.Eviction.ACCEPTED:
-            self._count_evicted(pod, is_forced=is_forced)
+            self._count_evicted(pod, is_forced=current.is_forced)
         return verdict
 
     def _enter(self, message: str) -> None:
