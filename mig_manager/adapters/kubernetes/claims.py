@@ -60,6 +60,8 @@ class KubeSlices:
         # k8s.io/kubernetes/pkg/kubelet/cm/dra). Until then, or until the new driver has published
         # its own, the scheduler allocates devices that are gone, and the claiming pods never
         # start.
+        # A driver that is ending does not restore them: it waits 30 s (``defaultSyncDelay`` of
+        # k8s.io/dynamic-resource-allocation/resourceslice).
         slices: tuple[claims.Slice, ...] = ()
         with _warn_on_error():
             slices = self.list() or ()
