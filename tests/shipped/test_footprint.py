@@ -136,8 +136,11 @@ assert sys.modules["grpc"]
     ),
 }
 """What a process runs, and what it must not load for that."""
-_QUICKLY = ("apply", "the agent of a node with GPUs")
-"""The two with most modules; to start each costs half a second."""
+_QUICKLY = ("help, version and mistakes", "apply", "the agent of a node with GPUs")
+"""What the image's build loads without any dependency, and the two with most modules.
+
+To start each costs half a second.
+"""
 
 
 @pytest.mark.parametrize(

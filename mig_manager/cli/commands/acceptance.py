@@ -2,7 +2,6 @@
 
 import pathlib
 
-from mig_manager.change import local_journal
 from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core.display import bar
@@ -84,6 +83,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         MigManagerError: As ``confirmed_course.play``.
     """
     from mig_manager.adapters.host import files
+    from mig_manager.change import local_journal
     from mig_manager.cli import gpu_access
     from mig_manager.cli.acceptance import acceptance_report, confirmed_course
 
