@@ -145,7 +145,7 @@ class _Requests(kubectl.Kubectl):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Viewer:
+class KubectlUser:
     """A user with a kubeconfig, at a shell."""
 
     server: apiserver.ApiServer
@@ -164,7 +164,7 @@ class Viewer:
     def kubectl(self, *words: str) -> commandline.Answer:
         return run([programs.path_or_skip("kubectl"), *words], self.environment)
 
-    def alone(
+    def run_plugin(
         self,
         *words: str,
         stdin: str = "",
@@ -172,7 +172,7 @@ class Viewer:
         quick: bool = True,
         **environ: str,
     ) -> commandline.Answer:
-        """Run the plugin in this process; with kubectl itself where it matters."""
+        """Run the plugin in this process; its requests reach the server without kubectl."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(self.home))
             patch.setenv("KUBECONFIG", str(self.home / "kubeconfig"))
@@ -189,22 +189,22 @@ class Viewer:
         is_kubectl = isinstance(adapter, kubectl.Kubectl)
         return _Requests(adapter, self.server.url) if is_kubectl else adapter
 
-    def real(self, *words: str) -> commandline.Answer:
-        """Run the plugin in this process, with the real kubectl."""
-        return self.alone(*words, quick=False)
+    def run_plugin_with_kubectl(self, *words: str) -> commandline.Answer:
+        """Run the plugin in this process; kubectl sends its requests."""
+        return self.run_plugin(*words, quick=False)
 
     def complete(self, *words: str) -> commandline.Answer:
-        return self.alone(*words, command=plugin.answer_completion)
+        return self.run_plugin(*words, command=plugin.answer_completion)
 
-    def mig(self, *words: str) -> commandline.Answer:
-        """Run the plugin by kubectl."""
+    def run_kubectl_mig(self, *words: str) -> commandline.Answer:
+        """Have kubectl run the plugin."""
         return self.kubectl("mig", *words)
 
 
-def viewer(
+def kubectl_user(
     server: apiserver.ApiServer, home: pathlib.Path, *, plugins: pathlib.Path = BIN
-) -> Viewer:
+) -> KubectlUser:
     """Return a user with a kubeconfig for this server."""
     server.kubeconfig(home / "kubeconfig")
     path = os.pathsep.join([str(plugins), os.environ["PATH"]])
-    return Viewer(server=server, home=home, path=path)
+    return KubectlUser(server=server, home=home, path=path)

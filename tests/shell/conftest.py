@@ -1,4 +1,4 @@
-"""The user at a shell, the cluster of the plugin's tests, and the node of the doctor's."""
+"""The user at a shell, the clusters of the plugin's tests, and the node of the doctor's."""
 
 import pathlib
 from collections.abc import Iterator
@@ -30,21 +30,23 @@ mig-configs:
 
 
 @pytest.fixture(scope="module")
-def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[plugin_rig.Viewer]:
+def five_node_cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[plugin_rig.KubectlUser]:
     """A user of a cluster of five GPU nodes and one other; tests remove what they add."""
     programs.path_or_skip("kubectl")
     with apiserver.serve() as server:
         for each in [*nodes(), *others()]:
             server.store.create(each)
-        yield plugin_rig.viewer(server, tmp_path_factory.mktemp("home"))
+        yield plugin_rig.kubectl_user(server, tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture
-def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[plugin_rig.Viewer]:
+def empty_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[plugin_rig.KubectlUser]:
     """A user of an empty cluster."""
     programs.path_or_skip("kubectl")
     with apiserver.serve() as server:
-        yield plugin_rig.viewer(server, tmp_path_factory.mktemp("home"))
+        yield plugin_rig.kubectl_user(server, tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture

@@ -83,9 +83,9 @@ def test_quoted_commands_are_never_broken() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", _OF_THE_PLUGIN, ids=" ".join)
 def test_answer_of_the_plugin_fits_the_terminal(
-    viewer: plugin_rig.Viewer, words: Sequence[str]
+    five_node_cluster: plugin_rig.KubectlUser, words: Sequence[str]
 ) -> None:
-    assert_fits(viewer.alone, words)
+    assert_fits(five_node_cluster.run_plugin, words)
 
 
 @pytest.mark.parametrize("columns", _WIDTHS)

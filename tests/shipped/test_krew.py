@@ -138,12 +138,12 @@ def test_kubectl_runs_what_krew_installs(
         product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
         server.store.create(plugin_rig.node("n2", labels=product))
         server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
-        viewer = plugin_rig.viewer(server, tmp_path, plugins=plugin_folder)
+        user = plugin_rig.kubectl_user(server, tmp_path, plugins=plugin_folder)
 
-        assert viewer.mig("version").out == f"kubectl-mig {mig_manager.__version__}\n"
-        status = viewer.mig("status", "n1")
-        plan = viewer.mig("plan", "all-disabled")
-        completed = viewer.kubectl("__complete", "mig", "status", "n")
+        assert user.run_kubectl_mig("version").out == f"kubectl-mig {mig_manager.__version__}\n"
+        status = user.run_kubectl_mig("status", "n1")
+        plan = user.run_kubectl_mig("plan", "all-disabled")
+        completed = user.kubectl("__complete", "mig", "status", "n")
 
     assert (status.status, status.err) == (0, "")
     assert "3g.20gb" in status.out

@@ -60,10 +60,10 @@ def metadata(server: apiserver.ApiServer) -> dict[str, Any]:
     return node_metadata
 
 
-def apply(viewer: plugin_rig.Viewer, *words: str, text: str = MINE) -> commandline.Answer:
+def apply(user: plugin_rig.KubectlUser, *words: str, text: str = MINE) -> commandline.Answer:
     """Run ``apply [LAYOUT] gpu-1 -f -``; words may begin with the layout."""
     layout = [word for word in words[:1] if not word.startswith("-")]
-    return viewer.alone("apply", *layout, "gpu-1", "-f", "-", *words[len(layout) :], stdin=text)
+    return user.run_plugin("apply", *layout, "gpu-1", "-f", "-", *words[len(layout) :], stdin=text)
 
 
 def assert_nothing_requested(server: apiserver.ApiServer) -> None:
@@ -72,22 +72,22 @@ def assert_nothing_requested(server: apiserver.ApiServer) -> None:
 
 
 def test_apply_writes_label_and_annotation_together_and_draws_the_change(
-    user: plugin_rig.Viewer,
+    empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    add_node(user.server)
-    watched = user.server.store.version
+    add_node(empty_cluster.server)
+    watched = empty_cluster.server.store.version
 
-    answer = apply(user)
+    answer = apply(empty_cluster)
 
     assert (answer.status, answer.err) == (0, "")
     assert "GPU 0" in answer.out
     assert "Requested custom of gpu-1" in answer.out
-    assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
-    text = metadata(user.server)["annotations"][well_known.LAYOUT_ANNOTATION]
+    assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == "custom"
+    text = metadata(empty_cluster.server)["annotations"][well_known.LAYOUT_ANNOTATION]
     written, _ = custom_layouts.single(text, source="annotation")
     meant, _ = custom_layouts.single(MINE, source="file")
     assert written.content_hash == meant.content_hash
-    assert user.server.store.version == watched + 1
+    assert empty_cluster.server.store.version == watched + 1
 
 
 @pytest.mark.parametrize(
@@ -113,62 +113,70 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(
     ],
 )
 def test_without_a_file_a_layout_that_the_node_lists_is_requested(
-    user: plugin_rig.Viewer,
+    empty_cluster: plugin_rig.KubectlUser,
     layout: str | None,
     words: tuple[str, ...],
     message: str,
     requested: str,
 ) -> None:
     generated = served.generate(plugin_rig.gpus_with(SPEC)).values()
-    add_node(user.server, listed=layout_list.to_json(map(layout_list.Entry.of, generated)))
-    answer = user.alone("apply", *filter(None, (layout, "gpu-1")), *words)
+    add_node(
+        empty_cluster.server, listed=layout_list.to_json(map(layout_list.Entry.of, generated))
+    )
+    answer = empty_cluster.run_plugin("apply", *filter(None, (layout, "gpu-1")), *words)
     assert message in answer.out + answer.err
-    assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == requested
-    assert well_known.LAYOUT_ANNOTATION not in metadata(user.server)["annotations"]
+    assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == requested
+    assert well_known.LAYOUT_ANNOTATION not in metadata(empty_cluster.server)["annotations"]
 
 
-def test_a_request_that_changes_no_gpu_is_reported_as_such(user: plugin_rig.Viewer) -> None:
+def test_a_request_that_changes_no_gpu_is_reported_as_such(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
     generated = served.generate(plugin_rig.gpus_with(SPEC)).values()
     listed = layout_list.to_json(map(layout_list.Entry.of, generated))
-    add_node(user.server, gpus=plugin_rig.gpus_with(SPEC, "all-1g.5gb"), listed=listed)
-    answer = user.alone("apply", "all-1g.5gb", "gpu-1")
+    add_node(empty_cluster.server, gpus=plugin_rig.gpus_with(SPEC, "all-1g.5gb"), listed=listed)
+    answer = empty_cluster.run_plugin("apply", "all-1g.5gb", "gpu-1")
     assert "already active: no GPU changes." in answer.out
     assert "Requested all-1g.5gb of gpu-1" in answer.out
 
 
 def test_a_listed_layout_of_the_agents_config_map_is_planned_first(
-    user: plugin_rig.Viewer,
+    empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
     (mine,) = config.parse(MINE, source="file").layouts.values()
-    add_node(user.server, listed=layout_list.to_json([layout_list.Entry.of(mine)]))
-    user.server.store.create(api_objects.a_config_map(MINE))
-    answer = user.alone("apply", "mine", "gpu-1", "--dry-run", "-o", "json")
+    add_node(empty_cluster.server, listed=layout_list.to_json([layout_list.Entry.of(mine)]))
+    empty_cluster.server.store.create(api_objects.a_config_map(MINE))
+    answer = empty_cluster.run_plugin("apply", "mine", "gpu-1", "--dry-run", "-o", "json")
     assert answer.data["nodes"][0]["verdict"] == "fits"
 
 
 @pytest.mark.slow
-def test_a_second_request_of_the_same_layout_is_a_new_one(user: plugin_rig.Viewer) -> None:
-    add_node(user.server)
+def test_a_second_request_of_the_same_layout_is_a_new_one(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
+    add_node(empty_cluster.server)
     texts = set()
     for _ in range(2):
-        assert apply(user).status == 0
-        texts.add(metadata(user.server)["annotations"][well_known.LAYOUT_ANNOTATION])
+        assert apply(empty_cluster).status == 0
+        texts.add(metadata(empty_cluster.server)["annotations"][well_known.LAYOUT_ANNOTATION])
     assert len(texts) == 2
 
 
 @pytest.mark.slow
-def test_a_dry_run_shows_the_change_and_writes_nothing(user: plugin_rig.Viewer) -> None:
-    add_node(user.server)
-    before = user.server.store.version
+def test_a_dry_run_shows_the_change_and_writes_nothing(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
+    add_node(empty_cluster.server)
+    before = empty_cluster.server.store.version
 
-    answer = apply(user, "--dry-run", "-o", "json")
+    answer = apply(empty_cluster, "--dry-run", "-o", "json")
 
     assert answer.status == 0
     assert answer.data["isRequested"] is False
     assert answer.data["nodes"][0]["verdict"] == "fits"
-    assert "Nothing was requested (--dry-run)." in apply(user, "--dry-run").out
-    assert user.server.store.version == before
-    assert_nothing_requested(user.server)
+    assert "Nothing was requested (--dry-run)." in apply(empty_cluster, "--dry-run").out
+    assert empty_cluster.server.store.version == before
+    assert_nothing_requested(empty_cluster.server)
 
 
 @pytest.mark.parametrize(
@@ -186,40 +194,48 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(user: plugin_rig.Viewer) 
     ],
 )
 def test_an_unusable_document_is_refused(
-    user: plugin_rig.Viewer, words: tuple[str, ...], text: str, status: int, message: str
+    empty_cluster: plugin_rig.KubectlUser,
+    words: tuple[str, ...],
+    text: str,
+    status: int,
+    message: str,
 ) -> None:
-    add_node(user.server)
-    answer = apply(user, *words, text=text)
+    add_node(empty_cluster.server)
+    answer = apply(empty_cluster, *words, text=text)
     assert answer.status == status
     assert message in answer.err
-    assert_nothing_requested(user.server)
+    assert_nothing_requested(empty_cluster.server)
 
 
-def test_one_layout_of_several_is_named(user: plugin_rig.Viewer) -> None:
-    add_node(user.server)
-    assert apply(user, "whole", text=SEVERAL).status == 0
-    text = metadata(user.server)["annotations"][well_known.LAYOUT_ANNOTATION]
+def test_one_layout_of_several_is_named(empty_cluster: plugin_rig.KubectlUser) -> None:
+    add_node(empty_cluster.server)
+    assert apply(empty_cluster, "whole", text=SEVERAL).status == 0
+    text = metadata(empty_cluster.server)["annotations"][well_known.LAYOUT_ANNOTATION]
     layout, _ = custom_layouts.single(text, source="annotation")
     assert layout.rules[0].desired.mode is model.MigMode.DISABLED
 
 
-def test_a_layout_that_does_not_fit_is_not_requested(user: plugin_rig.Viewer) -> None:
-    add_node(user.server)
-    answer = apply(user, text=MINE.replace("2g.10gb: 1", "7g.40gb: 1"))
+def test_a_layout_that_does_not_fit_is_not_requested(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
+    add_node(empty_cluster.server)
+    answer = apply(empty_cluster, text=MINE.replace("2g.10gb: 1", "7g.40gb: 1"))
     assert answer.status == 1
     assert "does not fit" in answer.out
     assert "Nothing was requested." in answer.out
-    assert_nothing_requested(user.server)
+    assert_nothing_requested(empty_cluster.server)
 
 
-def test_a_node_without_an_agent_is_only_planned_for(user: plugin_rig.Viewer) -> None:
+def test_a_node_without_an_agent_is_only_planned_for(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
     product = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
-    add_node(user.server, gpus=None, state=None, labels=product)
-    assert apply(user, "--dry-run").status == 0
-    answer = apply(user)
+    add_node(empty_cluster.server, gpus=None, state=None, labels=product)
+    assert apply(empty_cluster, "--dry-run").status == 0
+    answer = apply(empty_cluster)
     assert answer.status == 2
     assert "no agent shows the GPUs" in answer.err
-    assert_nothing_requested(user.server)
+    assert_nothing_requested(empty_cluster.server)
 
 
 NO_CUSTOM, NO_EVICTION, ON_DEMAND = "takes no custom layouts", "evicts no pod", "on demand"
@@ -237,14 +253,18 @@ PARTITIONED = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
     ],
 )
 def test_other_handling_of_the_layout_by_an_agent_is_noted(
-    user: plugin_rig.Viewer, listed: str, labels: dict[str, str], name: str, notes: set[str]
+    empty_cluster: plugin_rig.KubectlUser,
+    listed: str,
+    labels: dict[str, str],
+    name: str,
+    notes: set[str],
 ) -> None:
-    add_node(user.server, listed=listed, labels=labels)
-    answer = apply(user, text=MINE.replace("mine", name))
+    add_node(empty_cluster.server, listed=listed, labels=labels)
+    answer = apply(empty_cluster, text=MINE.replace("mine", name))
     every = (NO_CUSTOM, NO_EVICTION, ON_DEMAND)
     assert {each for each in every if each in answer.out} == notes
-    assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
-    request = custom_layouts.Custom.of(node_object.parse_node(node_copy(user.server)))
+    assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == "custom"
+    request = custom_layouts.Custom.of(node_object.parse_node(node_copy(empty_cluster.server)))
     may_evict = custom_layouts.request_for("custom", request).may_evict
     assert may_evict is (NO_EVICTION not in notes)
 
@@ -252,36 +272,38 @@ def test_other_handling_of_the_layout_by_an_agent_is_noted(
 @pytest.mark.slow
 @pytest.mark.parametrize("matters", [True, False])
 def test_apply_reads_a_node_changed_in_between_again(
-    user: plugin_rig.Viewer, monkeypatch: pytest.MonkeyPatch, *, matters: bool
+    empty_cluster: plugin_rig.KubectlUser, monkeypatch: pytest.MonkeyPatch, *, matters: bool
 ) -> None:
-    add_node(user.server)
+    add_node(empty_cluster.server)
     patch_node = Kubectl.patch_node
 
     def patch(self: Kubectl, name: str, change: Any) -> None:
         monkeypatch.undo()
-        node = node_copy(user.server)
+        node = node_copy(empty_cluster.server)
         key = well_known.CONFIG_LABEL if matters else "example.com/rack"
         node["metadata"]["labels"][key] = "all-disabled"
-        user.server.store.write(KEY, node)
+        empty_cluster.server.store.write(KEY, node)
         patch_node(self, name, change)
 
     monkeypatch.setattr(Kubectl, "patch_node", patch)
-    answer = apply(user)
+    answer = apply(empty_cluster)
 
     assert answer.status == int(matters)
     wanted = "all-disabled" if matters else "custom"
-    assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == wanted
+    assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == wanted
     assert ("has changed since" in answer.err) is matters
 
 
 def test_kubectl_itself_writes_the_request(
-    user: plugin_rig.Viewer, tmp_path: pathlib.Path
+    empty_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
 ) -> None:
-    add_node(user.server)
+    add_node(empty_cluster.server)
     (tmp_path / "mine.yaml").write_text(MINE)
-    answer = user.real("apply", "gpu-1", "-f", str(tmp_path / "mine.yaml"))
+    answer = empty_cluster.run_plugin_with_kubectl(
+        "apply", "gpu-1", "-f", str(tmp_path / "mine.yaml")
+    )
     assert answer.status == 0, answer.err
-    assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
+    assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == "custom"
 
 
 # -- what other commands show -----------------------------------------------------------------
@@ -303,15 +325,20 @@ def add_custom(
 
 
 @pytest.mark.slow
-def test_status_distinguishes_one_custom_layout_from_the_next(user: plugin_rig.Viewer) -> None:
-    add_custom(user.server, MINE)
-    assert user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["state"] == "success"
+def test_status_distinguishes_one_custom_layout_from_the_next(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
+    add_custom(empty_cluster.server, MINE)
+    assert (
+        empty_cluster.run_plugin("status", "gpu-1", "-o", "json").data["nodes"][0]["state"]
+        == "success"
+    )
 
-    node = node_copy(user.server)
+    node = node_copy(empty_cluster.server)
     node["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] = OTHER
-    user.server.store.write(KEY, node)
+    empty_cluster.server.store.write(KEY, node)
 
-    answer = user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
+    answer = empty_cluster.run_plugin("status", "gpu-1", "-o", "json").data["nodes"][0]
     assert answer["state"] == "waiting"
     assert "an earlier annotation" in " ".join(answer["notes"])
 
@@ -319,13 +346,15 @@ def test_status_distinguishes_one_custom_layout_from_the_next(user: plugin_rig.V
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["custom", well_known.ON_DEMAND])
 def test_a_custom_layout_is_planned_from_the_nodes_annotation(
-    user: plugin_rig.Viewer, name: str
+    empty_cluster: plugin_rig.KubectlUser, name: str
 ) -> None:
     add_custom(
-        user.server, OTHER.replace("custom", name), gpus=plugin_rig.gpus_with(SPEC, "all-1g.5gb")
+        empty_cluster.server,
+        OTHER.replace("custom", name),
+        gpus=plugin_rig.gpus_with(SPEC, "all-1g.5gb"),
     )
-    user.server.store.create(plugin_rig.pod("trainer", "gpu-1", mig_1g_5gb=14))
-    answer = user.alone("plan", "custom", "gpu-1")
+    empty_cluster.server.store.create(plugin_rig.pod("trainer", "gpu-1", mig_1g_5gb=14))
+    answer = empty_cluster.run_plugin("plan", "custom", "gpu-1")
     assert answer.status == 0, answer.err
     assert "custom of the node's annotation" in answer.out
     assert "3g.20gb" in answer.out
@@ -342,18 +371,18 @@ def test_a_custom_layout_is_planned_from_the_nodes_annotation(
     ],
 )
 def test_a_plan_says_why_the_custom_layout_is_missing(
-    user: plugin_rig.Viewer, text: str | None, message: str
+    empty_cluster: plugin_rig.KubectlUser, text: str | None, message: str
 ) -> None:
-    add_custom(user.server, text)
-    answer = user.alone("plan", "custom", "gpu-1", "-o", "json")
+    add_custom(empty_cluster.server, text)
+    answer = empty_cluster.run_plugin("plan", "custom", "gpu-1", "-o", "json")
     assert answer.status == 1
     assert message in answer.data["nodes"][0]["message"]
-    assert "\x1b" not in user.alone("plan", "custom", "gpu-1").out
+    assert "\x1b" not in empty_cluster.run_plugin("plan", "custom", "gpu-1").out
 
 
-def test_the_list_of_layouts_has_the_custom_one(user: plugin_rig.Viewer) -> None:
-    add_custom(user.server, MINE)
-    listed = user.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
+def test_the_list_of_layouts_has_the_custom_one(empty_cluster: plugin_rig.KubectlUser) -> None:
+    add_custom(empty_cluster.server, MINE)
+    listed = empty_cluster.run_plugin("layouts", "gpu-1", "-o", "json").data["layouts"]
     (custom,) = (each for each in listed if each["layout"] == "custom")
     assert custom["isRequested"]
     assert custom["isApplied"]
@@ -361,17 +390,17 @@ def test_the_list_of_layouts_has_the_custom_one(user: plugin_rig.Viewer) -> None
 
 
 def test_a_history_does_not_take_another_custom_layout_for_this_one(
-    user: plugin_rig.Viewer,
+    empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    add_custom(user.server, OTHER, reported=OTHER)
+    add_custom(empty_cluster.server, OTHER, reported=OTHER)
     other, _ = custom_layouts.single(OTHER, source="annotation")
     applied = errors.Reason.APPLIED.value
     for hours, content_hash in ((9, other.content_hash), (8, "0123456789ab")):
         message = f"Layout custom ({content_hash}) is active."
         at = plugin_rig.ago(hours=hours)
-        user.server.store.create(api_objects.an_event("gpu-1", applied, message, at=at))
+        empty_cluster.server.store.create(api_objects.an_event("gpu-1", applied, message, at=at))
 
-    since = user.alone("history", "gpu-1", "-o", "json").data["appliedSince"]
+    since = empty_cluster.run_plugin("history", "gpu-1", "-o", "json").data["appliedSince"]
 
-    status = user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
+    status = empty_cluster.run_plugin("status", "gpu-1", "-o", "json").data["nodes"][0]
     assert since == status["lastRun"]["finishedAt"]

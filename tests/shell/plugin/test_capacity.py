@@ -45,10 +45,10 @@ def nodes() -> list[api_objects.Object]:
 
 
 @pytest.fixture
-def viewer(user: plugin_rig.Viewer) -> plugin_rig.Viewer:
+def capacity_cluster(empty_cluster: plugin_rig.KubectlUser) -> plugin_rig.KubectlUser:
     for each in nodes():
-        user.server.store.create(each)
-    return user
+        empty_cluster.server.store.create(each)
+    return empty_cluster
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -59,8 +59,10 @@ def rows(text: str) -> dict[str, list[str]]:
     }
 
 
-def test_capacity_shows_idle_possible_and_stranded_devices(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("capacity")
+def test_capacity_shows_idle_possible_and_stranded_devices(
+    capacity_cluster: plugin_rig.KubectlUser,
+) -> None:
+    answer = capacity_cluster.run_plugin("capacity")
 
     shown = rows(answer.out)
     assert shown["busy"] == [
@@ -93,23 +95,27 @@ def test_capacity_shows_idle_possible_and_stranded_devices(viewer: plugin_rig.Vi
     ],
 )
 def test_a_node_with_unknown_use_is_listed_with_the_reason(
-    viewer: plugin_rig.Viewer, name: str, why: str
+    capacity_cluster: plugin_rig.KubectlUser, name: str, why: str
 ) -> None:
-    answer = viewer.alone("capacity", name)
+    answer = capacity_cluster.run_plugin("capacity", name)
 
     assert why in " ".join(answer.out.split())
 
 
-def test_a_single_node_with_known_use_gives_status_0(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("capacity", "busy")
+def test_a_single_node_with_known_use_gives_status_0(
+    capacity_cluster: plugin_rig.KubectlUser,
+) -> None:
+    answer = capacity_cluster.run_plugin("capacity", "busy")
 
     assert (answer.status, answer.err) == (0, "")
     assert list(rows(answer.out)) == ["busy"]
     assert "come and gone" not in answer.out
 
 
-def test_json_has_every_gpu_with_its_fragmentation(viewer: plugin_rig.Viewer) -> None:
-    data = viewer.alone("capacity", "-o", "json").data
+def test_json_has_every_gpu_with_its_fragmentation(
+    capacity_cluster: plugin_rig.KubectlUser,
+) -> None:
+    data = capacity_cluster.run_plugin("capacity", "-o", "json").data
 
     busy = data["nodes"][0]
     assert busy["isOnDemand"]

@@ -10,8 +10,12 @@ GCE = "nvidia.com/gpu=0,nvidia.com/mig-3g.20gb=8,nvidia.com/mig-2g.10gb=8,nvidia
 AZURE = "k8s.io_cluster-autoscaler_node-template"
 
 
-def test_autoscaler_tags_are_the_devices_of_future_nodes(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("autoscaler-tags", "all-balanced", "--gpu", "8xA100-SXM4-40GB")
+def test_autoscaler_tags_are_the_devices_of_future_nodes(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    answer = five_node_cluster.run_plugin(
+        "autoscaler-tags", "all-balanced", "--gpu", "8xA100-SXM4-40GB"
+    )
 
     lines = [line.strip() for line in answer.out.splitlines()]
     assert answer.status == 0
@@ -28,10 +32,12 @@ def test_autoscaler_tags_are_the_devices_of_future_nodes(viewer: plugin_rig.View
         assert each in lines
 
 
-def test_with_the_strategy_single_the_tags_count_gpus(viewer: plugin_rig.Viewer) -> None:
+def test_with_the_strategy_single_the_tags_count_gpus(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
     command = ("autoscaler-tags", "all-1g.5gb", "--gpu", "2xa100", "--strategy", "single")
 
-    tags = yaml.safe_load(viewer.alone(*command, "-o", "yaml").out)
+    tags = yaml.safe_load(five_node_cluster.run_plugin(*command, "-o", "yaml").out)
 
     assert tags["resources"] == {"nvidia.com/gpu": 14}
     assert tags["awsTags"] == {
@@ -55,18 +61,22 @@ def test_with_the_strategy_single_the_tags_count_gpus(viewer: plugin_rig.Viewer)
     ],
 )
 def test_no_tags_are_printed_that_no_node_would_have(
-    viewer: plugin_rig.Viewer, words: tuple[str, ...], status: int, message: str
+    five_node_cluster: plugin_rig.KubectlUser, words: tuple[str, ...], status: int, message: str
 ) -> None:
-    answer = viewer.alone("autoscaler-tags", *words)
+    answer = five_node_cluster.run_plugin("autoscaler-tags", *words)
 
     assert (answer.status, answer.out) == (status, "")
     assert message in answer.err
 
 
 @pytest.mark.slow
-def test_device_classes_are_a_list_that_kubectl_applies(user: plugin_rig.Viewer) -> None:
-    user.server.create(plugin_rig.node("gpu-1", gpus=plugin_rig.gpus_with("1xH100-SXM5-80GB")))
-    answer = user.real("device-classes", "-o", "yaml")
+def test_device_classes_are_a_list_that_kubectl_applies(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
+    empty_cluster.server.create(
+        plugin_rig.node("gpu-1", gpus=plugin_rig.gpus_with("1xH100-SXM5-80GB"))
+    )
+    answer = empty_cluster.run_plugin_with_kubectl("device-classes", "-o", "yaml")
 
     items = yaml.safe_load(answer.out)["items"]
     by_resource = {each["spec"]["extendedResourceName"]: each for each in items}
@@ -82,8 +92,8 @@ def test_device_classes_are_a_list_that_kubectl_applies(user: plugin_rig.Viewer)
     media = by_resource["nvidia.com/mig-1g.10gb.me"]
     assert media["metadata"]["name"] == "mig-1g-10gb-me.gpu.nvidia.com"
     for item in items:
-        user.server.create(item)
-    lines = user.alone("device-classes").out.splitlines()
+        empty_cluster.server.create(item)
+    lines = empty_cluster.run_plugin("device-classes").out.splitlines()
     assert len(lines) == 1 + len(items)
     assert lines[1].split() == [
         *("mig-7g-80gb.gpu.nvidia.com", "nvidia.com/mig-7g.80gb", "yes", "1"),
@@ -91,19 +101,21 @@ def test_device_classes_are_a_list_that_kubectl_applies(user: plugin_rig.Viewer)
 
 
 @pytest.mark.slow
-def test_no_device_class_is_made_beside_one_of_another_name(user: plugin_rig.Viewer) -> None:
+def test_no_device_class_is_made_beside_one_of_another_name(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
     spec_7g = {"extendedResourceName": "nvidia.com/mig-7g.40gb", "selectors": []}
     other_spec = {"extendedResourceName": "nvidia.com/gpu", "selectors": []}
     for name, spec in (("own", spec_7g), ("gpu.nvidia.com", other_spec)):
         metadata = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
-        user.server.create({**metadata, "metadata": {"name": name}, "spec": spec})
-    user.server.create(
+        empty_cluster.server.create({**metadata, "metadata": {"name": name}, "spec": spec})
+    empty_cluster.server.create(
         plugin_rig.node("gpu-1", gpus=plugin_rig.gpus_with("1xA100-SXM4-40GB")),
         plugin_rig.node("gpu-2"),
     )
 
-    table = user.alone("device-classes", "gpu-1", "gpu-2")
-    made = user.alone("device-classes", "gpu-1", "-o", "json").data
+    table = empty_cluster.run_plugin("device-classes", "gpu-1", "gpu-2")
+    made = empty_cluster.run_plugin("device-classes", "gpu-1", "-o", "json").data
 
     assert table.status == 1
     assert "gpu-2: its agent has not published its GPUs" in table.err

@@ -20,13 +20,13 @@ RETRIED = FINISHED | {"retryAt": plugin_rig.ago(minutes=-5)}
     ],
 )
 def test_history_has_only_the_moments_that_the_status_has(
-    user: plugin_rig.Viewer, times: dict[str, str], moments: list[str]
+    empty_cluster: plugin_rig.KubectlUser, times: dict[str, str], moments: list[str]
 ) -> None:
     text = api_objects.a_status("all-1g.5gb", model.State.PENDING, **RUN, **times)
     node = plugin_rig.node("gpu-1", requested="all-1g.5gb", state=None)
     node["metadata"]["annotations"] |= api_objects.annotations_of_agent(status_text=text)
-    user.server.store.create(node)
+    empty_cluster.server.store.create(node)
 
-    listed = user.alone("history", "gpu-1", "-o", "json").data["moments"]
+    listed = empty_cluster.run_plugin("history", "gpu-1", "-o", "json").data["moments"]
 
     assert [each["what"] for each in listed] == moments

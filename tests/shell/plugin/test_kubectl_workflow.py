@@ -25,7 +25,7 @@ def stage() -> Iterator[agent_stage.AgentStage]:
 
 @pytest.fixture(scope="module")
 def kubectl(stage: agent_stage.AgentStage, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
-    user = plugin_rig.viewer(stage.server, tmp_path_factory.mktemp("kubectl"))
+    user = plugin_rig.kubectl_user(stage.server, tmp_path_factory.mktemp("kubectl"))
 
     def run(*arguments: str) -> str:
         done = user.kubectl(*arguments)

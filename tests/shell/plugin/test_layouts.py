@@ -36,11 +36,11 @@ def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "
     server.store.create(node)
 
 
-def test_each_layout_is_drawn_with_its_origin(user: plugin_rig.Viewer) -> None:
-    add_node(user.server, layout_list.to_json(entries()))
-    user.server.store.create(api_objects.a_config_map(OWNERS_FILE))
+def test_each_layout_is_drawn_with_its_origin(empty_cluster: plugin_rig.KubectlUser) -> None:
+    add_node(empty_cluster.server, layout_list.to_json(entries()))
+    empty_cluster.server.store.create(api_objects.a_config_map(OWNERS_FILE))
 
-    answer = user.alone("layouts", "gpu-1")
+    answer = empty_cluster.run_plugin("layouts", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
     parts = answer.out.split("\n\n")
@@ -58,23 +58,23 @@ def test_each_layout_is_drawn_with_its_origin(user: plugin_rig.Viewer) -> None:
 
 @pytest.mark.slow
 def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
-    user: plugin_rig.Viewer, tmp_path: pathlib.Path
+    empty_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
 ) -> None:
-    add_node(user.server, layout_list.to_json(entries()))
+    add_node(empty_cluster.server, layout_list.to_json(entries()))
     # The file has another content under the same name.
-    user.server.store.create(api_objects.a_config_map(OWNERS_FILE.replace("4g", "3g")))
+    empty_cluster.server.store.create(api_objects.a_config_map(OWNERS_FILE.replace("4g", "3g")))
     file = tmp_path / "own.yaml"
     file.write_text(OWNERS_FILE)
 
     assert "team-a · /etc/mig-manager/config.yaml:3 · active\n    its content is in no known" in (
-        user.alone("layouts", "gpu-1").out
+        empty_cluster.run_plugin("layouts", "gpu-1").out
     )
-    named = user.alone("layouts", "gpu-1", "-f", str(file), "-o", "json").data
+    named = empty_cluster.run_plugin("layouts", "gpu-1", "-f", str(file), "-o", "json").data
     (layout,) = [each for each in named["layouts"] if each["layout"] == "team-a"]
     gpu = {"index": 0, "name": "NVIDIA A100-SXM4-40GB", "isMigEnabled": True}
     assert layout["gpus"] == [gpu | {"devices": {"4g.20gb": 1}}]
     assert layout["isRequested"]
-    assert user.alone("layouts", "gpu-1", "-f", "missing.yaml").status == 2
+    assert empty_cluster.run_plugin("layouts", "gpu-1", "-f", "missing.yaml").status == 2
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     ids=["applied", "the file has changed since", "its change failed", "another one failed"],
 )
 def test_a_layout_is_active_with_the_content_that_was_applied(
-    user: plugin_rig.Viewer,
+    empty_cluster: plugin_rig.KubectlUser,
     requested: str,
     state: model.State,
     is_same_content: bool,  # noqa: FBT001 - a case
@@ -104,23 +104,23 @@ def test_a_layout_is_active_with_the_content_that_was_applied(
         labels={well_known.APPLIED_LABEL: "team-a"},
     )
     node["metadata"]["annotations"][well_known.LAYOUTS_ANNOTATION] = layout_list.to_json([entry])
-    user.server.store.create(node)
+    empty_cluster.server.store.create(node)
 
-    (layout,) = user.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
+    (layout,) = empty_cluster.run_plugin("layouts", "gpu-1", "-o", "json").data["layouts"]
 
     assert layout["isApplied"] is is_applied
 
 
 @pytest.mark.slow
 def test_the_nodes_config_map_has_the_layouts_of_the_operators_agent(
-    user: plugin_rig.Viewer,
+    empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    add_node(user.server, layout_list.to_json(entries()))
-    user.server.store.create(
+    add_node(empty_cluster.server, layout_list.to_json(entries()))
+    empty_cluster.server.store.create(
         api_objects.a_config_map(OWNERS_FILE, "gpu-operator/gpu-1-mig-config")
     )
 
-    out = user.alone("layouts", "gpu-1", "-o", "json").out
+    out = empty_cluster.run_plugin("layouts", "gpu-1", "-o", "json").out
 
     assert all(each["gpus"] for each in json.loads(out)["layouts"])
 
@@ -141,43 +141,48 @@ mig-configs:
     ids=["without it", "with it"],
 )
 def test_a_layout_is_planned_from_the_config_map_if_that_has_it(
-    user: plugin_rig.Viewer, document: str, origin: str
+    empty_cluster: plugin_rig.KubectlUser, document: str, origin: str
 ) -> None:
-    add_node(user.server, layout_list.to_json(entries()))
-    user.server.store.create(api_objects.a_config_map(document))
+    add_node(empty_cluster.server, layout_list.to_json(entries()))
+    empty_cluster.server.store.create(api_objects.a_config_map(document))
 
-    answer = user.alone("plan", "all-7g.40gb", "gpu-1")
+    answer = empty_cluster.run_plugin("plan", "all-7g.40gb", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
     assert f"Origin: {origin}" in answer.out
-    assert user.alone("plan", "all-7g.80gb", "gpu-1").status == 2
+    assert empty_cluster.run_plugin("plan", "all-7g.80gb", "gpu-1").status == 2
 
 
 @pytest.mark.slow
 def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(
-    user: plugin_rig.Viewer,
+    empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    add_node(user.server, layout_list.to_json(entries()))
+    add_node(empty_cluster.server, layout_list.to_json(entries()))
 
-    answer = user.alone("plan", "all-7g.40gb", "gpu-1")
+    answer = empty_cluster.run_plugin("plan", "all-7g.40gb", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
     assert "Origin: generated for NVIDIA A100-SXM4-40GB" in answer.out
-    owners = user.alone("plan", "team-a", "gpu-1")
+    owners = empty_cluster.run_plugin("plan", "team-a", "gpu-1")
     assert owners.status == 1
     assert "unknown: only its agent has the content of this layout" in owners.out
-    assert "no ConfigMap with layouts found" in user.alone("plan", "all-7g.80gb", "gpu-1").err
-    named = user.alone("plan", "all-7g.40gb", "gpu-1", "--config-map", "default/none")
+    assert (
+        "no ConfigMap with layouts found"
+        in empty_cluster.run_plugin("plan", "all-7g.80gb", "gpu-1").err
+    )
+    named = empty_cluster.run_plugin(
+        "plan", "all-7g.40gb", "gpu-1", "--config-map", "default/none"
+    )
     assert (named.status, named.out) == (2, "")
 
 
 @pytest.mark.parametrize("listed", [None, "{", '{"layouts": 1}', '{"layouts": {"a": []}}', "[[]]"])
 def test_without_a_valid_list_those_are_shown_that_can_be_generated(
-    listed: str | None, user: plugin_rig.Viewer
+    listed: str | None, empty_cluster: plugin_rig.KubectlUser
 ) -> None:
-    add_node(user.server, listed, requested="all-balanced")
+    add_node(empty_cluster.server, listed, requested="all-balanced")
 
-    answer = user.alone("layouts", "gpu-1")
+    answer = empty_cluster.run_plugin("layouts", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
     lines = answer.out.splitlines()
@@ -188,17 +193,20 @@ def test_without_a_valid_list_those_are_shown_that_can_be_generated(
 
 
 def test_layouts_of_nodes_and_of_a_chosen_file_are_completed(
-    user: plugin_rig.Viewer, tmp_path: pathlib.Path
+    empty_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
 ) -> None:
-    add_node(user.server, layout_list.to_json(entries()))
+    add_node(empty_cluster.server, layout_list.to_json(entries()))
     file = tmp_path / "own.yaml"
     file.write_text(OWNERS_FILE.replace("team", "all-7"))
 
-    completed = user.complete("plan", "-f", str(file), "all-7")
+    completed = empty_cluster.complete("plan", "-f", str(file), "all-7")
 
     assert completed.out.split() == ["all-7-a", "all-7g.40gb", ":4"]
-    assert user.complete("apply", "-f", str(file), "all-7").out.split() == ["all-7-a", ":4"]
-    assert user.complete("apply", "all-7").out.split() == ["all-7g.40gb", ":4"]
+    assert empty_cluster.complete("apply", "-f", str(file), "all-7").out.split() == [
+        "all-7-a",
+        ":4",
+    ]
+    assert empty_cluster.complete("apply", "all-7").out.split() == ["all-7g.40gb", ":4"]
 
 
 # With strategy single, GPU feature discovery counts MIG devices.
@@ -207,12 +215,12 @@ PARTITIONED = {"nvidia.com/gpu.product": "NVIDIA-A30-MIG-1g.6gb", "nvidia.com/gp
 
 @pytest.mark.parametrize("labels", [{}, PARTITIONED], ids=["none", "MIG devices"])
 def test_a_node_that_is_missing_or_shows_no_gpus_fails_in_a_line(
-    user: plugin_rig.Viewer, labels: dict[str, str]
+    empty_cluster: plugin_rig.KubectlUser, labels: dict[str, str]
 ) -> None:
-    user.server.store.create(plugin_rig.node("plain", labels=labels))
+    empty_cluster.server.store.create(plugin_rig.node("plain", labels=labels))
 
-    assert user.alone("layouts", "gpu-9").status == 1
-    answer = user.alone("layouts", "plain")
+    assert empty_cluster.run_plugin("layouts", "gpu-9").status == 1
+    answer = empty_cluster.run_plugin("layouts", "plain")
     assert answer.status == 1
     assert answer.out.startswith("plain: 0 layouts")
-    assert user.complete("layouts", "").out.splitlines()[0] == "plain"
+    assert empty_cluster.complete("layouts", "").out.splitlines()[0] == "plain"

@@ -26,8 +26,8 @@ IDLE = plugin_rig.gpus_with("2xA100-SXM4-40GB")
 BLIND = tuple(dataclasses.replace(gpu, profiles=None) for gpu in IDLE)
 
 
-def test_a_plan_is_drawn_with_the_affected_pods(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("plan", "all-1g.5gb", "gpu-1")
+def test_a_plan_is_drawn_with_the_affected_pods(five_node_cluster: plugin_rig.KubectlUser) -> None:
+    answer = five_node_cluster.run_plugin("plan", "all-1g.5gb", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
     assert answer.out.startswith("gpu-1: all-1g.5gb of ConfigMap gpu-operator/default-mig-parted")
@@ -36,7 +36,7 @@ def test_a_plan_is_drawn_with_the_affected_pods(viewer: plugin_rig.Viewer) -> No
     assert "8 of 8 3g.20gb destroyed, which evicts ml/train" in answer.out
     assert "ml/serve" not in answer.out
     assert "Pods: 1 evicted" in answer.out
-    modes = viewer.alone("plan", "all-balanced", "gpu-4").out
+    modes = five_node_cluster.run_plugin("plan", "all-balanced", "gpu-4").out
     assert "The agent evicts the pods that use GPU 0" in modes
     assert "must be idle" not in modes
     # The nodes have the strategy mixed.
@@ -45,11 +45,11 @@ def test_a_plan_is_drawn_with_the_affected_pods(viewer: plugin_rig.Viewer) -> No
 
 @pytest.mark.slow
 def test_a_plan_for_many_nodes_has_one_line_a_node_and_changes_nothing(
-    viewer: plugin_rig.Viewer,
+    five_node_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    viewer.server.log.clear()
+    five_node_cluster.server.log.clear()
 
-    answer = viewer.alone("plan", "all-balanced")
+    answer = five_node_cluster.run_plugin("plan", "all-balanced")
 
     assert answer.status == 1
     rows = {line.split()[0]: line for line in answer.out.splitlines()[1:6]}
@@ -61,32 +61,34 @@ def test_a_plan_for_many_nodes_has_one_line_a_node_and_changes_nothing(
     assert "GPU 0 (NVIDIA A30" in answer.out
     assert "presumed not partitioned" in answer.out
     assert "1 unchanged, 2 fits, 2 does not fit, 0 unknown." in " ".join(answer.out.split())
-    assert {each.verb for each in viewer.server.log.requests()} <= {"get", "list", ""}
+    assert {each.verb for each in five_node_cluster.server.log.requests()} <= {"get", "list", ""}
 
 
 @pytest.mark.slow
 def test_a_layout_may_come_from_a_file_or_from_a_pipe(
-    viewer: plugin_rig.Viewer, tmp_path: pathlib.Path
+    five_node_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
 ) -> None:
     mine = plugin_rig.CONFIG.replace("all-1g.5gb", "mine")
     file = tmp_path / "layouts.yaml"
     file.write_text(mine)
 
-    assert viewer.alone("plan", "mine", "gpu-1", "-f", str(file)).status == 0
-    assert viewer.alone("plan", "-f", "-", "mine", "gpu-1", stdin=mine).status == 0
-    assert viewer.alone("plan", "mine", "gpu-1").status == 2
+    assert five_node_cluster.run_plugin("plan", "mine", "gpu-1", "-f", str(file)).status == 0
+    assert five_node_cluster.run_plugin("plan", "-f", "-", "mine", "gpu-1", stdin=mine).status == 0
+    assert five_node_cluster.run_plugin("plan", "mine", "gpu-1").status == 2
 
 
 def test_gpus_that_their_agent_cannot_observe_are_unknown(
-    user: plugin_rig.Viewer, tmp_path: pathlib.Path
+    empty_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "layouts.yaml").write_text(plugin_rig.CONFIG)
     product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
-    user.server.store.create(plugin_rig.node("lost", requested="all-1g.5gb", labels=product))
+    empty_cluster.server.store.create(
+        plugin_rig.node("lost", requested="all-1g.5gb", labels=product)
+    )
 
     options = ("-f", str(tmp_path / "layouts.yaml"))
-    answer = user.alone("plan", "all-disabled", "lost", *options, "-o", "json")
-    unknown = user.alone("plan", "typo", "lost", *options)
+    answer = empty_cluster.run_plugin("plan", "all-disabled", "lost", *options, "-o", "json")
+    unknown = empty_cluster.run_plugin("plan", "typo", "lost", *options)
 
     (planned,) = answer.data["nodes"]
     assert (planned["verdict"], planned["plan"]) == ("unknown", None)
@@ -96,14 +98,14 @@ def test_gpus_that_their_agent_cannot_observe_are_unknown(
 
 
 @pytest.mark.slow
-def test_another_layout_of_the_same_name_is_noted(user: plugin_rig.Viewer) -> None:
+def test_another_layout_of_the_same_name_is_noted(empty_cluster: plugin_rig.KubectlUser) -> None:
     gpus = plugin_rig.gpus_with("1xA30")
     odd = plugin_rig.node("odd", gpus=gpus, requested="all-disabled", config_hash="0123456789ab")
     layouts = api_objects.a_config_map(plugin_rig.CONFIG, "gpu-operator/default-mig-parted-config")
     for each in (layouts, odd):
-        user.server.store.create(each)
+        empty_cluster.server.store.create(each)
 
-    answer = user.alone("plan", "all-disabled")
+    answer = empty_cluster.run_plugin("plan", "all-disabled")
 
     assert "its agent last used another layout named all-disabled" in answer.out
 
@@ -131,16 +133,22 @@ def test_another_layout_of_the_same_name_is_noted(user: plugin_rig.Viewer) -> No
     ids=["known profiles", "unknown profiles"],
 )
 def test_both_previews_give_the_same_verdict(
-    user: plugin_rig.Viewer, published: tuple[model.Gpu, ...], expected: dict[str, str]
+    empty_cluster: plugin_rig.KubectlUser,
+    published: tuple[model.Gpu, ...],
+    expected: dict[str, str],
 ) -> None:
-    file = user.home / "layouts.yaml"
+    file = empty_cluster.home / "layouts.yaml"
     file.write_text(DOCUMENT)
-    user.server.store.create(plugin_rig.node("gpu-1", gpus=published, labels={"pool": "a"}))
-    kubeconfig = ("--kubeconfig", str(user.home / "kubeconfig"))
+    empty_cluster.server.store.create(
+        plugin_rig.node("gpu-1", gpus=published, labels={"pool": "a"})
+    )
+    kubeconfig = ("--kubeconfig", str(empty_cluster.home / "kubeconfig"))
     for layout, verdict in expected.items():
         words = (layout, "-l", "pool=a", "-f", str(file), "-o", "json")
-        planned = user.alone("plan", *words)
-        rolled = user.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
+        planned = empty_cluster.run_plugin("plan", *words)
+        rolled = empty_cluster.run_plugin(
+            "rollout", *words, "--dry-run", *kubeconfig, command=main.main
+        )
 
         (plan,), (preview,) = planned.data["nodes"], rolled.data["nodes"]
         assert plan["verdict"] == preview["verdict"] == verdict
@@ -151,7 +159,7 @@ def test_both_previews_give_the_same_verdict(
 @pytest.mark.slow
 @pytest.mark.parametrize("has_config_map", [False, True])
 def test_content_that_only_the_agent_has_is_unknown(
-    user: plugin_rig.Viewer,
+    empty_cluster: plugin_rig.KubectlUser,
     has_config_map: bool,  # noqa: FBT001 - a case
 ) -> None:
     listed = {"all-balanced": {"hash": "0123456789ab", "origin": "config.yaml:3"}}
@@ -161,15 +169,17 @@ def test_content_that_only_the_agent_has_is_unknown(
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = json.dumps(
         {"version": 1, "layouts": listed}
     )
-    user.server.store.create(node)
+    empty_cluster.server.store.create(node)
     if has_config_map:
-        user.server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
-    kubeconfig = ("--kubeconfig", str(user.home / "kubeconfig"))
+        empty_cluster.server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
+    kubeconfig = ("--kubeconfig", str(empty_cluster.home / "kubeconfig"))
     words = ("all-balanced", "-l", "test=listed", "-o", "json")
 
-    planned = user.alone("plan", *words)
-    rolled = user.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
-    named = user.alone("plan", *words, "-f", "-", stdin=plugin_rig.CONFIG)
+    planned = empty_cluster.run_plugin("plan", *words)
+    rolled = empty_cluster.run_plugin(
+        "rollout", *words, "--dry-run", *kubeconfig, command=main.main
+    )
+    named = empty_cluster.run_plugin("plan", *words, "-f", "-", stdin=plugin_rig.CONFIG)
 
     assert (planned.status, rolled.status, named.status) == (1, 1, 0)
     plan, preview, of_file = (each.data["nodes"][0] for each in (planned, rolled, named))
@@ -179,7 +189,7 @@ def test_content_that_only_the_agent_has_is_unknown(
 
 
 def test_a_plan_of_the_content_that_the_agent_has_is_without_a_note(
-    user: plugin_rig.Viewer,
+    empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
     layout = config.parse(plugin_rig.CONFIG, source="f").layouts["all-balanced"]
     listed = {"all-balanced": {"hash": layout.content_hash, "origin": "config.yaml:3"}}
@@ -187,17 +197,19 @@ def test_a_plan_of_the_content_that_the_agent_has_is_without_a_note(
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = json.dumps(
         {"version": 1, "layouts": listed}
     )
-    user.server.store.create(node)
+    empty_cluster.server.store.create(node)
     words = ("plan", "all-balanced", "gpu-1", "-o", "json", "-f", "-")
 
-    (planned,) = user.alone(*words, stdin=plugin_rig.CONFIG).data["nodes"]
+    (planned,) = empty_cluster.run_plugin(*words, stdin=plugin_rig.CONFIG).data["nodes"]
 
     assert planned["notes"] == []
 
 
 @pytest.mark.slow
-def test_a_plan_as_json_has_verdicts_losses_and_no_ids(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("plan", "all-1g.5gb", "gpu-1", "gpu-2", "-o", "json")
+def test_a_plan_as_json_has_verdicts_losses_and_no_ids(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    answer = five_node_cluster.run_plugin("plan", "all-1g.5gb", "gpu-1", "gpu-2", "-o", "json")
 
     assert answer.status == 1
     first, second = answer.data["nodes"]
@@ -208,9 +220,9 @@ def test_a_plan_as_json_has_verdicts_losses_and_no_ids(viewer: plugin_rig.Viewer
 
 
 def test_layouts_are_checked_against_the_products_that_the_nodes_have(
-    viewer: plugin_rig.Viewer,
+    five_node_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    answer = viewer.alone("validate", "all-1g.5gb", "all-1g.10gb", "-o", "json")
+    answer = five_node_cluster.run_plugin("validate", "all-1g.5gb", "all-1g.10gb", "-o", "json")
 
     assert answer.status == 1
     fits = {(each["layout"], each["product"]): each["fit"] for each in answer.data["verdicts"]}
@@ -228,10 +240,12 @@ def test_layouts_are_checked_against_the_products_that_the_nodes_have(
 
 
 @pytest.mark.slow
-def test_validate_without_a_name_checks_all_layouts(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("validate", "-l", "pool=train", "-o", "json")
+def test_validate_without_a_name_checks_all_layouts(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    answer = five_node_cluster.run_plugin("validate", "-l", "pool=train", "-o", "json")
 
     assert answer.status == 0
     fits = [each["fit"] for each in answer.data["verdicts"] if "H100" in each["product"]]
     assert fits == ["fits", "elsewhere", "elsewhere", "fits"]
-    assert viewer.alone("validate", "-l", "pool=train", "--must-fit").status == 1
+    assert five_node_cluster.run_plugin("validate", "-l", "pool=train", "--must-fit").status == 1

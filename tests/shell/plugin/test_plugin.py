@@ -14,25 +14,36 @@ from tests.kit import plugin_rig
 
 @pytest.mark.slow
 def test_kubectl_lists_the_plugin_runs_it_and_completes_a_line_with_it(
-    viewer: plugin_rig.Viewer,
+    five_node_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    completed = viewer.kubectl("__complete", "mig", "history", "gpu-2")
+    completed = five_node_cluster.kubectl("__complete", "mig", "history", "gpu-2")
 
-    assert str(plugin_rig.BIN / "kubectl-mig") in viewer.kubectl("plugin", "list").out
-    assert viewer.mig("version").out == f"kubectl-mig {mig_manager.__version__}\n"
+    assert str(plugin_rig.BIN / "kubectl-mig") in five_node_cluster.kubectl("plugin", "list").out
+    assert (
+        five_node_cluster.run_kubectl_mig("version").out
+        == f"kubectl-mig {mig_manager.__version__}\n"
+    )
     assert completed.out.splitlines() == ["gpu-2", ":4"]
     # Files are left to the shell.
-    assert viewer.complete("plan", "-f", "").out == ":0\n"
+    assert five_node_cluster.complete("plan", "-f", "").out == ":0\n"
 
 
-def test_help_exists_for_the_plugin_and_for_each_command(viewer: plugin_rig.Viewer) -> None:
-    assert "kubectl mig" in viewer.alone().out
-    answer = viewer.alone("plan", "--help")
+def test_help_exists_for_the_plugin_and_for_each_command(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    assert "kubectl mig" in five_node_cluster.run_plugin().out
+    answer = five_node_cluster.run_plugin("plan", "--help")
     assert "LAYOUT" in answer.out
-    assert viewer.alone("help", "plan").out == answer.out
+    assert five_node_cluster.run_plugin("help", "plan").out == answer.out
     # kubectl's own options hold for every command.
-    assert ("--context" in answer.out, "--context" in viewer.alone("--help").out) == (False, True)
-    assert viewer.alone("help", "pla").status == 3
+    assert (
+        "--context" in answer.out,
+        "--context" in five_node_cluster.run_plugin("--help").out,
+    ) == (
+        False,
+        True,
+    )
+    assert five_node_cluster.run_plugin("help", "pla").status == 3
 
 
 @pytest.mark.parametrize(
@@ -73,9 +84,9 @@ def test_help_exists_for_the_plugin_and_for_each_command(viewer: plugin_rig.View
     ],
 )
 def test_invalid_input_is_refused_in_a_line(
-    viewer: plugin_rig.Viewer, words: tuple[str, ...], status: int, message: str
+    five_node_cluster: plugin_rig.KubectlUser, words: tuple[str, ...], status: int, message: str
 ) -> None:
-    answer = viewer.alone(*words)
+    answer = five_node_cluster.run_plugin(*words)
 
     assert (answer.status, answer.out) == (status, "")
     assert answer.err.startswith("kubectl-mig: ")
@@ -84,45 +95,54 @@ def test_invalid_input_is_refused_in_a_line(
 
 
 def test_a_missing_kubectl_is_an_error_with_a_remedy(
-    viewer: plugin_rig.Viewer, monkeypatch: pytest.MonkeyPatch
+    five_node_cluster: plugin_rig.KubectlUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(viewer.home / "empty"))
+    monkeypatch.setenv("PATH", str(five_node_cluster.home / "empty"))
 
-    answer = viewer.real("status")
+    answer = five_node_cluster.run_plugin_with_kubectl("status")
 
     assert answer.status == 2
     assert "remedy: Install kubectl, or add its folder to the PATH." in answer.err
 
 
 def test_contexts_and_kubeconfigs_are_those_of_kubectl(
-    viewer: plugin_rig.Viewer, tmp_path: pathlib.Path
+    five_node_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
 ) -> None:
-    document = json.loads((viewer.home / "kubeconfig").read_text())
+    document = json.loads((five_node_cluster.home / "kubeconfig").read_text())
     document["contexts"].append({"name": "other", "context": {"cluster": "gone", "user": ""}})
     document["clusters"].append({"name": "gone", "cluster": {"server": "http://127.0.0.1:1"}})
     elsewhere = tmp_path / "kubeconfig"
     elsewhere.write_text(json.dumps(document | {"current-context": "other"}))
     options = ("--kubeconfig", str(elsewhere))
 
-    gone = viewer.real("history", "gpu-1", "--request-timeout=5s", *options)
+    gone = five_node_cluster.run_plugin_with_kubectl(
+        "history", "gpu-1", "--request-timeout=5s", *options
+    )
     assert (gone.status, gone.out) == (1, "")
     assert "kubectl get nodes" in gone.err
-    assert viewer.real("--context=sandbox", *options, "history", "gpu-1").status == 0
-    unknown = viewer.real("history", "gpu-1", "--context", "nowhere")
+    assert (
+        five_node_cluster.run_plugin_with_kubectl(
+            "--context=sandbox", *options, "history", "gpu-1"
+        ).status
+        == 0
+    )
+    unknown = five_node_cluster.run_plugin_with_kubectl("history", "gpu-1", "--context", "nowhere")
     assert (unknown.status, unknown.out) == (1, "")
     assert "nowhere" in unknown.err
 
 
-def test_more_nodes_than_a_page_holds_are_all_shown(user: plugin_rig.Viewer) -> None:
+def test_more_nodes_than_a_page_holds_are_all_shown(empty_cluster: plugin_rig.KubectlUser) -> None:
     for number in range(501):
-        user.server.store.create(plugin_rig.node(f"n{number:03}"))
+        empty_cluster.server.store.create(plugin_rig.node(f"n{number:03}"))
 
-    answer = user.alone("status")
+    answer = empty_cluster.run_plugin("status")
 
     assert len(re.findall(r"^n\d+ .*no-request", answer.out, re.MULTILINE)) == 501
 
 
-def test_a_failed_node_says_when_its_agent_tries_again(user: plugin_rig.Viewer) -> None:
+def test_a_failed_node_says_when_its_agent_tries_again(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
     failed = plugin_rig.node(
         "n1", requested="a", state=model.State.FAILED, reason=errors.Reason.IN_USE
     )
@@ -134,10 +154,10 @@ def test_a_failed_node_says_when_its_agent_tries_again(user: plugin_rig.Viewer) 
         failed["metadata"]["name"] = name
         text = json.dumps(run | {"retryAt": when})
         failed["metadata"]["annotations"]["mig-manager.io/status"] = text
-        user.server.store.create(failed)
+        empty_cluster.server.store.create(failed)
 
-    assert " ago · next attempt in 10m\n" in user.alone("status", "soon").out
-    assert "next attempt" not in user.alone("status", "over").out
+    assert " ago · next attempt in 10m\n" in empty_cluster.run_plugin("status", "soon").out
+    assert "next attempt" not in empty_cluster.run_plugin("status", "over").out
 
 
 @pytest.mark.parametrize(
@@ -169,9 +189,9 @@ def test_a_failed_node_says_when_its_agent_tries_again(user: plugin_rig.Viewer) 
     ],
 )
 def test_a_command_line_is_completed(
-    viewer: plugin_rig.Viewer, words: tuple[str, ...], candidates: list[str]
+    five_node_cluster: plugin_rig.KubectlUser, words: tuple[str, ...], candidates: list[str]
 ) -> None:
-    answer = viewer.complete(*words)
+    answer = five_node_cluster.complete(*words)
 
     *lines, directive = answer.out.splitlines()
     assert [line.partition("\t")[0] for line in lines] == candidates

@@ -45,7 +45,7 @@ def without(*kinds: str) -> list[dict[str, list[str]]]:
 @contextlib.contextmanager
 def user_with(
     granted: list[dict[str, list[str]]], home: pathlib.Path
-) -> Iterator[plugin_rig.Viewer]:
+) -> Iterator[plugin_rig.KubectlUser]:
     """Yield a user with these rights in a cluster of one node."""
     gpus = plugin_rig.gpus_with("1xA100-SXM4-40GB", "all-balanced")
     server = apiserver.ApiServer(authorizer=lambda access: allows(granted, access))
@@ -57,14 +57,14 @@ def user_with(
     ):
         server.store.create(each)
     with apiserver.serve(server):
-        yield plugin_rig.viewer(server, home)
+        yield plugin_rig.kubectl_user(server, home)
 
 
 @pytest.mark.slow
 def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Path) -> None:
-    with user_with(rules(), tmp_path) as viewer:
+    with user_with(rules(), tmp_path) as user:
         lines = ("status n1", "plan all-1g.5gb", "validate", "history n1")
-        answers = [viewer.alone(*line.split()) for line in lines]
+        answers = [user.run_plugin(*line.split()) for line in lines]
 
     assert [each.status for each in answers] == [0, 0, 0, 0]
     assert not any("not known" in each.out or "forbidden" in each.err for each in answers)
@@ -73,9 +73,9 @@ def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Pa
 @pytest.mark.slow
 def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path) -> None:
     layout = "version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: false}\n"
-    with user_with(rules(), tmp_path) as viewer:
-        tried = viewer.alone("apply", "n1", "-f", "-", "--dry-run", stdin=layout)
-        requested = viewer.alone("apply", "n1", "-f", "-", stdin=layout)
+    with user_with(rules(), tmp_path) as user:
+        tried = user.run_plugin("apply", "n1", "-f", "-", "--dry-run", stdin=layout)
+        requested = user.run_plugin("apply", "n1", "-f", "-", stdin=layout)
 
     assert (tried.status, requested.status) == (0, 1)
     assert "forbidden" in requested.err
@@ -84,9 +84,9 @@ def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path
 
 @pytest.mark.slow
 def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.Path) -> None:
-    with user_with(without("pods", "events"), tmp_path) as viewer:
+    with user_with(without("pods", "events"), tmp_path) as user:
         lines = ("status n1", "plan all-1g.5gb n1", "history n1")
-        status, plan, history = (viewer.alone(*line.split()) for line in lines)
+        status, plan, history = (user.run_plugin(*line.split()) for line in lines)
 
     assert [status.status, plan.status, history.status] == [0, 0, 0]
     assert "3g.20gb" in status.out
@@ -103,8 +103,8 @@ def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.P
 def test_missing_rights_are_an_error_with_a_remedy(
     tmp_path: pathlib.Path, missing: str, words: tuple[str, ...]
 ) -> None:
-    with user_with(without(missing), tmp_path) as viewer:
-        answer = viewer.real(*words)
+    with user_with(without(missing), tmp_path) as user:
+        answer = user.run_plugin_with_kubectl(*words)
 
     assert (answer.status, answer.out) == (1, "")
     assert "forbidden" in answer.err
@@ -112,7 +112,9 @@ def test_missing_rights_are_an_error_with_a_remedy(
 
 
 @pytest.mark.slow
-def test_texts_on_a_node_cannot_control_the_terminal(user: plugin_rig.Viewer) -> None:
+def test_texts_on_a_node_cannot_control_the_terminal(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
     gpus = plugin_rig.gpus_with("1xA100-SXM4-40GB")
     thing = plugin_rig.node(
         "n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY
@@ -127,9 +129,9 @@ def test_texts_on_a_node_cannot_control_the_terminal(user: plugin_rig.Viewer) ->
     layouts = json.dumps({"version": "v1", "mig-configs": {NASTY: [
         {"devices": "all", "mig-enabled": True, "mig-devices": {"9g.5gb": 1}}
     ]}})  # fmt: skip
-    user.server.store.create(thing)
-    user.server.store.create(api_objects.a_config_map(layouts))
-    user.server.store.create(
+    empty_cluster.server.store.create(thing)
+    empty_cluster.server.store.create(api_objects.a_config_map(layouts))
+    empty_cluster.server.store.create(
         api_objects.an_event("n1", "Applied", NASTY, at=plugin_rig.ago(minutes=1))
     )
     for words in (
@@ -142,7 +144,7 @@ def test_texts_on_a_node_cannot_control_the_terminal(user: plugin_rig.Viewer) ->
         ("history", "n1"),
         ("history", NASTY.replace("\x1b", "")),
     ):
-        answer = user.alone(*words)
+        answer = empty_cluster.run_plugin(*words)
         text = answer.out + answer.err
         assert all(letter.isprintable() or letter == "\n" for letter in text), repr(text)
         assert "gone" in text, words
@@ -150,26 +152,26 @@ def test_texts_on_a_node_cannot_control_the_terminal(user: plugin_rig.Viewer) ->
 
 @pytest.mark.parametrize("text", [None, "version: ["])
 def test_layouts_of_nodes_are_completed_without_a_usable_config_map(
-    user: plugin_rig.Viewer, text: str | None
+    empty_cluster: plugin_rig.KubectlUser, text: str | None
 ) -> None:
     node = plugin_rig.node("n1")
     entry = layout_list.Entry(name="night", content_hash="0" * 12, origin="config.yaml:1")
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = layout_list.to_json([entry])
-    user.server.store.create(node)
+    empty_cluster.server.store.create(node)
     if text is None:
-        user.server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
+        empty_cluster.server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
     else:
-        user.server.store.create(api_objects.a_config_map(text))
+        empty_cluster.server.store.create(api_objects.a_config_map(text))
 
-    assert user.complete("plan", "").out == "night\n:4\n"
+    assert empty_cluster.complete("plan", "").out == "night\n:4\n"
 
 
 def test_a_name_with_shell_syntax_is_not_completed(
-    user: plugin_rig.Viewer,
+    empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
     names = ["fine", "a;id", "$(id)", "a b", NASTY]
     layouts = {name: [{"devices": "all", "mig-enabled": False}] for name in names}
     text = json.dumps({"version": "v1", "mig-configs": layouts})
-    user.server.store.create(api_objects.a_config_map(text))
+    empty_cluster.server.store.create(api_objects.a_config_map(text))
 
-    assert user.complete("plan", "").out == "fine\n:4\n"
+    assert empty_cluster.complete("plan", "").out == "fine\n:4\n"

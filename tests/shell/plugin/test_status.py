@@ -11,8 +11,10 @@ from mig_manager.core.records import journals
 from tests.kit import plugin_rig
 
 
-def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("status", "gpu-1")
+def test_one_node_is_drawn_with_the_pods_that_use_it(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    answer = five_node_cluster.run_plugin("status", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
     first, *_ = lines = answer.out.splitlines()
@@ -26,8 +28,10 @@ def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: plugin_rig.Viewer) 
     assert max(map(len, lines)) <= bar.WIDTH
 
 
-def test_many_nodes_have_one_line_each_with_explanations_below(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("status")
+def test_many_nodes_have_one_line_each_with_explanations_below(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    answer = five_node_cluster.run_plugin("status")
 
     assert answer.status == 1
     table, _, why = answer.out.partition("\n\n")
@@ -50,10 +54,10 @@ def test_many_nodes_have_one_line_each_with_explanations_below(viewer: plugin_ri
 
 @pytest.mark.slow
 def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(
-    viewer: plugin_rig.Viewer,
+    five_node_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    answer = viewer.alone("status", "-l", "pool=train", "-o", "wide")
-    coloured = viewer.alone("status", "gpu-2", "--color", "always")
+    answer = five_node_cluster.run_plugin("status", "-l", "pool=train", "-o", "wide")
+    coloured = five_node_cluster.run_plugin("status", "gpu-2", "--color", "always")
 
     assert answer.status == 1
     assert "\x1b[31mfailed" in coloured.out
@@ -73,22 +77,24 @@ def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(
     ],
 )
 def test_the_layout_applied_before_a_change_is_shown_during_it(
-    user: plugin_rig.Viewer, words: tuple[str, ...], shown: str
+    empty_cluster: plugin_rig.KubectlUser, words: tuple[str, ...], shown: str
 ) -> None:
     gpus = plugin_rig.gpus_with("1xA100-SXM4-40GB")
     node = plugin_rig.node("gpu-1", gpus=gpus, requested="all-1g.5gb", state=model.State.PENDING)
     journal = journals.Journal(config="all-1g.5gb", applied="all-balanced")
     node["metadata"]["annotations"]["mig-manager.io/journal"] = journal.to_json()
-    user.server.store.create(node)
-    user.server.store.create(plugin_rig.node("gpu-2", gpus=gpus))
+    empty_cluster.server.store.create(node)
+    empty_cluster.server.store.create(plugin_rig.node("gpu-2", gpus=gpus))
 
-    assert shown in user.alone(*words).out
-    (as_json,) = user.alone("status", "gpu-1", "-o", "json").data["nodes"]
+    assert shown in empty_cluster.run_plugin(*words).out
+    (as_json,) = empty_cluster.run_plugin("status", "gpu-1", "-o", "json").data["nodes"]
     assert (as_json["applied"], as_json["appliedBefore"]) == (None, "all-balanced")
 
 
-def test_a_missing_node_does_not_hide_the_others(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("status", "gpu-1", "gpu-9")
+def test_a_missing_node_does_not_hide_the_others(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    answer = five_node_cluster.run_plugin("status", "gpu-1", "gpu-9")
 
     assert answer.status == 1
     assert "gpu-1 · success" in answer.out
@@ -106,16 +112,18 @@ def test_a_missing_node_does_not_hide_the_others(viewer: plugin_rig.Viewer) -> N
     ids=" ".join,
 )
 def test_the_yaml_of_a_status_equals_its_json(
-    viewer: plugin_rig.Viewer, words: Sequence[str]
+    five_node_cluster: plugin_rig.KubectlUser, words: Sequence[str]
 ) -> None:
-    as_json, as_yaml = (viewer.alone(*words, "-o", each) for each in ("json", "yaml"))
+    as_json, as_yaml = (
+        five_node_cluster.run_plugin(*words, "-o", each) for each in ("json", "yaml")
+    )
 
     assert yaml.safe_load(as_yaml.out) == as_json.data
 
 
 @pytest.mark.slow
-def test_the_json_of_a_status_has_every_fact(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("status", "-o", "json").data
+def test_the_json_of_a_status_has_every_fact(five_node_cluster: plugin_rig.KubectlUser) -> None:
+    answer = five_node_cluster.run_plugin("status", "-o", "json").data
 
     assert answer["isGood"] is False
     assert [node["state"] for node in answer["nodes"]] == [
@@ -132,9 +140,14 @@ def test_the_json_of_a_status_has_every_fact(viewer: plugin_rig.Viewer) -> None:
 
 
 @pytest.mark.slow
-def test_history_orders_own_events_and_dates_the_layout(viewer: plugin_rig.Viewer) -> None:
-    answer = viewer.alone("history", "gpu-1", "-o", "json").data
-    good, bad = viewer.alone("history", "gpu-1"), viewer.alone("history", "gpu-2")
+def test_history_orders_own_events_and_dates_the_layout(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    answer = five_node_cluster.run_plugin("history", "gpu-1", "-o", "json").data
+    good, bad = (
+        five_node_cluster.run_plugin("history", "gpu-1"),
+        five_node_cluster.run_plugin("history", "gpu-2"),
+    )
 
     assert [moment["what"] for moment in answer["moments"]] == [
         "Recovered", "Applied", "started", "Applied", "AlreadyApplied",
@@ -147,7 +160,7 @@ def test_history_orders_own_events_and_dates_the_layout(viewer: plugin_rig.Viewe
     assert "UnknownProfile  GPU 0 has no profile 1g.5gb" in bad.out
 
 
-def test_a_history_names_the_writer_of_the_request(user: plugin_rig.Viewer) -> None:
+def test_a_history_names_the_writer_of_the_request(empty_cluster: plugin_rig.KubectlUser) -> None:
     thing = plugin_rig.node("owned", requested="all-disabled", state=None)
     thing["metadata"]["managedFields"] = [
         {"manager": "kubelet", "time": plugin_rig.ago(minutes=1), "fieldsV1": {"f:status": {}}},
@@ -157,8 +170,8 @@ def test_a_history_names_the_writer_of_the_request(user: plugin_rig.Viewer) -> N
             "fieldsV1": {"f:metadata": {"f:labels": {"f:nvidia.com/mig.config": {}}}},
         },
     ]
-    user.server.store.create(thing)
+    empty_cluster.server.store.create(thing)
 
-    answer = user.alone("history", "owned")
+    answer = empty_cluster.run_plugin("history", "owned")
 
     assert "last write by kubectl-label, which requested all-disabled" in answer.out

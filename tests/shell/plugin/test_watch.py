@@ -22,16 +22,16 @@ _REQUESTED = r"jsonpath={.metadata.labels.nvidia\.com/mig\.config}"
 
 
 def watch(
-    viewer: plugin_rig.Viewer, *names: str
+    user: plugin_rig.KubectlUser, *names: str
 ) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
-    return commandline.start(["status", "-w", *names], viewer.environment, module=_MODULE)
+    return commandline.start(["status", "-w", *names], user.environment, module=_MODULE)
 
 
 def top(
-    viewer: plugin_rig.Viewer, *words: str
+    user: plugin_rig.KubectlUser, *words: str
 ) -> contextlib.AbstractContextManager[terminal.Session]:
     argv = ["top", "--color=never", *words]
-    return terminal.open_session(argv, columns=100, environ=viewer.environment, module=_MODULE)
+    return terminal.open_session(argv, columns=100, environ=user.environment, module=_MODULE)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def top(
     ],
 )
 def test_view_shows_the_nodes_until_q(
-    viewer: plugin_rig.Viewer, words: list[str], pattern: str, *, has_history: bool
+    five_node_cluster: plugin_rig.KubectlUser, words: list[str], pattern: str, *, has_history: bool
 ) -> None:
     argv = ["status", "--watch", *words]
     with terminal.open_session(
-        argv, columns=120, rows=500, environ=viewer.environment, module=_MODULE
+        argv, columns=120, rows=500, environ=five_node_cluster.environment, module=_MODULE
     ) as session:
         session.read_until(rf"{pattern}[\s\S]*q quits")
         session.type("q")
@@ -65,14 +65,18 @@ def test_view_shows_the_nodes_until_q(
 
 
 @pytest.mark.slow
-def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: plugin_rig.Viewer) -> None:
-    with watch(viewer, "gpu-1", "gpu-2") as process:
+def test_a_pipe_gets_a_line_for_each_node_that_changes(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    with watch(five_node_cluster, "gpu-1", "gpu-2") as process:
         assert process.stdout is not None
         first = [process.stdout.readline() for _ in range(2)]
-        viewer.kubectl("label", "node", "gpu-1", "nvidia.com/mig.config=other", "--overwrite")
+        five_node_cluster.kubectl(
+            "label", "node", "gpu-1", "nvidia.com/mig.config=other", "--overwrite"
+        )
 
         changed = process.stdout.readline()
-        viewer.kubectl(
+        five_node_cluster.kubectl(
             "label", "node", "gpu-1", "nvidia.com/mig.config=all-balanced", "--overwrite"
         )
 
@@ -81,25 +85,25 @@ def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: plugin_rig.Viewer
 
 
 @pytest.fixture
-def another_node(viewer: plugin_rig.Viewer) -> Iterator[None]:
+def another_node(five_node_cluster: plugin_rig.KubectlUser) -> Iterator[None]:
     """The node ``gpu-9`` for one test, which may remove it."""
-    viewer.server.store.create(plugin_rig.node("gpu-9"))
+    five_node_cluster.server.store.create(plugin_rig.node("gpu-9"))
     yield
-    viewer.server.store.remove(("nodes", "", "gpu-9"))
+    five_node_cluster.server.store.remove(("nodes", "", "gpu-9"))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("another_node")
-def test_deleted_node_is_named_until_it_returns(viewer: plugin_rig.Viewer) -> None:
-    with watch(viewer, "gpu-1", "gpu-9") as process:
+def test_deleted_node_is_named_until_it_returns(five_node_cluster: plugin_rig.KubectlUser) -> None:
+    with watch(five_node_cluster, "gpu-1", "gpu-9") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         for _ in range(2):
             process.stdout.readline()
-        viewer.server.store.remove(("nodes", "", "gpu-9"))
+        five_node_cluster.server.store.remove(("nodes", "", "gpu-9"))
 
         after = {process.stdout.readline().split(" ", 1)[1] for _ in range(2)}
-        viewer.server.store.create(plugin_rig.node("gpu-9"))
+        five_node_cluster.server.store.create(plugin_rig.node("gpu-9"))
         again = process.stdout.readline().split(" ", 1)[1]
 
         process.kill()
@@ -111,18 +115,20 @@ def test_deleted_node_is_named_until_it_returns(viewer: plugin_rig.Viewer) -> No
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("another_node")
-def test_a_view_that_cannot_be_renewed_says_since_when_and_why(viewer: plugin_rig.Viewer) -> None:
-    with watch(viewer, "gpu-9") as process:
+def test_a_view_that_cannot_be_renewed_says_since_when_and_why(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    with watch(five_node_cluster, "gpu-9") as process:
         assert process.stdout is not None
         process.stdout.readline()
-        viewer.server.store.remove(("nodes", "", "gpu-9"))
+        five_node_cluster.server.store.remove(("nodes", "", "gpu-9"))
         lost = process.stdout.readline()
 
     assert re.search(r' not up to date since \S+Z: nodes "gpu-9" not found$', lost)
 
 
 @contextlib.contextmanager
-def _hanging(viewer: plugin_rig.Viewer, home: pathlib.Path) -> Iterator[terminal.Session]:
+def _hanging(user: plugin_rig.KubectlUser, home: pathlib.Path) -> Iterator[terminal.Session]:
     """Show a view whose kubectl does not answer any more."""
     hangs, folder = home / "hangs", home / "bin"
     real = shlex.quote(programs.path_or_skip("kubectl"))
@@ -131,7 +137,7 @@ def _hanging(viewer: plugin_rig.Viewer, home: pathlib.Path) -> Iterator[terminal
         # After a second its parent waits for it: an interrupted Popen does not end its child.
         f'if test -e {hangs}; then sleep 1; : > {hangs}.now; exec sleep 999; fi\nexec {real} "$@"',
     )
-    environ = viewer.environment | {"PATH": f"{folder}{os.pathsep}{viewer.path}"}
+    environ = user.environment | {"PATH": f"{folder}{os.pathsep}{user.path}"}
     argv = ["status", "-w", "gpu-1"]
     with terminal.open_session(argv, columns=80, environ=environ, module=_MODULE) as session:
         session.read_until("q quits")
@@ -142,9 +148,9 @@ def _hanging(viewer: plugin_rig.Viewer, home: pathlib.Path) -> Iterator[terminal
 
 @pytest.mark.slow
 def test_a_signal_ends_a_view_whose_refresh_hangs(
-    viewer: plugin_rig.Viewer, tmp_path: pathlib.Path
+    five_node_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
 ) -> None:
-    with _hanging(viewer, tmp_path) as session:
+    with _hanging(five_node_cluster, tmp_path) as session:
         session.process.send_signal(signal.SIGTERM)
 
         assert session.end() == -signal.SIGTERM
@@ -152,22 +158,24 @@ def test_a_signal_ends_a_view_whose_refresh_hangs(
 
 
 @pytest.fixture
-def listing_node(viewer: plugin_rig.Viewer) -> Iterator[None]:
+def listing_node(five_node_cluster: plugin_rig.KubectlUser) -> Iterator[None]:
     """The node ``gpu-8``, whose agent lists its layouts, for one test."""
     gpus = plugin_rig.gpus_with("2xA100-SXM4-40GB", "all-balanced")
     node = plugin_rig.node("gpu-8", gpus=gpus, requested="all-balanced")
     layouts = config.parse(plugin_rig.CONFIG, source="config.yaml").layouts.values()
     listed = layout_list.to_json(map(layout_list.Entry.of, layouts))
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = listed
-    viewer.server.store.create(node)
+    five_node_cluster.server.store.create(node)
     yield
-    viewer.server.store.remove(("nodes", "", "gpu-8"))
+    five_node_cluster.server.store.remove(("nodes", "", "gpu-8"))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node")
-def test_top_requests_a_layout_by_keys_after_its_plan(viewer: plugin_rig.Viewer) -> None:
-    with top(viewer, "gpu-1", "gpu-8") as session:
+def test_top_requests_a_layout_by_keys_after_its_plan(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    with top(five_node_cluster, "gpu-1", "gpu-8") as session:
         session.read_until(r"> gpu-1[\s\S]*gpu-8 +success +all-balanced[\s\S]*│2g")
         session.type("\x1b[B")
         session.read_until("> gpu-8")
@@ -179,27 +187,36 @@ def test_top_requests_a_layout_by_keys_after_its_plan(viewer: plugin_rig.Viewer)
         session.read_until("> all-1g.5gb")
         session.type("\r")
         session.read_until(r"then[\s\S]*y request it")
-        assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-balanced"
+        assert (
+            five_node_cluster.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out
+            == "all-balanced"
+        )
         session.type("y")
         session.read_until("Requested all-1g.5gb of gpu-8")
         session.type("q")
 
         assert session.end() == 0
-    assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-1g.5gb"
+    assert five_node_cluster.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-1g.5gb"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node", "another_node")
-def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: plugin_rig.Viewer) -> None:
+def test_top_leaves_a_node_that_changed_and_is_not_selected(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
     for name in ("gpu-8", "gpu-9"):
-        viewer.server.merge(kinds.NODES, name, {"metadata": {"labels": {"pool": "top"}}})
-    with top(viewer, "-l", "pool=top") as session:
+        five_node_cluster.server.merge(
+            kinds.NODES, name, {"metadata": {"labels": {"pool": "top"}}}
+        )
+    with top(five_node_cluster, "-l", "pool=top") as session:
         session.read_until("> gpu-8")
         session.type("l")
         session.read_until("> all-disabled")
         session.type("\r")
         session.read_until("y request it")
-        viewer.server.merge(kinds.NODES, "gpu-8", {"metadata": {"labels": {"pool": None}}})
+        five_node_cluster.server.merge(
+            kinds.NODES, "gpu-8", {"metadata": {"labels": {"pool": None}}}
+        )
         session.type("y")
         session.read_until(r"> gpu-9[\s\S]*gpu-8 has changed since it was planned")
         session.type("q")
@@ -209,10 +226,12 @@ def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: plugin_rig.V
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node", "another_node")
-def test_top_plans_again_if_the_node_has_changed(viewer: plugin_rig.Viewer) -> None:
+def test_top_plans_again_if_the_node_has_changed(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
     gpus = plugin_rig.gpus_with("2xA100-SXM4-40GB", "all-disabled")
     disabled = plugin_rig.node("gpu-8", gpus=gpus, requested="all-disabled")
-    with top(viewer, "gpu-9", "gpu-8") as session:
+    with top(five_node_cluster, "gpu-9", "gpu-8") as session:
         session.read_until("> gpu-8")
         session.type("l")
         session.read_until("> all-disabled")
@@ -220,12 +239,15 @@ def test_top_plans_again_if_the_node_has_changed(viewer: plugin_rig.Viewer) -> N
         session.read_until("> all-1g.5gb")
         session.type("\r")
         session.read_until(r"then[\s\S]*y request it")
-        viewer.server.merge(kinds.NODES, "gpu-8", {"metadata": disabled["metadata"]})
-        viewer.server.store.remove(("nodes", "", "gpu-9"))
+        five_node_cluster.server.merge(kinds.NODES, "gpu-8", {"metadata": disabled["metadata"]})
+        five_node_cluster.server.store.remove(("nodes", "", "gpu-9"))
         session.read_until(r'"gpu-9" not found')  # the screen is refreshed
         session.type("y")
         session.read_until("gpu-8 has changed since it was planned; nothing was requested")
-        assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-disabled"
+        assert (
+            five_node_cluster.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out
+            == "all-disabled"
+        )
         session.type("y")
         session.read_until("Requested all-1g.5gb of gpu-8")
         session.type("q")
@@ -243,9 +265,9 @@ def test_top_plans_again_if_the_node_has_changed(viewer: plugin_rig.Viewer) -> N
     ],
 )
 def test_top_says_why_it_requests_nothing(
-    viewer: plugin_rig.Viewer, keys: str, layout: str, outcome: str
+    five_node_cluster: plugin_rig.KubectlUser, keys: str, layout: str, outcome: str
 ) -> None:
-    with top(viewer, "gpu-8") as session:
+    with top(five_node_cluster, "gpu-8") as session:
         session.read_until("> gpu-8")
         session.type("l")
         session.read_until("> all-disabled")
@@ -258,11 +280,15 @@ def test_top_says_why_it_requests_nothing(
         session.type("q")
 
         assert session.end() == 0
-    assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-balanced"
+    assert (
+        five_node_cluster.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-balanced"
+    )
 
 
-def test_top_names_a_node_whose_agent_lists_no_layouts(viewer: plugin_rig.Viewer) -> None:
-    with top(viewer, "gpu-1") as session:
+def test_top_names_a_node_whose_agent_lists_no_layouts(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    with top(five_node_cluster, "gpu-1") as session:
         session.read_until("> gpu-1")
         session.type("l")
         session.read_until("the agent of gpu-1 lists no layouts")
