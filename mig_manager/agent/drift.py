@@ -9,7 +9,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts, drift_checks, outcomes
-from mig_manager.agent.pods import advertising, device_plugin, survey, withdrawing
+from mig_manager.agent.pods import advertising, device_plugin, device_usage, withdrawing
 from mig_manager.core import model
 from mig_manager.core.node import device_ids, node_object, schedulable
 from mig_manager.core.records import readiness
@@ -139,7 +139,7 @@ def act(
         case _Verdict.ACTIVE:
             now = dataclasses.replace(
                 now,
-                has_phantoms=is_success and _withdraw_phantoms(attempt, now, observation, node),
+                has_phantoms=is_success and _remove_phantoms(attempt, now, observation, node),
             )
     return action, now
 
@@ -243,7 +243,7 @@ def _handle_drift(
     missing = observation.missing
     if attempt.limits.heals_drift and plan is not None and not missing:
         try:
-            affected = survey.name_users(attempt, plan, observation.gpus)
+            affected = device_usage.name_users(attempt, plan, observation.gpus)
         except errors.KubeletError as error:
             affected = error.message
         if not affected:
@@ -265,14 +265,14 @@ def _handle_drift(
     return message
 
 
-def _withdraw_phantoms(
+def _remove_phantoms(
     attempt: attempts.Attempt,
     memory: DriftMemory,
     observation: drift_checks.Observation,
     node: node_object.NodeView,
 ) -> bool:
     """Remove phantom devices from the node; return whether the API refuses."""
-    refused = device_plugin.withdraw_phantoms(attempt, observation.gpus, node)
+    refused = device_plugin.remove_reported_phantoms(attempt, observation.gpus, node)
     if refused is not None and not memory.has_phantoms:
         failed = attempt.failure(refused.reason, refused.message)
         # If the layout is active, no run is needed, and the next drift check retries.

@@ -11,7 +11,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempt_series, attempts, outcomes, run
-from mig_manager.agent.pods import remembering
+from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import claims, well_known
 from mig_manager.core.records import gpu_recovery, gpu_repair, requests
@@ -122,13 +122,15 @@ def _decide(
 ) -> Decision:
     if shared.limits.repair is not node_settings.RepairPolicy.RESET:
         return NOTHING
-    remembered, unknown = remembering.remember(shared, gpus)
+    remembered, unknown = unreachable_gpus.recall_verified(shared, gpus)
     faulty = tuple(gpu for gpu in remembered if gpu.awaits_reset)
     if not (faulty or unknown):
         return NOTHING
     if shared.deps.reset is None:
         why = "the agent may not reset GPUs"
-    why = why or _left_to_others(shared) or remembering.why_unknown(shared, remembered, faulty)
+    why = (
+        why or _left_to_others(shared) or unreachable_gpus.why_unknown(shared, remembered, faulty)
+    )
     ready = []
     waiting = [
         (f"GPU {gpu.index}", unknown) for gpu in gpus.unreachable if unknown and gpu.requires_reset
@@ -161,7 +163,7 @@ def begin(attempt: attempts.Attempt, decision: Decision) -> None:
 
 
 def _postpone(attempt: attempts.Attempt, why: str) -> None:
-    """Withdraw the repairs under way: they have not failed, and a drift check may begin others."""
+    """End the repairs under way uncounted: a drift check may begin others."""
     _log.info("gpu_repair_postponed", reason=why)
     record = attempt.journal.record
     repairs = gpu_repair.postpone(record.repairs, attempt.deps.clock.unix_s())

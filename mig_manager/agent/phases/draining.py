@@ -11,14 +11,14 @@ import dataclasses
 from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.phases import preparing, slots
-from mig_manager.agent.pods import advertising, drain, orders, pausing, survey
+from mig_manager.agent.pods import advertising, device_usage, drain, orders, pausing
 from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, well_known
 
 _MAX_NEW_PLANS = 5  # a drain must end even if pods come and go all the time
 
 
-def taint(attempt: attempts.Attempt, change: preparing.SurveyedChange) -> None:
+def taint(attempt: attempts.Attempt, change: preparing.PreparedChange) -> None:
     """Taint the node, record the layout labelled as applied, and name the affected pods.
 
     Raises:
@@ -32,8 +32,8 @@ def taint(attempt: attempts.Attempt, change: preparing.SurveyedChange) -> None:
 
 
 def drain_pods(
-    attempt: attempts.Attempt, change: preparing.SurveyedChange
-) -> tuple[preparing.SurveyedChange, drain.Drain]:
+    attempt: attempts.Attempt, change: preparing.PreparedChange
+) -> tuple[preparing.PreparedChange, drain.Drain]:
     """Evict the pods that use devices to be destroyed, and wait until they are gone.
 
     Returns:
@@ -63,8 +63,8 @@ def drain_pods(
 
 
 def pause_clients(
-    attempt: attempts.Attempt, change: preparing.SurveyedChange, pod_drain: drain.Drain
-) -> tuple[preparing.SurveyedChange, advertising.Restart]:
+    attempt: attempts.Attempt, change: preparing.PreparedChange, pod_drain: drain.Drain
+) -> tuple[preparing.PreparedChange, advertising.Restart]:
     """Pause the GPU clients, so that no pod gets a device any more.
 
     Raises:
@@ -90,7 +90,7 @@ def pause_clients(
 
 
 def drain_whole_node(
-    attempt: attempts.Attempt, change: preparing.SurveyedChange, restart: advertising.Restart
+    attempt: attempts.Attempt, change: preparing.PreparedChange, restart: advertising.Restart
 ) -> None:
     """Evict every pod with a GPU before a reboot, regardless of the drain policy.
 
@@ -106,7 +106,7 @@ def drain_whole_node(
         )
     order = orders.Order(affected=None, rights=change.order.rights)
     clients = change.usage.extra_clients
-    usage = survey.wait_for_usage(attempt, change.planned.gpus, None, extra_clients=clients)
+    usage = device_usage.wait_for_usage(attempt, change.planned.gpus, None, extra_clients=clients)
     claiming = [pod.key for pod in usage.users(None) if pod.may_claim]
     if claiming and advertising.DRIVER in restart.advertisers:
         raise errors.MigManagerError(
@@ -117,7 +117,7 @@ def drain_whole_node(
     drain.Drain.begin(attempt, order).run(usage)
 
 
-def _publish(attempt: attempts.Attempt, change: preparing.SurveyedChange) -> None:
+def _publish(attempt: attempts.Attempt, change: preparing.PreparedChange) -> None:
     """Publish taint and affected pods, or again once others are affected."""
     affected = change.affected_pods
     message = f"applying {attempt.status.title}"

@@ -6,7 +6,7 @@ import functools
 from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import draining, host, preparing, rebooting, recovery
-from mig_manager.agent.pods import advertising, resuming, survey
+from mig_manager.agent.pods import advertising, device_usage, resuming
 from mig_manager.change import transaction
 from mig_manager.core import model
 
@@ -19,7 +19,7 @@ _MID_CHANGE = (
 
 
 def execute(
-    attempt: attempts.Attempt, change: preparing.SurveyedChange, restart: advertising.Restart
+    attempt: attempts.Attempt, change: preparing.PreparedChange, restart: advertising.Restart
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
@@ -33,7 +33,8 @@ def execute(
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
     gpu_change = attempt.transaction(
-        preparing.idle_wait(attempt), functools.partial(survey.require_unallocated, attempt.deps)
+        preparing.idle_wait(attempt),
+        functools.partial(device_usage.require_unallocated, attempt.deps),
     )
     is_resumed = functools.partial(is_resumed_next, attempt)
     # If this fails, the end of the run rolls back while clients and services are still paused.

@@ -1,4 +1,14 @@
-"""Survey who uses the devices of a planned change, and refuse it before the node is touched."""
+"""Plan a change for the use of the devices, or refuse it, before the node is touched.
+
+The first plan ignores the pods. Who uses the devices is read, and the change planned again:
+
+- once in every run, with a second pass if the new plan affects other devices, whose users kubelet
+  has not reported yet
+- after a wait for the DRA driver, because pods may have ended
+- after hooks, during the drain and after the pause, if pods with GPUs were bound or have ended
+
+The drain follows the latest plan: every ``PreparedChange`` has the drain order for its own plan.
+"""
 
 import dataclasses
 from collections.abc import Iterable
@@ -8,7 +18,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import host, planning
-from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
+from mig_manager.agent.pods import advertising, device_usage, orders, pausing, resuming
 from mig_manager.core import gpu_processes, steps, timing
 from mig_manager.core.node import clients, gpu_use, pod_object, resources, strategies
 from mig_manager.core.planner import planner
@@ -17,7 +27,7 @@ _log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SurveyedChange:
+class PreparedChange:
     """A planned change, planned again for the use of the devices."""
 
     planned: planning.PlannedChange
@@ -32,7 +42,7 @@ class SurveyedChange:
         return self.usage.users(self.order.affected)
 
 
-def require_possible(attempt: attempts.Attempt, planned: planning.PlannedChange) -> SurveyedChange:
+def require_possible(attempt: attempts.Attempt, planned: planning.PlannedChange) -> PreparedChange:
     """Return the change with the use of devices, or fail if the node rules it out.
 
     Raises:
@@ -46,16 +56,16 @@ def require_possible(attempt: attempts.Attempt, planned: planning.PlannedChange)
         NotReadyError: PLUGIN_NOT_READY, or IN_USE: a paused daemon has not stopped.
         Superseded: Another layout is requested, or the agent stops.
     """
-    change = _survey(attempt, planned, planned.order)
+    change = _plan_and_check(attempt, planned, planned.order)
     if resuming.await_driver(attempt, change.affected_pods, change.usage.pods, planned.gpus):
-        change = _survey(attempt, planned, change.order)
+        change = _plan_and_check(attempt, planned, change.order)
     return _require_unhindered(attempt, change)
 
 
 def follow_pods(
-    attempt: attempts.Attempt, change: SurveyedChange, pods: pod_object.Pods
-) -> SurveyedChange:
-    """Plan again if pods with GPUs were bound or have ended since the survey.
+    attempt: attempts.Attempt, change: PreparedChange, pods: pod_object.Pods
+) -> PreparedChange:
+    """Plan again if pods with GPUs were bound or have ended since the last plan.
 
     Hooks may take long, and a pod may have got a device to be destroyed while another is free.
     ``pods`` are the node's, as just listed.
@@ -69,20 +79,20 @@ def follow_pods(
 
 
 def plan_again(
-    attempt: attempts.Attempt, change: SurveyedChange, pods: pod_object.Pods
-) -> SurveyedChange:
+    attempt: attempts.Attempt, change: PreparedChange, pods: pod_object.Pods
+) -> PreparedChange:
     """Plan for the use of devices now; keep the plan if kubelet does not answer.
 
     Raises:
         MigManagerError: As ``require_possible``.
     """
     try:
-        surveyed = _survey(attempt, change.planned, change.order)
+        latest = _plan_and_check(attempt, change.planned, change.order)
     except errors.KubeletError as error:
         # The drain has more time for kubelet.
         _log.warning("pod_resources_unavailable", error=error.message)
         return dataclasses.replace(change, usage=change.usage.with_pods(pods))
-    return _require_unhindered(attempt, surveyed)
+    return _require_unhindered(attempt, latest)
 
 
 def _gpu_pods(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[str, bool]]:
@@ -95,7 +105,7 @@ def _gpu_pods(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[str, bool]]:
     )
 
 
-def _require_unhindered(attempt: attempts.Attempt, change: SurveyedChange) -> SurveyedChange:
+def _require_unhindered(attempt: attempts.Attempt, change: PreparedChange) -> PreparedChange:
     """Return the change, or fail if pods, processes or services of the node rule it out."""
     try:
         _require_idle(attempt, change, timing.Wait(clock=attempt.deps.clock))
@@ -108,8 +118,8 @@ def _require_unhindered(attempt: attempts.Attempt, change: SurveyedChange) -> Su
     return change
 
 
-def _require_idle(attempt: attempts.Attempt, change: SurveyedChange, wait: timing.Wait) -> None:
-    survey.require_idle(
+def _require_idle(attempt: attempts.Attempt, change: PreparedChange, wait: timing.Wait) -> None:
+    device_usage.require_idle(
         attempt.deps,
         change.plan,
         change.order,
@@ -119,7 +129,7 @@ def _require_idle(attempt: attempts.Attempt, change: SurveyedChange, wait: timin
     )
 
 
-def _avoid_processes(attempt: attempts.Attempt, change: SurveyedChange) -> SurveyedChange:
+def _avoid_processes(attempt: attempts.Attempt, change: PreparedChange) -> PreparedChange:
     """Plan again so that instances that processes use stay, unless that affects other pods."""
     processes = attempt.deps.processes() if attempt.deps.processes else None
     used_ids = frozenset(gpu_processes.ids_in_use(change.planned.gpus, processes or {}))
@@ -128,10 +138,10 @@ def _avoid_processes(attempt: attempts.Attempt, change: SurveyedChange) -> Surve
     return other if after <= before else change
 
 
-def _survey(
+def _plan_and_check(
     attempt: attempts.Attempt, planned: planning.PlannedChange, last: orders.Order
-) -> SurveyedChange:
-    """Survey the use of devices, and plan again so that busy devices are destroyed last.
+) -> PreparedChange:
+    """Plan so that busy devices are destroyed last; refuse what the node rules out.
 
     ``last`` is the drain for the last plan, whose affected pods must be known.
     """
@@ -139,13 +149,13 @@ def _survey(
     if attempt.deps.pod_watch is not None:
         attempt.deps.pod_watch.expect_change()
     change = _plan_for_usage(attempt, planned, last)
-    # Another plan may affect other pods, for which the survey did not wait.
+    # Another plan may affect other pods, whose devices were not waited for.
     is_other = change.order.affected != last.affected
     if is_other and change.usage.undecided_users(change.order.affected):
         change = _plan_for_usage(attempt, planned, change.order)
     pods = change.usage.pods
     if not attempt.limits.allows_foreign_managers:
-        others = survey.foreign_managers(attempt.deps, pods)
+        others = device_usage.foreign_managers(attempt.deps, pods)
         if others:
             raise errors.MigManagerError(
                 f"another program manages MIG on this node: {', '.join(others)}",
@@ -159,8 +169,8 @@ def _survey(
 
 def _plan_for_usage(
     attempt: attempts.Attempt, planned: planning.PlannedChange, last: orders.Order
-) -> SurveyedChange:
-    usage = survey.wait_for_usage(
+) -> PreparedChange:
+    usage = device_usage.wait_for_usage(
         attempt, planned.gpus, last.affected, extra_clients=planned.extra_clients
     )
     return _plan(attempt, planned, usage)
@@ -172,7 +182,7 @@ def _plan(
     usage: gpu_use.Usage,
     *,
     used_ids: frozenset[str] = frozenset(),
-) -> SurveyedChange:
+) -> PreparedChange:
     """Plan for the use of devices; ``used_ids`` are in use without a pod."""
     ending = usage.ending_ids(attempt.deps.clock.unix_s(), attempt.limits.drain_timeout_s)
     # Undoing an interrupted change evicts no pod that got a device since.
@@ -186,7 +196,7 @@ def _plan(
     )
     plan = basis.plan(planned.gpus)
     order = planning.order_for(attempt, planned.gpus, plan, planned.order.rights)
-    return SurveyedChange(planned=planned, basis=basis, plan=plan, order=order, usage=usage)
+    return PreparedChange(planned=planned, basis=basis, plan=plan, order=order, usage=usage)
 
 
 def idle_wait(attempt: attempts.Attempt) -> timing.Wait:

@@ -15,7 +15,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import host
-from mig_manager.agent.pods import pausing, resuming, survey
+from mig_manager.agent.pods import device_usage, pausing, resuming
 from mig_manager.change import change_journal, rollback
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import gpu_use, node_object, well_known
@@ -124,7 +124,7 @@ def resume_unlisted(shared: attempts.Shared, view: node_object.NodeView) -> bool
     """
     if not journals.unlisted_pauses(view):
         return True
-    if others := survey.foreign_managers(shared.deps, shared.deps.workloads.list()):
+    if others := device_usage.foreign_managers(shared.deps, shared.deps.workloads.list()):
         _log.warning("pauses_left_to_foreign_manager", managers=others)
         return False
 
@@ -208,7 +208,7 @@ def is_possible(
     """
     try:
         plan = planner.restore(now, snapshot)
-        return not survey.name_users(attempt, plan, now)
+        return not device_usage.name_users(attempt, plan, now)
     except errors.LayoutError as error:
         _log.warning("rollback_impossible", error=error.message)
         return False
@@ -254,7 +254,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         snapshot = planner.trim(now, snapshot)
         attempt.journal.set_entries(snapshot=snapshot)
         change = attempt.transaction(
-            require_unused=functools.partial(survey.require_unallocated, attempt.deps)
+            require_unused=functools.partial(device_usage.require_unallocated, attempt.deps)
         )
         plan = planner.restore(now, snapshot)
         if plan.is_empty:
@@ -267,7 +267,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         usage = gpu_use.Usage(
             pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),
             assigned=None,
-            extra_clients=survey.read_extra_clients(attempt.deps),
+            extra_clients=device_usage.read_extra_clients(attempt.deps),
         )
         pausing.pause_clients(uninterrupted, plan, usage)
         restart = pausing.pause_driver(uninterrupted, plan, usage)
@@ -289,7 +289,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
 
 
 def _require_unused(attempt: attempts.Attempt, plan: steps.Plan, now: model.ObservedGpus) -> None:
-    pods = survey.name_users(attempt, plan, now)
+    pods = device_usage.name_users(attempt, plan, now)
     if pods:
         raise errors.DrainError(f"pods use devices that would be removed: {pods}")
 

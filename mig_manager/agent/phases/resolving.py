@@ -5,7 +5,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import targets
-from mig_manager.agent.pods import remembering
+from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model
 from mig_manager.core.layout import layouts, served
 
@@ -27,7 +27,7 @@ def resolve(attempt: attempts.Attempt) -> targets.Target:
 
 
 def _resolve_repair(attempt: attempts.Attempt) -> targets.RepairTarget:
-    gpus, unknown = remembering.remember(attempt, observe(attempt))
+    gpus, unknown = unreachable_gpus.recall_verified(attempt, observe(attempt))
     uuids = attempt.request.repairs
     if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
         raise errors.KubeletError(

@@ -155,7 +155,7 @@ class DevicePlugin(device_advertiser.Advertiser):
         return "".join(f"; {cause}" for cause in causes)
 
 
-def withdraw_phantoms(
+def remove_reported_phantoms(
     shared: attempts.Shared, gpus: model.ObservedGpus, node: node_object.NodeView
 ) -> errors.NotReadyError | None:
     """Remove phantom devices from the node; return why that failed.

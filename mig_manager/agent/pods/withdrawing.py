@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts
-from mig_manager.agent.pods import advertising, device_advertiser, device_plugin, survey
+from mig_manager.agent.pods import advertising, device_advertiser, device_plugin, device_usage
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import device_ids, node_object
 
@@ -57,7 +57,7 @@ def withdraw(
         return checked_ids
     try:
         # Before a restart: kubelet calls the devices of a stopped plugin unhealthy.
-        device_plugin.withdraw_phantoms(shared, gpus, node)
+        device_plugin.remove_reported_phantoms(shared, gpus, node)
         return ids if ids == checked_ids or _restart(shared.deps, gpus) else None
     except errors.ClusterError as error:
         _log.info("devices_not_checked", reason=error.reason.value, error=error.message)
@@ -67,7 +67,7 @@ def withdraw(
 def _restart(deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
     """Restart the advertisers; return whether all devices were known."""
     pods = deps.workloads.present()
-    if survey.foreign_managers(deps, pods):
+    if device_usage.foreign_managers(deps, pods):
         return False
     gone_ids = {each: each.destroyed_devices(deps, gpus, pods) for each in advertising.ALL}
     for advertiser, ids in gone_ids.items():

@@ -12,7 +12,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts, publish
-from mig_manager.agent.pods import survey
+from mig_manager.agent.pods import device_usage
 from mig_manager.core import model, timing
 from mig_manager.core.node import instance_use, well_known
 from mig_manager.core.records import capacity
@@ -134,7 +134,7 @@ class CapacityReport:
     def _observe_use(self, gpus: model.ObservedGpus) -> tuple[str, bool]:
         """Return the annotation's value, and whether only a pod event can change the use."""
         deps = self._deps
-        usage = survey.report_usage(
+        usage = device_usage.report_usage(
             deps, gpus, has_processes=self._is_followed, extra_clients=deps.extra_clients()
         )
         use = instance_use.find(gpus, usage)

@@ -76,7 +76,7 @@ def begin(repairs: Repairs, uuids: Iterable[str], now_s: float) -> Repairs:
 
 
 def postpone(repairs: Repairs, now_s: float) -> Repairs:
-    """Withdraw the attempts under way: they have not failed, and others may begin at once."""
+    """End the attempts under way uncounted: they have not failed, and others may begin at once."""
     return tuple(
         dataclasses.replace(each, is_open=False, attempts=each.attempts - 1, next_s=now_s)
         if each.is_open

@@ -239,9 +239,9 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
     rig = without_pods(nodes.dra_node(label_managed=False))
 
     def strike() -> None:
-        is_surveyed = "allocations.assigned_devices" in rig.log
+        is_usage_read = "allocations.assigned_devices" in rig.log
         is_tainted = rig.has_hold_taint or "gpus.execute" in rig.log
-        if is_surveyed and rig.log[-1] == "node.patch" and not is_tainted:
+        if is_usage_read and rig.log[-1] == "node.patch" and not is_tainted:
             without_driver(rig)
 
     rig.on_call = strike

@@ -262,7 +262,7 @@ def test_drain_lists_pods_twice_and_waits_on_the_watch(
 
     run_drain(rig, policy=policy)
 
-    # The survey, which shows whom to evict, and the list that ends it.
+    # The list that shows whom to evict, and the list that ends it.
     assert rig.log.count("workloads.list") == 2
 
 

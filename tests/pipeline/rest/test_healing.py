@@ -57,7 +57,7 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
     assert "workloads.evict" not in rig.log
 
 
-def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
+def test_healing_refuses_a_pod_that_gets_a_device_after_the_plan() -> None:
     rig, agent, _ = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus

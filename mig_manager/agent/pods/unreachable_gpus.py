@@ -1,4 +1,4 @@
-"""Remember GPUs that answer nothing before a reset, so that a repair knows their pods.
+"""Recall unreachable GPUs as they were when last verified, so that a repair knows their pods.
 
 The driver lists neither their instances nor the UUIDs of their devices. Both are saved on the host
 with each verified layout, and UUIDs are valid until the next boot.
@@ -8,12 +8,14 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from mig_manager.agent import attempts
-from mig_manager.agent.pods import survey
+from mig_manager.agent.pods import device_usage
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import gpu_use, policies
 
 
-def remember(shared: attempts.Shared, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
+def recall_verified(
+    shared: attempts.Shared, gpus: model.ObservedGpus
+) -> tuple[model.ObservedGpus, str]:
     """Return the GPUs; one that requires a reset is as it was when last verified.
 
     None is remembered if a pod may use one of them unnoticed, for example an instance that another
@@ -67,8 +69,8 @@ def why_unknown(
 
 def _usage(deps: ports.Dependencies, gpus: model.ObservedGpus) -> gpu_use.Usage:
     """Return who uses devices, also if the owner's list of GPU clients is invalid."""
-    clients = survey.read_extra_clients(deps)
-    return survey.report_usage(deps, gpus, has_processes=False, extra_clients=clients)
+    clients = device_usage.read_extra_clients(deps)
+    return device_usage.report_usage(deps, gpus, has_processes=False, extra_clients=clients)
 
 
 def _device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str]:
