@@ -87,7 +87,7 @@ class Watch(abc.ABC):
 
     @abc.abstractmethod
     def on_list(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """Receive all objects; iterating may raise ``ClusterError``."""
+        """Receive all objects; iterating requests the pages, and may raise ``ClusterError``."""
 
     @abc.abstractmethod
     def on_change(self, kind: str, item: Mapping[str, Any]) -> None:
@@ -186,6 +186,11 @@ class Watch(abc.ABC):
                     self.version = str(item["metadata"]["resourceVersion"])
 
     def _items(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the objects while their pages arrive; keep the version of the last page.
+
+        They are no list, because a listener reduces a page to facts before the next is read:
+        5,000 pods take about 180 MB as JSON objects, a page of 500 takes 18 MB.
+        """
         what = f"the list of {self._plural}"
         for page in rest.pages(self._kube.get, self._path, self._selector, what=what):
             self._contact_s = time.monotonic()
