@@ -3,10 +3,11 @@
 Identifiers are split at underscores and capitals: ``told_as`` has ``told``. A line of output is
 ``file:line: word (say: ...)``. Also: locals that hide a name of their module, long names of
 tests, fields and errors that are not documented as CONTRIBUTING.md says, and stale references
-such as ``module.name``.
+such as ``module.name`` or an error that no longer exists.
 """
 
 import ast
+import builtins
 import collections
 import functools
 import itertools
@@ -89,6 +90,10 @@ _FOREIGN = frozenset(
     | {"LazyLoader", "ParseBool"}
 )
 """What ends names with a dot that are of no module of ours: of files, fields, other libraries."""
+_RAISED = re.compile(
+    r";\s+`*([A-Z]\w*[a-z]\w*)`*(?:\s+\(?[A-Z_]+\)?)?\s+(?:if|when|where|unless)\b"
+)
+_RAISES = re.compile(r"^ {4}(\w+):", re.MULTILINE)
 _LIMIT = re.compile(r"\b_?(?:MOST|LONGEST|LARGEST|FEWEST|LEAST)_(?!FRAGMENTED|COMMON)[A-Z_]+\b")
 
 
@@ -187,7 +192,7 @@ def _findings_in_code(name: str, text: str) -> Iterator[Finding]:
         return
     for line in _misdocumented_errors(nodes):
         yield Finding(name, line, "text of an error", _ERROR_RULE)
-    for line, word in _stale_references(text):
+    for line, word in (*_stale_references(text), *_stale_errors(nodes, (ROOT / name).parent)):
         yield Finding(name, line, word, "a name that exists")
 
 
@@ -332,6 +337,26 @@ def _stale_references(text: str) -> Iterator[tuple[int, str]]:
         is_ours = module in names or name[0].isupper()
         if is_ours and name not in names.get(module, ()) and name not in _FOREIGN:
             yield _line(match), match[0].lstrip("`")
+
+
+@functools.cache
+def _classes(path: pathlib.Path) -> set[str]:
+    """Return the names of the classes of a module, or of the modules of a folder."""
+    modules = path.glob("*.py") if path.is_dir() else [path]
+    trees = [ast.parse(each.read_text(encoding="utf-8")) for each in modules]
+    return {node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _stale_errors(nodes: Sequence[ast.AST], folder: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """Yield the errors of docstrings that a module neither uses nor shares with its folder."""
+    known = {*dir(builtins)} | _classes(ROOT / "mig_manager" / "errors.py") | _classes(folder)
+    known |= {each.attr for each in nodes if isinstance(each, ast.Attribute)}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef):
+            text, _, raises = (ast.get_docstring(node) or "").partition("\nRaises:\n")
+            for name in (*_RAISED.findall(text), *_RAISES.findall(raises)):
+                if name not in known:
+                    yield node.lineno, name
 
 
 def main(arguments: list[str]) -> int:

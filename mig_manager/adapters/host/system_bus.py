@@ -84,11 +84,11 @@ class Connection:
     def call(
         self, target: Target, method: str, signature: str | None = None, *body: object
     ) -> tuple[Any, ...]:
-        """Call a method and return its answer; Refused if the answer is an error."""
+        """Call a method and return its answer; CallRefused if the answer is an error."""
         return self._answer(jeepney.new_method_call(target, method, signature, body))
 
     def get(self, target: Target, name: str) -> Any:
-        """Return a property; Refused if it does not exist, or we may not read it."""
+        """Return a property; CallRefused if it does not exist, or we may not read it."""
         ((_, value),) = self._answer(jeepney.Properties(target).get(name))
         return value
 
