@@ -10,52 +10,59 @@ _WIDTH = 79
 _INDENT = "  "
 
 
-def page(of: program.CommandLine, command: str) -> tuple[str, str, str]:
+def page(command_line: program.CommandLine, command: str) -> tuple[str, str, str]:
     """Return usage, description and epilog of a command's help, or of the program's."""
-    help_text = of.text(command)
+    help_text = command_line.text(command)
     examples = [
         f"{_INDENT}{each.line}\n{wrap(each.meaning, _INDENT * 3)}" for each in help_text.examples
     ]
     meanings = [
         wrap(f"{status}  {meaning}", _INDENT, further=_INDENT * 2 + " ")
-        for status, meaning in statuses(of, command).items()
+        for status, meaning in statuses(command_line, command).items()
         if help_text.own_statuses or not command
     ]
-    if not command and of.other_statuses:
-        meanings.append(wrap(of.other_statuses, _INDENT))
-    commands = [wrap(f"  {row.name:<17} {row.purpose}", further=" " * 20) for row in of.rows]
-    environment = "" if command else of.environment
+    if not command and command_line.other_statuses:
+        meanings.append(wrap(command_line.other_statuses, _INDENT))
+    commands = [
+        wrap(f"  {row.name:<17} {row.purpose}", further=" " * 20) for row in command_line.rows
+    ]
+    environment = "" if command else command_line.environment
     blocks = {
         "commands": [] if command else commands,
         "examples": examples,
         "environment": [wrap(environment, _INDENT)] if environment else [],
         "exit status": meanings,
     }
-    more = f"\n\n'{of.name} --help' has what holds for every command." if command else ""
+    more = f"\n\n'{command_line.name} --help' has what holds for every command." if command else ""
     description = "\n\n".join(map(wrap, help_text.paragraphs))
     epilog = "\n\n".join(f"{title}:\n" + "\n".join(b) for title, b in blocks.items() if b)
-    return usage(of, command), description, f"{epilog}{more}".strip()
+    return usage(command_line, command), description, f"{epilog}{more}".strip()
 
 
-def statuses(of: program.CommandLine, command: str) -> Mapping[str, str]:
+def statuses(command_line: program.CommandLine, command: str) -> Mapping[str, str]:
     """Return the exit statuses of a command, or of the program, with their meanings."""
-    if not of.has_settings(command):
-        return of.text(command).own_statuses
-    common = {status: meaning for status, meaning in of.statuses.items() if status != "3"}
-    return {**(common if command else of.statuses), **of.text(command).own_statuses}
+    if not command_line.has_settings(command):
+        return command_line.text(command).own_statuses
+    common = {
+        status: meaning for status, meaning in command_line.statuses.items() if status != "3"
+    }
+    return {
+        **(common if command else command_line.statuses),
+        **command_line.text(command).own_statuses,
+    }
 
 
-def usage(of: program.CommandLine, command: str) -> str:
+def usage(command_line: program.CommandLine, command: str) -> str:
     """Return the usage line of a command, or of the program."""
     operands = "COMMAND"
     if command:
-        operands = of.commands[command].operands or " ".join(
+        operands = command_line.commands[command].operands or " ".join(
             operand.metavar
             if operand.is_required
             else f"[{operand.metavar}]{'...' if operand.is_repeatable else ''}"
-            for operand in of.operands_of(command)
+            for operand in command_line.operands_of(command)
         )
-    return " ".join(filter(None, (of.name, command, "[OPTION]...", operands)))
+    return " ".join(filter(None, (command_line.name, command, "[OPTION]...", operands)))
 
 
 def wrap(paragraph: str, indent: str = "", *, further: str | None = None) -> str:

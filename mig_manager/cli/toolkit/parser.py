@@ -17,33 +17,35 @@ _UNRECOGNIZED = "unrecognized arguments: "  # how argparse begins
 EMPTY = "the value is empty; leave it out for the default"
 
 
-def run(of: program.CommandLine, argv: Sequence[str], terminal: console.Console) -> int:
+def run(command_line: program.CommandLine, argv: Sequence[str], terminal: console.Console) -> int:
     """Run a command line, without the program's name; return its exit status.
 
     Raises:
         MigManagerError: The command line is invalid, or the command failed.
     """
-    parsed = terminal.parse_command_line(lambda: parse(of, argv))
+    parsed = terminal.parse_command_line(lambda: parse(command_line, argv))
     if parsed is None:
         return console.DONE
     if parsed["command"] is None:
-        return show_help(of, "", terminal)
-    command = of.command(str(parsed["command"]))
-    if of.environment and command.notes_variables:
-        for name, closest in of.unknown_variables(terminal.environ, command.name).items():
+        return show_help(command_line, "", terminal)
+    command = command_line.command(str(parsed["command"]))
+    if command_line.environment and command.notes_variables:
+        for name, closest in command_line.unknown_variables(
+            terminal.environ, command.name
+        ).items():
             hint = f"; did you mean {closest}?" if closest else ""
             terminal.note(f"warning: {name} is ignored: no option has this variable{hint}")
     if command.name == program.HELP.name:
-        return show_help(of, str(parsed["topic"] or ""), terminal)
+        return show_help(command_line, str(parsed["topic"] or ""), terminal)
     if command.name == program.VERSION.name:
-        terminal.say(of.version)
+        terminal.say(command_line.version)
         return console.DONE
-    settings = of.settings(parsed, terminal.environ)
-    status: int = of.module(command.name).run(settings, terminal)
+    settings = command_line.settings(parsed, terminal.environ)
+    status: int = command_line.module(command.name).run(settings, terminal)
     return status
 
 
-def parse(of: program.CommandLine, argv: Sequence[str]) -> dict[str, object]:
+def parse(command_line: program.CommandLine, argv: Sequence[str]) -> dict[str, object]:
     """Parse a command line, without the program's name.
 
     Returns:
@@ -56,42 +58,48 @@ def parse(of: program.CommandLine, argv: Sequence[str]) -> dict[str, object]:
         SystemExit: Help or version was requested and printed.
     """
     anywhere: dict[str, object] = {}
-    if of.anywhere:
-        values, argv = Parser(of, "", of.anywhere).parse_known_args(argv)
+    if command_line.anywhere:
+        values, argv = Parser(command_line, "", command_line.anywhere).parse_known_args(argv)
         anywhere = vars(values)
     at = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
     word = "".join(argv[at : at + 1])
-    name = of.aliases.get(word, word)
-    _refuse_early(of, argv[:at])
+    name = command_line.aliases.get(word, word)
+    _refuse_early(command_line, argv[:at])
     if at < len(argv):
-        of.command(name)
-    before = _parse_words(of, "", argv[:at])
-    after = _parse_words(of, name, argv[at + 1 :]) if name else {}
+        command_line.command(name)
+    before = _parse_words(command_line, "", argv[:at])
+    after = _parse_words(command_line, name, argv[at + 1 :]) if name else {}
     present = {key: value for key, value in after.items() if value is not None}
     return {**after, **before, **present, **anywhere, "command": name or None}
 
 
-def _refuse_early(of: program.CommandLine, before: Sequence[str]) -> None:
+def _refuse_early(command_line: program.CommandLine, before: Sequence[str]) -> None:
     """Raise UsageError for an option of a command that stands before the command."""
-    leading = {flag for each in of.options_of() for flag in each.flags}
+    leading = {flag for each in command_line.options_of() for flag in each.flags}
     for flag in (word.partition("=")[0] for word in before):
-        if hint := _elsewhere(of, flag):
+        if hint := _elsewhere(command_line, flag):
             raise errors.UsageError(f"unknown option {flag}{hint}")
         if flag not in leading and any(
-            flag in each.flags for row in of.rows for each in of.options_of(row.name)
+            flag in each.flags
+            for row in command_line.rows
+            for each in command_line.options_of(row.name)
         ):
-            raise errors.UsageError(f"{flag} belongs after the command: {of.name} COMMAND {flag}")
+            raise errors.UsageError(
+                f"{flag} belongs after the command: {command_line.name} COMMAND {flag}"
+            )
 
 
-def _elsewhere(of: program.CommandLine, flag: str) -> str:
+def _elsewhere(command_line: program.CommandLine, flag: str) -> str:
     """Return the hint for an option of another program; a letter may have its value behind it."""
-    return of.elsewhere.get(flag) or of.elsewhere.get(flag[:2], "")
+    return command_line.elsewhere.get(flag) or command_line.elsewhere.get(flag[:2], "")
 
 
-def _parse_words(of: program.CommandLine, command: str, argv: Sequence[str]) -> dict[str, object]:
-    words, values = of.respell(command, argv) if of.respell else (argv, {})
+def _parse_words(
+    command_line: program.CommandLine, command: str, argv: Sequence[str]
+) -> dict[str, object]:
+    words, values = command_line.respell(command, argv) if command_line.respell else (argv, {})
     # Options may stand between operands.
-    return vars(build(of, command).parse_intermixed_args(words)) | values
+    return vars(build(command_line, command).parse_intermixed_args(words)) | values
 
 
 def is_surplus_operand(error: errors.MigManagerError) -> bool:
@@ -104,18 +112,18 @@ class Parser(argparse.ArgumentParser):
     """Raises instead of printing and exiting, so that all errors look the same."""
 
     def __init__(
-        self, of: program.CommandLine, command: str, declared: Sequence[options.Option]
+        self, command_line: program.CommandLine, command: str, declared: Sequence[options.Option]
     ) -> None:
         super().__init__(
-            prog=f"{of.name} {command}".strip(),
+            prog=f"{command_line.name} {command}".strip(),
             usage=argparse.SUPPRESS,  # argparse would build one for every command line
             formatter_class=_Formatter,
             allow_abbrev=False,
             add_help=False,
         )
-        self._program = of
+        self._program = command_line
         self._command = command
-        if of.refuses_empty:
+        if command_line.refuses_empty:
             # The default type, which all options and operands use.
             self.register("type", None, _not_empty)
         groups: dict[str, Any] = {options.OPTIONS: self}
@@ -123,8 +131,8 @@ class Parser(argparse.ArgumentParser):
             if each.is_operand or each.flags:
                 if each.group not in groups:
                     groups[each.group] = self.add_argument_group(each.group)
-                is_hidden = bool(command) and each in of.anywhere
-                _add(groups[each.group], each, of.version, is_hidden=is_hidden)
+                is_hidden = bool(command) and each in command_line.anywhere
+                _add(groups[each.group], each, command_line.version, is_hidden=is_hidden)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with argparse's message."""
@@ -154,17 +162,17 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
-def show_help(of: program.CommandLine, command: str, terminal: console.Console) -> int:
+def show_help(command_line: program.CommandLine, command: str, terminal: console.Console) -> int:
     """Show the help of a command, or of the program; UnknownCommandError if it is unknown."""
     if command:
-        of.command(command)
-    terminal.say(build(of, command).format_help())
+        command_line.command(command)
+    terminal.say(build(command_line, command).format_help())
     return console.DONE
 
 
-def build(of: program.CommandLine, command: str = "") -> Parser:
+def build(command_line: program.CommandLine, command: str = "") -> Parser:
     """Return the parser of a command, or of the words before the command."""
-    return Parser(of, command, of.options_of(command))
+    return Parser(command_line, command, command_line.options_of(command))
 
 
 def _not_empty(text: str) -> str:
