@@ -114,6 +114,13 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> commandline.Answe
     return commandline.Answer(status=done.returncode, out=done.stdout, err=done.stderr)
 
 
+def rows(text: str) -> dict[str, list[str]]:
+    """Return the cells of each row of the first table, its header included, by the first cell."""
+    table = text.partition("\n\n")[0].splitlines()
+    cells = ([cell.strip() for cell in line.split("  ") if cell] for line in table)
+    return {row[0]: row for row in cells}
+
+
 class _Requests(kubectl.Kubectl):
     """Sends a request as kubectl would, without its process, to the server at a URL."""
 

@@ -51,20 +51,13 @@ def capacity_cluster(empty_cluster: plugin_rig.KubectlUser) -> plugin_rig.Kubect
     return empty_cluster
 
 
-def rows(text: str) -> dict[str, list[str]]:
-    """Return the cells of each row of the table by the node's name."""
-    table = text.partition("\n\n")[0].splitlines()[1:]
-    return {
-        line.split("  ")[0]: [each.strip() for each in line.split("  ") if each] for line in table
-    }
-
-
 def test_capacity_shows_idle_possible_and_stranded_devices(
     capacity_cluster: plugin_rig.KubectlUser,
 ) -> None:
     answer = capacity_cluster.run_plugin("capacity")
 
-    shown = rows(answer.out)
+    shown = plugin_rig.rows(answer.out)
+    assert shown["NODE"] == ["NODE", "OBSERVED", "FREE", "STRANDED", "IDLE NOW", "ROOM"]
     assert shown["busy"] == [
         "busy",
         "7m",
@@ -108,7 +101,7 @@ def test_a_single_node_with_known_use_gives_status_0(
     answer = capacity_cluster.run_plugin("capacity", "busy")
 
     assert (answer.status, answer.err) == (0, "")
-    assert list(rows(answer.out)) == ["busy"]
+    assert list(plugin_rig.rows(answer.out)) == ["NODE", "busy"]
     assert "come and gone" not in answer.out
 
 

@@ -34,18 +34,17 @@ def test_many_nodes_have_one_line_each_with_explanations_below(
     answer = five_node_cluster.run_plugin("status")
 
     assert answer.status == 1
-    table, _, why = answer.out.partition("\n\n")
-    rows = [line.split()[:3] for line in table.splitlines()]
-    assert rows == [
-        ["NODE", "STATE", "REASON"],
-        ["gpu-1", "success", "Applied"],
-        ["gpu-2", "failed", "UnknownProfile"],
-        ["gpu-3", "waiting,not-ready", "Applied"],
-        ["gpu-4", "stale", "Drain"],
-        ["gpu-5", "no-agent", "-"],
+    balanced = "8x 3g.20gb, 8x 2g.10gb, 16x 1g.5gb"
+    differing = ("waiting,not-ready", "Applied", "5m", "all-balanced", "all-1g.5gb")
+    assert [*plugin_rig.rows(answer.out).values()] == [
+        ["NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES"],
+        ["gpu-1", "success", "Applied", "5m", "all-balanced", "all-balanced", balanced],
+        ["gpu-2", "failed", "UnknownProfile", "5m", "all-1g.5gb", "-", "2x whole GPU"],
+        ["gpu-3", *differing, "7x 1g.5gb"],
+        ["gpu-4", "stale", "Drain", "100m", "all-1g.5gb", "-", "1x whole GPU"],
+        ["gpu-5", "no-agent", "-", "-", "all-balanced", "-", "-"],
     ]
-    assert "8x 3g.20gb, 8x 2g.10gb, 16x 1g.5gb" in table
-    assert "2x whole GPU" in table
+    why = answer.out.partition("\n\n")[2]
     assert "gpu-2: GPU 0 has no profile 1g.5gb" in why
     assert "gpu-3: it is applied; the node is not ready" in why
     assert "gpu-1" not in why
