@@ -348,3 +348,17 @@ def test_invalid_files_are_named(patient: Patient) -> None:
     assert result.failing == {"config-file", "verified-layout"}
     assert f"{layouts}:1:10" in result.text("config-file")
     assert result.verdict("journal-file") is WARN
+
+
+def test_a_layout_files_doubtful_content_is_a_warning_if_lenient(patient: Patient) -> None:
+    layouts = patient.create().folder / "l.yaml"
+    off = "[{devices: all, mig-enabled: false}]"
+    layouts.write_text(f"version: v1\nversion: v1\nmig-configs: {{x: [], x: {off}}}\n")
+
+    strict = patient.examine("-f", str(layouts))
+    lenient = patient.examine("-f", str(layouts), "--lenient")
+
+    assert (strict.verdict("config-file"), lenient.verdict("config-file")) == (FAIL, WARN)
+    assert lenient.text("config-file").startswith(f"{layouts}:2:1: key 'version' is given twice")
+    assert lenient.text("config-file").endswith("; and 1 more")
+    assert lenient.remedies("config-file") == "Correct the file at this place."

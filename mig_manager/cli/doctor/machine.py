@@ -259,7 +259,7 @@ def _config_file(facts: Facts) -> Iterator[Finding]:
     if document.warnings:
         first, *others = document.warnings
         more = f"; and {len(others)} more" if others else ""
-        yield warn(f"{first}{more}", "Correct this place, or accept it with --lenient.")
+        yield warn(f"{first}{more}")
     elif not document.layouts:
         yield warn(f"{path} has no layouts", "Add layouts, or name another file.")
     else:
