@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import gpu_reset
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import hook_files, service_files
 from mig_manager.core.node import clients
@@ -124,7 +123,7 @@ class FakeHost(fake_cluster.FakePort):
         is_repair: bool = False,
     ) -> None:
         for gpu in gpus:
-            gpu_reset.require_resettable(gpu, is_repair=is_repair)
+            _require_resettable(gpu, is_repair=is_repair)
         uuids = {gpu.uuid for gpu in gpus}
         silent = uuids & self._rig.driver.lost
         if self._rig.resets.need_persistence_off:
@@ -169,6 +168,19 @@ class FakeHost(fake_cluster.FakePort):
     def refresh(self) -> None:
         self._rig.record_call("refresh_files")
         self._rig.host.refreshes += 1
+
+
+def _require_resettable(gpu: model.Gpu, *, is_repair: bool) -> None:
+    """Refuse a reset as ``ports.GpuReset`` says."""
+    is_resettable = is_repair or (gpu.has_pending_mode and not gpu.gpu_instances)
+    reason = None if is_resettable else errors.Reason.RESET_REQUIRED
+    # The GPU's host resets it, whatever state it is in.
+    if gpu.virtualization is model.Virtualization.PASSTHROUGH:
+        reason = errors.Reason.REBOOT_REQUIRED
+    elif gpu.virtualization is model.Virtualization.VGPU:
+        reason = errors.Reason.NOT_SUPPORTED
+    if reason is not None:
+        raise errors.HostError(f"{gpu} is not reset", reason=reason)
 
 
 class FakeHooks(fake_cluster.FakePort):

@@ -218,8 +218,9 @@ def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
     gpus = machine.switch(0, mode=OFF)
     assert gpus[0].has_pending_mode
 
-    with_instances = machine.refusal(gpus)
     without_instances = machine.refusal([dataclasses.replace(gpus[0], gpu_instances=())])
+    machine.tool.unlink()  # instances that were observed are refused without asking it
+    with_instances = machine.refusal(gpus)
 
     assert with_instances.message == without_instances.message
     assert "it has GPU instances" in with_instances.message

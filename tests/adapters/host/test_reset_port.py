@@ -1,7 +1,10 @@
 """Resets by ``nvidia-smi``, and the fake that stands for them: the same tests for both."""
 
+import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,7 +14,7 @@ from mig_manager.core import model, ports
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import states
 from tests.adapters.host.reset_machine import WAITING, ResetMachine
-from tests.node import fake_host, gpu_values, node_rig, nvml_rig
+from tests.node import fake_host, gpu_values, node_rig, nvml_rig, samples
 from tests.node.nvml_rig import OFF, ON, mode_step
 
 SPEC = "2xA100-SXM4-40GB"
@@ -110,6 +113,38 @@ def test_a_gpu_without_a_pending_mode_is_only_reset_for_a_repair(rig: Rig) -> No
     assert rig.gpus[0].awaits_reset
     rig.port.reset([rig.gpus[0]], Notes(), is_repair=True)
     assert not rig.gpus[0].awaits_reset
+
+
+PASSTHROUGH = {"virtualization": model.Virtualization.PASSTHROUGH}
+VGPU = {"virtualization": model.Virtualization.VGPU}
+HOST = {"virtualization": model.Virtualization.HOST}
+INSTANCES = {"gpu_instances": samples.gpu(samples.A100, "3g.20gb@0").gpu_instances}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_repair", "reason"),
+    [
+        (PASSTHROUGH, False, Reason.REBOOT_REQUIRED),
+        (PASSTHROUGH, True, Reason.REBOOT_REQUIRED),
+        (VGPU, False, Reason.NOT_SUPPORTED),
+        (VGPU, True, Reason.NOT_SUPPORTED),
+        (PASSTHROUGH | INSTANCES, False, Reason.REBOOT_REQUIRED),
+        (INSTANCES, False, Reason.RESET_REQUIRED),
+        (INSTANCES, True, None),
+        (HOST, False, None),
+    ],
+)
+def test_a_guests_gpu_and_one_with_instances_are_refused(
+    rig: Rig, fields: dict[str, Any], *, is_repair: bool, reason: Reason | None
+) -> None:
+    rig.put_off_mode(0)
+    gpu = dataclasses.replace(rig.gpus[0], **fields)
+
+    with contextlib.nullcontext() if reason is None else pytest.raises(errors.HostError) as caught:
+        rig.port.reset([gpu], Notes(), is_repair=is_repair)
+
+    assert (caught and caught.value.reason) is reason
+    assert rig.gpus[0].has_pending_mode is (reason is not None)
 
 
 def test_a_refused_reset_changes_no_gpu(rig: Rig) -> None:
