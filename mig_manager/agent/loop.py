@@ -151,7 +151,7 @@ class Agent:
                 self._reconciler.recover(request)
                 self.is_recovered = True
             if not request.config:
-                return None, self._reconciler.rest()
+                return None, self._reconciler.restore_without_request()
             self._run_generation = received.generation
             outcome = self._reconciler.run(request, received)
         except errors.LockedError as error:

@@ -59,7 +59,7 @@ class AgentService:
         self._watch = watch.NodeWatch(
             kube,
             name=settings.node_name,
-            on_node=self._take,
+            on_node=self._receive_node,
             stop=self._stop,
             times=overrides.watch_times,
         )
@@ -166,7 +166,7 @@ class AgentService:
         self._stop.set()
         self._inbox.stop()
 
-    def _take(self, view: node_object.NodeView) -> None:
+    def _receive_node(self, view: node_object.NodeView) -> None:
         name = view.labels.get(well_known.CONFIG_LABEL) or None
         is_on_demand = view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND
         self._inbox.put_on_demand(is_on_demand=is_on_demand)

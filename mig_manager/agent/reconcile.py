@@ -125,7 +125,7 @@ class Reconciler:
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
-            view = self._observe_node()
+            view = self._read_node_and_resume_unlisted()
             if self._is_change_put_back(view):
                 return drift.Action.HEAL
             # Before a drift is published, with the GPUs and without their use.
@@ -147,7 +147,7 @@ class Reconciler:
             gpu_report.publish_gpus(self._shared, observation.gpus, self._layouts, self.capacity)
         return action
 
-    def _observe_node(self) -> node_object.NodeView:
+    def _read_node_and_resume_unlisted(self) -> node_object.NodeView:
         view = self._deps.node.latest(is_at_rest=True)
         self._shared.publisher.assume_written(view)
         recovery.resume_unlisted(self._shared, view)
@@ -165,7 +165,7 @@ class Reconciler:
         self.faults.publish(gpus, decision.why_not, decision.uuids)
         return decision
 
-    def rest(self) -> bool:
+    def restore_without_request(self) -> bool:
         """Restore a node without a request; call between runs.
 
         A killed run publishes no outcome. A superseded run leaves the state to the next run, which
@@ -211,12 +211,12 @@ class Reconciler:
         """Observe the GPUs of a node without a request; publish changes and faults.
 
         Returns:
-            RUN: ``rest`` is to be called again.
+            RUN: ``restore_without_request`` is to be called again.
 
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        view = self._observe_node()
+        view = self._read_node_and_resume_unlisted()
         if self._is_change_put_back(view):
             return drift.Action.RUN
         gpus, _ = gpu_report.observe(self._shared, self.faults)

@@ -194,7 +194,7 @@ def resume(rig: node_rig.NodeRig, layout: str, text: str = CONFIG) -> outcomes.O
 
 def undo(rig: node_rig.NodeRig) -> bool:
     """Take over from a killed agent where the label was removed; return whether to retry."""
-    return start(rig, None).rest()
+    return start(rig, None).restore_without_request()
 
 
 def take_over(rig: node_rig.NodeRig, layout: str | None) -> None:

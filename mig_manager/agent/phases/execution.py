@@ -38,7 +38,7 @@ def execute(
     )
     is_resumed = functools.partial(is_resumed_next, attempt)
     # If this fails, the end of the run rolls back while clients and services are still paused.
-    interrupted = recovery.rollback_target(attempt, change.planned.gpus)
+    interrupted = _take_over_snapshot(attempt, change.planned.gpus)
     try:
         after, _ = gpu_change.run(
             change.plan,
@@ -63,6 +63,16 @@ def execute(
         _resume_after_failure(attempt, restart, failure)
         raise failure from error
     return after
+
+
+def _take_over_snapshot(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> model.Snapshots:
+    """Take over an interrupted change's snapshot; if pods use it, of unreachable GPUs only."""
+    before = attempt.journal.entries.gpus.snapshot
+    if not before or recovery.is_possible(attempt, gpus, before):
+        return before
+    # Without these GPUs, the previous layout cannot be restored completely.
+    attempt.journal.set_entries(applied="")
+    return gpus.unreachable_snapshots(before)
 
 
 def is_resumed_next(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:

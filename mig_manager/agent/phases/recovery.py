@@ -214,16 +214,6 @@ def is_possible(
         return False
 
 
-def rollback_target(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> model.Snapshots:
-    """Return the snapshot to restore, of the GPUs that an interrupted change has touched."""
-    before = attempt.journal.entries.gpus.snapshot
-    if not before or is_possible(attempt, gpus, before):
-        return before
-    # Without these GPUs, the previous layout cannot be restored completely.
-    attempt.journal.set_entries(applied="")
-    return gpus.unreachable_snapshots(before)
-
-
 def restore_persistence(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> None:
     """Switch on the persistence mode that a killed agent switched off for a reset.
 

@@ -61,7 +61,7 @@ def verify_unchanged(
     attempt.journal.set_entries(snapshot=unrestored, stale_files=is_stale)
     attempt.forget_former_layout()
     if not interrupted.with_entries(snapshot=unverified).has_nothing_to_undo:
-        restart = resuming.as_if_paused(attempt, gpus, snapshot)
+        restart = resuming.remove_phantoms_as_if_paused(attempt, gpus, snapshot)
         attempt.transaction().refresh()
         return resume_and_verify(attempt, restart, gpus)
     if is_stale:
@@ -72,7 +72,7 @@ def verify_unchanged(
     if attempt.plugin_config not in (None, config_now):
         restart = resuming.resume_advertisers(
             attempt,
-            resuming.as_if_paused(attempt, gpus, unrestored),
+            resuming.remove_phantoms_as_if_paused(attempt, gpus, unrestored),
             plugin_config=attempt.plugin_config,
         )
         _wait_schedulable(attempt, restart, gpus, "waiting for the plugin's new config")

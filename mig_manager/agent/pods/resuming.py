@@ -161,7 +161,8 @@ def await_driver(
         # Evicted pods may come back, so an earlier attempt's drain starts over.
         attempt.journal.set_entries(draining=False)
         resume_advertisers(
-            attempt, as_if_paused(attempt, gpus, attempt.journal.entries.gpus.snapshot)
+            attempt,
+            remove_phantoms_as_if_paused(attempt, gpus, attempt.journal.entries.gpus.snapshot),
         )
     attempt.journal.enter(
         model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
@@ -179,10 +180,10 @@ def await_driver(
     return True
 
 
-def as_if_paused(
+def remove_phantoms_as_if_paused(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: Iterable[model.GpuSnapshot]
 ) -> advertising.Restart:
-    """Return the advertisers as if they had been paused for a change; remove phantom devices.
+    """Remove phantom devices; return the advertisers as if they had been paused for a change.
 
     An up-to-date DRA driver is kept: restarting it would change nothing.
     """

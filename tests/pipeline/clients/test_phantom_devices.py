@@ -109,7 +109,7 @@ def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
     samples = []
     for is_last in (False, True):
         if is_last and last == "without a request":
-            agent.rest()
+            agent.restore_without_request()
         else:
             agent.check_drift(LAYOUT, outcome)
         samples.append(counts.registry.get_sample_value("mig_manager_phantom_devices"))

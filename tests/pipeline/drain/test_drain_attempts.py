@@ -237,7 +237,7 @@ def request_unknown_profile(rig: node_rig.NodeRig, agent: agents.AgentInMemory) 
 @pytest.mark.parametrize(
     "end",
     [
-        lambda _rig, agent: agent.rest(),
+        lambda _rig, agent: agent.restore_without_request(),
         lambda _rig, agent: agent.stop(),
         request_another_layout,
         request_unknown_profile,

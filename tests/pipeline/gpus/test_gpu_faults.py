@@ -148,7 +148,7 @@ def test_repair_off_reports_nothing_on_the_node() -> None:
     set_action(rig, RESET, 0)
     agent.faults.add_xids([(rig.gpus[0].uuid, 79)])
     agent.check_drift(LAYOUT, outcome)
-    agent.rest()
+    agent.restore_without_request()
     agent.check_without_request()
     assert (recovery(rig), rig.events) == (None, [])
 
@@ -175,7 +175,7 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
 def test_a_node_without_a_request_is_checked_too() -> None:
     rig = nodes.node()
     agent = agents.reconciler(rig)
-    agent.rest()
+    agent.restore_without_request()
     set_action(rig, RESET, 0)
 
     agent.check_without_request()

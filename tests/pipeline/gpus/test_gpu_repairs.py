@@ -419,7 +419,7 @@ def test_drift_on_another_gpu_is_not_healed_by_a_repair() -> None:
 def test_a_node_without_a_request_only_reports() -> None:
     rig = repairs.faulty_node()
     agent = repairs.agent_of(rig)
-    agent.rest()
+    agent.restore_without_request()
     agent.check_without_request()
     assert repairs.resets(rig) == 0
     assert "no layout is requested" in repairs.message(rig)

@@ -382,8 +382,8 @@ def test_rollback_waits_for_a_process_that_uses_new_instances() -> None:
     rig.driver.clients = "python (pid 4242)"
     successor = agents.start(rig, None)
     assert rig.driver.executed_steps == []
-    assert successor.rest()
+    assert successor.restore_without_request()
 
     rig.driver.clients = ""
-    assert not successor.rest()
+    assert not successor.restore_without_request()
     assert rig.driver.executed_steps

@@ -84,7 +84,7 @@ def test_a_repair_that_a_removed_label_prevented_may_begin_at_once() -> None:
     rig = repairs.faulty_node()
     agent = repairs.agent_of(rig)
     repairs.request_other(rig, agent)
-    agent.rest()
+    agent.restore_without_request()
     assert repairs.resets(rig) == 0
 
     assert repairs.request_other(rig, agent).should_retry

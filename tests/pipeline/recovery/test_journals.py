@@ -101,7 +101,7 @@ def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> Non
     rig = paused_beside_nvidias_manager()
     agent = agents.start(rig, layout)
     if layout is None:
-        assert agent.rest()
+        assert agent.restore_without_request()
         agent.check_without_request()
     else:
         outcome = agents.run(rig, layout, by=agent)
@@ -165,7 +165,7 @@ def test_node_without_a_request_does_not_stay_pending() -> None:
     rig = nodes.node()
     rig.labels[well_known.STATE_LABEL] = "pending"
 
-    agents.reconciler(rig).rest()
+    agents.reconciler(rig).restore_without_request()
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert rig.status["reason"] == "Interrupted"
@@ -179,7 +179,7 @@ def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
     rig.labels |= state
     labels = dict(rig.labels)
 
-    agents.reconciler(rig).rest()
+    agents.reconciler(rig).restore_without_request()
 
     assert rig.labels == labels
     assert rig.states == rig.status_messages == []
@@ -190,13 +190,13 @@ def test_node_without_a_request_publishes_its_gpus() -> None:
     rig.refusing["gpus.observe"] = strikes.NO_DRIVER
     reconciler = agents.reconciler(rig)
 
-    assert reconciler.rest()
+    assert reconciler.restore_without_request()
     assert rig.annotations == {}
     rig.refusing.clear()
-    assert not reconciler.rest()
+    assert not reconciler.restore_without_request()
     assert rig.published_gpus == rig.gpus
     rig.log.clear()
-    assert not reconciler.rest()
+    assert not reconciler.restore_without_request()
     assert "node.patch" not in rig.log
 
 
@@ -206,11 +206,11 @@ def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     reconciler = agents.reconciler(rig)
     assert agents.run(rig, by=reconciler).should_retry
 
-    assert reconciler.rest()
+    assert reconciler.restore_without_request()
     assert not rig.host.services["dcgm.service"]
 
     rig.refusing.clear()
-    assert not reconciler.rest()
+    assert not reconciler.restore_without_request()
 
     assert rig.host.services["dcgm.service"]
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations

@@ -83,7 +83,7 @@ Act = Callable[[node_rig.NodeRig, agents.AgentInMemory], object]
         pytest.param(lambda _rig, _agent: None, run_again, id="recovery"),
         pytest.param(lambda rig, agent: agents.run(rig, by=agent), run_again, id="run"),
         pytest.param(
-            lambda _rig, agent: agent.rest(),
+            lambda _rig, agent: agent.restore_without_request(),
             lambda _rig, agent: agent.check_without_request(),
             id="rest",
         ),
@@ -156,13 +156,13 @@ def test_a_change_that_a_backup_restores_is_undone_without_a_request(part: str) 
     rig = nodes.node(layout="all-balanced")
     agent = agents.reconciler(rig)
     agents.run(rig, by=agent)
-    agent.rest()
+    agent.restore_without_request()
     assert agent.check_without_request() is drift.Action.REST
 
     PARTS[part](rig)
 
     assert agent.check_without_request() is not drift.Action.REST
-    assert not agent.rest()
+    assert not agent.restore_without_request()
     ends.assert_restored(rig)
     assert rig.labels[well_known.STATE_LABEL] != "pending"
     assert agent.check_without_request() is drift.Action.REST

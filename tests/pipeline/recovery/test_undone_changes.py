@@ -66,11 +66,11 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     journal = rig.open_journal
     assert journal.gpus.snapshot
     assert not journal.node.hold_taint
-    assert successor.rest()
+    assert successor.restore_without_request()
 
     instances = tuple(gi for gi in rig.gpus[0].gpu_instances if gi.placement != place)
     rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
-    assert not successor.rest()
+    assert not successor.restore_without_request()
     assert ends.is_as_before(rig, before)
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
@@ -83,7 +83,7 @@ def test_instance_created_after_a_refused_rollback_stays() -> None:
         "newcomer", devices=frozenset(ci.uuid or "" for ci in created.compute_instances)
     )
     successor = agents.start(rig, None)
-    assert successor.rest()
+    assert successor.restore_without_request()
     del rig.pods[uid]
     place = model.Placement(1, 1)
     spec = next(p for p in rig.gpus[0].profiles or () if p.profile == created.profile)
@@ -102,7 +102,7 @@ def test_instance_created_after_a_refused_rollback_stays() -> None:
         *rig.gpus[1:],
     )
 
-    assert successor.rest()
+    assert successor.restore_without_request()
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
 
@@ -161,11 +161,11 @@ def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:
     rig, before = node_with_lost_gpu()
     agent = agents.start(rig, None)
 
-    assert agent.rest()
+    assert agent.restore_without_request()
     assert pending(rig) == (before.uuid,)
 
     rig.driver.lost.clear()
-    assert not agent.rest()
+    assert not agent.restore_without_request()
     assert ends.is_as_before(rig, [before])
 
 

@@ -93,7 +93,7 @@ def test_the_use_after_a_change_is_of_the_new_instances(rig: node_rig.NodeRig) -
 def test_a_node_without_a_request_publishes_the_use_once(rig: node_rig.NodeRig) -> None:
     for _ in range(2):
         rig.clock.wait(5)
-        assert not agents.reconciler(rig).rest()
+        assert not agents.reconciler(rig).restore_without_request()
 
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
     assert patches(rig) == 1
@@ -288,7 +288,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
 ) -> None:
     first = layout_table.rule_line("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     agent = agents.reconciler(rig, f"{agents.CONFIG}  first:\n{first}\n")
-    outcome = agents.run(rig, layout, by=agent) if layout else agent.rest()
+    outcome = agents.run(rig, layout, by=agent) if layout else agent.restore_without_request()
     backup = dict(rig.annotations)
 
     def check() -> None:
@@ -319,7 +319,7 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
     rig: node_rig.NodeRig, layout: str | None
 ) -> None:
     agent = agents.reconciler(rig)
-    outcome = agents.run(rig, layout, by=agent) if layout else agent.rest()
+    outcome = agents.run(rig, layout, by=agent) if layout else agent.restore_without_request()
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     keys = (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION)

@@ -186,7 +186,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
 
     def serve() -> None:
         if layout is None:
-            assert not agent.rest()
+            assert not agent.restore_without_request()
         else:
             agents.run(rig, layout, by=agent)
 
@@ -218,7 +218,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: node_rig.N
 
     agent = agents.reconciler(rig, OWNERS_FILE, write_layouts=write)
     for _ in range(2):
-        agent.rest()
+        agent.restore_without_request()
     agents.run(rig, "team-a", by=agent)
 
     refused, document = written

@@ -78,7 +78,7 @@ class Pipeline(reconcile.Reconciler):
         self.stops = 0
         self.rests = 0
         self.restless = 0
-        """How many times ``rest`` asks to be called again."""
+        """How many times ``restore_without_request`` asks to be called again."""
         self.forgotten = 0
         self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
         self.capacity = self.reported_capacity = Capacity()
@@ -102,7 +102,7 @@ class Pipeline(reconcile.Reconciler):
     def stop(self) -> None:
         self.stops += 1
 
-    def rest(self) -> bool:
+    def restore_without_request(self) -> bool:
         self.restless -= 1
         self.rests += self.restless < 0
         return self.restless >= 0

@@ -244,7 +244,7 @@ def test_a_change_undone_for_another_request_releases_the_slot() -> None:
 def test_a_node_without_a_request_holds_no_slot(fake: fake_cluster.FakeSlots) -> None:
     fake.is_taken = True
 
-    agents.reconciler(fake.rig).rest()
+    agents.reconciler(fake.rig).restore_without_request()
 
     assert not fake.is_taken
 
@@ -257,7 +257,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
     ends.supersede(fake.rig, by=agent, ends_at=2, is_replaced=True)
     assert fake.rig.labels[well_known.STATE_LABEL] == "pending"
 
-    agent.rest()
+    agent.restore_without_request()
 
     assert fake.rig.labels[well_known.STATE_LABEL] == "failed"
 

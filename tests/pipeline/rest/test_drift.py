@@ -97,7 +97,7 @@ def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_layout_without_a_request_is_labelled_until_it_is_gone(*, is_restarted: bool) -> None:
     rig, agent, _ = nodes.at_rest(LAYOUT)
-    agent.rest()
+    agent.restore_without_request()
     agent.check_without_request()
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
     tamper(rig)

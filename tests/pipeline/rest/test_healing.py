@@ -106,7 +106,7 @@ def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
     assert "workloads.evict" not in rig.log
     # The label requests it again, so eviction is allowed.
     restarted.recover(None)
-    restarted.rest()
+    restarted.restore_without_request()
     ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=restarted)
 
 

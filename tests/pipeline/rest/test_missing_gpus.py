@@ -90,7 +90,7 @@ def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
     agent.check_drift(LAYOUT, outcome)
     assert agent.awaits_driver
 
-    agent.rest()
+    agent.restore_without_request()
 
     assert not agent.awaits_driver
 

@@ -41,7 +41,7 @@ class UnservedNode:
         """Return a node without a request, or with one that no run can apply."""
         rig, agent, _ = nodes.at_rest(LAYOUT, rig=rig)
         if why == "no request":
-            agent.rest()
+            agent.restore_without_request()
             rig.forget_past()
             return cls(rig=rig, check=agent.check_without_request)
         outcome = agents.run(rig, why, by=agent)
@@ -154,7 +154,7 @@ def test_a_dra_driver_without_a_request_offers_no_device_that_is_gone() -> None:
     rig = nodes.dra_node()
     agent = agents.reconciler(rig)
     agents.run(rig, "all-1g.5gb", by=agent)
-    agent.rest()
+    agent.restore_without_request()
     first, *others = rig.gpus
     rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:-1]), *others)
 
@@ -251,7 +251,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     assert rig.schedulable == rig.plugin_devices
     assert agent.check_drift("first", rested) is drift.Action.REST
 
-    agent.rest()
+    agent.restore_without_request()
     rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], model.DesiredGpu(mode=OFF)))
     agent.check_without_request()
     assert rig.labels[well_known.APPLIED_LABEL] == "first"
