@@ -38,8 +38,10 @@ class AttemptSeries:
         """None: not read yet."""
         self.journal = journals.NONE
         """The journal of earlier runs, from which the next run resumes."""
-        self.may_be_pending = False
-        """Whether the Node may show a run whose outcome was not published."""
+        self.is_current = False
+        """Whether the Node's journal was read since the start, or since an API request failed."""
+        self.lacks_outcome = False
+        """Whether the last attempt ended without an outcome: the Node may show it as pending."""
 
     @property
     def record(self) -> requests.RequestRecord:
@@ -86,8 +88,12 @@ class AttemptSeries:
         self.journal = journal
         if self._record is None:
             self._record = recovery.find_record(saved, view, journal)
-        if recovery.has_ended(journal, view):
-            return
+        if not recovery.has_ended(journal, view):
+            self._resume_or_undo(request)
+        self.is_current = True
+
+    def _resume_or_undo(self, request: attempts.Request) -> None:
+        deps, journal = self._shared.deps, self.journal
         is_resumed = bool(request.config) and journal.request == request.key
         _log.warning(
             "interrupted_run_found",
@@ -100,6 +106,10 @@ class AttemptSeries:
             return
         message = f"resuming {request.config} after an interruption"
         deps.node.emit(reason="Recovered", message=message, is_warning=False)
+
+    def mark_outdated(self) -> None:
+        """Note that the Node may have another journal than the last attempt, until ``recover``."""
+        self.is_current = False
 
     @contextlib.contextmanager
     def begin(
@@ -117,7 +127,7 @@ class AttemptSeries:
             self.journal,
             cancel or recovery.Uninterrupted(self._shared.deps),
         )
-        self.may_be_pending = True
+        self.lacks_outcome = True
         try:
             try:
                 yield attempt
@@ -126,7 +136,7 @@ class AttemptSeries:
                     _supersede(attempt, end)
                 finally:
                     self._keep_journal(attempt)
-                self.may_be_pending = end.by in _FOLLOWED
+                self.lacks_outcome = end.by in _FOLLOWED
                 raise
             except errors.ClusterError:
                 self.journal = attempt.journal.entries
@@ -135,7 +145,7 @@ class AttemptSeries:
                 self._release_slot(attempt)
                 raise
             self._keep_journal(attempt)
-            self.may_be_pending = False
+            self.lacks_outcome = False
         finally:
             self._shared.deps.standby.dismiss()
             self._record = attempt.journal.record

@@ -43,7 +43,6 @@ class Agent:
         self._backoff = timing.Backoff(
             first_s=limits.retry_initial_s, max_s=limits.retry_max_s, factor=2.0
         )
-        self.is_recovered = False
         self._run_generation = 0
         """The generation of the request when the last run began."""
 
@@ -66,8 +65,6 @@ class Agent:
                 if received is not None:
                     if served is not None and served.node_uid != received.node_uid:
                         self._reconciler.forget_node()
-                        # The new Node lacks the journal of earlier runs.
-                        self.is_recovered = False
                     served = received
                     outcome = self._serve(received)
                 elif served is not None:
@@ -147,9 +144,8 @@ class Agent:
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))
         self._telemetry.attempt_began(request.attempt)
         try:
-            if not self.is_recovered:
+            if not self._reconciler.is_current:
                 self._reconciler.recover(request)
-                self.is_recovered = True
             if not request.config:
                 return None, self._reconciler.restore_without_request()
             self._run_generation = received.generation
@@ -159,7 +155,7 @@ class Agent:
             return None, True
         except errors.ClusterError as error:
             # The run published no outcome; the next attempt reads its journal.
-            self.is_recovered = False
+            self._reconciler.mark_outdated()
             _log.warning("api_unreachable", reason=error.reason.value, error=error.message)
             self._telemetry.outcome_lost(error.reason)
             return None, True

@@ -123,7 +123,7 @@ class AgentService:
             pulse,
             stuck_after_s=longest_operation_s + _STUCK_MARGIN_S,
             contact_age_s=contact_age_s,
-            is_recovered=lambda: self.loop.is_recovered,
+            is_recovered=lambda: self.reconciler.is_current,
         )
         pages = web_server.served(
             checks,

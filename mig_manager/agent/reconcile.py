@@ -53,7 +53,7 @@ class Reconciler:
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
     def recover(self, request: attempts.Request) -> None:
-        """Take over from an interrupted run; call before the first run and after a lost one.
+        """Take over from an interrupted run; call before a run unless ``is_current``.
 
         If that run was for the same layout (for ``custom``: the same content), the next run
         resumes and must follow at once. Otherwise its change is undone here.
@@ -63,6 +63,15 @@ class Reconciler:
             LockedError: Another manager is at work; nothing was undone.
         """
         self._attempts.recover(request)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the next run may begin without ``recover``."""
+        return self._attempts.is_current
+
+    def mark_outdated(self) -> None:
+        """Have ``recover`` called before the next run: an API request failed, or may be done."""
+        self._attempts.mark_outdated()
 
     def run(self, request: attempts.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
         """Apply the requested layout, and publish the outcome.
@@ -101,7 +110,7 @@ class Reconciler:
         self._layouts.write(fitting)
         if attempt.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
             self.faults.publish(attempt.status.gpus, decision.why_not, decision.uuids)
-        if outcome.should_retry and not self._attempts.journal.node.keeps_pods_away:
+        if outcome.should_retry and not self._attempts.journal.node.is_tainted_or_paused:
             # No drift check follows before the next attempt.
             checked_ids = withdrawing.observe_and_withdraw(self._shared, self._drift.checked_ids)
             self._drift = dataclasses.replace(self._drift, checked_ids=checked_ids)
@@ -252,7 +261,7 @@ class Reconciler:
         """
         journal = self._attempts.journal
         is_going_down = journal.node.rebooted_from == (self._deps.boot_id or "unknown")
-        if is_going_down or (journal.is_empty and not self._attempts.may_be_pending):
+        if is_going_down or (journal.is_empty and not self._attempts.lacks_outcome):
             return
         key = self._attempts.record.key if journal.is_empty else journal.request
         is_host_changed = journal.host != journals.HostEntries()
@@ -266,11 +275,13 @@ class Reconciler:
     def _is_run_open(self, view: node_object.NodeView) -> bool:
         """Return whether the node shows a run under way, or keeps pods away for one."""
         is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
-        keeps_pods_away = self._attempts.journal.node.keeps_pods_away
-        return is_under_way or keeps_pods_away or well_known.HOLD_TAINT in view.taint_keys
+        is_tainted_or_paused = self._attempts.journal.node.is_tainted_or_paused
+        return is_under_way or is_tainted_or_paused or well_known.HOLD_TAINT in view.taint_keys
 
     def forget_node(self) -> None:
         """Publish everything again; call after the Node was deleted and registered again."""
         self._shared.publisher.forget()
+        # The new Node lacks the journal of earlier runs.
+        self._attempts.mark_outdated()
         self._layouts = layout_report.LayoutReport(self._shared)
         self.capacity.forget_node()

@@ -69,7 +69,8 @@ class RunJournal:
         self._take_over_entries = take_over_entries
         """Resumes GPU clients that no journal lists; returns the entries of earlier runs as the
         Node has them now."""
-        self._is_taken_over = False
+        self._may_write_entries = False
+        """Whether this run has the node's lock and the Node's entries, which it then undoes."""
         self.entries = entries
         self.record = record
         """The request and its results, for later runs."""
@@ -83,9 +84,9 @@ class RunJournal:
         nor writes them.
         """
         # Even without entries: another agent may have begun a change and been killed since.
-        if not self._is_taken_over:
+        if not self._may_write_entries:
             self.entries = self._take_over_entries()
-            self._is_taken_over = True
+            self._may_write_entries = True
 
     def set_entries(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries; the next patch writes them."""
@@ -267,13 +268,13 @@ class RunJournal:
 
     def _entries_to_keep(self, end: node_entries.RunEnd) -> journals.Journal:
         """Return the entries that stay at an end of the run: all if they are another process'."""
-        return self.entries.remaining(end) if self._is_taken_over else self.entries
+        return self.entries.remaining(end) if self._may_write_entries else self.entries
 
     def _patch_to(
         self, after: journals.Journal, view: node_object.NodeView
     ) -> node_object.NodePatch:
         """Return what changes on the node with the entries: nothing of another process' run."""
-        if not self._is_taken_over:
+        if not self._may_write_entries:
             return node_object.NodePatch()
         return journals.patch_between(self.entries, after, view)
 
@@ -304,7 +305,7 @@ class RunJournal:
         return change.merge(node_object.NodePatch(labels=gone, annotations=annotations))
 
     def _annotation(self, journal: journals.Journal) -> dict[str, str | None]:
-        if not self._is_taken_over:
+        if not self._may_write_entries:
             return {}
         return {well_known.JOURNAL_ANNOTATION: None if journal.is_empty else journal.to_json()}
 
@@ -315,7 +316,7 @@ class RunJournal:
         self._deps.telemetry.state_published(self.status.state)
 
     def _save_on_host(self) -> None:
-        if self._is_taken_over:
+        if self._may_write_entries:
             self._publisher.save_on_host(self.record, self.entries)
 
 

@@ -157,7 +157,7 @@ def await_driver(
 
     if not is_lacking(pods):
         return False
-    if attempt.journal.entries.node.keeps_pods_away and not dra_driver.has_ready(pods):
+    if attempt.journal.entries.node.is_tainted_or_paused and not dra_driver.has_ready(pods):
         # Evicted pods may come back, so an earlier attempt's drain starts over.
         attempt.journal.set_entries(draining=False)
         resume_advertisers(

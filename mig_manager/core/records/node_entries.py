@@ -46,7 +46,7 @@ class NodeEntries:
         return dataclasses.replace(self, plugin_config=None) != NodeEntries()
 
     @property
-    def keeps_pods_away(self) -> bool:
+    def is_tainted_or_paused(self) -> bool:
         """Whether the node has our taint, or paused labels."""
         return self.hold_taint or bool(self.paused_labels)
 

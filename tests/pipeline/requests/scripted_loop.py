@@ -75,6 +75,7 @@ class Pipeline(reconcile.Reconciler):
         self.recovered_layouts: list[str] = []
         self.recoveries: list[Exception] = []
         """What ``recover`` raises, call by call; afterwards it succeeds."""
+        self.has_recovered = False
         self.stops = 0
         self.rests = 0
         self.restless = 0
@@ -98,6 +99,14 @@ class Pipeline(reconcile.Reconciler):
         self.recovered_layouts.append(request.config)
         if self.recoveries:
             raise self.recoveries.pop(0)
+        self.has_recovered = True
+
+    @property
+    def is_current(self) -> bool:
+        return self.has_recovered
+
+    def mark_outdated(self) -> None:
+        self.has_recovered = False
 
     def stop(self) -> None:
         self.stops += 1
@@ -118,6 +127,7 @@ class Pipeline(reconcile.Reconciler):
 
     def forget_node(self) -> None:
         self.forgotten += 1
+        self.mark_outdated()
 
     def check_drift(self, request: attempts.Request, outcome: outcomes.Outcome) -> drift.Action:
         assert request.config == self.runs[-1][0]

@@ -90,7 +90,7 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
 
     def work(request: ports.Cancellation) -> None:
         nonlocal now_s
-        assert agent.is_recovered
+        assert pipeline.is_current
         for wait in (request.check, lambda: request.wait(0.001), lambda: request.pause(0.001)):
             now_s += 20
             silences_s.append(pulse.silence_s)
@@ -100,7 +100,7 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
 
     pipeline.on_run = work
     agent = scripted_loop.agent(pipeline, pulse=pulse)
-    assert not agent.is_recovered
+    assert not pipeline.is_current
 
     agent.serve()
 
