@@ -210,20 +210,20 @@ class PluginConfigChange(TypedDict):
 class JournalAnnotation(TypedDict):
     """Value of the annotation 'mig-manager.io/journal': a change under way; for agents alone."""
 
-    version: Literal[1, 2]
+    version: Literal[1]
     config: str
-    annotationHash: NotRequired[str]
+    annotationHash: str
     holdTaint: bool
     pausedLabels: dict[str, str]
-    hostServices: NotRequired[list[str]]
-    exitHook: NotRequired[bool]
-    rebootedFrom: NotRequired[str]
-    draining: NotRequired[bool]
-    hasEvicted: NotRequired[bool]
-    hasPlugin: NotRequired[bool]
-    hasDraDriver: NotRequired[bool]
-    applied: NotRequired[str]
-    bootId: NotRequired[str]
+    hostServices: list[str]
+    exitHook: bool
+    rebootedFrom: str
+    draining: bool
+    hasEvicted: bool
+    hasPlugin: bool
+    hasDraDriver: bool
+    applied: str
+    bootId: str
     snapshot: NotRequired[list[_Snapshot]]
     staleFiles: NotRequired[bool]
     persistentGpus: NotRequired[list[str]]

@@ -240,7 +240,7 @@ def _restore(
     target = interrupted | {
         gpu.uuid: gpu
         for gpu in saved.snapshot
-        if saved.covered is None or gpu.uuid in saved.covered or gpu.uuid not in interrupted
+        if gpu.uuid in saved.covered or gpu.uuid not in interrupted
     }
     faulty = tuple(
         gpu for gpu in observed if repairs and gpu.uuid in target and gpu_repair.is_possible(gpu)

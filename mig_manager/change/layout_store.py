@@ -39,11 +39,11 @@ class VerifiedLayoutStore:
         *,
         config: str,
         config_hash: str,
-        covered: Collection[str] | None = None,
+        covered: Collection[str],
     ) -> str:
         """Save a verified layout, and keep the saved state of unreachable GPUs.
 
-        ``covered`` has the UUIDs of the GPUs that it selects; None: unknown.
+        ``covered`` has the UUIDs of the GPUs that it selects.
 
         A GPU whose MIG mode is pending is not saved: a boot would undo the new mode.
 
@@ -73,7 +73,7 @@ class VerifiedLayoutStore:
                 snapshot=snapshot,
                 gpus=inventory,
                 earlier=earlier,
-                covered=None if covered is None else tuple(sorted(covered)),
+                covered=tuple(sorted(covered)),
             )
         )
 

@@ -263,8 +263,7 @@ def _why_outdated(
         )
     except errors.LayoutError:
         return ""
-    is_covered = kept.covered is None or uuids.issubset(kept.covered)
-    is_complete = is_covered and len(snapshot) == len(journal.gpus.snapshot)
+    is_complete = uuids.issubset(kept.covered) and len(snapshot) == len(journal.gpus.snapshot)
     is_known = is_complete and kept.boot_id == deps.boot_id
     return f", and layout '{kept.config}' was verified since" if is_known and is_active else ""
 

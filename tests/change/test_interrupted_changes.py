@@ -220,7 +220,8 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: App
     assert node.kill_apply("wanted", at=3)
     node.set_up("other")
     saved = layout_store.VerifiedLayoutStore(node.verified_layout_file, "boot-1")
-    saved.save(node.deps.gpus.observe(), config="other", config_hash="h")
+    gpus = node.deps.gpus.observe()
+    saved.save(gpus, config="other", config_hash="h", covered={gpu.uuid for gpu in gpus})
     verified = node.shape
 
     observed = node.deps.gpus.observe()

@@ -98,7 +98,9 @@ def test_a_file_that_apply_could_not_write_is_a_warning(
     folder = tmp_path / "closed"
     folder.mkdir()
     (folder / "lock").touch()
-    verified = verified_layouts.VerifiedLayout(config="a", config_hash="", boot_id="", snapshot=())
+    verified = verified_layouts.VerifiedLayout(
+        config="a", config_hash="", boot_id="", snapshot=(), covered=()
+    )
     (folder / "verified-layout").write_text(verified.to_json(), "utf-8")
     folder.chmod(0o555)
 

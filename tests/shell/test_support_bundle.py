@@ -239,11 +239,11 @@ def test_an_interrupted_change_is_shown_with_its_journal(
     shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
     journal = tmp_path / "journal.json"
-    journal.write_text('{"version": 2}')
+    journal.write_text('{"version": 1}')
 
     files = bundle(shell, tmp_path, "--journal-file", str(journal))
 
-    assert files["journal.json"] == '{"version": 2}'
+    assert files["journal.json"] == '{"version": 1}'
     assert "journal-file" in files["doctor.txt"]
 
 
@@ -251,7 +251,7 @@ def test_the_value_of_a_secret_variable_is_redacted(
     shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
     journal = tmp_path / "journal.json"
-    journal.write_text('{"version": 2, "config": "correct-horse"}')
+    journal.write_text('{"version": 1, "config": "correct-horse"}')
 
     files = bundle(shell, tmp_path, "--journal-file", str(journal), BACKUP_API_KEY="correct-horse")
 

@@ -179,7 +179,7 @@ def _require_ours(file: int, mode: int) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise OSError(errno.EPERM, f"it belongs to user {status.st_uid}")
     if status.st_uid == os.geteuid():
-        # Correct a mode set by the umask, an earlier version or a script.
+        # Correct a mode set by the umask or a script.
         os.fchmod(file, mode)
 
 
@@ -240,7 +240,6 @@ def _who(pid: int, text: bytes) -> Owner:
         keys = ("program", "pid", "host", "doing", "since")
         values = [str(fields.get(key, "?")) for key in keys]
         described = "{} (pid {} on {}), {}, since {}".format(*values)
-        # A description of an older version lacks the key.
         return Owner(described, may_change_gpus=fields.get("changes_gpus") is not False)
     if not pid:
         return Owner("a process that left no description")

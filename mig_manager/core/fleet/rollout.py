@@ -423,7 +423,7 @@ def _state_of_requested(
         return NodeProgressState.SUCCESS, why
     is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
     if is_success and (node.status is None or node.is_finished):
-        # A status of an older agent has no hash.
+        # Without a hash its content is unknown.
         status_hash = node.status.config_hash if node.status else ""
         if content_hash and status_hash and status_hash != content_hash:
             return NodeProgressState.PENDING, "its agent still has other content"

@@ -100,7 +100,7 @@ def written(desired: Mapping[str, model.DesiredGpu], *, addition: str = "") -> W
 def is_marked(text: str) -> bool:
     """Return whether a document's layout is marked to evict no pod; False if it is invalid.
 
-    The mark is in the layout's name, because older agents accept any name.
+    The mark is in the layout's name, because a document has no other place for it.
     """
     try:
         layout, _ = _only(text, source="", is_lenient=True)

@@ -9,10 +9,7 @@ _JOURNAL = "journal"
 
 
 def to_json(record: requests.RequestRecord, journal: journals.Journal) -> str:
-    """Return the text to save: a record, with the entries that no write to the Node restores.
-
-    Older versions read the record alone.
-    """
+    """Return the text to save: a record, with the entries that no write to the Node restores."""
     data = json.loads(record.to_json())
     remaining = journal.remaining(node_entries.RunEnd.RESTORED)
     if not remaining.is_empty:

@@ -1,4 +1,4 @@
-"""The request of a node whose agent kept no record, inferred from status and labels."""
+"""The request of a node without a record, inferred from status and labels."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ def infer(
 ) -> requests.RequestRecord:
     """Infer the request from status and labels; ``requests.NONE`` if that is impossible.
 
-    For a node whose agent kept no record. In doubt the request may not evict, so that neither an
-    upgrade nor the migration from NVIDIA's manager evicts a pod.
+    In doubt the request may not evict, so that neither a lost record nor the migration from
+    NVIDIA's manager evicts a pod.
 
     Args:
         published: The status.

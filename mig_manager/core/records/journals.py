@@ -16,10 +16,10 @@ from mig_manager.core.files import json_text
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import node_entries, snapshot_codec
 
-JOURNAL_VERSION = 2  # 1 had neither boot id nor snapshot
-_READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
-"""One version back and one ahead, for upgrade and downgrade: a new version may add members, and
-must not change the meaning of existing ones."""
+JOURNAL_VERSION = 1
+_READABLE = (JOURNAL_VERSION, JOURNAL_VERSION + 1)
+"""One version ahead, for a downgrade: a new version may add members, and must not change the
+meaning of existing ones."""
 
 _MAX_GPUS = 64
 _MAX_SERVICES = 256  # services of the host: a full list, and services that systemd stops with them
@@ -126,7 +126,7 @@ class Journal:
 
     config: str
     annotation_hash: str = ""  # as in ``run_status.RunStatus``
-    boot_id: str = ""  # the boot in which it was written; empty in version 1
+    boot_id: str = ""  # the boot in which it was written
     applied: str = ""  # the layout before the change, whose label an undo restores
     draining: bool = False
     """Whether a drain for this layout evicts pods and has not ended; written before it does."""
@@ -210,7 +210,7 @@ class Journal:
         return dataclasses.replace(self, node=node, host=host, gpus=gpus, **values)
 
     def to_json(self) -> str:
-        """Return the annotation's value; older versions ignore members they do not know."""
+        """Return the annotation's value."""
         data: dict[str, Any] = {
             "version": JOURNAL_VERSION,
             "config": self.config,

@@ -254,7 +254,7 @@ class RequestRecord:
         return self.applied is not None and self.applied.is_outdated(gpus, boot_id)
 
     def to_json(self) -> str:
-        """Return the text to keep; older versions ignore members they do not know."""
+        """Return the text to keep."""
         data = {
             "version": VERSION,
             "config": self.config,

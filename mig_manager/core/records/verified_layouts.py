@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from mig_manager.core import model
 from mig_manager.core.files import json_text
-from mig_manager.core.records import inventory_codec, snapshot_codec
+from mig_manager.core.records import inventory_codec, json_values, snapshot_codec
 
 _VERSION = 1
 
@@ -23,8 +23,7 @@ class VerifiedLayout:
     """The GPUs of the node without a pending mode, even if the layout does not select them."""
     gpus: tuple[model.Gpu, ...] = ()
     """All GPUs, with the UUIDs of their devices in that boot, as far as known."""
-    covered: tuple[str, ...] | None = None
-    """UUIDs of the GPUs that the layout selects; None: unknown."""
+    covered: tuple[str, ...]  # UUIDs of the GPUs that the layout selects
     earlier: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The layouts of GPUs that were unreachable when this one was verified, by UUID."""
 
@@ -54,14 +53,14 @@ class VerifiedLayout:
         # Only a repair needs them, and a boot restores the layout without them.
         with contextlib.suppress(ValueError):
             gpus = inventory_codec.from_data(data.get("inventory", {}))
-        earlier, covered = data.get("earlier"), data.get("covered")
+        earlier, covered = data.get("earlier"), json_values.items(data.get("covered"))
         return VerifiedLayout(
             config=str(data.get("config", "")),
             config_hash=str(data.get("configHash", "")),
             boot_id=str(data.get("bootId", "")),
             snapshot=snapshot_codec.from_data(data.get("snapshot")),
             gpus=gpus,
-            covered=tuple(map(str, covered)) if isinstance(covered, list) else None,
+            covered=tuple(map(str, covered)),
             # Only named to people.
             earlier={str(uuid): str(name) for uuid, name in earlier.items()}
             if isinstance(earlier, dict)

@@ -259,12 +259,6 @@ def test_a_layout_that_fails_is_not_kept() -> None:
     assert rig.verified_layout_file.saved == []
 
 
-def test_a_layout_kept_by_an_earlier_release_is_read() -> None:
-    text = '{"version": 1, "config": "a", "configHash": "h", "bootId": "b", "snapshot": []}'
-
-    assert verified_layouts.VerifiedLayout.from_json(text).config == "a"
-
-
 @pytest.mark.parametrize("is_silent", [True, False])
 @pytest.mark.parametrize("layout", [ALL_1G, None])
 def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(

@@ -20,12 +20,6 @@ def forget(rig: node_rig.NodeRig) -> None:
     rig.verified_layout_file.text = None
 
 
-def downgrade(rig: node_rig.NodeRig) -> None:
-    data = json.loads(rig.verified_layout_file.text or "")
-    del data["inventory"]
-    rig.verified_layout_file.text = json.dumps(data)
-
-
 def spoil_inventory(rig: node_rig.NodeRig) -> None:
     data = json.loads(rig.verified_layout_file.text or "")
     data["inventory"]["gpus"][0]["devices"].pop()
@@ -61,7 +55,6 @@ UNVERIFIED = "no layout was verified for GPU 0"
     [
         (reboot, UNVERIFIED),
         (forget, UNVERIFIED),
-        (downgrade, UNVERIFIED),
         (spoil_inventory, UNVERIFIED),
         (spoil, UNVERIFIED),
         (add_unknown_device, "default/late (no GPU has its device, so it may use any)"),

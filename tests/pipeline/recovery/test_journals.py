@@ -23,25 +23,6 @@ def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
     assert rig.status.get("retryAt") == (rig.clock.now_iso(after_s=40) if passes else None)
 
 
-V1 = (
-    '{"version": 1, "config": "all-1g.5gb", "holdTaint": true, '
-    '"pausedLabels": {"nvidia.com/gpu.deploy.device-plugin": "true"}}'
-)
-
-
-def test_the_journal_of_the_version_before_is_restored() -> None:
-    assert journals.JOURNAL_VERSION == 2
-    rig = nodes.node()
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = V1
-    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
-    rig.has_hold_taint = True
-
-    agents.start(rig, None)
-
-    ends.assert_restored(rig)
-    assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
-
-
 @pytest.mark.parametrize("text", ['{"version": 99}', "", "{" * 100_000], ids=range(3))
 def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: str) -> None:
     rig = nodes.node()
@@ -139,7 +120,9 @@ def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
 
 def test_an_own_pause_is_restored_beside_a_foreign_manager() -> None:
     rig = paused_beside_nvidias_manager()
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = V1
+    paused = {well_known.PLUGIN_DEPLOY_LABEL: "true"}
+    journal = journals.Journal(config="all-1g.5gb").with_entries(paused_labels=paused)
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
     agents.start(rig, None)
 

@@ -1,13 +1,11 @@
 """A node, what its owner does, and its agents one after the other."""
 
 import functools
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 from mig_manager.core import gpu_processes
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests import contract
 from tests.node import agents, fakes, inboxes, node_rig, strikes
 from tests.pipeline import lives
 
@@ -19,7 +17,7 @@ Act = Callable[[], object]
 class Story:
     """A node, what its owner does, and its agents, one after the other."""
 
-    is_upgraded = False  # whether the agent that dies is of the version before
+    loses_record = False  # whether the record of the request is lost with an agent that dies
 
     def __init__(self, rig: node_rig.NodeRig, dies_at: int | None = None) -> None:
         self.rig = rig
@@ -44,9 +42,9 @@ class Story:
                 self._serve(remaining)
             except strikes.Killed:
                 self.deaths += 1
-                if self.is_upgraded:
+                if self.loses_record:
                     self.rig.request_file.text = None
-                    self.rig.annotations = dict(as_before(self.rig.annotations))
+                    self.rig.annotations.pop(well_known.REQUEST_ANNOTATION, None)
                 self.on_death()
             else:
                 return
@@ -80,15 +78,3 @@ class Story:
     def file(self, text: str) -> Act:
         """Return an act: write the layout file."""
         return functools.partial(setattr, self.source, "text", text)
-
-
-def as_before(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what the version before would have written: it lacks a record, and some members."""
-    for key, text in annotations.items():
-        name = contract.ANNOTATIONS.get(key)
-        if name is None:
-            yield key, text
-        elif (golden := contract.GOLDEN / f"{name}.jsonl").exists():
-            members = set[str]().union(*map(json.loads, golden.read_text("utf-8").splitlines()))
-            data = json.loads(text)
-            yield key, json.dumps({each: data[each] for each in data if each in members})

@@ -233,10 +233,10 @@ def another_layout(dies_at: int | None) -> Story:
         pytest.param(partitioning_ended_before_any_agent, marks=pytest.mark.slow),
     ],
 )
-def test_an_upgrade_at_any_point_evicts_no_pod_without_a_request(
+def test_a_record_lost_at_any_point_evicts_no_pod_without_a_request(
     play: Callable[[int | None], Story], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Story, "is_upgraded", True)
+    monkeypatch.setattr(Story, "loses_record", True)
 
     calls = play(None).calls
     assert calls > 2

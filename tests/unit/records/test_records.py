@@ -96,7 +96,8 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
     inventory_codec.from_json: (),
     verified_layouts.VerifiedLayout.from_json: ('{"version": 1}',),
     journals.Journal.from_json: (
-        '{"version": 2}',
+        '{"version": 1}',
+        journal_with(version=3),
         journal_with(holdTaint=1),
         journal_with(pausedLabels=3),
         journal_with(pausedLabels={"a": 1}),
