@@ -220,7 +220,7 @@ class Transaction:
             keep_pending=keep_pending,
             requires_idle=requires_idle,
         ).run()
-        if result.gpus:
+        if result.gpus != model.NO_GPUS:
             self.journal.set_status(observed_gpus=result.gpus)
         if result.has_begun or result.is_complete:
             return self.conclude(result)

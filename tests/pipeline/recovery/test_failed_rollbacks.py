@@ -42,6 +42,20 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     ends.assert_applied_label_is_true(rig)
 
 
+def test_gpus_lost_in_a_change_are_unreachable_in_its_status() -> None:
+    rig = nodes.busy_node()
+
+    def lose_all(_: steps.Step) -> Exception:
+        rig.driver.lost |= {gpu.uuid for gpu in rig.gpus}
+        return strikes.BROKEN["gpus"]
+
+    with strikes.on_steps(rig, lose_all):
+        assert agents.run(rig).should_retry
+
+    assert [gpu["index"] for gpu in rig.status["unreachableGpus"]] == [0, 1]
+    assert "gpus" not in rig.status
+
+
 @pytest.mark.parametrize("wanted", ["too-much", "no-such-layout", "no-such-profile", None])
 def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | None) -> None:
     rig, before = unlucky_node()
