@@ -6,9 +6,13 @@ from mig_manager.core.settings import host_settings, node_settings
 
 
 def worker_command(
-    gpus: node_settings.GpuAccess, task: str = "serve", *, in_use_timeout_s: float
+    gpus: node_settings.GpuAccess,
+    task: str = "serve",
+    *,
+    in_use_timeout_s: float,
+    proc_root: str | None = None,
 ) -> tuple[str, ...]:
-    """Return the command of a worker for the node's GPUs."""
+    """Return the command of a worker for the node's GPUs; see ``worker_client``."""
     program: tuple[str, ...] = ()
     if gpus.simulate_state is not None:
         from mig_manager.sandbox.driver import simulated_worker  # noqa: PLC0415 - not for real GPUs
@@ -20,6 +24,7 @@ def worker_command(
         driver_roots=gpus.driver_roots,
         program=program,
         in_use_timeout_s=in_use_timeout_s,
+        proc_root=proc_root,
     )
 
 

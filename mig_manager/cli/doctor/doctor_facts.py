@@ -13,12 +13,12 @@ from mig_manager.adapters.host import procfs
 from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.adapters.nvml import worker_client
+from mig_manager.agent import gpu_ports
 from mig_manager.cli.doctor import doctor_settings
 from mig_manager.cli.doctor.doctor_report import Finding
 from mig_manager.cli.toolkit import console
 from mig_manager.core import gpu_processes, model
 from mig_manager.core.node import claims, node_object, pod_object
-from mig_manager.sandbox.driver import simulated_worker
 
 _ATTEMPTS = 3  # attempts of an API request that fit into a check's time-out, pauses included
 _NO_CLUSTER = "no kubeconfig; name one with --kubeconfig"
@@ -160,11 +160,10 @@ def facts(
             raise NotAskedError(f"no kubelet: {socket.parent} does not exist")
         return pod_resources.PodResources(str(socket), timeout_s=settings.timeout_s).allocatable()
 
-    command = worker_client.worker_command(
-        library_path=settings.gpus.library_path,
-        driver_roots=settings.gpus.driver_roots,
-        program=simulated_worker.program(settings.gpus.simulate_state),
-        proc_root=settings.proc,
+    command = gpu_ports.worker_command(
+        settings.gpus,
+        in_use_timeout_s=0.0,  # it changes nothing
+        proc_root=None if settings.proc is None else str(settings.proc),
     )
 
     def worker() -> worker_client.WorkerGpus:
