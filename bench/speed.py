@@ -7,6 +7,7 @@ All but our own time is simulated. Figures of docs/performance.md come from here
 """
 
 import argparse
+import dataclasses
 import pathlib
 import statistics
 import sys
@@ -52,7 +53,7 @@ def main() -> None:
     parts = (arguments.only,) if arguments.only else _PARTS
     driver = states.REALISTIC
     if arguments.latencies is not None:
-        driver = node_spec.latency(arguments.latencies, usual=driver)
+        driver = dataclasses.replace(driver, **node_spec.durations_s(arguments.latencies))
         print(f"the driver's durations are those of {arguments.latencies}: {driver}\n")
     if "planner" in parts:
         _planner()

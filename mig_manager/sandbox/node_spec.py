@@ -1,7 +1,6 @@
 """The SPEC of ``--simulate``: a list of products, or a FILE that ``acceptance`` wrote."""
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -47,7 +46,7 @@ def node(spec: str) -> SimulatedNode:
     if not _is_capture(spec):
         return SimulatedNode(spec, states.Latency())
     path = pathlib.Path(spec)
-    return SimulatedNode(json.dumps(rows(path)), latency(path))
+    return SimulatedNode(json.dumps(rows(path)), states.Latency(**durations_s(path)))
 
 
 def spelling(spec: str) -> str:
@@ -83,12 +82,8 @@ def rows(path: pathlib.Path) -> list[dict[str, Any]]:
         return captured.rows(data)
 
 
-def latency(path: pathlib.Path, *, usual: states.Latency | None = None) -> states.Latency:
-    """Return the durations of a capture.
-
-    Args:
-        path: The file.
-        usual: Durations of what was not called; None: no time.
+def durations_s(path: pathlib.Path) -> dict[str, float]:
+    """Return the durations of a capture, by field of ``Latency``, without what was not called.
 
     Raises:
         UsageError: The file is no capture.
@@ -102,7 +97,7 @@ def latency(path: pathlib.Path, *, usual: states.Latency | None = None) -> state
             seconds[field] = median_s[function]
     if queries := [each for name, each in median_s.items() if name not in _NOT_QUERIES]:
         seconds["query_s"] = statistics.median(queries)
-    return dataclasses.replace(usual or states.Latency(), **seconds)
+    return seconds
 
 
 @contextlib.contextmanager
