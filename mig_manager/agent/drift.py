@@ -116,7 +116,7 @@ def act(
         is_unknown=False,
     )
     action = Action.REST
-    match _judge(attempt, before, outcome, observation, node):
+    match _compare(attempt, before, outcome, observation, node):
         case _Verdict.CHANGED:
             _log.info("hardware_changed", config=attempt.request.config)
             # A GPU that is back must not cause evictions on another GPU.
@@ -144,7 +144,7 @@ def act(
     return action, now
 
 
-def _judge(
+def _compare(
     attempt: attempts.Attempt,
     memory: DriftMemory,
     outcome: outcomes.Outcome,

@@ -3,8 +3,8 @@
     apply-start -> pre-apply-mode -> (MIG mode) -> pre-apply-config -> (instances) -> apply-exit
 
 Each point comes once; the middle two only before a change of mode or of instances. A change that
-passes ``apply-start`` passes ``apply-exit``, even if it fails. After a kill the agent's next run
-makes up for it; a command's does not.
+passes ``apply-start`` passes ``apply-exit``, even if it fails. After a kill, the agent's next run
+passes it; a command does not.
 """
 
 import contextlib

@@ -260,7 +260,7 @@ def _require_progress(
     *,
     was_reset: bool,
 ) -> None:
-    """Check that what remains after a plan is what the plan could not do yet.
+    """Fail unless the remaining steps were impossible before this plan.
 
     Raises:
         HardwareError: GPU_NEEDS_RESET, although it was reset; VERIFY_FAILED.

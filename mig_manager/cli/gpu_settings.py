@@ -11,18 +11,17 @@ from mig_manager.agent import agent_settings
 from mig_manager.cli.toolkit import command_settings
 from mig_manager.core.settings import host_settings, node_settings, options
 
-PODS = ("pod-resources-socket", "ignore-pods")
-CHANGE = (
+# Names for ``takes``.
+PODS = ("pod-resources-socket", "ignore-pods")  # of a command that may change GPUs of pods
+CHANGE = (  # of one that changes GPUs
     "in-use-timeout-s",
     "lock-timeout-s",
     "lock-file",
     "journal-file",
     "verified-layout-file",
 )
-GPUS = ("simulate", "simulate-state", "fresh", "library-path", "driver-root")
-ON_GPUS = (*GPUS, "gpu-timeout-s", "color", "debug")
-"""Names for ``takes``: of a command that may change GPUs of pods, of one that changes GPUs, of one
-that finds GPUs, and of every command on GPUs."""
+GPUS = ("simulate", "simulate-state", "fresh", "library-path", "driver-root")  # that finds GPUs
+ON_GPUS = (*GPUS, "gpu-timeout-s", "color", "debug")  # of every command on GPUs
 _SELECTED_CONFIG = options.Option(
     name="selected-config",
     help="name of the layout",

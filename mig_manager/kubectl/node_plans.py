@@ -85,8 +85,7 @@ def pictures(plans: preview.ClusterPlan, *, style: bar.Style) -> str:
         lines = [style.paint(title, bar.Tone.STRONG)]
         lines += [style.wrap(note, indent="  ! ") for note in node.notes]
         if node.planned is None:
-            fit = node.fit.value.replace("-", " ")
-            lines.append(style.wrap(f"{fit}: {node.message}", indent="  "))
+            lines.append(style.wrap(f"{node.fit.words}: {node.message}", indent="  "))
         else:
             evicts = bool(node.evicted or node.maybe_evicted)
             picture = gpu_report.plan(

@@ -3,9 +3,7 @@
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import node_reports
-
-_PRODUCT_LABEL = "nvidia.com/gpu.product"
-_COUNT_LABEL = "nvidia.com/gpu.count"
+from mig_manager.core.node import discovery_labels
 
 
 def of(report: node_reports.NodeReport) -> tuple[model.ObservedGpus, str]:
@@ -13,8 +11,8 @@ def of(report: node_reports.NodeReport) -> tuple[model.ObservedGpus, str]:
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
 
     labels = report.node.view.labels
-    name = labels.get(_PRODUCT_LABEL, "").removesuffix("-SHARED")
-    count = labels.get(_COUNT_LABEL, "1")
+    name = labels.get(discovery_labels.PRODUCT, "").removesuffix("-SHARED")
+    count = labels.get(discovery_labels.COUNT, "1")
     # With strategy single, GPU feature discovery counts MIG devices, not GPUs.
     if not name or "-MIG-" in name:
         return model.NO_GPUS, "no agent and no label shows its GPUs"

@@ -1,4 +1,4 @@
-"""What becomes of requested layouts: nodes to avoid, stops, and a former leader's requests."""
+"""Follow requested layouts: avoid nodes that failed, stop if many fail, adopt a past leader's."""
 
 import datetime as dt
 from collections.abc import Mapping, Sequence

@@ -167,6 +167,7 @@ def _is_active(stage: stages.Stage, layout: str) -> Checks:
     expected: collections.Counter[str] = collections.Counter()
     for gpu in layouts.select(document.layout(layout), stage.gpus.observe()).values():
         for profile, count in gpu.devices:
+            # As in NVIDIA's documentation, to check ``resources.of_profile`` independently.
             name = str(profile).replace("+", ".")
             expected[f"{well_known.RESOURCE_PREFIX}mig-{name}"] += count
     listed = ", ".join(f"{count} x {name}" for name, count in sorted(expected.items()))

@@ -118,9 +118,9 @@ class LeaseSlots:
             silent=tuple(slot.holder for slot in interrupted),
         )
 
-    def _list(self) -> slots.Judgement:
+    def _list(self) -> slots.SlotUse:
         listed = self._leases.list(lambda name: slots.index_of(name) is not None)
-        return slots.judge(listed, node=self._node, limit=self._limit)
+        return slots.classify(listed, node=self._node, limit=self._limit)
 
     def _is_disrupted(self, name: str) -> bool:
         try:

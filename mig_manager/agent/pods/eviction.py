@@ -115,7 +115,7 @@ class Evictions:
 
     @property
     def is_rolling(self) -> bool:
-        """Whether it evicts what the last count of the budgets granted, which was only a part."""
+        """Whether the budgets allowed only some of the evictions, and these are under way."""
         is_rolling = self.strategy is policies.DrainStrategy.ROLLING
         return is_rolling and bool(self._last.spent)
 

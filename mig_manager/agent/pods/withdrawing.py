@@ -1,7 +1,8 @@
-"""Withdraw devices that no GPU has from a node at rest, where no run verifies the devices.
+"""Withdraw devices that no GPU has from a node at rest.
 
-Without a request, with one that fails early, or in a drift, no run restarts what advertises the
-devices. If another program destroys some, pods would still be bound to them, and would fail.
+Only a run restarts the device plugin and the DRA driver, and none follows without a request, after
+one that fails early, or in a drift. If another program destroys devices then, the scheduler still
+binds pods to them, and these pods fail.
 """
 
 import structlog

@@ -11,10 +11,17 @@ from mig_manager import errors
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.fleet import marks
 from mig_manager.core.layout import custom_layouts, layout_list
-from mig_manager.core.node import api_values, node_object, resources, strategies, well_known
+from mig_manager.core.node import (
+    api_values,
+    discovery_labels,
+    node_object,
+    resources,
+    strategies,
+    well_known,
+)
 from mig_manager.core.records import capacity, inventory_codec, journals, run_status
 
-_GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
+_GPU_LABELS = (discovery_labels.PRESENT, discovery_labels.MIG_CAPABLE)
 NO_GPUS_SHOWN = "no agent shows its GPUs: either none runs there, or it can observe none"
 _NO_USE = (
     "its agent has not published which instances are in use: it is outdated, has not finished a "

@@ -20,7 +20,7 @@ from mig_manager.core.node import clients, pod_object, resources, strategies, we
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
-_NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
+_OMITTED_KEYS = ("kind", "destroyed_uuids", "evicted_pods")
 """Keys of a plan to leave out: UUIDs are not published, and ``NodePlan`` has the evicted pods."""
 _NO_EVICTION = (
     "an on-demand layout evicts no pod: it fails at once if a pod uses what it would destroy"
@@ -35,6 +35,11 @@ class NodeFit(enum.Enum):
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
     UNKNOWN = "unknown"  # its GPUs, their profiles, its strategy, or the layout's content
+
+    @property
+    def words(self) -> str:
+        """The value for a sentence."""
+        return self.value.replace("-", " ")
 
     @property
     def fits(self) -> bool | None:
@@ -90,7 +95,7 @@ class NodePlan:
     def to_data(self) -> "answers.NodePlan":
         """Return plain data for JSON and YAML."""
         data: Mapping[str, object] = self.planned.to_data() if self.planned else {}
-        published = {key: value for key, value in data.items() if key not in _NOT_KNOWN}
+        published = {key: value for key, value in data.items() if key not in _OMITTED_KEYS}
         return {
             "node": self.name,
             "layout": self.layout or None,
@@ -149,7 +154,7 @@ class ClusterPlan:
 def totals(previews: Iterable[NodePlan]) -> str:
     """Count the verdicts, for a sentence."""
     counts = collections.Counter(each.fit for each in previews)
-    return ", ".join(f"{counts[each]} {each.value.replace('-', ' ')}" for each in NodeFit)
+    return ", ".join(f"{counts[each]} {each.words}" for each in NodeFit)
 
 
 def evictions(previews: Iterable[NodePlan]) -> str:
@@ -201,22 +206,7 @@ def preview(
             reason=error.reason.value,
             message=messages.printable(error.message, " "),
         )
-    fit = NodeFit.FITS
-    reason = ""
-    message = ""
-    strategy = strategies.from_labels(node.view.labels)
-    if planned.plan.is_provisional:
-        fit, reason = NodeFit.UNKNOWN, "MigDisabled"
-        message = "the profiles of its GPUs are unknown until MIG is enabled"
-    elif planned.plan.is_empty:
-        fit = NodeFit.UNCHANGED
-    elif strategy and strategy in planned.unserved:
-        # The node does not show whether its agent sets another plugin config for the layout.
-        fit, reason = NodeFit.UNKNOWN, errors.Reason.STRATEGY_MISMATCH.value
-        message = (
-            f"the device plugin has MIG strategy {strategy.value} and would not start, "
-            f"unless the agent sets another config: {planned.unserved[strategy]}"
-        )
+    fit, reason, message = _fit(planned, strategies.from_labels(node.view.labels))
     losses, claiming = (None, ()) if pods is None else _losses_and_claims(node, planned, pods)
     return NodePlan(
         name=node.name,
@@ -234,6 +224,29 @@ def preview(
     )
 
 
+def _fit(
+    planned: plans.Planned, labelled_strategy: strategies.Strategy | None
+) -> tuple[NodeFit, str, str]:
+    """Return whether a node can have a planned layout, with the reason and the message.
+
+    ``labelled_strategy`` is the device plugin's by the labels of GPU feature discovery. The one
+    inferred from the resources does not count: on a node without MIG, single and mixed look alike.
+    """
+    if planned.plan.is_provisional:
+        message = "the profiles of its GPUs are unknown until MIG is enabled"
+        return NodeFit.UNKNOWN, "MigDisabled", message
+    if planned.plan.is_empty:
+        return NodeFit.UNCHANGED, "", ""
+    if labelled_strategy and labelled_strategy in planned.unserved:
+        # The node does not show whether its agent sets another plugin config for the layout.
+        message = (
+            f"the device plugin has MIG strategy {labelled_strategy.value} and would not start, "
+            f"unless the agent sets another config: {planned.unserved[labelled_strategy]}"
+        )
+        return NodeFit.UNKNOWN, errors.Reason.STRATEGY_MISMATCH.value, message
+    return NodeFit.FITS, "", ""
+
+
 def is_from_annotation(node: fleet_nodes.FleetNode, name: str) -> bool:
     """Return whether a node's agent takes a layout of this name from the node's annotation."""
     return name == well_known.CUSTOM_LAYOUT and bool(node.listed.takes_custom)
@@ -248,11 +261,11 @@ def source_of(
 
 
 def misfit(
-    goal: goals.Goal, node: fleet_nodes.FleetNode, judged: "dict[object, NodePlan | None]"
+    goal: goals.Goal, node: fleet_nodes.FleetNode, cache: "dict[object, NodePlan | None]"
 ) -> NodePlan | None:
     """Return why a node cannot have a rollout's layout; None if it can, or that is unknown.
 
-    ``judged`` has the answers for other nodes: thousands have the same GPUs, and their instances
+    ``cache`` has the answers for other nodes: thousands have the same GPUs, and their instances
     do not matter here.
     """
     if goal.layout is None:
@@ -278,11 +291,11 @@ def misfit(
     )
     key = alike, gpus.unreachable, *annotations
     try:
-        return judged[key]  # the hash of GPUs takes long
+        return cache[key]  # the hash of GPUs takes long
     except KeyError:
         result = preview(node, goal.document, goal.layout, None)
-        judged[key] = result if result.fit is NodeFit.DOES_NOT_FIT else None
-        return judged[key]
+        cache[key] = result if result.fit is NodeFit.DOES_NOT_FIT else None
+        return cache[key]
 
 
 def _unknown(node: fleet_nodes.FleetNode, layout: str, reason: str, message: str) -> NodePlan:

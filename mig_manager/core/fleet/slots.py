@@ -16,14 +16,13 @@ _MAX_NAMED = 10  # nodes in a message before it counts the rest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class SlotUse:
     """The slots, sorted by their use for our node."""
 
     mine: tuple[lease.Lease, ...]  # slots of our node: one, or more if a response was lost
     free: tuple[lease.Lease, ...]  # free slots; without a version if there is no Lease yet
-    silent: tuple[
-        lease.Lease, ...
-    ]  # slots of other nodes, not renewed for the duration of the Lease
+    silent: tuple[lease.Lease, ...]
+    """Slots of other nodes that were not renewed for the duration of the Lease."""
     occupied: tuple[lease.Lease, ...]  # other slots of other nodes
 
 
@@ -46,7 +45,7 @@ class Denial:
         if self.silent:
             parts.append(
                 "interrupted in a change, and their agents are silent: "
-                f"{list_nodes(self.silent)} (bring them back, or delete Node or Lease)"
+                f"{list_nodes(self.silent)} (start them, or delete Node or Lease)"
             )
         what = "; ".join(parts) or "others were quicker"
         return f"waiting for one of {self.limit} slots for nodes under change; {what}"
@@ -64,7 +63,7 @@ def index_of(name: str) -> int | None:
     return int(number) if is_number and name_of(int(number)) == name else None
 
 
-def judge(slots: Sequence[lease.Lease], *, node: str, limit: int) -> Judgement:
+def classify(slots: Sequence[lease.Lease], *, node: str, limit: int) -> SlotUse:
     """Sort the slots by their use for our node.
 
     ``slots`` are all slots, even beyond the limit, because the limit of another agent can differ.
@@ -72,7 +71,7 @@ def judge(slots: Sequence[lease.Lease], *, node: str, limit: int) -> Judgement:
     by_name = {slot.name: slot for slot in slots}
     first = [by_name.get(name) or lease.Lease(name=name) for name in map(name_of, range(limit))]
     others = [slot for slot in slots if slot.holder not in ("", node)]
-    return Judgement(
+    return SlotUse(
         mine=tuple(slot for slot in slots if slot.holder == node),
         free=tuple(slot for slot in first if not slot.holder),
         silent=tuple(slot for slot in others if slot.is_silent()),

@@ -142,7 +142,7 @@ def against_products(
         for layout in checked
         for rule in layout.rules
     )
-    result = _judge(checked, source, tuple(labelled), others, cases)
+    result = _check(checked, source, tuple(labelled), others, cases)
     return dataclasses.replace(result, has_unchecked_indices=has_indices)
 
 
@@ -166,22 +166,22 @@ def against_node(
         for layout in checked
         for product in products
     ]
-    return _judge(checked, source, products, others, cases)
+    return _check(checked, source, products, others, cases)
 
 
-def _judge(
+def _check(
     checked: Sequence[layouts.Layout],
     source: str,
     products: tuple[str, ...],
     others: Others | None,
     cases: Sequence["_Case"],
 ) -> Validated:
-    judge = _Judge(others)
+    check = _LayoutCheck(others)
     return Validated(
         source=source,
         layouts=tuple(layout.name for layout in checked),
         products=products,
-        product_fits={(case.layout.name, case.product): judge.judge(case) for case in cases},
+        product_fits={(case.layout.name, case.product): check.check(case) for case in cases},
     )
 
 
@@ -235,14 +235,14 @@ class _Case:
         )
 
 
-class _Judge:
-    """Judges layouts, with a cache of rules that fit other products."""
+class _LayoutCheck:
+    """Checks layouts, with a cache of rules that fit other products."""
 
     def __init__(self, others: Others | None) -> None:
         self._others = others
         self._fits_by_rule: dict[layouts.Rule, bool] = {}
 
-    def judge(self, case: _Case) -> ProductFit:
+    def check(self, case: _Case) -> ProductFit:
         """Plan every variant for the members, as parts of their node."""
         is_unknown = False
         for variant in case.variants:

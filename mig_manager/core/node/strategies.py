@@ -5,10 +5,8 @@ import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.node import clients, pod_object
+from mig_manager.core.node import clients, discovery_labels, pod_object
 
-STRATEGY_LABEL = "nvidia.com/mig.strategy"
-"""Node label of GPU feature discovery, which has the plugin's strategy."""
 DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Console GPUs of a DGX Station, which the plugin skips: go-nvlib does so by name."""
 
@@ -91,12 +89,12 @@ def of_plugin(pods: Iterable[pod_object.Pod], labels: Mapping[str, str]) -> Stra
     """
     plugins = tuple(filter(clients.is_device_plugin, pods))
     configured = filter(None, (pod.mig_strategy for pod in plugins))
-    return _strategy(next(configured, labels.get(STRATEGY_LABEL) if plugins else None))
+    return _strategy(next(configured, labels.get(discovery_labels.STRATEGY) if plugins else None))
 
 
 def from_labels(labels: Mapping[str, str]) -> Strategy | None:
     """Return the strategy that GPU feature discovery last published; None if unknown."""
-    return _strategy(labels.get(STRATEGY_LABEL))
+    return _strategy(labels.get(discovery_labels.STRATEGY))
 
 
 def _strategy(name: str | None) -> Strategy | None:

@@ -13,7 +13,7 @@ _MAX_STOP_S = 3600.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
-    """What agents made of requests; times are seconds of one clock."""
+    """The recent outcomes of requests, and until when none is made; seconds of one clock."""
 
     answers: tuple[tuple[float, bool], ...] = ()
     """Time and success of the answers in the window, before a stop."""

@@ -1,1 +1,1 @@
-"""From what GPUs have and what a layout wants to the smallest list of steps, and back."""
+"""Plan the fewest steps from observed GPUs to a desired layout, and those of a rollback."""

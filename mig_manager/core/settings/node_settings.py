@@ -163,7 +163,8 @@ class LayoutSources:
     has_default_layouts: bool = False
     """Whether the config file is the default file, which generated layouts override."""
     is_lenient: bool = False
-    """Whether to warn instead of failing if mig-parted ignores a problem of the file."""
+    """``DocumentSettings.is_lenient`` of the node: a command can read both, its own and the
+    agent's."""
 
 
 class RepairPolicy(enum.Enum):

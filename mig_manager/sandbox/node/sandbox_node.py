@@ -15,7 +15,7 @@ from typing import Self
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.catalogue import hardware
-from mig_manager.core.node import strategies, well_known
+from mig_manager.core.node import discovery_labels, strategies, well_known
 from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import (
     cluster_view,
@@ -192,12 +192,12 @@ def _node_labels(gpus: Sequence[hardware.Product], options: NodeOptions) -> dict
     labels = {"kubernetes.io/hostname": options.name, "kubernetes.io/os": "linux"}
     if gpus:
         labels |= {
-            "nvidia.com/gpu.present": "true",
-            "nvidia.com/gpu.count": str(len(gpus)),
-            "nvidia.com/gpu.product": gpus[0].name.replace(" ", "-"),
+            discovery_labels.PRESENT: "true",
+            discovery_labels.COUNT: str(len(gpus)),
+            discovery_labels.PRODUCT: gpus[0].name.replace(" ", "-"),
             "nvidia.com/gpu.memory": str(gpus[0].memory_mib),
-            "nvidia.com/mig.capable": str(any(gpu.is_mig_capable for gpu in gpus)).lower(),
-            strategies.STRATEGY_LABEL: options.strategy.value,
+            discovery_labels.MIG_CAPABLE: str(any(gpu.is_mig_capable for gpu in gpus)).lower(),
+            discovery_labels.STRATEGY: options.strategy.value,
         }
         if options.deploy_style is objects.DeployStyle.GPU_OPERATOR:
             labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"

@@ -6,11 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import (
-    pod_object,
-    strategies,
-    well_known,
-)
+from mig_manager.core.node import discovery_labels, pod_object, well_known
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, node_rig, nodes, strikes
 
@@ -200,7 +196,7 @@ def test_a_plugin_outside_pods_has_whole_gpus_only_with_strategy_none(
 ) -> None:
     rig = node_with_plugin_service(None)
     if strategy:
-        rig.labels[strategies.STRATEGY_LABEL] = strategy
+        rig.labels[discovery_labels.STRATEGY] = strategy
 
     ends.assert_ends(rig, reason, layout="all-1g.5gb")
 
@@ -279,6 +275,6 @@ def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
 
 def test_the_strategy_mixed_serves_layouts_that_single_refuses() -> None:
     rig = nodes.node()
-    rig.labels[strategies.STRATEGY_LABEL] = "mixed"
+    rig.labels[discovery_labels.STRATEGY] = "mixed"
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")

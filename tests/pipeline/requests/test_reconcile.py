@@ -7,7 +7,7 @@ import pytest
 import structlog
 
 from mig_manager.core import model, standbys, steps
-from mig_manager.core.node import strategies, well_known
+from mig_manager.core.node import discovery_labels, well_known
 from mig_manager.core.records import inventory_codec, run_status
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fake_host, gpu_values, node_rig, nodes, strikes
@@ -43,7 +43,7 @@ def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool
 
 @pytest.mark.parametrize(
     ("strategy", "label", "devices"),
-    [("mixed", {}, 8), ("", {}, 2), ("", {strategies.STRATEGY_LABEL: "mixed"}, 8)],
+    [("mixed", {}, 8), ("", {}, 2), ("", {discovery_labels.STRATEGY: "mixed"}, 8)],
     ids=["its own", "unknown", "of the label"],
 )
 def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
@@ -64,7 +64,7 @@ def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
 
 def test_a_former_strategys_label_restarts_the_plugin_once_failing_no_run() -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.labels[strategies.STRATEGY_LABEL] = "mixed"
+    rig.labels[discovery_labels.STRATEGY] = "mixed"
 
     def serve_whole_gpus() -> None:
         # Its new config sets strategy none.

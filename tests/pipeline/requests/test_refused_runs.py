@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import policies, strategies, well_known
+from mig_manager.core.node import discovery_labels, policies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
 from tests.node import agents, ends, gpu_values, node_rig, nodes, parts
@@ -31,7 +31,7 @@ def with_fields(make: Make = nodes.busy_node, **fields: Any) -> Make:
 def with_strategy_single(*, by_label: bool = True) -> node_rig.NodeRig:
     rig = nodes.node(layout="all-1g.5gb")
     if by_label:
-        rig.labels[strategies.STRATEGY_LABEL] = "single"
+        rig.labels[discovery_labels.STRATEGY] = "single"
     else:
         for uid in rig.pods:
             rig.change_pod(uid, mig_strategy="single")
@@ -42,7 +42,7 @@ def with_strategy_single(*, by_label: bool = True) -> node_rig.NodeRig:
 def with_two_models() -> node_rig.NodeRig:
     """Return a node whose GPUs are of two models, which share the name of a profile."""
     rig = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-80GB+H100 80GB HBM3"))
-    rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", strategies.STRATEGY_LABEL: "single"}
+    rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", discovery_labels.STRATEGY: "single"}
     rig.start_plugin()
     return rig
 

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import device_ids, strategies, well_known
+from mig_manager.core.node import device_ids, discovery_labels, strategies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
 from tests.node import (
@@ -67,7 +67,7 @@ UNSERVED = ["no request", "no-such-layout", "too-much"]
 def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str) -> None:
     node = UnservedNode.of(why)
     rig = node.rig
-    rig.labels[strategies.STRATEGY_LABEL] = strategies.Strategy.SINGLE.value
+    rig.labels[discovery_labels.STRATEGY] = strategies.Strategy.SINGLE.value
     rig.watched_pods = lambda: tuple(rig.pods.values())
     tamper(rig)
     gpus, state = rig.gpus, rig.labels.get(well_known.STATE_LABEL)

@@ -10,7 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, listed_layouts, preview
 from mig_manager.core.layout import config, layout_list, served
-from mig_manager.core.node import pod_object, strategies, well_known
+from mig_manager.core.node import discovery_labels, pod_object, well_known
 from mig_manager.core.records import inventory_codec
 from tests.node import agents, gpu_values, samples
 
@@ -193,7 +193,7 @@ def test_a_layout_that_the_strategy_cannot_serve_is_not_said_to_fit(
     strategy: str, fit: preview.NodeFit, reason: str
 ) -> None:
     there = node(gpus({"7g.40gb": 1}))
-    view = dataclasses.replace(there.view, labels={strategies.STRATEGY_LABEL: strategy})
+    view = dataclasses.replace(there.view, labels={discovery_labels.STRATEGY: strategy})
 
     node_plan = plan_for(dataclasses.replace(there, view=view), "all-balanced")
 

@@ -21,24 +21,24 @@ def slot(index: int, holder: str = "", *, age_s: float = 0.0) -> lease.Lease:
     )
 
 
-def judge(*there: lease.Lease, limit: int = 3) -> slots.Judgement:
-    return slots.judge(there, node="a", limit=limit)
+def classify(*there: lease.Lease, limit: int = 3) -> slots.SlotUse:
+    return slots.classify(there, node="a", limit=limit)
 
 
 def test_a_slot_of_our_own_node_is_ours_at_any_age() -> None:
     own_slot = slot(2, "a", age_s=1000)
 
-    judgement = judge(own_slot)
+    slot_use = classify(own_slot)
 
-    assert judgement.mine == (own_slot,)
-    assert judgement.silent == judgement.occupied == ()
+    assert slot_use.mine == (own_slot,)
+    assert slot_use.silent == slot_use.occupied == ()
 
 
 def test_a_slot_beyond_our_limit_counts_as_held_and_is_never_free() -> None:
-    judgement = judge(slot(7, "b"), slot(8), limit=1)
+    slot_use = classify(slot(7, "b"), slot(8), limit=1)
 
-    assert judgement.occupied == (slot(7, "b"),)
-    assert [each.name for each in judgement.free] == ["mig-manager-slot-0"]
+    assert slot_use.occupied == (slot(7, "b"),)
+    assert [each.name for each in slot_use.free] == ["mig-manager-slot-0"]
 
 
 @pytest.mark.parametrize(

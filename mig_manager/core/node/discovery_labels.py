@@ -1,0 +1,7 @@
+"""Labels of NVIDIA's GPU feature discovery, which are read and never written."""
+
+PRESENT = "nvidia.com/gpu.present"
+PRODUCT = "nvidia.com/gpu.product"
+COUNT = "nvidia.com/gpu.count"
+MIG_CAPABLE = "nvidia.com/mig.capable"
+STRATEGY = "nvidia.com/mig.strategy"
