@@ -269,7 +269,7 @@ class Attempt(Shared):
     ) -> transaction.Transaction:
         """Return a transaction on the node's GPUs."""
         return transaction.Transaction(
-            executor=execution.Execution(
+            executor=execution.PlanExecutor(
                 gpus=self.deps.gpus,
                 reset=self.deps.reset,
                 record_persistence=functools.partial(

@@ -18,7 +18,7 @@ RequireUnused = Callable[[Collection[str], model.ObservedGpus], object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
+class PlanExecutor:
     """Executes plans, one after the other."""
 
     gpus: ports.Gpus

@@ -105,7 +105,7 @@ def new_transaction(
 ) -> transaction.Transaction:
     """Build the transaction of a change at a shell."""
     return transaction.Transaction(
-        executor=execution.Execution(
+        executor=execution.PlanExecutor(
             gpus=deps.gpus,
             reset=deps.reset if deps.may_reset else None,
             record_persistence=functools.partial(change_journal.record_persistence, journal),

@@ -39,7 +39,7 @@ class RollbackOutcome:
 class Rollback:
     """One rollback."""
 
-    executor: execution.Execution
+    executor: execution.PlanExecutor
     before: model.Snapshots
     keep_pending: bool
     requires_idle: bool

@@ -58,7 +58,7 @@ class _Round:
 class Transaction:
     """Changes GPUs, or rolls them back; the caller holds the node's lock (``hold_lock``)."""
 
-    executor: execution.Execution
+    executor: execution.PlanExecutor
     journal: change_journal.ChangeJournal
     refresh_files: Callable[[], object] | None
     """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""

@@ -92,7 +92,7 @@ class NvmlGpus:
     def _run(
         self, plan: steps.GpuPlan, observed: model.Gpu | None, *, in_use_timeout_s: float
     ) -> model.Gpu | model.UnreachableGpu:
-        executor = execute.Executor(
+        executor = execute.GpuStepExecutor(
             plan=plan,
             observed=observed,
             in_use_timeout_s=in_use_timeout_s,
