@@ -62,7 +62,12 @@ def apply(
         ),
         unrestored_snapshots=functools.partial(layouts.unrestored_elsewhere, layout),
     )
-    return _run(deps, target, points, None if is_locked else "apply")
+    lock = (
+        contextlib.nullcontext()
+        if is_locked
+        else local.hold_lock(deps, f"apply {target.full_name}")
+    )
+    return _run(deps, target, points, lock)
 
 
 def restore(
@@ -97,7 +102,8 @@ def restore(
         unrestored_snapshots=model.ObservedGpus.unreachable_snapshots,
     )
     points = hook_points.HookPoints(deps.hooks)
-    return _run(_aware_of_hooks(deps, points), target, points, "restore")
+    lock = local.hold_lock(deps, f"restore {target.full_name}")
+    return _run(_aware_of_hooks(deps, points), target, points, lock)
 
 
 def _aware_of_hooks(
@@ -128,22 +134,28 @@ class _Target:
     unrestored_snapshots: Callable[[model.ObservedGpus, model.Snapshots], model.Snapshots]
     """As of ``transaction.Goal``."""
 
+    @property
+    def full_name(self) -> str:
+        """Its name in lock and journal.
+
+        ``boot`` names what it restores, and with ``is_mode_only`` the GPUs need not have the
+        layout's instances.
+        """
+        return f"{self.name} (MIG mode only)" if self.is_mode_only else self.name
+
 
 def _run(
     deps: local.LocalDependencies,
     target: _Target,
     points: hook_points.HookPoints,
-    verb: str | None,  # None: the caller holds the lock
+    lock: contextlib.AbstractContextManager[None],
 ) -> plans.Applied:
     points.load()
-    # ``boot`` names what it restores, and these GPUs need not have the layout's instances.
-    name = f"{target.name} (MIG mode only)" if target.is_mode_only else target.name
-    with local.hold_lock(deps, f"{verb} {name}") if verb else contextlib.nullcontext():
+    with lock:
         observed = local.observe(deps)
-        journal = local_journal.open_journal(deps, observed, config=name)
+        journal = local_journal.open_journal(deps, observed, config=target.full_name)
         change = _LockedChange(
             deps=deps,
-            name=name,
             target=target,
             points=points,
             journal=journal,
@@ -196,7 +208,6 @@ class _LockedChange:
     """One change, under the lock."""
 
     deps: local.LocalDependencies
-    name: str  # name of the target, in lock and journal
     target: _Target
     points: hook_points.HookPoints
     journal: local_journal.LocalJournal
@@ -204,7 +215,7 @@ class _LockedChange:
 
     def run(self, observed: model.ObservedGpus) -> plans.Applied:
         with contextlib.ExitStack() as stack:
-            check: Callable[[], object] = tuple
+            check: hook_points.Check = hook_points.no_check
             try:
                 combined = self._combine(observed)
                 first = combined.plan(observed)
@@ -304,7 +315,7 @@ class _LockedChange:
             )
 
     def _execute(
-        self, combined: _CombinedTarget, first: plans.Planned, check: Callable[[], object]
+        self, combined: _CombinedTarget, first: plans.Planned, check: hook_points.Check
     ) -> plans.Applied:
         change = local.new_transaction(
             self.deps,
@@ -360,7 +371,7 @@ class _LockedChange:
         """Save a verified layout for the next boot; a failure is only reported."""
         if why := self.deps.verified_layout.save(
             gpus,
-            config=self.name,
+            config=self.target.full_name,
             config_hash=self.target.content_hash,
             covered=self.target.gpu_uuids(gpus),
         ):

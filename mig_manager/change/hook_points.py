@@ -16,7 +16,11 @@ from mig_manager import errors
 from mig_manager.core import ports, steps
 from mig_manager.core.files import hook_files
 
-Check = Callable[[], object]
+Check = Callable[[], object]  # called during hooks and waits; its exceptions end them
+
+
+def no_check() -> None:
+    """Let a change go on."""
 
 
 class HookPoints:
@@ -33,7 +37,7 @@ class HookPoints:
         self._variables = variables or {}
         self._telemetry = telemetry or ports.Telemetry()
         self._passed: set[hook_files.Point] = set()
-        self._check: Check = lambda: None
+        self._check: Check = no_check
         self.has_run = False
 
     @property
@@ -110,7 +114,7 @@ class HookPoints:
             ConfigError: As ``load``, if that was not called.
             HostError: HOOK_FAILED.
         """
-        self._check = lambda: None
+        self._check = no_check
         self._run_once(hook_files.Point.APPLY_EXIT)
 
     @contextlib.contextmanager

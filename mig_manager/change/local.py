@@ -6,10 +6,17 @@ import functools
 from collections.abc import Callable
 
 from mig_manager import errors
-from mig_manager.change import change_journal, execution, layout_store, pod_use, transaction
+from mig_manager.change import (
+    change_journal,
+    execution,
+    hook_points,
+    layout_store,
+    pod_use,
+    transaction,
+)
 from mig_manager.core import gpu_processes, model, ports, timing
 
-SignalsDeferred = Callable[[], contextlib.AbstractContextManager[Callable[[], object]]]
+SignalsDeferred = Callable[[], contextlib.AbstractContextManager[hook_points.Check]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +31,7 @@ class LocalDependencies:
     boot_id: str  # differs after each reboot; empty: unknown
     lock_timeout_s: float
     notify: Callable[[str], object]
-    uninterrupted: SignalsDeferred = lambda: contextlib.nullcontext(tuple)
+    uninterrupted: SignalsDeferred = lambda: contextlib.nullcontext(hook_points.no_check)
     """Makes the context of a change, which delays signals. Entering it returns a check, for hooks
     and waits, that raises ``Superseded`` after a signal."""
     reset: ports.GpuReset | None = None
@@ -76,7 +83,7 @@ def observe(deps: LocalDependencies) -> model.ObservedGpus:
 
 
 def new_wait(
-    deps: LocalDependencies, timeout_s: float, *, check: Callable[[], object] = lambda: None
+    deps: LocalDependencies, timeout_s: float, *, check: hook_points.Check = hook_points.no_check
 ) -> timing.Wait:
     """Return a wait that notifies people when it begins; exceptions of ``check`` end it."""
 
@@ -99,7 +106,7 @@ def new_transaction(
     deps: LocalDependencies,
     journal: change_journal.ChangeJournal,
     *,
-    check: Callable[[], object] = lambda: None,
+    check: hook_points.Check = hook_points.no_check,
     may_stay_pending: bool = False,
     kept_snapshots: model.Snapshots = (),
 ) -> transaction.Transaction:
