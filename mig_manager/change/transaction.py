@@ -6,7 +6,7 @@ it, in the goal, and in where they keep the journal: in a file or on the Node.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import structlog
 
@@ -119,18 +119,10 @@ class Transaction:
             self._undo_round(current, has_begun=False)
             raise
         except errors.MigManagerError as error:
-            if is_resumed(error):
-                raise
-            # After the rollback, the error itself is reported.
-            _log.info("change_failed", reason=error.reason.value, error=error.message)
-            has_begun = has_begun and not isinstance(error, execution.REFUSALS)
-            # A reboot activates a pending mode; cancelling the mode would waste the reboot.
-            result = (
-                self._undo_instances(current.before, first_plan, observed)
-                if error.reason.is_mode_pending
-                else self._undo_round(current, has_begun=has_begun)
-            )
-            _require_no_foreign(error, result, vgpus.host_warnings(observed, first_plan))
+            if not is_resumed(error):
+                has_begun = has_begun and not isinstance(error, execution.REFUSALS)
+                self._roll_back_after(error, current, first_plan, observed, has_begun=has_begun)
+            # The error of the change, with what became of the rollback.
             raise
         snapshot = goal.unrestored_snapshots(current.gpus, current.before)
         is_stale = bool(current.executed) or self.journal.entries.gpus.stale_files
@@ -172,6 +164,34 @@ class Transaction:
             _require_progress(current, first_plan, after, rest, was_reset=was_reset)
         executed = (*current.executed, Executed(plan=current.plan, gpus=current.gpus))
         return self._begin(rest, after, current.before, executed)
+
+    def _roll_back_after(
+        self,
+        error: errors.MigManagerError,
+        current: _Round,
+        first_plan: steps.Plan,
+        observed: model.ObservedGpus,
+        *,
+        has_begun: bool,
+    ) -> None:
+        """Roll back, and add the outcome to the error of the change.
+
+        Raises:
+            HardwareError: VERIFY_FAILED: another program has created instances.
+        """
+        _log.info("change_failed", reason=error.reason.value, error=error.message)
+        # A reboot activates a pending mode; cancelling the mode would waste the reboot.
+        result = (
+            self._undo_instances(current.before, first_plan, observed)
+            if error.reason.is_mode_pending
+            else self._undo_round(current, has_begun=has_begun)
+        )
+        for text in (result.message, *vgpus.host_warnings(observed, first_plan)):
+            error.add(text)
+        if result.foreign and not error.reason.is_mode_pending:
+            raise errors.HardwareError(
+                error.message, reason=errors.Reason.VERIFY_FAILED
+            ) from error
 
     def _undo_round(self, current: _Round, *, has_begun: bool) -> rollback.RollbackOutcome:
         """Roll back; ``has_begun`` is whether a step of the plan may have been executed."""
@@ -281,20 +301,6 @@ def _require_progress(
             + ", ".join(str(gpu) for gpu in after if gpu.uuid in rest.gpu_uuids),
             reason=errors.Reason.VERIFY_FAILED,
         )
-
-
-def _require_no_foreign(
-    error: errors.MigManagerError, result: rollback.RollbackOutcome, warnings: Iterable[str]
-) -> None:
-    """Add a rollback to the error of a change.
-
-    Raises:
-        HardwareError: VERIFY_FAILED: another program has created instances.
-    """
-    for text in (result.message, *warnings):
-        error.add(text)
-    if result.foreign and not error.reason.is_mode_pending:
-        raise errors.HardwareError(error.message, reason=errors.Reason.VERIFY_FAILED) from error
 
 
 def _with_failure(
