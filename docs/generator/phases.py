@@ -117,11 +117,11 @@ def _play(
 def _with_every_call_failing(change: swept_changes.Change, story: Story) -> None:
     for index, call in enumerate(change.calls()):
         node = change.make()
-        node.failing = {index: strikes.broken(call)}
+        node.fail_once_at = {index: strikes.broken(call)}
         _play(node, change.layout, story)
         # The next run undoes what this one could not.
         # ``story_after_kills`` has those without an outcome.
-        node.failing = {}
+        node.fail_once_at = {}
         if node.labels[well_known.STATE_LABEL] != model.State.PENDING.value:
             _play(node, change.layout, story)
 
@@ -137,10 +137,10 @@ def _killed_everywhere(change: swept_changes.Change, story: Story) -> None:
     for index in range(len(change.calls())):
         for requested in (change.layout, _OTHER_LAYOUT):
             node = change.make()
-            node.failing = {index: strikes.Killed()}
+            node.fail_once_at = {index: strikes.Killed()}
             with contextlib.suppress(strikes.Killed):
                 change.run(node)
-            node.failing = {}
+            node.fail_once_at = {}
             with _record(node, story):
                 successor = agents.reconciler(node)
                 successor.recover(requested)
@@ -173,7 +173,7 @@ def _refuse(story: Story) -> None:
     silent.plugin.is_broken = True
     _play(silent, "one-slice-changed", story)
     staying = nodes.rebooting_node()
-    staying.refusing["reboot.request"] = strikes.broken("reboot.request")
+    staying.fail_always["reboot.request"] = strikes.broken("reboot.request")
     _play(staying, "all-1g.5gb", story)
 
 
@@ -181,9 +181,9 @@ def _queue(story: Story) -> None:
     """Play a node that waits for a slot: it gets one, is forbidden it, or is superseded."""
     denial = slots.Denial(limit=1, changing=("other",))
     forbidden = errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)
-    for failing, superseded_at in (([], None), ([forbidden], None), ([], 1)):
+    for next_errors, superseded_at in (([], None), ([forbidden], None), ([], 1)):
         node = nodes.busy_node()
-        node.slots = fake_cluster.FakeSlots(node, denials=[denial] * 2, failing=failing)
+        node.slots = fake_cluster.FakeSlots(node, denials=[denial] * 2, next_errors=next_errors)
         _play(node, "one-slice-changed", story, superseded_at=superseded_at)
 
 

@@ -19,7 +19,7 @@ def fork(node: _Node) -> _Node:
 def fork_at_kill(node: _Node) -> _Node:
     """Return the node as a kill of its command at this moment leaves it."""
     dead = fork(node)
-    dead.on_step, dead.fails = lambda _step: None, lambda _step: False
+    dead.on_step, dead.refuses_step = lambda _step: None, lambda _step: False
     # The kernel releases the lock of a dead process, and the driver what it has used.
     dead.lock.is_locked = False
     return dead

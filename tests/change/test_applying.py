@@ -48,7 +48,7 @@ def apply_with_retries(node: ApplyingNode) -> None:
 
 def test_step_refused_as_in_use_is_retried() -> None:
     node = ApplyingNode(count=1)
-    node.fails = first_only(lambda _step: True)
+    node.refuses_step = first_only(lambda _step: True)
 
     apply_with_retries(node)
 
@@ -58,7 +58,7 @@ def test_step_refused_as_in_use_is_retried() -> None:
 def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
     node = ApplyingNode(count=1)
     before, devices = node.shape, frozenset(node.gpus[0].mig_uuids)
-    node.fails = first_only(lambda _step: bool(node.add_pod("train", devices=devices)))
+    node.refuses_step = first_only(lambda _step: bool(node.add_pod("train", devices=devices)))
     pods = "in use; pods have devices that the change destroys or resets: default/train"
 
     with pytest.raises(errors.HardwareError, match=pods):
@@ -79,7 +79,7 @@ def test_a_rollback_pauses_between_its_attempts_however_long_they_take(node: App
         ends.append(node.clock.now_s)
         raise errors.HardwareError("in use", reason=errors.Reason.IN_USE)
 
-    node.fails = is_creation
+    node.refuses_step = is_creation
     node.on_call = hang
 
     with pytest.raises(errors.HardwareError):

@@ -96,7 +96,7 @@ def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: ApplyingNode) 
     node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
     hung = errors.HardwareError("the driver hangs", reason=errors.Reason.NVML_TIMEOUT)
     node.on_call = lambda: (
-        node.refusing.update({"gpus.observe": hung}) if node.log[-1] == "reset.reset" else None
+        node.fail_always.update({"gpus.observe": hung}) if node.log[-1] == "reset.reset" else None
     )
 
     result = node.boot(repairs=True)
@@ -122,7 +122,7 @@ def test_each_apply_saves_its_verified_layout_also_with_mig_off(
 
 def test_a_failed_apply_keeps_the_layout_saved_before(ampere: ApplyingNode) -> None:
     kept = ampere.verified_layout_file.text
-    ampere.fails = lambda step: isinstance(step, steps.SetMode)
+    ampere.refuses_step = lambda step: isinstance(step, steps.SetMode)
 
     with pytest.raises(errors.HardwareError):
         ampere.change_to("off")
@@ -139,7 +139,7 @@ def test_apply_that_cannot_save_its_layout_succeeds_and_reports_it(ampere: Apply
 
 def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: ApplyingNode) -> None:
     ampere.verified_layout_file.text = None
-    ampere.refusing["gpus.observe"] = NO_DRIVER
+    ampere.fail_always["gpus.observe"] = NO_DRIVER
 
     result = ampere.boot()
 
@@ -235,7 +235,7 @@ def test_a_new_gpu_without_mig_is_no_problem(node: ApplyingNode) -> None:
 def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(node: ApplyingNode) -> None:
     empty = node.shape
     bad = node.gpus[1].uuid
-    node.fails = lambda step: (
+    node.refuses_step = lambda step: (
         step.gpu_uuid == bad and isinstance(step, steps.CreateComputeInstance)
     )
 
@@ -270,7 +270,7 @@ def test_the_journal_names_only_the_gpu_left_in_between(node: ApplyingNode) -> N
 
 @EACH_PRODUCT
 def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(node: ApplyingNode) -> None:
-    node.fails = lambda step: isinstance(
+    node.refuses_step = lambda step: isinstance(
         step, steps.CreateComputeInstance | steps.DestroyGpuInstance
     )
 
@@ -281,12 +281,12 @@ def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(node: Applyi
 
 
 def test_boot_waits_for_the_driver_and_for_another_manager(node: ApplyingNode) -> None:
-    node.refusing["gpus.observe"] = NO_DRIVER
+    node.fail_always["gpus.observe"] = NO_DRIVER
     node.lock.refusals = 3
 
     def load(remark: str) -> None:
         if remark == "no driver; waiting up to 120 s":
-            node.refusing.clear()
+            node.fail_always.clear()
 
     node.notes = Notes(load)
     node.boot()
@@ -310,7 +310,7 @@ def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
 
 
 def test_the_wait_for_the_driver_ends_at_the_deadline(node: ApplyingNode) -> None:
-    node.refusing["gpus.observe"] = NO_DRIVER
+    node.fail_always["gpus.observe"] = NO_DRIVER
 
     with pytest.raises(errors.HardwareError, match="no driver; waited 7 s for it") as caught:
         node.boot(driver_timeout_s=7.04)
@@ -347,7 +347,7 @@ def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
 
 
 def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: ApplyingNode) -> None:
-    node.refusing["refresh_files"] = errors.HostError(
+    node.fail_always["refresh_files"] = errors.HostError(
         "nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED
     )
 
@@ -357,7 +357,7 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: App
     assert result.rounds
     assert [problem.message for problem in result.problems] == ["nvidia-ctk failed"]
 
-    node.refusing.clear()
+    node.fail_always.clear()
     node.host.refreshes = 0
     assert node.boot().problems == ()
     assert node.host.refreshes == 1
@@ -392,13 +392,13 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
 def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: ApplyingNode) -> None:
     refreshed = node.host.refreshes
 
-    def fails(_step: steps.Step) -> bool:
+    def refuses_step(_step: steps.Step) -> bool:
         if node.steps < 3:
             return False
         failing_after(node, 0)
         return True
 
-    node.fails = fails
+    node.refuses_step = refuses_step
 
     assert node.boot().problems
 

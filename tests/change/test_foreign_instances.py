@@ -31,7 +31,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
         node.gpus = complete
 
     strikes.act_once(node, lambda: node.log[-1] == "gpus.execute", list_all)
-    node.fails = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
+    node.refuses_step = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
 
     with pytest.raises(errors.HardwareError) as caught:
         node.change_to("wanted")
@@ -42,7 +42,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
     assert node.journal.text is not None
 
     second = node.gpus[1].uuid
-    node.fails = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
+    node.refuses_step = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         node.change_to("other")
     assert node.shape == before
@@ -52,7 +52,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
 
 
 def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode) -> None:
-    node.fails = first_only(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
+    node.refuses_step = first_only(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
         node.change_to("wanted")

@@ -81,7 +81,7 @@ def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> 
 def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
     host = CourseNode("H100-SXM5-80GB")
     host.set_up("bare")
-    host.fails = lambda step: isinstance(step, steps.SetMode)
+    host.refuses_step = lambda step: isinstance(step, steps.SetMode)
 
     result = host.play()
 
@@ -92,7 +92,7 @@ def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
 def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
     host = CourseNode()
     before = host.shape
-    host.fails = lambda step: (
+    host.refuses_step = lambda step: (
         isinstance(step, steps.CreateGpuInstance) and str(step.profile) == "2g.12gb+me"
     )
 
@@ -114,7 +114,7 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
 
 
 @pytest.mark.parametrize(
-    ("using", "refusing", "name", "why"),
+    ("using", "fail_always", "name", "why"),
     [
         pytest.param(
             lambda _uuid: contextlib.nullcontext(""),
@@ -133,11 +133,11 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
     ],
 )
 def test_a_failing_stage_is_named_and_the_gpu_restored(
-    using: gpu_course.Using | None, refusing: dict[str, Exception], name: str, why: str
+    using: gpu_course.Using | None, fail_always: dict[str, Exception], name: str, why: str
 ) -> None:
     host = CourseNode()
     before = host.shape
-    host.refusing |= refusing
+    host.fail_always |= fail_always
 
     (failed,) = (
         stage for stage in host.play(using).stages if stage.outcome is StageOutcome.FAILED
@@ -150,7 +150,7 @@ def test_a_failing_stage_is_named_and_the_gpu_restored(
 def test_without_mig_mode_no_instance_is_tried() -> None:
     host = CourseNode()
     before = host.shape
-    host.fails = lambda step: isinstance(step, steps.SetMode)
+    host.refuses_step = lambda step: isinstance(step, steps.SetMode)
 
     result = host.play()
 

@@ -168,7 +168,7 @@ def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> 
 
 def test_failing_change_is_undone_before_the_last_point() -> None:
     node = RecordingNode("before")
-    node.fails = lambda step: is_creation(step) and step.placement.size == 1  # type: ignore[union-attr]
+    node.refuses_step = lambda step: is_creation(step) and step.placement.size == 1  # type: ignore[union-attr]
     node.hooks.broken = {"exit"}
 
     with pytest.raises(errors.HardwareError) as caught:

@@ -71,7 +71,7 @@ def test_a_failed_change_spares_pods_of_an_interrupted_one(
     assert node.kill_apply("wanted", at=12)
     done = node.shape[0]
     node.add_pod("train", devices=frozenset(node.gpus[0].mig_uuids))
-    node.fails = first_only(is_creation)
+    node.refuses_step = first_only(is_creation)
 
     with pytest.raises(errors.HardwareError, match=error):
         node.change_to(wanted)
@@ -88,7 +88,7 @@ def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: App
     assert node.kill_apply("wanted", at=12)
     node.gpus = gpu_values.without_instances(node.gpus, 0)
     killed = node.shape
-    node.refusing["allocations.assigned_devices"] = errors.KubeletError("no answer")
+    node.fail_always["allocations.assigned_devices"] = errors.KubeletError("no answer")
 
     with pytest.raises(errors.GpuInUseError, match="no answer"):
         node.change_to("first-only")
@@ -105,7 +105,7 @@ def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: App
 def test_after_a_kill_the_message_says_what_a_rollback_restores(node: ApplyingNode) -> None:
     before = node.shape
     assert node.kill_apply("wanted", at=3)
-    node.fails = lambda step: is_creation(step) and node.steps == 3
+    node.refuses_step = lambda step: is_creation(step) and node.steps == 3
     node.steps = 0
 
     with pytest.raises(errors.HardwareError):
@@ -155,7 +155,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
         node.boot()
     journal = node.open_journal
     assert [gpu.uuid for gpu in journal.gpus.snapshot] == [node.gpus[0].uuid]
-    node.fails = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
+    node.refuses_step = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
 
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         node.change_to("wanted")

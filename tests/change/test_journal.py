@@ -19,7 +19,7 @@ def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> N
         assert node.lock.is_locked
         return False
 
-    node.fails = is_refused
+    node.refuses_step = is_refused
     snapshot = tuple(gpu.snapshot for gpu in node.gpus)
     node.change_to("wanted")
 
@@ -84,7 +84,7 @@ def test_without_a_journal_nothing_is_changed(node: ApplyingNode, refused: set[s
 
 def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) -> None:
     node.on_step = lambda _step: node.journal.failing_operations.add("write")
-    node.fails = is_creation
+    node.refuses_step = is_creation
 
     with pytest.raises(errors.HardwareError) as caught:
         node.change_to("wanted")
@@ -132,16 +132,16 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     node: ApplyingNode, failure: Exception, layout: str, *, is_undone: bool
 ) -> None:
     if is_undone:
-        node.fails = first_only(is_creation)
-    node.refusing["refresh_files"] = failure
+        node.refuses_step = first_only(is_creation)
+    node.fail_always["refresh_files"] = failure
     with pytest.raises((errors.MigManagerError, strikes.Killed)):
         node.change_to("wanted")
     changed = node.shape
 
-    node.refusing["refresh_files"] = no_files()
+    node.fail_always["refresh_files"] = no_files()
     with pytest.raises(errors.HostError, match=r"^nvidia-ctk failed; the next 'apply'"):
         node.change_to(layout)
-    node.refusing.clear()
+    node.fail_always.clear()
     assert not node.change_to(layout).is_changed
 
     assert (node.shape, node.host.refreshes, node.journal.text) == (changed, 1, None)

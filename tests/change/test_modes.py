@@ -54,7 +54,7 @@ def test_mode_only_without_resets_leaves_the_mode_pending(
             return True
         return False
 
-    node.fails = put_off
+    node.refuses_step = put_off
 
     assert node.apply(layout, is_mode_only=True, may_reset=False).is_changed
 
@@ -67,7 +67,7 @@ def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
     node = ApplyingNode("one-off")
     layout = mode_of_first(node)
     node.driver.mode_waits = True
-    node.fails = lambda step: not isinstance(step, steps.SetMode)
+    node.refuses_step = lambda step: not isinstance(step, steps.SetMode)
 
     with pytest.raises(errors.HardwareError) as caught:
         node.apply(layout, is_mode_only=True, may_reset=False)
@@ -79,7 +79,7 @@ def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
     node: ApplyingNode,
 ) -> None:
     assert node.kill_apply("wanted", at=9)
-    node.fails = lambda _step: True
+    node.refuses_step = lambda _step: True
 
     with pytest.raises(errors.HardwareError) as caught:
         node.change_to("first-only", is_mode_only=True, may_reset=False)

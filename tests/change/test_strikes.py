@@ -156,7 +156,7 @@ def test_a_change_that_fails_at_any_step_is_undone(change: GpuChange) -> None:
     for at in range(1, 1 + len(play_undisturbed(change).kills)):
         node = forks.fork(before)
         node.steps = 0
-        node.fails = lambda _step: node.steps == at  # noqa: B023 - only in this round
+        node.refuses_step = lambda _step: node.steps == at  # noqa: B023 - only in this round
 
         with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
             change.run(node)

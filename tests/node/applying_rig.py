@@ -65,7 +65,7 @@ class ApplyingNode(node_rig.NodeRig):
         self.steps = 0
         self.is_stale = False
         """Whether what the next plan creates exists already."""
-        self.fails: Callable[[steps.Step], bool] = lambda _step: False
+        self.refuses_step: Callable[[steps.Step], bool] = lambda _step: False
         self.on_step: Callable[[steps.Step], object] = lambda _step: None
         self._killed_at: int | None = None
         self.driver.step_error = self._take
@@ -91,7 +91,7 @@ class ApplyingNode(node_rig.NodeRig):
         if self.steps == self._killed_at:
             raise strikes.Killed
         self.on_step(step)
-        is_refused = self.fails(step)
+        is_refused = self.refuses_step(step)
         return errors.HardwareError("in use", reason=errors.Reason.IN_USE) if is_refused else None
 
     def record_call(self, name: str) -> None:
@@ -111,13 +111,13 @@ class ApplyingNode(node_rig.NodeRig):
             self._killed_at = None
 
     @contextlib.contextmanager
-    def refusing_steps(self, fails: Callable[[steps.Step], bool]) -> Iterator[None]:
+    def refusing_steps(self, refuses_step: Callable[[steps.Step], bool]) -> Iterator[None]:
         """Have the driver refuse such steps as in use, in the context only."""
-        before, self.fails = self.fails, fails
+        before, self.refuses_step = self.refuses_step, refuses_step
         try:
             yield
         finally:
-            self.fails = before
+            self.refuses_step = before
 
     def lose_instances(self) -> None:
         """Lose in a reboot all instances, and MIG mode where that needs no reset."""

@@ -128,7 +128,7 @@ class FakeNode(FakePort):
         if state and (not rig.states or rig.states[-1] != state):
             rig.states.append(state)
         rig.stop_daemons()
-        lost = rig.losing.get(len(rig.log) - 1)
+        lost = rig.lose_answer_at.get(len(rig.log) - 1)
         if lost is not None:
             raise lost
         return self._view()
@@ -314,7 +314,7 @@ class FakeSlots:
 
     rig: node_rig.NodeRig
     denials: list[slots.Denial] = dataclasses.field(default_factory=list)
-    failing: list[errors.ClusterError] = dataclasses.field(default_factory=list)
+    next_errors: list[errors.ClusterError] = dataclasses.field(default_factory=list)
     is_taken: bool = False
     is_stale: bool = False
 
@@ -322,8 +322,8 @@ class FakeSlots:
         self.rig.record_call("slots.take")
         if self.denials:
             return self.denials.pop(0)
-        if self.failing:
-            raise self.failing.pop(0)
+        if self.next_errors:
+            raise self.next_errors.pop(0)
         is_first = not self.is_taken
         assert not (is_first and self.rig.has_hold_taint), "a slot comes before the disruption"
         self.is_taken = True

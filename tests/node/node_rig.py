@@ -77,11 +77,11 @@ class NodeRig:
 
     log: list[str] = dataclasses.field(default_factory=list)
     on_call: Callable[[], object] = lambda: None
-    failing: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+    fail_once_at: dict[int, BaseException] = dataclasses.field(default_factory=dict)
     """Index into ``log`` -> the error that this call raises, once."""
-    refusing: dict[str, Exception] = dataclasses.field(default_factory=dict)
+    fail_always: dict[str, Exception] = dataclasses.field(default_factory=dict)
     """Name of a port call -> the error that each of them raises, for as long as it stands here."""
-    losing: dict[int, Exception] = dataclasses.field(default_factory=dict)
+    lose_answer_at: dict[int, Exception] = dataclasses.field(default_factory=dict)
     """Index into ``log`` -> the error that answers this patch although it was carried out."""
     _serial: int = 0
 
@@ -219,7 +219,7 @@ class NodeRig:
     def record_call(self, name: str) -> None:
         self.log.append(name)
         self.on_call()
-        error = self.failing.pop(len(self.log) - 1, None) or self.refusing.get(name)
+        error = self.fail_once_at.pop(len(self.log) - 1, None) or self.fail_always.get(name)
         if error is not None:
             # Of its own for each call, because the product adds to an error that it catches.
             copied_error = type(error).__new__(type(error), *error.args)

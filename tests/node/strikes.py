@@ -120,7 +120,7 @@ def kill_at_call(
     """Return a node whose agent was killed in its call ``index``, and the GPUs before."""
     rig = make()
     before = rig.gpus
-    rig.failing = {index: Killed()}
+    rig.fail_once_at = {index: Killed()}
     with pytest.raises(Killed):
         act(rig)
     return rig, before

@@ -116,12 +116,12 @@ def test_phases_fill_a_run_and_only_published_states_count() -> None:
     node, telemetry = nodes.busy_node(), fakes.FakeTelemetry()
     pipeline = agents.reconciler(node, telemetry=telemetry)
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
-    node.failing.update(dict.fromkeys(range(10), lost))
+    node.fail_once_at.update(dict.fromkeys(range(10), lost))
     with pytest.raises(errors.ClusterError):
         pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
     events = telemetry.events
     assert (events["state_published"], events["run_ended"]) == ([], [])
-    node.failing.clear()
+    node.fail_once_at.clear()
     events.clear()
 
     pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))

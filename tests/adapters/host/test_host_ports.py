@@ -97,7 +97,7 @@ def reboot_in_memory(_folder: pathlib.Path, *, is_refused: bool) -> Iterator[por
     rig = node_rig.NodeRig(gpus=())
     if is_refused:
         error = errors.HostError("it says no", reason=errors.Reason.REBOOT_REQUIRED)
-        rig.refusing |= {"reboot.check": error, "reboot.request": error}
+        rig.fail_always |= {"reboot.check": error, "reboot.request": error}
     yield fake_host.FakeHost(rig)
 
 

@@ -110,7 +110,7 @@ class InMemory:
             "workloads": "list evict can_evict budgets covered_by delete",
             "slices": "list withdraw",
         }
-        self._rig.refusing = {
+        self._rig.fail_always = {
             f"{port}.{call}": error for port, names in calls.items() for call in names.split()
         }
 

@@ -266,7 +266,7 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(
 def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
     ends.assert_ends(undisturbed := nodes.node(), Reason.APPLIED, layout="all-1g.5gb")
     rig = nodes.node()
-    rig.failing = {undisturbed.log.index("node.patch"): strikes.BROKEN["node"]}
+    rig.fail_once_at = {undisturbed.log.index("node.patch"): strikes.BROKEN["node"]}
 
     ends.assert_ends(rig, Reason.API_UNAVAILABLE, layout="all-1g.5gb")
 

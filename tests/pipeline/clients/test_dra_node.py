@@ -159,9 +159,9 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
     rig.dra_driver.slices = ()
     agent = agents.reconciler(rig)
     if has_failed:
-        rig.refusing["gpus.observe"] = strikes.broken("gpus")
+        rig.fail_always["gpus.observe"] = strikes.broken("gpus")
         ends.assert_ends(rig, Reason.NVML_ERROR, layout="all-1g.5gb", by=agent)
-        rig.refusing.clear()
+        rig.fail_always.clear()
     attempt = 2 if has_failed else 1
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent, attempt=attempt)

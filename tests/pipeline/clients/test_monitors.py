@@ -141,7 +141,7 @@ def test_a_validator_that_cannot_be_deleted_does_not_fail_the_run() -> None:
     ends.assert_ends(rig, Reason.APPLIED)
     last_delete = len(rig.log) - 1 - rig.log[::-1].index("workloads.delete")
     rig = monitored_node()
-    rig.failing = {last_delete: strikes.BROKEN["workloads"]}
+    rig.fail_once_at = {last_delete: strikes.BROKEN["workloads"]}
 
     ends.assert_ends(rig, Reason.APPLIED)
 

@@ -60,7 +60,7 @@ def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
 
 def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> None:
     rig, agent, outcome = node_at_rest()
-    rig.refusing = {"node.remove": FORBIDDEN}
+    rig.fail_always = {"node.remove": FORBIDDEN}
 
     for _ in range(3):
         agent.check_drift(LAYOUT, outcome)
@@ -80,7 +80,7 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
 
 def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
     rig, agent, outcome = node_at_rest()
-    rig.refusing = {"node.remove": FORBIDDEN}
+    rig.fail_always = {"node.remove": FORBIDDEN}
     reasons = []
     for gpus in (rig.gpus, nodes.node(layout="all-balanced").gpus, rig.gpus, rig.gpus):
         rig.gpus = gpus
@@ -93,7 +93,7 @@ def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
 def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
     rig = nodes.node()
     rig.kubelet.phantoms = {PHANTOM: 4}
-    rig.refusing = {"node.remove": FORBIDDEN}
+    rig.fail_always = {"node.remove": FORBIDDEN}
     agent = agents.reconciler(rig, limits={"plugin_timeout_s": 3000})
 
     ends.assert_ends(rig, Reason.PHANTOM_DEVICES, PHANTOM, layout=LAYOUT, by=agent)
@@ -105,7 +105,7 @@ def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
 def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
     counts = metrics.AgentMetrics(contact_age_s=lambda: 0.0)
     rig, agent, outcome = node_at_rest(telemetry=counts)
-    rig.refusing = {"node.remove": FORBIDDEN}
+    rig.fail_always = {"node.remove": FORBIDDEN}
     samples = []
     for is_last in (False, True):
         if is_last and last == "without a request":
@@ -120,7 +120,7 @@ def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
 
 def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
     rig, agent, _ = node_at_rest()
-    rig.refusing = {"node.remove": FORBIDDEN}
+    rig.fail_always = {"node.remove": FORBIDDEN}
     assert agents.run(rig, LAYOUT, by=agent).should_retry
 
     rig.kubelet.phantoms.clear()
@@ -130,7 +130,7 @@ def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
 
 def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
     rig, agent, outcome = node_at_rest()
-    rig.refusing = {"node.remove": FORBIDDEN}
+    rig.fail_always = {"node.remove": FORBIDDEN}
     agent.check_drift(LAYOUT, outcome)
     rig.gpus = nodes.node(layout="all-balanced").gpus
     rig.add_pod("worker", devices=frozenset(rig.gpus[0].mig_uuids))

@@ -37,7 +37,7 @@ def reason_unless_superseded(agent: agents.AgentInMemory, inbox: inboxes.Inbox) 
         pytest.param(lambda inbox, _rig: inbox.put_file_change(), None, False, id="file"),
         pytest.param(lambda inbox, _rig: inbox.put_label("all-1g.5gb"), None, True, id="label"),
         pytest.param(
-            lambda _inbox, rig: rig.refusing.update({"workloads.list": drains.FORBIDDEN}),
+            lambda _inbox, rig: rig.fail_always.update({"workloads.list": drains.FORBIDDEN}),
             Reason.FORBIDDEN,
             False,
             id="no right to list pods",
@@ -64,7 +64,7 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
 
     rig.clock.wait(1)
     assert rig.has_hold_taint is not is_other
-    rig.refusing.clear()
+    rig.fail_always.clear()
     serving.room_elsewhere, local_count = 3, len(serving.local_devices)
     newer = inbox.next(0)
     assert newer is not None
@@ -96,7 +96,7 @@ def test_a_drain_that_always_crashes_reopens_the_node() -> None:
     agent = agents.reconciler(rig, CONFIG)
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     rig.disruptions.budgets[0].max_unavailable = 4
-    rig.refusing["workloads.evict"] = RuntimeError("bug")
+    rig.fail_always["workloads.evict"] = RuntimeError("bug")
 
     assert {try_once(rig, agent).reason for _ in range(4)} == {Reason.INTERNAL}
 
@@ -106,7 +106,7 @@ def test_a_drain_that_always_crashes_reopens_the_node() -> None:
 
 def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
     rig = nodes.busy_node()
-    rig.refusing["workloads.evict"] = drains.FORBIDDEN
+    rig.fail_always["workloads.evict"] = drains.FORBIDDEN
     inbox = inboxes.Inbox(rig.clock)
     drains.at(rig, 3, inbox.put_file_change)
 
@@ -140,13 +140,13 @@ def add_foreign_manager(rig: node_rig.NodeRig) -> None:
 
 
 def refusing(call: str, error: Exception) -> Callable[[node_rig.NodeRig], None]:
-    return lambda rig: rig.refusing.update({call: error})
+    return lambda rig: rig.fail_always.update({call: error})
 
 
 def refuse_evictions(rig: node_rig.NodeRig) -> None:
     rig.disruptions.budgets[0].max_unavailable = 4
     why = errors.ClusterError("webhook", reason=Reason.API_ERROR, status=500)
-    rig.refusing["workloads.evict"] = why
+    rig.fail_always["workloads.evict"] = why
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     of_api = {Reason.API_ERROR, Reason.API_UNAVAILABLE, Reason.FORBIDDEN}
     assert is_closed(rig) is (reason in of_api)
     assert serving.kills == 2
-    rig.refusing.clear()
+    rig.fail_always.clear()
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
     serving.room_elsewhere = 3
     assert try_once(rig, agent).state is model.State.SUCCESS
@@ -197,7 +197,7 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
 
     def break_services() -> None:
         if late and late[0].kills and reason is Reason.HOST_SERVICE_FAILED:
-            rig.refusing["services.running"] = strikes.BROKEN["services"]
+            rig.fail_always["services.running"] = strikes.BROKEN["services"]
 
     rig.clock.on_wait.append(break_services)
     strikes.act_once(

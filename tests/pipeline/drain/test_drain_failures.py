@@ -31,7 +31,7 @@ from tests.pipeline.drain.drains import (
 def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
     rig = empty()
     first, second = gpu_pod(rig), gpu_pod(rig, "second")
-    rig.refusing = {"workloads.can_evict": FORBIDDEN}
+    rig.fail_always = {"workloads.can_evict": FORBIDDEN}
     at(rig, 8, lambda: rig.remove_pod(first))
     at(rig, 15, lambda: rig.remove_pod(second))
 
@@ -43,7 +43,7 @@ def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
 
 def test_forbidden_evictions_name_the_pods_and_the_missing_right(rig: NodeRig) -> None:
     gpu_pod(rig, "second")
-    rig.refusing = {"workloads.can_evict": FORBIDDEN}
+    rig.fail_always = {"workloads.can_evict": FORBIDDEN}
 
     error = assert_fails(
         rig,
@@ -60,8 +60,8 @@ def test_forbidden_evictions_name_the_pods_and_the_missing_right(rig: NodeRig) -
 def test_a_transient_refusal_delays_the_run_by_seconds(
     rig: NodeRig, call: str, passing: Exception
 ) -> None:
-    rig.refusing = {call: passing}
-    at(rig, 1, rig.refusing.clear)
+    rig.fail_always = {call: passing}
+    at(rig, 1, rig.fail_always.clear)
 
     assert run_drain(rig) == 1
 
@@ -119,7 +119,7 @@ def test_no_pod_is_evicted_while_another_cannot_be(
 
 def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: NodeRig) -> None:
     (uid,) = rig.pods
-    rig.refusing = {"workloads.can_evict": FORBIDDEN}
+    rig.fail_always = {"workloads.can_evict": FORBIDDEN}
     rig.kubelet.all_end_from_s = math.inf
     at(rig, 2, lambda: rig.change_pod(uid, is_terminating=True))
 
@@ -127,7 +127,7 @@ def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: N
 
 
 def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once(rig: NodeRig) -> None:
-    rig.refusing = {"workloads.can_evict": api_error(Reason.API_ERROR, 400)}
+    rig.fail_always = {"workloads.can_evict": api_error(Reason.API_ERROR, 400)}
 
     with pytest.raises(errors.ClusterError) as caught:
         run_drain(rig)
@@ -152,7 +152,7 @@ def test_lasting_refusal_is_the_reason_and_is_retried_every_few_seconds(
     by_force = call == "delete"
     if by_force:
         rig.disruptions.refusals["train"] = "no"
-    rig.refusing = {f"workloads.{call}": error}
+    rig.fail_always = {f"workloads.{call}": error}
 
     assert_fails(rig, error.reason, why, policy=FORCE if by_force else None)
 
@@ -160,7 +160,7 @@ def test_lasting_refusal_is_the_reason_and_is_retried_every_few_seconds(
 
 
 def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
-    rig.refusing = {"workloads.can_evict": FORBIDDEN}
+    rig.fail_always = {"workloads.can_evict": FORBIDDEN}
     draining = new_drain(rig, policy=FORCE)
 
     run(rig, draining)
@@ -174,7 +174,7 @@ def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
     rig: NodeRig, error: errors.ClusterError
 ) -> None:
     rig.disruptions.refusals["train"] = "no"
-    rig.refusing = {"workloads.budgets": error}
+    rig.fail_always = {"workloads.budgets": error}
     # Its grace period is longer.
     rig.kubelet.all_end_from_s = math.inf
 
@@ -186,8 +186,8 @@ def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
 
 def test_a_briefly_silent_api_does_not_end_the_drain(rig: NodeRig) -> None:
     rig.kubelet.all_end_from_s = 12
-    at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
-    at(rig, 10, rig.refusing.clear)
+    at(rig, 0, lambda: rig.fail_always.update({"workloads.list": SILENT}))
+    at(rig, 10, rig.fail_always.clear)
 
     assert run_drain(rig) == 1
 
@@ -222,7 +222,7 @@ def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> N
 
 def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:
     rig.kubelet.all_end_from_s = math.inf
-    at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
+    at(rig, 0, lambda: rig.fail_always.update({"workloads.list": SILENT}))
 
     assert str(assert_fails(rig, Reason.API_UNAVAILABLE)) == str(SILENT)
 
@@ -230,9 +230,9 @@ def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:
 def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     rig = empty()
     before = usage_of(rig)
-    rig.refusing = {"workloads.list": SILENT}
+    rig.fail_always = {"workloads.list": SILENT}
     late = gpu_pod(rig, "late")
-    at(rig, 3, rig.refusing.clear)
+    at(rig, 3, rig.fail_always.clear)
 
     new_drain(rig).run(before)
 
@@ -241,7 +241,7 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
 
 def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig) -> None:
     before = usage_of(rig)
-    rig.refusing = {"workloads.list": SILENT}
+    rig.fail_always = {"workloads.list": SILENT}
 
     request = fakes.FakeRequest(rig.clock, ends_at=3, is_replaced=True)
 

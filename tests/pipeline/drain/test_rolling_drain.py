@@ -269,7 +269,7 @@ def test_a_blocked_drain_lists_budgets_and_checks_no_single_pod() -> None:
 def test_agent_without_the_right_to_list_budgets_drains_and_reports_it() -> None:
     rig, serving = node_with(room_elsewhere=0)
     forbidden = errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)
-    rig.refusing = {"workloads.budgets": forbidden}
+    rig.fail_always = {"workloads.budgets": forbidden}
     agent = agents.reconciler(rig, CONFIG)
 
     attempt_outcomes = [try_once(rig, agent) for _ in range(3)]
@@ -282,7 +282,7 @@ def test_agent_without_the_right_to_list_budgets_drains_and_reports_it() -> None
 def test_api_that_never_lists_budgets_is_the_reason() -> None:
     rig, serving = node_with(room_elsewhere=4)
     away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE, status=503)
-    rig.refusing = {"workloads.budgets": away}
+    rig.fail_always = {"workloads.budgets": away}
 
     outcome = try_once(rig)
 

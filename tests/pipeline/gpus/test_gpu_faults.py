@@ -117,12 +117,12 @@ def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
     reason: errors.Reason, expected: tuple[str, str] | None
 ) -> None:
     rig, agent, outcome = node_at_rest()
-    rig.refusing["gpus.observe"] = errors.HardwareError("GPU 0 is lost", reason=reason)
+    rig.fail_always["gpus.observe"] = errors.HardwareError("GPU 0 is lost", reason=reason)
     agent.check_drift(LAYOUT, outcome)
     assert recovery(rig) == expected
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
-    del rig.refusing["gpus.observe"]
+    del rig.fail_always["gpus.observe"]
     agent.check_drift(LAYOUT, outcome)
     assert recovery(rig) == (expected and ("False", "NoRecoveryNeeded"))
     assert rig.events.count("GpuRecovered") == (expected is not None)
@@ -161,7 +161,7 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
     agent = repairs.agent_of(rig)
     outcome = agents.run(rig, repairs.LAYOUT, by=agent)
     rig.recovery_condition = None
-    rig.refusing["workloads.list"] = strikes.BROKEN["workloads"]
+    rig.fail_always["workloads.list"] = strikes.BROKEN["workloads"]
     if is_silent:
         rig.gpus = gpu_values.without_instances(rig.gpus, 1)
 
@@ -181,7 +181,7 @@ def test_a_node_without_a_request_is_checked_too() -> None:
     agent.check_without_request()
     assert recovery(rig) == ("True", "GpuReset")
 
-    rig.refusing["gpus.observe"] = strikes.BROKEN["gpus"]
+    rig.fail_always["gpus.observe"] = strikes.BROKEN["gpus"]
     agent.check_without_request()
     assert recovery(rig) == ("True", "GpuReset")
 
@@ -211,11 +211,11 @@ def test_xids_are_counted_and_each_causes_one_event_an_hour() -> None:
 def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
     rig, agent, outcome = node_at_rest()
     set_action(rig, RESET, 0)
-    rig.refusing["node.patch"] = strikes.BROKEN["node"]
+    rig.fail_always["node.patch"] = strikes.BROKEN["node"]
     with pytest.raises(errors.ClusterError):
         agent.check_drift(LAYOUT, outcome)
 
-    del rig.refusing["node.patch"]
+    del rig.fail_always["node.patch"]
     agent.check_drift(LAYOUT, outcome)
 
     assert rig.events == ["GpuRecoveryNeeded"]

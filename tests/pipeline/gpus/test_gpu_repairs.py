@@ -235,7 +235,7 @@ PASSES = contextlib.nullcontext()
 
 
 @pytest.mark.parametrize(
-    ("refusals", "is_silent", "refusing", "expectation", "state"),
+    ("refusals", "is_silent", "fail_always", "expectation", "state"),
     [
         pytest.param(1000, False, {}, pytest.raises(errors.LockedError), "success", id="lock"),
         pytest.param(0, True, {}, PASSES, "success", id="kubelet"),
@@ -244,7 +244,7 @@ PASSES = contextlib.nullcontext()
 )
 def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     refusals: int,
-    refusing: dict[str, Exception],
+    fail_always: dict[str, Exception],
     expectation: contextlib.AbstractContextManager[object],
     state: str,
     *,
@@ -253,7 +253,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
     agent = repairs.begun(rig, lock=lock)
-    lock.refusals, rig.kubelet.is_silent, rig.refusing = refusals, is_silent, dict(refusing)
+    lock.refusals, rig.kubelet.is_silent, rig.fail_always = refusals, is_silent, dict(fail_always)
 
     with expectation:
         agents.run(rig, repairs.LAYOUT, by=agent)
@@ -261,7 +261,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     assert rig.labels[well_known.STATE_LABEL] == state
     assert "GpuRepairFailed" not in rig.events
     assert {"affected", "spared"} <= rig.pod_names
-    lock.refusals, rig.kubelet.is_silent, rig.refusing = 0, False, {}
+    lock.refusals, rig.kubelet.is_silent, rig.fail_always = 0, False, {}
     outcome = repairs.serve(rig, agent)
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 1
@@ -359,7 +359,7 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
 
 def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
     rig = repairs.faulty_node()
-    rig.refusing["reset.reset"] = repairs.REFUSED
+    rig.fail_always["reset.reset"] = repairs.REFUSED
     before = rig.gpus
     outcome = repairs.serve(rig)
     assert outcome.state is model.State.SUCCESS
@@ -401,7 +401,7 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
 def test_a_repair_never_reboots_the_node() -> None:
     rig = repairs.faulty_node()
     rig.host.may_reboot = True
-    rig.refusing["reset.reset"] = repairs.REFUSED
+    rig.fail_always["reset.reset"] = repairs.REFUSED
     repairs.serve(rig)
     assert rig.host.reboots == 0
     assert "spared" in rig.pod_names

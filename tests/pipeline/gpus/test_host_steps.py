@@ -124,7 +124,7 @@ def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) 
     rig = nodes.resetting_node()
     rig.resets.are_available = may_reset
     in_use = "GPU 0 is in use by dcgm (pid 7)"
-    rig.refusing["reset.reset"] = errors.HostError(in_use, reason=Reason.RESET_REQUIRED)
+    rig.fail_always["reset.reset"] = errors.HostError(in_use, reason=Reason.RESET_REQUIRED)
 
     why = in_use if may_reset else ""
     ends.assert_ends(rig, Reason.RESET_REQUIRED, why, layout=ALL_1G)
@@ -270,15 +270,15 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
     def is_resetting() -> bool:
         if is_silent and rig.log[-1] == "gpus.execute":
             away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)
-            rig.refusing["node.patch"] = away
+            rig.fail_always["node.patch"] = away
         return rig.log[-1] == "reset.reset"
 
     strikes.kill_when(rig, is_resetting, lambda rig: agents.run(rig, "all-1g.5gb"))
-    rig.refusing.clear()
+    rig.fail_always.clear()
     assert len(rig.resets.without_persistence) == len(rig.gpus)
     # What is to be undone needs a reset, too.
     rig.resets.need_persistence_off = False
-    rig.refusing["reset.reset"] = errors.HostError("no", reason=Reason.RESET_REQUIRED)
+    rig.fail_always["reset.reset"] = errors.HostError("no", reason=Reason.RESET_REQUIRED)
 
     agents.take_over(rig, layout)
 
@@ -315,12 +315,12 @@ def test_persistence_mode_is_restored_once_that_is_possible(
 @pytest.mark.parametrize("is_label_gone", [True, False])
 def test_outdated_device_files_are_refreshed_by_a_new_agent(*, is_label_gone: bool) -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.refusing["refresh_files"] = errors.HostError(
+    rig.fail_always["refresh_files"] = errors.HostError(
         "nvidia-ctk failed", reason=Reason.DEVICE_FILES_FAILED
     )
     assert agents.run(rig, "all-1g.5gb").reason is Reason.DEVICE_FILES_FAILED
     assert not is_label_gone or agents.undo(rig)
-    rig.refusing.clear()
+    rig.fail_always.clear()
     rig.host.refreshes = 0
 
     if is_label_gone:

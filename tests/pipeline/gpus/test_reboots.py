@@ -69,7 +69,7 @@ def hang_at_the_end(rig: node_rig.NodeRig) -> None:
     """Let the driver hang when a run observes for the second time what it has executed."""
     since = itertools.dropwhile(lambda call: call != "gpus.execute", rig.log)
     if list(since).count("gpus.observe") == 2:
-        rig.refusing["gpus.observe"] = errors.HardwareError("hung", reason=Reason.NVML_TIMEOUT)
+        rig.fail_always["gpus.observe"] = errors.HardwareError("hung", reason=Reason.NVML_TIMEOUT)
 
 
 def reboot_by_person(rig: node_rig.NodeRig) -> None:
@@ -137,7 +137,7 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
 @pytest.mark.parametrize(("attempt", "after_s"), [(1, 15), (40, 15), (41, 300)])
 def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_s: int) -> None:
     rig = nodes.node()
-    rig.refusing["gpus.observe"] = strikes.NO_DRIVER
+    rig.fail_always["gpus.observe"] = strikes.NO_DRIVER
 
     agents.run(rig, LAYOUT, attempt=attempt, retry_after_s=300.0)
 
@@ -151,7 +151,7 @@ MANAGER: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}, "owner_kind"
     ("obstruct", "reason"),
     [
         (
-            lambda rig: rig.refusing.update({"gpus.observe": strikes.NO_DRIVER}),
+            lambda rig: rig.fail_always.update({"gpus.observe": strikes.NO_DRIVER}),
             Reason.DRIVER_NOT_LOADED,
         ),
         (lambda rig: rig.add_pod("m", **MANAGER), Reason.FOREIGN_MANAGER),
@@ -240,10 +240,12 @@ def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
     assert rig.host.reboots == 1
 
 
-@pytest.mark.parametrize("refusing", [{"reboot.request": POLKIT}, {}], ids=["refused", "missing"])
-def test_a_refused_or_missing_reboot_is_requested_again(refusing: dict[str, Exception]) -> None:
+@pytest.mark.parametrize(
+    "fail_always", [{"reboot.request": POLKIT}, {}], ids=["refused", "missing"]
+)
+def test_a_refused_or_missing_reboot_is_requested_again(fail_always: dict[str, Exception]) -> None:
     rig = nodes.rebooting_node()
-    rig.refusing = refusing
+    rig.fail_always = fail_always
     agent = agents.reconciler(rig)
     late = fakes.FakeRequest(rig.clock)
 
@@ -289,9 +291,9 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
         outcome = agents.run(rig, LAYOUT, by=successor("version: v2"))
     else:
         # The agent comes up before the driver.
-        rig.refusing["gpus.observe"] = errors.HardwareError("no driver", reason=reason)
+        rig.fail_always["gpus.observe"] = errors.HardwareError("no driver", reason=reason)
         outcome = agents.run(rig, LAYOUT, by=successor())
-        rig.refusing.clear()
+        rig.fail_always.clear()
     assert outcome.reason is reason
     after = rig.status
     assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
@@ -340,7 +342,7 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left() -> None:
             "budget",
         ),
         (
-            lambda rig: rig.refusing.update({"reboot.check": POLKIT}),
+            lambda rig: rig.fail_always.update({"reboot.check": POLKIT}),
             Reason.REBOOT_REQUIRED,
             "polkit",
         ),
@@ -405,29 +407,29 @@ def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusing", "message"),
+    ("fail_always", "message"),
     [({"reboot.request": POLKIT}, "polkit says no"), ({}, "still up")],
     ids=["refused", "missing"],
 )
 def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
-    refusing: dict[str, Exception], message: str
+    fail_always: dict[str, Exception], message: str
 ) -> None:
     rig = nodes.rebooting_node()
-    rig.refusing = refusing
+    rig.fail_always = fail_always
 
     ends.assert_ends(rig, Reason.REBOOT_REQUIRED, message, layout=LAYOUT)
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     # It may be asked for again by the next agent.
     is_counted = rig.status.get("rebooted", False)
-    assert is_counted is not bool(refusing)
+    assert is_counted is not bool(fail_always)
 
 
 @pytest.mark.parametrize("label_managed", [True, False])
 def test_refused_reboot_refreshes_device_files_and_the_plugin(*, label_managed: bool) -> None:
     rig = nodes.node(layout="all-balanced", label_managed=label_managed)
     rig.driver.mode_waits = rig.host.may_reboot = True
-    rig.refusing["reboot.request"] = POLKIT
+    rig.fail_always["reboot.request"] = POLKIT
     rig.host.refreshes = 0
     before = rig.gpus
     old = set(rig.pods)

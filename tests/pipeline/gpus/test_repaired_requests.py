@@ -60,7 +60,7 @@ def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
 
 def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
     rig = repairs.faulty_node()
-    rig.refusing["reset.reset"] = repairs.REFUSED
+    rig.fail_always["reset.reset"] = repairs.REFUSED
     agent = repairs.agent_of(rig)
     repairs.request_other(rig, agent)
     outcome = repairs.request_other(rig, agent, attempt=2)
@@ -72,7 +72,7 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
     assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REST
     ends.assert_restored(rig)
 
-    rig.refusing.clear()
+    rig.fail_always.clear()
     rig.clock.wait(1000)
     assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.RUN
     outcome = repairs.request_other(rig, agent, attempt=3)

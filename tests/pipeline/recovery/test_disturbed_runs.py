@@ -95,7 +95,7 @@ def test_failing_api_does_not_block_the_rollback() -> None:
     for index in call_indices:
         rig = failing_node()
         before = rig.gpus
-        rig.failing = {index: strikes.BROKEN["node"]}
+        rig.fail_once_at = {index: strikes.BROKEN["node"]}
 
         with contextlib.suppress(errors.ClusterError):
             outcome = agents.run(rig, "one-slice-changed")
@@ -116,7 +116,7 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
     for index, call in enumerate(undisturbed):
         rig = change.make()
         agent = change.agent(rig)
-        rig.failing = {index: strikes.broken(call)}
+        rig.fail_once_at = {index: strikes.broken(call)}
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -125,7 +125,7 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
             assert rig.labels[well_known.STATE_LABEL] in ("success", "failed"), index
             ends.assert_restored_or_in_drain(rig, undisturbed[:index])
 
-        assert not rig.failing, index
+        assert not rig.fail_once_at, index
         assert change.run(rig, agent).state.value == change.end.state, index
         ends.assert_restored(rig)
         assert kept <= rig.pods.keys(), index
@@ -147,7 +147,7 @@ def test_api_outage_after_the_change_neither_fails_nor_rolls_back(name: str) -> 
     for index in call_indices:
         rig = change.make()
         agent = change.agent(rig)
-        rig.failing = {index: strikes.BROKEN["node"]}
+        rig.fail_once_at = {index: strikes.BROKEN["node"]}
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -166,7 +166,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
     for index in range(undisturbed.index("gpus.execute"), len(undisturbed)):
         rig = change.make()
         agent = change.agent(rig)
-        rig.failing = {index: strikes.broken(undisturbed[index])}
+        rig.fail_once_at = {index: strikes.broken(undisturbed[index])}
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -194,9 +194,9 @@ def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
     for index in range(len(undisturbed.log)):
         rig = nodes.busy_node()
         agent = agents.reconciler(rig)
-        rig.failing = {index: strikes.BROKEN["node"]}
+        rig.fail_once_at = {index: strikes.BROKEN["node"]}
         stop_in_a_drain(rig, agent)
-        assert not rig.failing, index
+        assert not rig.fail_once_at, index
 
         agent.stop()
 
@@ -207,7 +207,7 @@ def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
 @pytest.mark.parametrize(
     "name", ["first layout, plugin without label", "monitors", "plugin's config"]
 )
-@pytest.mark.parametrize("fate", ["losing", "failing"])
+@pytest.mark.parametrize("fate", ["lose_answer_at", "fail_once_at"])
 def test_a_patch_whose_answer_is_lost_leaves_nothing_behind(name: str, fate: str) -> None:
     change = CHANGES[name]
     patches = [index for index, call in enumerate(change.calls()) if call == "node.patch"]

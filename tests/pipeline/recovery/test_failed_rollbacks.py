@@ -133,7 +133,7 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
 
     def stop() -> bool:
-        rig.refusing = {"workloads.list": error}
+        rig.fail_always = {"workloads.list": error}
         return True
 
     ends.supersede(rig, by=agent, ends_when=stop)

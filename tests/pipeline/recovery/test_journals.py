@@ -170,12 +170,12 @@ def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
 
 def test_node_without_a_request_publishes_its_gpus() -> None:
     rig = nodes.node()
-    rig.refusing["gpus.observe"] = strikes.NO_DRIVER
+    rig.fail_always["gpus.observe"] = strikes.NO_DRIVER
     reconciler = agents.reconciler(rig)
 
     assert reconciler.restore_without_request()
     assert rig.annotations == {}
-    rig.refusing.clear()
+    rig.fail_always.clear()
     assert not reconciler.restore_without_request()
     assert rig.published_gpus == rig.gpus
     rig.log.clear()
@@ -185,14 +185,14 @@ def test_node_without_a_request_publishes_its_gpus() -> None:
 
 def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     rig = nodes.hosted_node()
-    rig.refusing["services.start"] = strikes.BROKEN["services"]
+    rig.fail_always["services.start"] = strikes.BROKEN["services"]
     reconciler = agents.reconciler(rig)
     assert agents.run(rig, by=reconciler).should_retry
 
     assert reconciler.restore_without_request()
     assert not rig.host.services["dcgm.service"]
 
-    rig.refusing.clear()
+    rig.fail_always.clear()
     assert not reconciler.restore_without_request()
 
     assert rig.host.services["dcgm.service"]
@@ -203,7 +203,7 @@ def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:
     messages = []
     for attempt in (1, 7):
         rig = nodes.node()
-        rig.refusing["gpus.observe"] = errors.HardwareError(
+        rig.fail_always["gpus.observe"] = errors.HardwareError(
             "GPU 0: nvmlDeviceGetHandleByIndex answered 'Unknown Error'",
             reason=errors.Reason.NVML_ERROR,
         )

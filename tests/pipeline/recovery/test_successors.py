@@ -46,7 +46,7 @@ def test_successor_that_started_before_the_change_takes_over_its_journal(wanted:
     for index in strikes.moments(nodes.busy_node):
         rig = nodes.busy_node()
         successor = agents.start(rig, agents.LAYOUT)
-        rig.failing = {len(rig.log) + index: strikes.Killed()}
+        rig.fail_once_at = {len(rig.log) + index: strikes.Killed()}
         with pytest.raises(strikes.Killed):
             agents.run(rig)
 
@@ -61,7 +61,7 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     strikes.at_first_step(rig, lambda: successor.recover(agents.LAYOUT))
     assert agents.run(rig).reason is Reason.APPLIED
     changed = rig.gpus
-    rig.failing = {len(rig.log): strikes.BROKEN["node"]}
+    rig.fail_once_at = {len(rig.log): strikes.BROKEN["node"]}
 
     assert agents.run(rig, by=successor).reason is Reason.API_UNAVAILABLE
     assert rig.gpus == changed
@@ -195,9 +195,9 @@ def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
     rig = nodes.node(layout=agents.LAYOUT)
     agent = agents.reconciler(rig)
     rig.request_file.text = None
-    rig.refusing["request_file.save"] = errors.ConfigError("the disk is full")
+    rig.fail_always["request_file.save"] = errors.ConfigError("the disk is full")
     agents.run(rig, agents.LAYOUT, by=agent)
-    rig.refusing.clear()
+    rig.fail_always.clear()
 
     agents.run(rig, agents.LAYOUT, by=agent)
 
@@ -213,9 +213,9 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
     copies = strikes.note(rig, lambda: rig.request_file.text or "")
     agents.run(rig)
     if later:
-        rig.refusing["gpus.observe"] = strikes.BROKEN["gpus"]
+        rig.fail_always["gpus.observe"] = strikes.BROKEN["gpus"]
         agents.run(rig, later)
-        rig.refusing.clear()
+        rig.fail_always.clear()
     # The disk was full at the end of the run.
     rig.request_file.text = max(copies, key=len)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
@@ -228,10 +228,10 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
 
 def test_node_that_registers_again_between_attempts_gets_its_services_back() -> None:
     rig = nodes.hosted_node()
-    rig.refusing["services.start"] = strikes.BROKEN["services"]
+    rig.fail_always["services.start"] = strikes.BROKEN["services"]
     agent = agents.reconciler(rig)
     assert agents.run(rig, by=agent).should_retry
-    rig.refusing.clear()
+    rig.fail_always.clear()
     lives.register_again(rig)
 
     agent.forget_node()
@@ -279,7 +279,7 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     calls = undisturbed.log[: undisturbed.log.index("gpus.execute")]
     last = max(at for at, call in enumerate(calls) if call == "workloads.list")
     rig = node_after_kill()
-    rig.failing[last] = strikes.broken("workloads.list")
+    rig.fail_once_at[last] = strikes.broken("workloads.list")
 
     def occupy() -> None:
         rig.driver.clients = "nvsm (pid 7)" if rig.host.services["nvsm.service"] else ""
@@ -300,10 +300,10 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     journal = journals.Journal(config=agents.LAYOUT).with_entries(hold_taint=True, draining=True)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     agent.recover(agents.LAYOUT)
-    rig.refusing = {"node.read": strikes.BROKEN["node"]}
+    rig.fail_always = {"node.read": strikes.BROKEN["node"]}
     with pytest.raises(errors.ClusterError):
         agent.recover(agents.LAYOUT)
-    rig.refusing = {}
+    rig.fail_always = {}
 
     agent.stop()
 

@@ -181,20 +181,20 @@ def test_failed_observation_is_retried_with_backoff(rig: node_rig.NodeRig, call:
     agent = on_demand(rig)
     catch_up(rig, agent)
     rig.add_pod("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
-    rig.refusing[call] = errors.ClusterError("no", reason=errors.Reason.API_UNAVAILABLE)
+    rig.fail_always[call] = errors.ClusterError("no", reason=errors.Reason.API_UNAVAILABLE)
 
     use_changed(agent)
 
     assert catch_up(rig, agent, most=9) == [1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
-    rig.refusing.clear()
+    rig.fail_always.clear()
     catch_up(rig, agent)
     assert published_use(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
 
 
 def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
-    rig.refusing["workloads.list"] = errors.ClusterError(
+    rig.fail_always["workloads.list"] = errors.ClusterError(
         "no", reason=errors.Reason.API_UNAVAILABLE
     )
     assert catch_up(rig, agent, most=2) == [1.0, 1.0]
@@ -207,7 +207,7 @@ def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: node_rig.
 @pytest.mark.slow
 def test_a_bug_in_an_observation_does_not_end_the_agent(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
-    rig.refusing["allocations.assigned_devices"] = KeyError("bug")
+    rig.fail_always["allocations.assigned_devices"] = KeyError("bug")
 
     assert catch_up(rig, agent, most=2) == [1.0, 1.0]
 
@@ -333,12 +333,12 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
         use_changed(agent)
         catch_up(rig, agent)
 
-    rig.refusing["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
+    rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
     for _ in range(2):
         check()
         assert not rig.annotations.keys() & set(keys)
 
-    del rig.refusing["gpus.observe"]
+    del rig.fail_always["gpus.observe"]
     check()
     assert rig.annotations[keys[0]] == before[keys[0]]
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
@@ -351,9 +351,11 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     outcome = agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
-    rig.refusing["gpus.observe"] = errors.HardwareError("hung", reason=errors.Reason.NVML_TIMEOUT)
+    rig.fail_always["gpus.observe"] = errors.HardwareError(
+        "hung", reason=errors.Reason.NVML_TIMEOUT
+    )
     agent.check_drift("all-balanced", outcome)
-    del rig.refusing["gpus.observe"]
+    del rig.fail_always["gpus.observe"]
     assert well_known.GPUS_ANNOTATION not in rig.annotations
 
     catch_up(rig, agent)
@@ -364,7 +366,7 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
 
 def test_a_run_that_can_observe_no_gpu_publishes_none(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
-    rig.refusing["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
+    rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
 
     outcome = agents.run(rig, "all-1g.5gb", by=agent)
 

@@ -239,7 +239,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: node_rig.N
 def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.NodeRig) -> None:
     undisturbed = calls_of(nodes.node(), "team-a")
     at = len(undisturbed) - undisturbed[::-1].index("node.patch") - 1
-    rig.failing[at] = strikes.BROKEN["node"]
+    rig.fail_once_at[at] = strikes.BROKEN["node"]
     written: list[str] = []
 
     def write(document: str) -> bool:
@@ -249,10 +249,10 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.Nod
     agent = agents.reconciler(rig, OWNERS_FILE, write_layouts=write)
     with pytest.raises(errors.ClusterError):
         agents.run(rig, "team-a", by=agent)
-    rig.refusing["gpus.observe"] = strikes.BROKEN["gpus"]
+    rig.fail_always["gpus.observe"] = strikes.BROKEN["gpus"]
     agent.recover("team-a")
     assert agents.run(rig, "team-a", by=agent).reason is errors.Reason.NVML_ERROR
-    rig.refusing.clear()
+    rig.fail_always.clear()
     assert well_known.LAYOUTS_ANNOTATION not in rig.annotations
     assert not written
 

@@ -28,7 +28,7 @@ class Story:
         self.on_death: Callable[[], object] = list
         self._began_at = len(rig.log)
         if dies_at is not None:
-            rig.failing = {self._began_at + dies_at: strikes.Killed()}
+            rig.fail_once_at = {self._began_at + dies_at: strikes.Killed()}
 
     @property
     def calls(self) -> int:

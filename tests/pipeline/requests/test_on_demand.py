@@ -268,7 +268,7 @@ def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
 def test_on_demand_a_silent_kubelet_is_queried_again() -> None:
     rig = idle_node()
     before = rig.gpus
-    rig.refusing = {"allocations.assigned_devices": strikes.BROKEN["allocations"]}
+    rig.fail_always = {"allocations.assigned_devices": strikes.BROKEN["allocations"]}
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.POD_RESOURCES_UNAVAILABLE
     assert "default/spared" in outcome.message

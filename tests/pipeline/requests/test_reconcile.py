@@ -33,7 +33,7 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, label_managed: b
 def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool) -> None:
     rig = nodes.node()
     rig.kubelet.reports_from_s = 10.0
-    rig.refusing |= {} if may_report else {"node.report": strikes.BROKEN["node"]}
+    rig.fail_always |= {} if may_report else {"node.report": strikes.BROKEN["node"]}
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 

@@ -130,7 +130,7 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         ("hooks.yaml:6:32: program config",),
     ),
     "init system": (
-        with_fields(nodes.hosted_node, refusing={"services.running": NO_BUS}),
+        with_fields(nodes.hosted_node, fail_always={"services.running": NO_BUS}),
         {},
         Reason.HOST_SERVICE_FAILED,
         ("no bus",),

@@ -40,9 +40,9 @@ def passing_failure_after_a_reboot(dies_at: int | None) -> Story:
     story = active(dies_at)
     story.rig.restart_machine()
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.rig.refusing["gpus.observe"] = strikes.NO_DRIVER
+    story.rig.fail_always["gpus.observe"] = strikes.NO_DRIVER
     story.run_agent()
-    story.rig.refusing.clear()
+    story.rig.fail_always.clear()
     story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story

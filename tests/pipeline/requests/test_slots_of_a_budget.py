@@ -120,7 +120,7 @@ def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
 def test_a_silent_api_only_prolongs_the_wait(
     fake: fake_cluster.FakeSlots,
 ) -> None:
-    fake.failing = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2
+    fake.next_errors = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2
 
     ends.assert_ends(fake.rig, Reason.APPLIED)
 
@@ -131,7 +131,7 @@ def end_superseded(fake: fake_cluster.FakeSlots) -> None:
 
 
 def end_forbidden(fake: fake_cluster.FakeSlots) -> None:
-    fake.failing = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
+    fake.next_errors = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
     ends.assert_ends(fake.rig, Reason.FORBIDDEN)
 
 
@@ -163,7 +163,7 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
         again = slots_of_node()
         rig = again.rig
         reconciler = agents.reconciler(rig)
-        rig.failing = {index: strikes.broken(call)}
+        rig.fail_once_at = {index: strikes.broken(call)}
         try:
             agents.run(rig, by=reconciler)
         except errors.ClusterError:

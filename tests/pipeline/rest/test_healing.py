@@ -88,9 +88,9 @@ def test_an_extra_client_does_not_block_the_healing_of_drift() -> None:
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
     rig, agent, _ = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
-    rig.refusing = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
+    rig.fail_always = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
     agents.run(rig, LAYOUT, by=agent, may_evict=False)
-    rig.refusing = {}
+    rig.fail_always = {}
 
     # As the loop does when the hardware has changed since a failure for good.
     ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
@@ -111,7 +111,7 @@ def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
 
 
 @pytest.mark.parametrize(
-    "refusing",
+    "fail_always",
     [
         {"gpus.observe": strikes.NO_DRIVER},
         {"node.patch": errors.ClusterError("503", reason=Reason.API_UNAVAILABLE)},
@@ -119,15 +119,15 @@ def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
     ids=["driver", "API"],
 )
 def test_a_retry_after_a_failure_at_the_start_evicts_no_pod(
-    refusing: dict[str, Exception],
+    fail_always: dict[str, Exception],
 ) -> None:
     rig, restarted = restarted_beside_foreign_pod()
-    rig.refusing = {"gpus.observe": strikes.NO_DRIVER}
+    rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
     assert agents.run(rig, LAYOUT, by=restarted).should_retry
-    rig.refusing = refusing
+    rig.fail_always = fail_always
     with contextlib.suppress(errors.ClusterError):
         agents.run(rig, LAYOUT, by=restarted, attempt=2)
-    rig.refusing = {}
+    rig.fail_always = {}
     # As the agent's loop does after an API that did not answer.
     restarted.recover(LAYOUT)
 

@@ -42,7 +42,7 @@ def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
 
 def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
-    rig.failing = {len(rig.log): strikes.NO_DRIVER}
+    rig.fail_once_at = {len(rig.log): strikes.NO_DRIVER}
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
@@ -67,7 +67,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     labels = dict(rig.labels)
     for number in range(1, first + 3):
-        rig.refusing = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
+        rig.fail_always = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
         assert readiness_of(rig) == (
             ("True", "LayoutVerified") if number < first else ("Unknown", reason.value)
@@ -76,7 +76,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
     assert rig.events == [reason.value]
     assert (rig.labels, rig.states) == (labels, [])
 
-    rig.refusing = {}
+    rig.fail_always = {}
     for _ in range(2):
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert readiness_of(rig) == ("True", "LayoutVerified")
@@ -86,7 +86,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
 
 def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
-    rig.refusing = {"gpus.observe": strikes.NO_DRIVER}
+    rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
     agent.check_drift(LAYOUT, outcome)
     assert agent.awaits_driver
 
@@ -98,10 +98,10 @@ def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     tamper(rig)
-    rig.refusing = {"gpus.observe": strikes.NO_DRIVER}
+    rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
     for _ in range(3):
         agent.check_drift(LAYOUT, outcome)
-    rig.refusing = {}
+    rig.fail_always = {}
 
     agent.check_drift(LAYOUT, outcome)
 
@@ -114,9 +114,9 @@ def node_after_reload(
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node at rest whose driver was reloaded, which took the layout."""
     rig, agent, outcome = nodes.at_rest(LAYOUT)
-    rig.refusing = {"gpus.observe": strikes.NO_DRIVER}
+    rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
     agent.check_drift(LAYOUT, outcome)
-    rig.refusing = {}
+    rig.fail_always = {}
     rig.gpus = tuple(
         dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=())
         for gpu in rig.gpus
@@ -171,7 +171,7 @@ def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
 def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     if driver != "stayed":
-        rig.failing = {len(rig.log): strikes.NO_DRIVER}
+        rig.fail_once_at = {len(rig.log): strikes.NO_DRIVER}
         for _ in range(2):
             agent.check_drift(LAYOUT, outcome)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
@@ -185,7 +185,7 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     for _ in range(4):
-        rig.failing = {len(rig.log): strikes.NO_DRIVER}
+        rig.fail_once_at = {len(rig.log): strikes.NO_DRIVER}
         agent.check_drift(LAYOUT, outcome)
         agent.check_drift(LAYOUT, outcome)
     assert readiness_of(rig) == ("True", "LayoutVerified")

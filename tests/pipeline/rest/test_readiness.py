@@ -102,13 +102,13 @@ def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None
 def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
     rig = new_node(LAYOUT)
     strikes.kill_at(rig, 2, "all-1g.5gb")
-    rig.refusing["gpus.execute"] = errors.HardwareError("no", reason=errors.Reason.NVML_ERROR)
+    rig.fail_always["gpus.execute"] = errors.HardwareError("no", reason=errors.Reason.NVML_ERROR)
 
     assert agents.undo(rig)
 
     assert (is_ready(rig), STARTUP in rig.taints) == (False, True)
 
-    rig.refusing.clear()
+    rig.fail_always.clear()
     assert not agents.undo(rig)
     assert (is_ready(rig), STARTUP in rig.taints) == (True, False)
 

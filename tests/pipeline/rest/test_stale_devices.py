@@ -97,14 +97,14 @@ def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str)
 def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refused: str) -> None:
     node = UnservedNode.of(why)
     tamper(node.rig)
-    node.rig.refusing[refused] = (
+    node.rig.fail_always[refused] = (
         errors.KubeletError("no socket")
         if refused.startswith("allocations")
         else strikes.BROKEN["workloads"]
     )
     node.check()
     assert node.rig.events == []
-    node.rig.refusing.clear()
+    node.rig.fail_always.clear()
 
     node.check()
 
@@ -211,9 +211,9 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     for refusal in ({}, {"workloads.delete": strikes.BROKEN["workloads"]}):
         tamper(rig)
-        rig.refusing.update(refusal)
+        rig.fail_always.update(refusal)
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
-        rig.refusing.clear()
+        rig.fail_always.clear()
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
         rig.clock.wait(1)
         assert rig.schedulable == rig.plugin_devices

@@ -105,7 +105,7 @@ def test_refused_advertisement_is_retried_and_fails_no_observation(rig: Advertis
 
 
 def test_unobservable_gpus_do_not_prevent_the_start(rig: AdvertisingRig) -> None:
-    rig.node.refusing["gpus.observe"] = errors.HardwareError(
+    rig.node.fail_always["gpus.observe"] = errors.HardwareError(
         "no", reason=errors.Reason.DRIVER_NOT_LOADED
     )
 
