@@ -52,6 +52,7 @@ def device(rig: node_rig.NodeRig, gpu: int, profile: str) -> str:
 
 
 def busy_node() -> node_rig.NodeRig:
+    """Balanced: a pod on GPU 0 is affected by "one-slice-changed", and one on GPU 1 is not."""
     rig = node(layout="all-balanced")
     rig.add_pod("affected", devices=frozenset({device(rig, 0, "2g.10gb")}))
     rig.add_pod("spared", devices=frozenset({device(rig, 1, "3g.20gb")}))
@@ -124,7 +125,7 @@ def guarded_node() -> node_rig.NodeRig:
     return rig
 
 
-def waiting_node() -> node_rig.NodeRig:
+def node_without_evictions() -> node_rig.NodeRig:
     """No pod may be evicted; the affected pod finishes after a while."""
     rig = busy_node()
     rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
@@ -147,7 +148,8 @@ def starting_node() -> node_rig.NodeRig:
     return rig
 
 
-def whole_node() -> node_rig.NodeRig:
+def node_with_whole_node_drain() -> node_rig.NodeRig:
+    """The policy drains all pods that use a GPU, affected or not."""
     rig = busy_node()
     rig.policy = policies.Policy(drain=policies.DrainPolicy.NODE)
     return rig
@@ -182,7 +184,7 @@ clients:
 SAMPLER = well_known.DEPLOY_LABEL_PREFIX + "sampler"
 
 
-def watched_node() -> node_rig.NodeRig:
+def node_with_extra_clients() -> node_rig.NodeRig:
     """Extra GPU clients, one with a deploy label and one without."""
     rig = busy_node()
     rig.extra_clients = EXTRA_CLIENTS
@@ -194,6 +196,7 @@ def watched_node() -> node_rig.NodeRig:
 
 
 def sharing_node() -> node_rig.NodeRig:
+    """The config of the device plugin follows the layout."""
     rig = busy_node()
     rig.labels[well_known.PLUGIN_CONFIG_LABEL] = "whole"
     others = [(name, "whole") for name in ("all-disabled", "all-1g.5gb")]

@@ -102,7 +102,7 @@ STRUCK_TWICE: Mapping[str, Change] = {
     "on demand": _balanced(
         custom_requests.idle_node, "custom", custom=custom_requests.ON_DEMAND, evicted=_NOTHING
     ),
-    "whole node": _balanced(nodes.whole_node, "one-slice-changed", evicted=_BOTH),
+    "whole node": _balanced(nodes.node_with_whole_node_drain, "one-slice-changed", evicted=_BOTH),
     "monitors": _balanced(nodes.monitored_node, "one-slice-changed"),
     "plugin's config": _balanced(nodes.sharing_node, "one-slice-changed"),
     "DRA driver": _dra(nodes.dra_node, "all-disabled"),
@@ -119,9 +119,9 @@ CHANGES: Mapping[str, Change] = {
     "first layout, reset": Change(nodes.resetting_node, "all-1g.5gb"),
     "mode off": _balanced(nodes.busy_node, "all-disabled", evicted=_BOTH),
     "by force": _balanced(nodes.guarded_node, "one-slice-changed"),
-    "no eviction": _balanced(nodes.waiting_node, "one-slice-changed"),
+    "no eviction": _balanced(nodes.node_without_evictions, "one-slice-changed"),
     "starting pod": _balanced(nodes.starting_node, "one-slice-changed"),
-    "extra clients": _balanced(nodes.watched_node, "one-slice-changed"),
+    "extra clients": _balanced(nodes.node_with_extra_clients, "one-slice-changed"),
     "services": _balanced(nodes.hosted_node, "one-slice-changed"),
     "DRA driver, another mixed layout": _dra(nodes.dra_node, "all-balanced"),
     "DRA driver without label": _dra(lambda: nodes.dra_node(label_managed=False), "all-balanced"),

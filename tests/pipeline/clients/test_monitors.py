@@ -16,7 +16,7 @@ from tests.node.nodes import (
     GFD,
     SAMPLER,
     monitored_node,
-    watched_node,
+    node_with_extra_clients,
 )
 
 
@@ -147,7 +147,7 @@ def test_a_validator_that_cannot_be_deleted_does_not_fail_the_run() -> None:
 
 
 def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> None:
-    rig = watched_node()
+    rig = node_with_extra_clients()
     names_at_steps: list[set[str]] = []
 
     def note_pods(_step: steps.Step) -> None:
@@ -165,7 +165,7 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
 
 
 def test_daemon_that_tolerates_every_taint_restarts_after_the_change() -> None:
-    rig = watched_node()
+    rig = node_with_extra_clients()
     early: list[str] = []
 
     def start() -> None:

@@ -11,7 +11,7 @@ from mig_manager.core.node import discovery_labels, well_known
 from mig_manager.core.records import inventory_codec, run_status
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fake_host, gpu_values, node_rig, nodes, strikes
-from tests.node.nodes import guarded_node, waiting_node, whole_node
+from tests.node.nodes import guarded_node, node_with_whole_node_drain, node_without_evictions
 
 
 @pytest.mark.parametrize("label_managed", [True, False])
@@ -249,7 +249,7 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
 
 
 def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
-    rig = waiting_node()
+    rig = node_without_evictions()
 
     ends.assert_ends(rig, Reason.APPLIED)
 
@@ -362,7 +362,7 @@ def test_the_node_is_tainted_and_never_cordoned_before_any_pod_is_evicted() -> N
 
 
 def test_policy_node_evicts_every_gpu_pod() -> None:
-    rig = whole_node()
+    rig = node_with_whole_node_drain()
     rig.add_pod("cpu")
     rig.add_pod("nic", gpu_resources={"nvidia.com/hostdev": 1})
     rig.kubelet.claims.add(rig.add_pod("claimant"))
