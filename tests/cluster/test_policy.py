@@ -482,9 +482,9 @@ def test_doctor_reports_whether_a_policy_confines_the_account(
     else:
         real_cluster.grant(dataclasses.replace(RIGHTS, account=account))
         real_cluster.kubeconfig(path, account, node=NODE)
-    patient = doctor_rig.Patient(tmp_path).create()
+    doctor = doctor_rig.DoctorRig(tmp_path).create()
 
-    examination = patient.examine("--kubeconfig", str(path), "--node-name", NODE)
+    examination = doctor.examine("--kubeconfig", str(path), "--node-name", NODE)
 
     assert examination.verdict("admission-policy") is verdict
     assert well_known.PARTITIONING_LABEL not in objects.labels(scene.people.get(f"{NODES}/{NODE}"))

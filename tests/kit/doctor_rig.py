@@ -1,4 +1,4 @@
-"""A simulated node that is ill, and ``doctor`` looking at it."""
+"""``doctor`` on a simulated node with faults."""
 
 import dataclasses
 import pathlib
@@ -22,31 +22,31 @@ FAIL, WARN, OK, SKIPPED = (
 )
 
 
-class Examination:
+class Findings:
     """The findings of some checks, by check."""
 
     def __init__(self, report: doctor_report.DoctorReport) -> None:
-        self.findings: dict[str, list[doctor_report.Finding]] = {}
+        self.by_check: dict[str, list[doctor_report.Finding]] = {}
         for check, finding in report.findings:
-            self.findings.setdefault(check, []).append(finding)
+            self.by_check.setdefault(check, []).append(finding)
 
     def verdict(self, check: str) -> answers.CheckResult:
         worst = (FAIL, WARN, OK, SKIPPED)
-        return min((f.verdict for f in self.findings[check]), key=worst.index)
+        return min((f.verdict for f in self.by_check[check]), key=worst.index)
 
     def text(self, check: str) -> str:
-        return "; ".join(finding.text for finding in self.findings[check])
+        return "; ".join(finding.text for finding in self.by_check[check])
 
     def remedies(self, check: str) -> str:
-        return "; ".join(finding.remedy for finding in self.findings[check])
+        return "; ".join(finding.remedy for finding in self.by_check[check])
 
     @property
     def failing(self) -> set[str]:
-        return {name for name in self.findings if self.verdict(name) is FAIL}
+        return {name for name in self.by_check if self.verdict(name) is FAIL}
 
 
-class Patient:
-    """A simulated node, and who looks at it; ``path`` has the node's GPUs if it is there."""
+class DoctorRig:
+    """A simulated node for ``doctor``; ``path`` is its state file, below ``folder`` if None."""
 
     def __init__(self, folder: pathlib.Path, path: pathlib.Path | None = None) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Patient:
         self.state = nvml_faults.SharedState(self.path)
         self.argv = ["--simulate-state", str(self.path)]
 
-    def create(self, **options: object) -> "Patient":
+    def create(self, **options: object) -> "DoctorRig":
         simulation = dataclasses.replace(states.Options(), **options)  # type: ignore[arg-type]
         simulated_nvml.create(SPEC, self.path, options=simulation)
         return self
@@ -66,25 +66,28 @@ class Patient:
         )
         return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
-    def examine(self, *argv: str, has_worker: bool = False, **changes: object) -> Examination:
+    def examine(self, *argv: str, has_worker: bool = False, **changes: object) -> Findings:
         """Examine the node; without workers, whose start takes longer than all checks."""
         replace = console.keep if has_worker else gpus_in_process.replace
         facts = doctor_facts.facts(self.settings(*argv, **changes), replace)
-        return Examination(examination.examine(examination.CHECKS, facts, timeout_s=60.0))
+        return Findings(examination.examine(examination.CHECKS, facts, timeout_s=60.0))
 
     def check(
         self, name: str, facts: Mapping[str, object] | None = None, **settings: object
-    ) -> Examination:
+    ) -> Findings:
+        """Run one check.
+
+        ``facts`` are fields of ``Facts`` that the check shall not find out, ``settings`` are
+        fields of ``DoctorSettings``.
+        """
         changed = {
             each: doctor_facts.Once(lambda value=value: value, what=each)  # type: ignore[misc]
-            if each != "own_pod_uid"
-            else value
             for each, value in (facts or {}).items()
         }
         read = doctor_facts.facts(self.settings(**settings))
         checks = [each for each in examination.CHECKS if each.name == name]
         read = dataclasses.replace(read, **changed)  # type: ignore[arg-type]
-        return Examination(examination.examine(checks, read, timeout_s=60.0))
+        return Findings(examination.examine(checks, read, timeout_s=60.0))
 
     def set_modes(self, *, is_enabled: bool, is_pending: bool) -> None:
         """Set the MIG modes of every simulated GPU."""

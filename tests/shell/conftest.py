@@ -50,8 +50,8 @@ def empty_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[plugin_r
 
 
 @pytest.fixture
-def patient(tmp_path: pathlib.Path) -> doctor_rig.Patient:
-    return doctor_rig.Patient(tmp_path)
+def doctor(tmp_path: pathlib.Path) -> doctor_rig.DoctorRig:
+    return doctor_rig.DoctorRig(tmp_path)
 
 
 def nodes() -> list[api_objects.Object]:

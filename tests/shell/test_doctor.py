@@ -15,7 +15,7 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.kit import privileges, proc_tree
 from tests.kit.commandline import Shell
-from tests.kit.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
+from tests.kit.doctor_rig import FAIL, OK, SKIPPED, WARN, DoctorRig, Findings, a_gpu, gpus
 
 ROOT = pathlib.Path(__file__).parents[2]
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
@@ -29,21 +29,21 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
 # -- as a whole -------------------------------------------------------------------------------
 
 
-def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -> None:
-    result = patient.create().examine()
+def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(doctor: DoctorRig) -> None:
+    result = doctor.create().examine()
 
     assert not result.failing
     assert result.text("driver") == "driver 580.95.05, NVML 580.95.05"
     assert result.text("rights") == "no kubeconfig; name one with --kubeconfig"
-    assert list(result.findings) == [check.name for check in examination.CHECKS]
+    assert list(result.by_check) == [check.name for check in examination.CHECKS]
 
 
 @pytest.mark.slow
-def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shell) -> None:
-    patient.create(driver_version="440.33.01")
+def test_the_answer_is_for_people_and_for_programs(doctor: DoctorRig, shell: Shell) -> None:
+    doctor.create(driver_version="440.33.01")
 
-    text = shell("doctor", *patient.argv)
-    data = shell("doctor", *patient.argv, "-o", "json")
+    text = shell("doctor", *doctor.argv)
+    data = shell("doctor", *doctor.argv, "-o", "json")
 
     assert (text.status, data.status) == (1, 1)
     assert "driver           fail     driver 440.33.01" in text.out
@@ -65,12 +65,12 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shel
     ids=["hangs", "crashes", "is not loaded"],
 )
 def test_a_driver_that_fails_hides_no_other_finding(
-    patient: Patient, fault: dict[str, Any]
+    doctor: DoctorRig, fault: dict[str, Any]
 ) -> None:
-    patient.create()
-    patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, **fault))
+    doctor.create()
+    doctor.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, **fault))
 
-    result = patient.examine(
+    result = doctor.examine(
         *("--timeout-s", "10" if "hang_s" in fault else "60"), has_worker="code" not in fault
     )
 
@@ -93,7 +93,7 @@ def test_a_driver_that_fails_hides_no_other_finding(
     ],
 )
 def test_a_file_that_apply_could_not_write_is_a_warning(
-    patient: Patient, tmp_path: pathlib.Path, subfolder: str, of_lock: answers.CheckResult
+    doctor: DoctorRig, tmp_path: pathlib.Path, subfolder: str, of_lock: answers.CheckResult
 ) -> None:
     folder = tmp_path / "closed"
     folder.mkdir()
@@ -105,7 +105,7 @@ def test_a_file_that_apply_could_not_write_is_a_warning(
     folder.chmod(0o555)
 
     with privileges.bound_by_file_modes():
-        result = patient.create().examine(
+        result = doctor.create().examine(
             *(
                 f"--{name}-file={folder / subfolder / name}"
                 for name in ("lock", "journal", "verified-layout")
@@ -118,7 +118,7 @@ def test_a_file_that_apply_could_not_write_is_a_warning(
         assert ("may not write it" in result.text(check)) is (verdict is WARN)
 
 
-def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:
+def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(doctor: DoctorRig) -> None:
     def break_(_facts: doctor_facts.Facts) -> list[doctor_report.Finding]:
         raise RuntimeError("oh")
 
@@ -133,8 +133,8 @@ def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -
     ]
     lock = threading.Lock()
     with lock:
-        facts = doctor_facts.facts(patient.settings())
-        result = Examination(examination.examine(rows, facts, timeout_s=0.2))
+        facts = doctor_facts.facts(doctor.settings())
+        result = Findings(examination.examine(rows, facts, timeout_s=0.2))
 
     assert result.text("broken") == "the check failed: RuntimeError: oh"
     assert result.text("hung") == "no answer within 0.2 s"
@@ -145,14 +145,14 @@ def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -
 
 
 def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
-    patient: Patient,
+    doctor: DoctorRig,
 ) -> None:
-    patient.create(resets_itself=False)
-    board = patient.state.boards[0]
-    patient.set_modes(is_enabled=False, is_pending=True)
-    patient.state.add_client(board.uuid, name="/usr/bin/train", pid=77)
+    doctor.create(resets_itself=False)
+    board = doctor.state.boards[0]
+    doctor.set_modes(is_enabled=False, is_pending=True)
+    doctor.state.add_client(board.uuid, name="/usr/bin/train", pid=77)
 
-    result = patient.examine()
+    result = doctor.examine()
 
     assert "GPU 1: MIG disabled, enabled after a reset" in result.text("gpus")
     assert "nvidia-smi --gpu-reset -i 1" in result.remedies("gpus")
@@ -160,11 +160,11 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
     assert result.verdict("gpu-processes") is WARN
 
 
-def test_a_gpu_that_needs_recovery_fails_with_its_remedy(patient: Patient) -> None:
-    patient.create()
-    patient.state.fail_gpu(1, action=4)
+def test_a_gpu_that_needs_recovery_fails_with_its_remedy(doctor: DoctorRig) -> None:
+    doctor.create()
+    doctor.state.fail_gpu(1, action=4)
 
-    result = patient.examine()
+    result = doctor.examine()
 
     assert result.verdict("gpu-recovery") is FAIL
     assert "GPU 1" in result.text("gpu-recovery")
@@ -172,9 +172,9 @@ def test_a_gpu_that_needs_recovery_fails_with_its_remedy(patient: Patient) -> No
     assert "nvidia-smi --gpu-reset -i 1" in result.remedies("gpu-recovery")
 
 
-def test_a_driver_without_recovery_actions_is_not_reported(patient: Patient) -> None:
+def test_a_driver_without_recovery_actions_is_not_reported(doctor: DoctorRig) -> None:
     assert (
-        patient.create(reports_recovery_action=False).examine().verdict("gpu-recovery") is SKIPPED
+        doctor.create(reports_recovery_action=False).examine().verdict("gpu-recovery") is SKIPPED
     )
 
 
@@ -193,19 +193,19 @@ def test_a_driver_without_recovery_actions_is_not_reported(patient: Patient) -> 
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    patient: Patient, how: model.Virtualization, verdict: answers.CheckResult, words: str
+    doctor: DoctorRig, how: model.Virtualization, verdict: answers.CheckResult, words: str
 ) -> None:
-    result = patient.create(virtualization=how).examine()
+    result = doctor.create(virtualization=how).examine()
 
     assert result.verdict("virtualization") is verdict
     assert words in result.text("virtualization")
 
 
-def test_instances_that_may_not_be_listed_do_not_count_as_absent(patient: Patient) -> None:
-    patient.create(permitted=False)
-    patient.set_modes(is_enabled=True, is_pending=True)
+def test_instances_that_may_not_be_listed_do_not_count_as_absent(doctor: DoctorRig) -> None:
+    doctor.create(permitted=False)
+    doctor.set_modes(is_enabled=True, is_pending=True)
 
-    result = patient.examine()
+    result = doctor.examine()
 
     assert result.failing == {"gpus"}
     assert "Run as root" in result.remedies("gpus")
@@ -232,31 +232,31 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
     ],
 )
 def test_no_right_is_missing_where_the_toolkit_creates_device_nodes(
-    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: answers.CheckResult
+    doctor: DoctorRig, proc: proc_tree.ProcTree, mounted: str, verdict: answers.CheckResult
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
     status_file(proc, user=0, rights_hex="0000000000200000")
     (proc.root / "self/mountinfo").write_text(mounted.format(dev="/a/dev") + "\n")
 
-    result = patient.check("privileges", proc=proc.root, dev=pathlib.Path("/a/dev"))
+    result = doctor.check("privileges", proc=proc.root, dev=pathlib.Path("/a/dev"))
 
     assert result.verdict("privileges") is verdict
     assert "without MKNOD" in result.text("privileges")
 
 
 def test_user_needs_the_node_of_the_right_and_root_does_not(
-    patient: Patient, proc: proc_tree.ProcTree
+    doctor: DoctorRig, proc: proc_tree.ProcTree
 ) -> None:
     status_file(proc, user=1000, rights_hex="0000000000000000")
     proc.add_right("config", 1, mode=0o400)
     nodes = proc.root / "dev/nvidia-caps"
     machine: dict[str, Any] = {"proc": proc.root, "dev": proc.root / "dev"}
 
-    examined = patient.check("privileges", **machine)
-    without = patient.check("mig-config-right", **machine)
+    examined = doctor.check("privileges", **machine)
+    without = doctor.check("mig-config-right", **machine)
     nodes.mkdir(parents=True)
     (nodes / "nvidia-cap1").touch()
-    with_node = patient.check("mig-config-right", **machine)
+    with_node = doctor.check("mig-config-right", **machine)
 
     assert examined.verdict("privileges") is WARN
     assert "without SYS_ADMIN and MKNOD" in examined.text("privileges")
@@ -267,7 +267,7 @@ def test_user_needs_the_node_of_the_right_and_root_does_not(
     (nodes / "nvidia-cap1").unlink()
     status_file(proc, user=0, rights_hex="000001ffffffffff")
     for name in ("privileges", "mig-config-right"):
-        assert patient.check(name, **machine).verdict(name) is OK
+        assert doctor.check(name, **machine).verdict(name) is OK
 
 
 def modules(proc: proc_tree.ProcTree, **users: int) -> None:
@@ -279,14 +279,14 @@ def modules(proc: proc_tree.ProcTree, **users: int) -> None:
     ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
 )
 def test_modules_and_programs_that_may_prevent_a_reset_are_named(
-    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: answers.CheckResult
+    doctor: DoctorRig, proc: proc_tree.ProcTree, product: str, verdict: answers.CheckResult
 ) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2, ext4=1)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")
 
-    result = patient.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
+    result = doctor.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
     modules(proc, ext4=1)
-    without = patient.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
+    without = doctor.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
 
     assert result.verdict("kernel-modules") is verdict
     text = result.text("kernel-modules")
@@ -295,38 +295,40 @@ def test_modules_and_programs_that_may_prevent_a_reset_are_named(
     assert without.failing == {"kernel-modules"}
 
 
-def test_processes_are_reported_with_their_pod(patient: Patient, proc: proc_tree.ProcTree) -> None:
+def test_processes_are_reported_with_their_pod(
+    doctor: DoctorRig, proc: proc_tree.ProcTree
+) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0)
     proc.add(4711, "/dev/nvidia0", name="dcgm", cgroup=f"0::/kubepods/pod{POD}/x")
 
-    result = patient.create().examine(proc=proc.root, has_worker=True)
+    result = doctor.create().examine(proc=proc.root, has_worker=True)
 
     assert f"GPU 0: dcgm (pid 4711, pod {POD})" in result.text("gpu-processes")
 
 
-def test_the_lock_is_reported_with_its_owner_and_not_taken(patient: Patient) -> None:
-    path = patient.folder / "lock"
+def test_the_lock_is_reported_with_its_owner_and_not_taken(doctor: DoctorRig) -> None:
+    path = doctor.folder / "lock"
     lock = lock_file.LockFile(path, program="other", clock=host.SystemClock(), is_required=True)
 
-    before = patient.check("lock", lock_file=path)
+    before = doctor.check("lock", lock_file=path)
     with lock.hold("apply all-1g.5gb"):
-        during = patient.check("lock", lock_file=path)
+        during = doctor.check("lock", lock_file=path)
     with lock.hold("again"):
         pass
-    after = patient.check("lock", lock_file=path)
+    after = doctor.check("lock", lock_file=path)
 
     assert during.verdict("lock") is WARN
     assert "apply all-1g.5gb" in during.text("lock")
     assert (before.verdict("lock"), after.verdict("lock")) == (OK, OK)
 
 
-def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(patient: Patient) -> None:
-    patient.create()
-    journal = patient.folder / "j"
+def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(doctor: DoctorRig) -> None:
+    doctor.create()
+    journal = doctor.folder / "j"
     entries = journals.Journal(config="all-1g.5gb").with_entries(persistent_gpus=("GPU-1",))
     journal.write_text(entries.to_json())
 
-    result = patient.examine("--journal-file", str(journal))
+    result = doctor.examine("--journal-file", str(journal))
 
     assert result.verdict("journal-file") is WARN
     assert "has not finished" not in result.text("journal-file")
@@ -334,14 +336,14 @@ def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(patient: Pati
     assert "nvidia-smi -pm 1" in result.remedies("journal-file")
 
 
-def test_invalid_files_are_named(patient: Patient) -> None:
-    patient.create()
-    layouts, verified, journal = (patient.folder / name for name in ("l.yaml", "p", "j"))
+def test_invalid_files_are_named(doctor: DoctorRig) -> None:
+    doctor.create()
+    layouts, verified, journal = (doctor.folder / name for name in ("l.yaml", "p", "j"))
     layouts.write_text("version: v2\n")
     verified.write_text("{")
     journal.write_text(journals.Journal(config="all-1g.5gb").to_json())
 
-    result = patient.examine(
+    result = doctor.examine(
         *("-f", str(layouts)),
         *("--verified-layout-file", str(verified)),
         *("--journal-file", str(journal)),
@@ -352,13 +354,13 @@ def test_invalid_files_are_named(patient: Patient) -> None:
     assert result.verdict("journal-file") is WARN
 
 
-def test_a_layout_files_doubtful_content_is_a_warning_if_lenient(patient: Patient) -> None:
-    layouts = patient.create().folder / "l.yaml"
+def test_a_layout_files_doubtful_content_is_a_warning_if_lenient(doctor: DoctorRig) -> None:
+    layouts = doctor.create().folder / "l.yaml"
     off = "[{devices: all, mig-enabled: false}]"
     layouts.write_text(f"version: v1\nversion: v1\nmig-configs: {{x: [], x: {off}}}\n")
 
-    strict = patient.examine("-f", str(layouts))
-    lenient = patient.examine("-f", str(layouts), "--lenient")
+    strict = doctor.examine("-f", str(layouts))
+    lenient = doctor.examine("-f", str(layouts), "--lenient")
 
     assert (strict.verdict("config-file"), lenient.verdict("config-file")) == (FAIL, WARN)
     assert lenient.text("config-file").startswith(f"{layouts}:2:1: key 'version' is given twice")

@@ -14,7 +14,7 @@ from mig_manager.core.records import journals
 from mig_manager.sandbox import stages
 from testkit import apiserver
 from tests.kit import doctor_rig
-from tests.kit.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
+from tests.kit.doctor_rig import FAIL, OK, SKIPPED, WARN, DoctorRig, Findings, a_gpu, gpus
 from tests.node import samples
 from tests.stage import agent_stage
 
@@ -42,9 +42,9 @@ class DoctorCluster(agent_stage.AgentStage):
         """Write labels or annotations of the node."""
         self.api.patch(agent_stage.NODE_PATH, {"metadata": metadata})
 
-    def examine(self) -> Examination:
-        patient = Patient(self.kubeconfig.parent, self.machine.state_file)
-        return patient.examine(
+    def examine(self) -> Findings:
+        doctor = DoctorRig(self.kubeconfig.parent, self.machine.state_file)
+        return doctor.examine(
             *("--kubeconfig", str(self.kubeconfig), "--node-name", stages.NODE_NAME),
             *("--pod-resources-socket", str(self.machine.socket)),
         )
@@ -60,7 +60,7 @@ def cluster_rig() -> Iterator[DoctorCluster]:
 def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: DoctorCluster) -> None:
     result = cluster_rig.examine()
 
-    assert not result.failing, result.findings
+    assert not result.failing, result.by_check
     assert result.text("pod-resources") == "kubelet can schedule 2 nvidia.com/gpu"
     assert result.text("rights").endswith(
         f" has all {len(rights.RIGHTS)} rights that the agent needs"
@@ -96,7 +96,7 @@ def test_missing_rights_are_named_and_those_for_events_do_not_fail(
     result = cluster_rig.examine()
 
     assert result.failing == {"rights"}
-    assert [(f.verdict, f.text.partition(":")[0]) for f in result.findings["rights"]] == [
+    assert [(f.verdict, f.text.partition(":")[0]) for f in result.by_check["rights"]] == [
         (FAIL, "may not create pods/eviction"),
         (WARN, "may not create events"),
     ]
@@ -128,7 +128,7 @@ def test_a_journal_of_an_unreachable_gpu_is_not_an_interrupted_run(
     snapshot = tuple(gpu.snapshot for gpu in samples.balanced_gpu())
     journal = journals.Journal(config="all-1g.5gb").with_entries(snapshot=snapshot).to_json()
 
-    def examine(state: str) -> Examination:
+    def examine(state: str) -> Findings:
         labels = {well_known.STATE_LABEL: state}
         annotations = {well_known.JOURNAL_ANNOTATION: journal}
         cluster_rig.write(labels=labels, annotations=annotations)
@@ -158,22 +158,22 @@ def test_a_journal_of_persistence_mode_is_not_an_interrupted_run(
 
 
 @pytest.mark.slow
-def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> None:
-    patient.create()
-    missing = patient.examine(
-        *("--kubeconfig", str(patient.folder / "none"), "--node-name", "n1"),
-        *("--pod-resources-socket", str(patient.folder / "none.sock")),
+def test_missing_or_silent_cluster_hides_no_other_check(doctor: DoctorRig) -> None:
+    doctor.create()
+    missing = doctor.examine(
+        *("--kubeconfig", str(doctor.folder / "none"), "--node-name", "n1"),
+        *("--pod-resources-socket", str(doctor.folder / "none.sock")),
     )
-    by_variable = patient.examine(kubeconfig=patient.folder / "none")
+    by_variable = doctor.examine(kubeconfig=doctor.folder / "none")
     with socket.create_server(("127.0.0.1", 0)) as mute, apiserver.serve() as server:
-        config = server.kubeconfig(patient.folder / "kubeconfig")
+        config = server.kubeconfig(doctor.folder / "kubeconfig")
         text = config.read_text().replace(server.url, f"http://127.0.0.1:{mute.getsockname()[1]}")
         config.write_text(text)
 
-        silent = patient.examine("--timeout-s", "10", "--kubeconfig", str(config))
+        silent = doctor.examine("--timeout-s", "10", "--kubeconfig", str(config))
 
     assert by_variable.verdict("api") is SKIPPED
-    assert f"{patient.folder}/none: no such file" in by_variable.text("api")
+    assert f"{doctor.folder}/none: no such file" in by_variable.text("api")
     assert missing.failing == {"api", "pod-resources"}
     assert missing.verdict("rights") is SKIPPED
     assert missing.text("rights") == "cannot be checked without the cluster"
@@ -225,7 +225,7 @@ def vgpus(mode: str) -> dict[str, object]:
     plugin = dataclasses.replace(a_pod("volcano-device-plugin"), labels=labels)
     annotations = {"volcano.sh/node-vgpu-register": f"GPU-1,10,1,NVIDIA-A30,true,{mode}:"}
     node = samples.node_view(annotations=annotations)
-    return {"pods": (plugin,), "node": node, "own_pod_uid": "ours"}
+    return {"pods": (plugin,), "node": node}
 
 
 @pytest.mark.parametrize(
@@ -262,23 +262,30 @@ def vgpus(mode: str) -> dict[str, object]:
             FAIL,
             "plugin-ctr is not ready",
         ),
-        ("other-managers", {"pods": (MANAGER,), "own_pod_uid": "uid-of-ours"}, FAIL, ""),
-        ("other-managers", {"pods": (MANAGER,), "own_pod_uid": MANAGER.uid}, OK, ""),
         ("other-managers", vgpus("mig"), FAIL, ""),
         ("other-managers", vgpus("hami-core"), OK, ""),
     ],
 )
 def test_a_check_judges_the_observed_facts(
-    patient: Patient,
+    doctor: DoctorRig,
     check: str,
     facts: Mapping[str, object],
     verdict: answers.CheckResult,
     text: str,
 ) -> None:
-    result = patient.check(check, facts)
+    result = doctor.check(check, facts)
 
     assert result.verdict(check) is verdict
     assert text in result.text(check)
+
+
+@pytest.mark.parametrize(("uid", "verdict"), [(MANAGER.uid, OK), ("uid-of-another", FAIL)])
+def test_the_pod_that_runs_doctor_is_not_another_manager(
+    doctor: DoctorRig, uid: str, verdict: answers.CheckResult
+) -> None:
+    result = doctor.check("other-managers", {"pods": (MANAGER,)}, own_pod_uid=uid)
+
+    assert result.verdict("other-managers") is verdict
 
 
 def test_the_rights_are_those_of_the_manifest() -> None:
