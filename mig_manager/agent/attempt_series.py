@@ -94,7 +94,7 @@ class AttemptSeries:
 
     def _resume_or_undo(self, request: attempts.Request) -> None:
         deps, journal = self._shared.deps, self.journal
-        is_resumed = bool(request.config) and journal.request == request.key
+        is_resumed = bool(request.config) and journal.key == request.key
         _log.warning(
             "interrupted_run_found",
             config=journal.config,
@@ -170,15 +170,15 @@ class AttemptSeries:
         with self.begin(attempts.Request(config=self.journal.config)) as attempt:
             failures.undo_interrupted(attempt)
 
-    def end_pending(self, why: str, key: tuple[str, str] = ("", "")) -> None:
+    def end_pending(self, why: str, key: run_status.RequestKey = run_status.NO_REQUEST) -> None:
         """Publish the end of a run that no attempt continues, and restore node and host.
 
-        ``key`` is the request's; empty: none is left.
+        ``key`` is the request's, if it remains.
 
         Raises:
             LockedError: Another manager is at work; nothing was restored.
         """
-        request = attempts.Request(config=key[0], annotation_hash=key[1])
+        request = attempts.Request(config=key.config, annotation_hash=key.annotation_hash)
         with self.begin(request) as attempt, attempt.hold_lock(why):
             attempt.journal.take_over()
             why = messages.join(why, host.restore(attempt))
@@ -247,7 +247,7 @@ def _first_status(
         attempt=request.attempt,
         started_at=deps.clock.now_iso(),
         finished_at=None,
-        annotation_hash=request.key[1],
+        annotation_hash=request.key.annotation_hash,
         is_rebooted=rebooted is not None or bool(journal.node.rebooted_from),
     )
 

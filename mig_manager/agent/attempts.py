@@ -46,10 +46,12 @@ class Request:
     """UUIDs of the GPUs to repair, in an attempt that repairs; empty: the layout is applied."""
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Name of the layout, and hash of its annotation."""
+    def key(self) -> run_status.RequestKey:
+        """Which request this is, for comparison with a record or journal."""
         custom = self.custom
-        return self.config, custom.annotation_hash if custom else self.annotation_hash
+        return run_status.RequestKey(
+            self.config, custom.annotation_hash if custom else self.annotation_hash
+        )
 
     @property
     def is_on_demand(self) -> bool:

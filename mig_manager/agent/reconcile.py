@@ -263,7 +263,7 @@ class Reconciler:
         is_going_down = journal.node.rebooted_from == (self._deps.boot_id or "unknown")
         if is_going_down or (journal.is_empty and not self._attempts.lacks_outcome):
             return
-        key = self._attempts.record.key if journal.is_empty else journal.request
+        key = self._attempts.record.key if journal.is_empty else journal.key
         is_host_changed = journal.host != journals.HostEntries()
         if is_host_changed or self._is_run_open(self._shared.publisher.read()):
             try:

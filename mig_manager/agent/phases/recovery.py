@@ -105,7 +105,7 @@ def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
     if published is None:
         return view.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
     is_final = published.state in _FINAL and not published.is_retried
-    return is_final or copy.request != (published.config, published.annotation_hash)
+    return is_final or copy.key != published.key
 
 
 def resume_unlisted(shared: attempts.Shared, view: node_object.NodeView) -> bool:

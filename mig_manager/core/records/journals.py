@@ -14,7 +14,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from mig_manager.core import model
 from mig_manager.core.files import json_text
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import node_entries, snapshot_codec
+from mig_manager.core.records import node_entries, run_status, snapshot_codec
 
 JOURNAL_VERSION = 1
 _READABLE = (JOURNAL_VERSION, JOURNAL_VERSION + 1)
@@ -136,9 +136,9 @@ class Journal:
     gpus: GpuEntries = dataclasses.field(default_factory=GpuEntries)
 
     @property
-    def request(self) -> tuple[str, str]:
-        """Name of the layout, and hash of its annotation."""
-        return self.config, self.annotation_hash
+    def key(self) -> run_status.RequestKey:
+        """Which request the run is for."""
+        return run_status.RequestKey(self.config, self.annotation_hash)
 
     @property
     def is_empty(self) -> bool:
@@ -184,18 +184,18 @@ class Journal:
             node=self.node.remaining(end),
         )
 
-    def at_start(self, request: tuple[str, str], *, boot_id: str, may_drain: bool) -> "Journal":
+    def at_start(self, key: run_status.RequestKey, *, boot_id: str, may_drain: bool) -> "Journal":
         """Return the journal at the start of a run for a request.
 
         A drain continues only for the request that began it, and only if evictions are allowed.
         """
-        is_same_request = self.request == request
+        is_same_request = self.key == key
         # A reboot switches persistence mode off.
         persistent_gpus = self.gpus.persistent_gpus if self.boot_id == boot_id else ()
         return dataclasses.replace(
             self,
-            config=request[0],
-            annotation_hash=request[1],
+            config=key.config,
+            annotation_hash=key.annotation_hash,
             boot_id=boot_id,
             draining=self.draining and is_same_request and may_drain,
             has_evicted=self.has_evicted and is_same_request,

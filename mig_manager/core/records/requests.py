@@ -128,9 +128,9 @@ class RequestRecord:
     and its right to evict. A newer request postpones those under way."""
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Name of the layout, and hash of its annotation."""
-        return self.config, self.annotation_hash
+    def key(self) -> run_status.RequestKey:
+        """Which request this is."""
+        return run_status.RequestKey(self.config, self.annotation_hash)
 
     @property
     def verified_gpus(self) -> applied_gpus.Applied | None:

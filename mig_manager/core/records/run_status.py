@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import datetime as dt
 import json
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from mig_manager import errors
 from mig_manager.core import messages, model, timestamps
@@ -17,6 +17,16 @@ STATUS_VERSION = 1
 
 _MAX_ORIGIN = 2000
 _MAX_GPUS = 64
+
+
+class RequestKey(NamedTuple):
+    """Which request a run, record or journal is for: equal for the same content."""
+
+    config: str  # the name of the layout; empty: none is requested
+    annotation_hash: str  # hash of the annotation with the layout; empty: from another source
+
+
+NO_REQUEST = RequestKey("", "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +149,11 @@ class PublishedStatus:
     unreachable: tuple[str, ...]  # unreachable GPUs, in words
     origin: str = ""  # origin of the layout
     annotation_hash: str = ""  # hash of the annotation with the layout; empty for other layouts
+
+    @property
+    def key(self) -> RequestKey:
+        """Which request the run is for."""
+        return RequestKey(self.config, self.annotation_hash)
 
     @property
     def at(self) -> dt.datetime | None:
