@@ -41,16 +41,11 @@ def of_node(
         timeout_s=settings.gpu_timeout_s,
         telemetry=telemetry,
     )
-    gpus: ports.Gpus = workers
-    if settings.advertises_simulated:
-        from mig_manager.sandbox import advertising  # noqa: PLC0415 - not for real GPUs
-
-        gpus = advertised = advertising.AdvertisingGpus(workers, kube, name=settings.node_name)
-        advertised.start()
     kubelet = pod_resources.WorkerPodResources(str(settings.pod_resources_socket))
-    listed = files.ConfigFile(settings.extra_clients_file) if settings.extra_clients_file else None
     deps = ports.Dependencies(
-        gpus=gpus,
+        gpus=_advertising_gpus(settings, workers, kube)
+        if settings.advertises_simulated
+        else workers,
         standby=standbys.Standbys(workers, kubelet),
         node=node.KubeNode(
             kube,
@@ -66,9 +61,7 @@ def of_node(
         processes=workers.processes,
         slices=claims.KubeSlices(kube, node_name=settings.node_name),
         configs=files.ConfigFile(settings.config_file),
-        extra_clients=lambda: (
-            client_table.parse(listed.read(), source=listed.name) if listed else ()
-        ),
+        extra_clients=functools.partial(_extra_clients, settings),
         clock=system,
         telemetry=telemetry,
         lock=lock_file.LockFile(
@@ -93,6 +86,25 @@ def of_node(
     )
     # Simulated GPUs must not change the real machine.
     return deps if settings.gpus.is_simulated else _with_machine(deps, settings.host)
+
+
+def _advertising_gpus(
+    settings: agent_settings.AgentSettings, workers: ports.Gpus, kube: api.KubeApi
+) -> ports.Gpus:
+    """Return simulated GPUs whose devices are advertised on the Node from now on."""
+    from mig_manager.sandbox import advertising  # noqa: PLC0415 - not for real GPUs
+
+    advertised = advertising.AdvertisingGpus(workers, kube, name=settings.node_name)
+    advertised.start()
+    return advertised
+
+
+def _extra_clients(settings: agent_settings.AgentSettings) -> tuple[client_table.ExtraClient, ...]:
+    """Read the file of further GPU clients; ConfigError if it is invalid."""
+    if not settings.extra_clients_file:
+        return ()
+    listed = files.ConfigFile(settings.extra_clients_file)
+    return client_table.parse(listed.read(), source=listed.name)
 
 
 def _slots(

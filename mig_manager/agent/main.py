@@ -82,15 +82,7 @@ class AgentService:
             deps = dataclasses.replace(deps, standby=standby, pod_watch=pod_watch)
         self.reconciler = reconcile.Reconciler(deps, settings)
         self._node = deps.node
-        self._events: event_listener.GpuEvents | None = None
-        if settings.watches_gpu_events:
-            self._events = event_listener.GpuEvents(
-                command=gpu_ports.worker_command(
-                    settings.gpus, "listen", in_use_timeout_s=settings.in_use_timeout_s
-                ),
-                on_change=self._inbox.put_gpu_change,
-                on_xids=self.reconciler.faults.add_xids,
-            )
+        self._events = self._new_events() if settings.watches_gpu_events else None
         self.loop = loop.Agent(
             self.reconciler,
             self._inbox,
@@ -132,6 +124,16 @@ class AgentService:
             port=settings.health_port,
         )
         return counts, pages
+
+    def _new_events(self) -> event_listener.GpuEvents:
+        """Return the listener for events of the GPUs, not yet started."""
+        return event_listener.GpuEvents(
+            command=gpu_ports.worker_command(
+                self._settings.gpus, "listen", in_use_timeout_s=self._settings.in_use_timeout_s
+            ),
+            on_change=self._inbox.put_gpu_change,
+            on_xids=self.reconciler.faults.add_xids,
+        )
 
     def serve(self) -> None:
         """Follow the node and the files, and serve the node until ``stop``."""
