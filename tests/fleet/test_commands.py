@@ -15,7 +15,7 @@ from mig_manager.core.records import inventory_codec
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests import api_objects, layout_table, waiting
-from tests.fleet import agents, census, standins
+from tests.fleet import agents, census, fake_agents
 from tests.kit import commandline
 from tests.kit.commandline import Answer
 from tests.node import agents as node_agents
@@ -33,7 +33,7 @@ class RolloutRig:
     server: apiserver.ApiServer
     kubeconfig: pathlib.Path
     names: list[str]
-    stand_ins: standins.StandIns
+    agents: fake_agents.FakeAgents
 
     def __call__(
         self, *argv: str, is_terminal: bool = False, variables: Mapping[str, str] = _NO_VARIABLES
@@ -90,8 +90,8 @@ def rig(tmp_path: pathlib.Path) -> Iterator[RolloutRig]:
     with apiserver.serve() as server:
         names = agents.populate(server, 5, gpu="yes")
         server.store.create(api_objects.a_node("other"))
-        played = standins.StandIns(server, names, work_s=0.02)
-        with standins.playing(played):
+        played = fake_agents.FakeAgents(server, names, work_s=0.02)
+        with fake_agents.playing(played):
             yield RolloutRig(server, server.kubeconfig(tmp_path / "kubeconfig"), names, played)
 
 
@@ -184,7 +184,7 @@ def test_a_node_that_never_had_an_agent_gets_no_request(rig: RolloutRig) -> None
 
 def test_a_node_with_a_dead_agent_fails_and_gets_its_label_back(rig: RolloutRig) -> None:
     rig.apply(FORMER, rig.names)
-    rig.stand_ins.dead.add("node-001")
+    rig.agents.dead.add("node-001")
 
     answer = rig.roll(LAYOUT, "--silence-timeout-s", "3")
 
@@ -199,7 +199,7 @@ def test_a_node_with_a_dead_agent_fails_and_gets_its_label_back(rig: RolloutRig)
 def test_undo_without_an_agents_response_requests_the_layout_again(rig: RolloutRig) -> None:
     rig.apply(FORMER, rig.names)
     assert rig.roll(LAYOUT).status == 0
-    rig.stand_ins.dead.add("node-001")
+    rig.agents.dead.add("node-001")
 
     answer = rig.roll("undo", "--silence-timeout-s", "3")
 
@@ -208,7 +208,7 @@ def test_undo_without_an_agents_response_requests_the_layout_again(rig: RolloutR
     (silent,) = answer.data["failures"]
     assert silent["message"] == "no agent responded; the previous request is restored"
     assert rig.label("node-001") == LAYOUT
-    rig.stand_ins.wake()
+    rig.agents.wake()
     assert rig.roll("undo").status == 0
     assert rig.label("node-001") == FORMER
 
@@ -229,7 +229,7 @@ def test_changes_are_printed_as_lines_and_on_a_terminal_as_one_table(
     rig: RolloutRig,
 ) -> None:
     # Long enough to be seen by a rollout on a busy machine.
-    rig.stand_ins.work_s = 0.5
+    rig.agents.work_s = 0.5
     answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "40%")
 
     assert answer.status == 0
@@ -249,7 +249,7 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(
 ) -> None:
     row = {"index": 3, "uuid": "GPU-3", "reason": "GpuLost", "message": "GPU is lost"}
     malformed: list[Any] = [None, {}, "GPU 3", [row], [3, {}, [[]], {"index": "3"}]]
-    rig.stand_ins.unreachable.update(zip(rig.names, malformed, strict=True))
+    rig.agents.unreachable.update(zip(rig.names, malformed, strict=True))
 
     answer = rig(LAYOUT, "-l", "gpu=yes")
     assert answer.status == 0
@@ -419,7 +419,7 @@ def test_one_api_failure_fails_no_node_and_exceeds_no_budget(rig: RolloutRig, na
 
 
 def test_an_outage_longer_than_its_timeouts_fails_no_node_of_a_rollout(rig: RolloutRig) -> None:
-    rig.stand_ins.work_s = 0.2
+    rig.agents.work_s = 0.2
     broken: list[store.Record] = []
 
     def break_once(record: store.Record) -> None:

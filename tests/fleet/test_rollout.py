@@ -12,14 +12,14 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import waiting
-from tests.fleet import agents, census, standins
+from tests.fleet import agents, census, fake_agents
 from tests.kit import commandline
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"
 FAILURES = (
-    standins.NodeFailure(reason=errors.Reason.DOES_NOT_FIT, message="no room on GPU 0"),
-    standins.NodeFailure(
+    fake_agents.NodeFailure(reason=errors.Reason.DOES_NOT_FIT, message="no room on GPU 0"),
+    fake_agents.NodeFailure(
         reason=errors.Reason.DRAIN_TIMEOUT, message="pod a/b stays", is_retried=True
     ),
 )
@@ -62,14 +62,14 @@ def failures_until_paused(
 def story(
     server: apiserver.ApiServer,
     names: list[str],
-    played: standins.StandIns,
+    played: fake_agents.FakeAgents,
     kubeconfig: pathlib.Path,
     *,
     most: int,
 ) -> None:
     """A rollout that is interrupted, resumed, paused by two failures, and ended after repair."""
     bad = dict(zip((names[len(names) // 2], names[len(names) // 2 + 1]), FAILURES, strict=True))
-    played.failing |= bad
+    played.failures |= bad
     counted = census.Census(server)
     options = (LAYOUT, "-l", "gpu=yes", "--max-unavailable", str(most), "--pause-on-failure")
 
@@ -115,7 +115,7 @@ def test_rollout_over_real_agents_is_resumed_and_ended(tmp_path: pathlib.Path) -
         names, kubeconfig = serve(tmp_path, 12, server)
         with (
             agents.hosts(server, names[:3]),
-            standins.playing(standins.StandIns(server, names[3:], work_s=0.2)) as played,
+            fake_agents.playing(fake_agents.FakeAgents(server, names[3:], work_s=0.2)) as played,
         ):
             story(server, names, played, kubeconfig, most=2)
 
@@ -124,5 +124,5 @@ def test_rollout_over_real_agents_is_resumed_and_ended(tmp_path: pathlib.Path) -
 def test_rollout_over_three_hundred_nodes_keeps_its_budget(tmp_path: pathlib.Path) -> None:
     with apiserver.serve() as server:
         names, kubeconfig = serve(tmp_path, 300, server)
-        with standins.playing(standins.StandIns(server, names, work_s=0.1)) as played:
+        with fake_agents.playing(fake_agents.FakeAgents(server, names, work_s=0.1)) as played:
             story(server, names, played, kubeconfig, most=10)

@@ -1,4 +1,4 @@
-"""A private D-Bus with a stand-in for systemd and logind."""
+"""A private D-Bus with a fake systemd and logind."""
 
 import contextlib
 import dataclasses
@@ -85,7 +85,7 @@ class DBusDaemon:
         self._process.wait()
 
 
-class StandIn:
+class FakeSystemd:
     """Plays systemd, and logind, in a thread."""
 
     def __init__(self, address: str, units: dict[str, Unit], *, has_logind: bool = True) -> None:
@@ -105,7 +105,7 @@ class StandIn:
         self._jobs: dict[str, tuple[float, str, Act]] = {}
         self._has_subscriber = False  # without one, systemd sends no signal
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="stand-in-systemd")
+        self._thread = threading.Thread(target=self._serve, name="fake-systemd")
         self._thread.start()
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ class StandIn:
 
 
 class Refusal(Exception):  # noqa: N818 - an answer
-    """What the stand-in answers instead: name and text of a D-Bus error."""
+    """What the fake answers instead: name and text of a D-Bus error."""
 
 
 def unit_path(name: str) -> str:
@@ -269,13 +269,13 @@ def a_bus(
 
 
 @contextlib.contextmanager
-def standing_in(
+def fake_systemd(
     daemon: DBusDaemon, units: dict[str, Unit] | None = None, *, has_logind: bool = True
-) -> Iterator[StandIn]:
-    """Run the stand-in for systemd during the body."""
-    stand_in = StandIn(daemon.address, units or {}, has_logind=has_logind)
-    with contextlib.closing(stand_in):
-        yield stand_in
+) -> Iterator[FakeSystemd]:
+    """Run the fake systemd during the body."""
+    fake = FakeSystemd(daemon.address, units or {}, has_logind=has_logind)
+    with contextlib.closing(fake):
+        yield fake
 
 
 @pytest.fixture

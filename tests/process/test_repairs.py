@@ -136,21 +136,23 @@ def test_an_xid_starts_a_check_that_finds_the_recovery_action(
 
 
 @pytest.fixture
-def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[systemd_rig.StandIn]:
-    """A stand-in for systemd, as the settings file of the agent's unit names it."""
+def host(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[systemd_rig.FakeSystemd]:
+    """A fake systemd, as the settings file of the agent's unit names it."""
     listed = tmp_path / "clients.yaml"
     listed.write_text(f"version: v1\nsystemd-services: [{systemd_rig.NVSM}]\n", encoding="utf-8")
     monkeypatch.setenv("WITH_SHUTDOWN_HOST_GPU_CLIENTS", "true")
     monkeypatch.setenv("GPU_CLIENTS_FILE", str(listed))
     units = {systemd_rig.NVSM: systemd_rig.Unit()}
-    with systemd_rig.a_bus(tmp_path) as bus, systemd_rig.standing_in(bus, units) as standing_in:
+    with systemd_rig.a_bus(tmp_path) as bus, systemd_rig.fake_systemd(bus, units) as systemd:
         monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", bus.address)
-        yield standing_in
+        yield systemd
 
 
 @pytest.mark.slow
 def test_agent_of_the_host_restarts_the_services_that_use_the_gpu(
-    host: systemd_rig.StandIn, stage: RepairStage
+    host: systemd_rig.FakeSystemd, stage: RepairStage
 ) -> None:
     state = nvml_faults.SharedState(stage.machine.state_file)
     before = stage.run_pods_on_all_devices()

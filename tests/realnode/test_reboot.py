@@ -83,9 +83,9 @@ def test_node_rebooted_during_creation_ends_with_the_requested_layout(
 
 
 @contextlib.contextmanager
-def logind(folder: pathlib.Path) -> Iterator[systemd_rig.StandIn]:
-    """A system bus with a stand-in for systemd-logind."""
-    with systemd_rig.a_bus(folder) as bus, systemd_rig.standing_in(bus) as answering:
+def logind(folder: pathlib.Path) -> Iterator[systemd_rig.FakeSystemd]:
+    """A system bus with a fake systemd-logind."""
+    with systemd_rig.a_bus(folder) as bus, systemd_rig.fake_systemd(bus) as answering:
         yield answering
 
 

@@ -10,7 +10,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.host import cdi, device_nodes, programs
-from tests.adapters.host import stand_ins
+from tests.adapters.host import root_filesystems
 from tests.kit import privileges, proc_tree
 from tests.programs import write_script
 
@@ -32,7 +32,7 @@ class CdiHost:
     """A host below a folder, with a stand-in for ``nvidia-ctk`` that notes how it was run."""
 
     def __init__(self, root: pathlib.Path) -> None:
-        self.root = stand_ins.filesystem(root)
+        self.root = root_filesystems.filesystem(root)
         for folder in ("run/cdi", "etc/cdi", "etc/nvidia-container-toolkit", "var"):
             (root / folder).mkdir(parents=True)
         # As it is on every host today; followed from outside it would lead elsewhere.
@@ -40,7 +40,7 @@ class CdiHost:
         self.spec_in_run = root / "run/cdi/nvidia.yaml"
         self.spec_in_etc = root / "etc/cdi/nvidia.yaml"
         self.management = root / "run/cdi/management.nvidia.com-gpu.yaml"
-        self.roots = stand_ins.host_roots(root)
+        self.roots = root_filesystems.host_roots(root)
 
     def install(self, then: str = "", *, output: str = spec("0", "MIG-1", "all")) -> None:
         """Have a tool that says this, and then does what else it shall."""
@@ -274,7 +274,7 @@ def test_a_stale_temporary_file_is_replaced_and_a_write_error_is_reported(host: 
 
 @needs_root
 def test_the_management_spec_uses_the_hosts_paths(host: CdiHost) -> None:
-    host.roots = stand_ins.host_roots(
+    host.roots = root_filesystems.host_roots(
         host.root,
         driver="/run/nvidia/driver",
         driver_here=pathlib.Path("/driver-root"),
@@ -298,7 +298,7 @@ def test_paths_in_a_spec_of_our_own_tool_are_transformed_to_the_hosts(
     host: CdiHost, tmp_path: pathlib.Path
 ) -> None:
     host.install()
-    roots = stand_ins.host_roots(
+    roots = root_filesystems.host_roots(
         tmp_path / "empty",
         driver="/run/nvidia/driver",
         driver_here=pathlib.Path("/driver-root"),
@@ -351,7 +351,7 @@ def test_programs_are_searched_where_the_driver_has_its_device_nodes(
     tmp_path: pathlib.Path,
 ) -> None:
     driver, host = tmp_path / "driver-root", tmp_path / "host"
-    roots = stand_ins.host_roots(host, driver="/run/nvidia/driver", driver_here=driver)
+    roots = root_filesystems.host_roots(host, driver="/run/nvidia/driver", driver_here=driver)
     at_driver = programs.Root(path=driver)
     at_host = programs.Root(path=host, driver="/run/nvidia/driver")
 

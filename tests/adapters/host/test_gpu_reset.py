@@ -13,7 +13,7 @@ from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import model
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import states
-from tests.adapters.host import stand_ins
+from tests.adapters.host import root_filesystems
 from tests.adapters.host.reset_machine import WAITING, Gpus, ResetMachine
 from tests.node import nvml_rig
 from tests.node.nvml_rig import OFF, ON
@@ -358,11 +358,13 @@ def test_xml_with_gaps_warnings_and_odd_names_is_parsed() -> None:
 
 def test_nvidia_smi_is_searched_first_where_it_sees_the_drivers_daemons() -> None:
     own_root, driver = pathlib.Path("/"), pathlib.Path("/driver-root")
-    roots = stand_ins.host_roots(
+    roots = root_filesystems.host_roots(
         pathlib.Path("/host"), driver="/run/nvidia/driver", driver_here=driver, dev_here=driver
     )
 
     order = [root.path for root in gpu_reset.roots(roots)]
 
     assert (order[0], order[-1]) == (driver, own_root)
-    assert gpu_reset.roots(stand_ins.host_roots(own_root)) == (programs.Root(path=own_root),)
+    assert gpu_reset.roots(root_filesystems.host_roots(own_root)) == (
+        programs.Root(path=own_root),
+    )

@@ -28,7 +28,7 @@ def services_of_systemd(folder: pathlib.Path) -> Iterator[ports.HostServices]:
         OFF: Unit(state="inactive"),
         BROKEN: Unit(stops=refusal, starts=refusal),
     }
-    with systemd_rig.a_bus(folder) as bus, systemd_rig.standing_in(bus, units):
+    with systemd_rig.a_bus(folder) as bus, systemd_rig.fake_systemd(bus, units):
         yield systemd_rig.services(bus)
 
 
@@ -85,7 +85,7 @@ def test_only_a_listed_service_may_have_stopped(services: ports.HostServices) ->
 
 @contextlib.contextmanager
 def reboot_of_logind(folder: pathlib.Path, *, is_refused: bool) -> Iterator[ports.Reboot]:
-    with systemd_rig.a_bus(folder) as bus, systemd_rig.standing_in(bus) as program:
+    with systemd_rig.a_bus(folder) as bus, systemd_rig.fake_systemd(bus) as program:
         if is_refused:
             program.can_reboot = "no"
             program.refusals["Reboot"] = (systemd_rig.DENIED, "it says no.")

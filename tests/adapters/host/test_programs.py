@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import programs
 from tests import waiting
-from tests.adapters.host import stand_ins
+from tests.adapters.host import root_filesystems
 from tests.kit.processes import is_dead
 from tests.programs import write_script
 
@@ -186,7 +186,7 @@ def program_of(search: programs.Programs, name: str) -> programs.Program:
 
 @needs_root
 def test_a_program_sees_the_root_it_was_found_in(tmp_path: pathlib.Path) -> None:
-    root = stand_ins.filesystem(tmp_path / "root")
+    root = root_filesystems.filesystem(tmp_path / "root")
     write_script(root / "usr/bin/nvidia-smi", 'cat /etc/name; cat; pwd; echo "$LC_ALL $1"')
     (root / "etc/name").write_text("the driver's\n")
     search = programs.Programs((programs.Root(path=root),))
@@ -202,12 +202,12 @@ def test_a_program_sees_the_root_it_was_found_in(tmp_path: pathlib.Path) -> None
 
 @needs_root
 def test_a_driver_below_the_hosts_root_brings_its_library_along(tmp_path: pathlib.Path) -> None:
-    root = stand_ins.filesystem(tmp_path / "host")
+    root = root_filesystems.filesystem(tmp_path / "host")
     driver = root / "run/nvidia/driver"
     write_script(driver / "usr/bin/nvidia-smi", 'echo "$LD_PRELOAD"')
     (driver / "usr/lib64").mkdir(parents=True)
     # As good as any library: it must be there and it must be one.
-    stand_ins.library(driver / "usr/lib64/libnvidia-ml.so.1")
+    root_filesystems.library(driver / "usr/lib64/libnvidia-ml.so.1")
     search = programs.Programs((programs.Root(path=root, driver="/run/nvidia/driver"),))
 
     done = search.run(program_of(search, "nvidia-smi"), timeout_s=20.0, reason=WHY)
@@ -219,7 +219,7 @@ def test_a_driver_below_the_hosts_root_brings_its_library_along(tmp_path: pathli
 def test_program_below_a_root_is_killed_if_hung_or_reported_if_missing(
     tmp_path: pathlib.Path,
 ) -> None:
-    root = stand_ins.filesystem(tmp_path / "root")
+    root = root_filesystems.filesystem(tmp_path / "root")
     write_script(root / "usr/bin/hangs", "sleep 1000")
     search = programs.Programs((programs.Root(path=root),))
     program = program_of(search, "hangs")

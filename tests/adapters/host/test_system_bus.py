@@ -15,7 +15,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import logind, systemd
 from mig_manager.errors import Reason
 from tests.kit import processes, systemd_rig
-from tests.kit.systemd_rig import NVSM, Act, Unit, fails, services, standing_in
+from tests.kit.systemd_rig import NVSM, Act, Unit, fails, fake_systemd, services
 from tests.kit.systemd_rig import DBusDaemon as Bus
 
 bus = systemd_rig.bus
@@ -31,7 +31,7 @@ bus = systemd_rig.bus
 def test_a_bus_that_disconnects_is_an_error_at_once(bus: Bus, method: str) -> None:
     unit = Unit(stops=Act("inactive", takes_s=60.0), stop_timeout_us=systemd_rig.NO_LIMIT_US)
     is_due = {"StopUnit": "active", "Get": "deactivating"}[method]
-    with standing_in(bus, {NVSM: unit}) as played:
+    with fake_systemd(bus, {NVSM: unit}) as played:
         played.on_call = lambda called: (
             bus.kill() if called == method and unit.state == is_due else None
         )
@@ -126,7 +126,7 @@ def test_any_data_from_the_bus_is_an_answer_or_a_host_error(
 
 
 def test_no_connection_is_open_between_two_operations(bus: Bus) -> None:
-    with standing_in(bus, {NVSM: Unit()}):
+    with fake_systemd(bus, {NVSM: Unit()}):
         host = services(bus)
         with processes.leaving_nothing_behind():
             host.running([NVSM])
@@ -140,7 +140,7 @@ def test_no_connection_is_open_between_two_operations(bus: Bus) -> None:
 
 
 def test_a_reboot_is_requested_from_logind_once_and_non_interactively(bus: Bus) -> None:
-    with standing_in(bus) as played, structlog.testing.capture_logs() as log:
+    with fake_systemd(bus) as played, structlog.testing.capture_logs() as log:
         logind.Reboot(bus.address).request("GPU 0 waits for MIG mode")
 
     assert played.calls == ["Reboot False"]
@@ -161,7 +161,7 @@ def test_a_refused_reboot_names_the_program_and_is_not_requested_elsewhere(bus: 
         f"{systemd_rig.LOGIND}.BlockedByInhibitorLock",
         f"{systemd_rig.LOGIND}.OperationInProgress",
     )
-    with standing_in(bus) as played:
+    with fake_systemd(bus) as played:
         for name in refusals:
             played.refusals["Reboot"] = (name, "Not now.")
             with fails(
@@ -174,7 +174,7 @@ def test_a_refused_reboot_names_the_program_and_is_not_requested_elsewhere(bus: 
 
 @pytest.mark.parametrize("answer", ["no", "na", "challenge", "inhibitor-blocked"])
 def test_a_reboot_that_logind_would_refuse_is_known_before(bus: Bus, answer: str) -> None:
-    with standing_in(bus) as played:
+    with fake_systemd(bus) as played:
         logind.Reboot(bus.address).check()
         played.can_reboot = answer
         with fails(Reason.REBOOT_REQUIRED, f"^systemd-logind refuses .* is '{answer}'"):
@@ -185,7 +185,7 @@ def test_a_reboot_that_logind_would_refuse_is_known_before(bus: Bus, answer: str
 
 @pytest.mark.parametrize("is_masked", [True, False])
 def test_reboot_without_logind_starts_systemds_target(bus: Bus, *, is_masked: bool) -> None:
-    with standing_in(bus, has_logind=is_masked) as played:
+    with fake_systemd(bus, has_logind=is_masked) as played:
         for method in ("Reboot", "CanReboot"):
             played.refusals[method] = (f"{systemd_rig.SYSTEMD}.UnitMasked", "Masked.")
         logind.Reboot(bus.address).check()

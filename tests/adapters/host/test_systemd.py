@@ -9,7 +9,7 @@ from mig_manager.adapters.host import systemd
 from mig_manager.core.files import service_files
 from mig_manager.errors import Reason
 from tests.kit import systemd_rig
-from tests.kit.systemd_rig import NO_LIMIT_US, NVSM, Act, Unit, fails, services, standing_in
+from tests.kit.systemd_rig import NO_LIMIT_US, NVSM, Act, Unit, fails, fake_systemd, services
 from tests.kit.systemd_rig import DBusDaemon as Bus
 
 bus = systemd_rig.bus
@@ -27,7 +27,7 @@ def test_running_units_are_listed_in_stop_order_without_masked_ones(bus: Bus) ->
     for job in ("restart", "start", "stop"):
         units[f"job-{job}.service"] = Unit(state="deactivating", job_type=job)
 
-    with standing_in(bus, units):
+    with fake_systemd(bus, units):
         running = services(bus).running([*reversed(units), "unknown.service"])
 
     assert running == tuple(
@@ -58,7 +58,7 @@ def stop_and_start(host: systemd.Systemd, *names: str) -> tuple[str, ...]:
 def test_a_socket_listed_before_or_after_its_service_is_up_again_with_it(bus: Bus) -> None:
     for listed in ((SOCKET, NVSM), (NVSM, SOCKET)):
         units = {SOCKET: Unit(triggers=NVSM), NVSM: Unit()}
-        with standing_in(bus, units) as played:
+        with fake_systemd(bus, units) as played:
             stop_and_start(services(bus), *listed)
 
         assert [unit.state for unit in units.values()] == ["active", "active"]
@@ -82,7 +82,7 @@ def test_units_stopped_along_with_a_unit_run_again_afterwards(bus: Bus) -> None:
     }
     up = {name for name, unit in units.items() if unit.state == "active"}
 
-    with standing_in(bus, units):
+    with fake_systemd(bus, units):
         ran = stop_and_start(services(bus), DCGM)
 
     assert set(ran) == {DCGM, EXPORTER, "scrape.timer", OTHER}
@@ -103,7 +103,7 @@ def test_only_what_is_listed_or_stops_along_with_it_may_have_been_stopped(bus: B
         "debug-shell.service": Unit(),
     }
     names = [*units, "../x.service", ""]
-    with standing_in(bus, units):
+    with fake_systemd(bus, units):
         may = [name for name in names if services(bus).may_have_stopped(name, [DCGM])]
     assert may == [DCGM, EXPORTER, "scrape.timer", OTHER]
 
@@ -115,7 +115,7 @@ def test_a_unit_that_would_take_the_agent_or_the_bus_along_is_not_stopped(
     units = {DCGM: Unit(required_by=(name,)), name: Unit()}
 
     with (
-        standing_in(bus, units) as played,
+        fake_systemd(bus, units) as played,
         fails(Reason.HOST_SERVICE_FAILED, f"systemd would also stop {name}"),
     ):
         services(bus).running([DCGM])
@@ -127,7 +127,7 @@ def test_a_unit_that_would_take_the_agent_or_the_bus_along_is_not_stopped(
 def test_a_unit_has_systemds_own_stop_time_out(bus: Bus, name: str) -> None:
     unit = Unit(stops=Act("inactive", takes_s=0.6), stop_timeout_us=60_000_000)
 
-    with standing_in(bus, {name: unit}):
+    with fake_systemd(bus, {name: unit}):
         services(bus, stop_timeout_s=0.1).stop(name)
 
     assert unit.state == "inactive"
@@ -136,7 +136,7 @@ def test_a_unit_has_systemds_own_stop_time_out(bus: Bus, name: str) -> None:
 def test_a_slow_unit_is_waited_for_and_whether_it_was_down_is_returned(bus: Bus) -> None:
     unit = Unit(stops=Act("inactive", takes_s=0.3), starts=Act("active", takes_s=0.3))
 
-    with standing_in(bus, {NVSM: unit}):
+    with fake_systemd(bus, {NVSM: unit}):
         host = services(bus)
         host.stop(NVSM)
         assert unit.state == "inactive"
@@ -146,7 +146,7 @@ def test_a_slow_unit_is_waited_for_and_whether_it_was_down_is_returned(bus: Bus)
 
 
 def test_a_unit_that_fails_while_stopping_or_is_unknown_has_stopped(bus: Bus) -> None:
-    with standing_in(bus, {NVSM: Unit(stops=Act("failed", "failed"))}) as played:
+    with fake_systemd(bus, {NVSM: Unit(stops=Act("failed", "failed"))}) as played:
         services(bus).stop(NVSM)
         services(bus).stop(OTHER)
 
@@ -158,7 +158,7 @@ def test_the_end_of_a_job_is_detected_without_its_signal(bus: Bus) -> None:
         stops=Act("inactive", is_sent=False), starts=Act("active", takes_s=0.1, is_sent=False)
     )
 
-    with standing_in(bus, {NVSM: unit}):
+    with fake_systemd(bus, {NVSM: unit}):
         services(bus).stop(NVSM)
         services(bus).start(NVSM)
 
@@ -171,7 +171,7 @@ def test_the_end_of_another_units_job_does_not_end_the_wait(bus: Bus) -> None:
         EXPORTER: Unit(),
     }
 
-    with standing_in(bus, units):
+    with fake_systemd(bus, units):
         services(bus).stop(DCGM)
 
     assert units[DCGM].state == "inactive"
@@ -180,7 +180,7 @@ def test_the_end_of_another_units_job_does_not_end_the_wait(bus: Bus) -> None:
 def test_a_job_that_ends_while_it_is_queried_keeps_its_result(bus: Bus) -> None:
     unit = Unit(stops=Act("active", "canceled", takes_s=60.0))
 
-    with standing_in(bus, {NVSM: unit}) as played:
+    with fake_systemd(bus, {NVSM: unit}) as played:
         played.on_call = lambda method: played.end_jobs() if method == "Get" else None
         with fails(Reason.HOST_SERVICE_FAILED, "another request replaced the one to stop it"):
             services(bus).stop(NVSM)
@@ -223,7 +223,7 @@ NOT_UP: Table = {
 def test_unit_that_fails_to_stop_or_start_has_systemds_message(
     bus: Bus, table: Table, method: str
 ) -> None:
-    with standing_in(bus, {name: unit for name, (unit, _) in table.items()}):
+    with fake_systemd(bus, {name: unit for name, (unit, _) in table.items()}):
         for name, (_, why) in table.items():
             timeout_s = 0.2 if name == "slow.service" else 10.0
             host = services(bus, stop_timeout_s=timeout_s, start_timeout_s=timeout_s)
@@ -235,7 +235,7 @@ def test_a_unit_that_is_still_stopping_is_not_waited_for_to_start(bus: Bus) -> N
     stuck = Unit(state="deactivating", starts=Act("active", takes_s=60.0))
     host = dataclasses.replace(services(bus, start_timeout_s=60.0), stopping_timeout_s=0.2)
 
-    with standing_in(bus, {NVSM: stuck}) as played:
+    with fake_systemd(bus, {NVSM: stuck}) as played:
         with fails(
             Reason.HOST_SERVICE_FAILED, r"^nvsm\.service is still stopping; systemd starts"
         ):
@@ -246,7 +246,7 @@ def test_a_unit_that_is_still_stopping_is_not_waited_for_to_start(bus: Bus) -> N
 def test_unit_that_ran_to_its_end_started_and_a_missing_one_failed(bus: Bus) -> None:
     why = r"starting other\.service: Unit other.* not found"
 
-    with standing_in(bus, {NVSM: Unit(starts=Act("inactive"), sub="dead")}):
+    with fake_systemd(bus, {NVSM: Unit(starts=Act("inactive"), sub="dead")}):
         services(bus).start(NVSM)
         with fails(Reason.HOST_SERVICE_FAILED, why):
             services(bus).start(OTHER)
@@ -254,7 +254,7 @@ def test_unit_that_ran_to_its_end_started_and_a_missing_one_failed(bus: Bus) -> 
 
 def test_a_refusal_is_quoted(bus: Bus) -> None:
     quoted = Reason.HOST_SERVICE_FAILED, "it says no"
-    with standing_in(bus) as played:
+    with fake_systemd(bus) as played:
         for name, (reason, why) in {
             f"{systemd_rig.SYSTEMD}.OnlyByDependency": quoted,
             f"{systemd_rig.SYSTEMD}.UnitMasked": quoted,
@@ -273,7 +273,7 @@ def test_a_refusal_by_the_bus_has_the_reason_no_permission(tmp_path: pathlib.Pat
 
     with (
         systemd_rig.a_bus(tmp_path, denied=forbidden) as bus,
-        standing_in(bus, {NVSM: Unit()}),
+        fake_systemd(bus, {NVSM: Unit()}),
         fails(Reason.NO_PERMISSION, r"^stopping nvsm\.service: .*as the host's root"),
     ):
         services(bus).stop(NVSM)

@@ -34,19 +34,19 @@ class NodeFailure:
     is_retried: bool = False
 
 
-class StandIns:
+class FakeAgents:
     def __init__(
         self,
         server: apiserver.ApiServer,
         names: Collection[str],
         *,
-        failing: Mapping[str, NodeFailure] | None = None,
+        failures: Mapping[str, NodeFailure] | None = None,
         dead: Collection[str] = (),
         work_s: float = 0.05,
     ) -> None:
         self._server = server
         self._names = frozenset(names)
-        self.failing = dict(failing or {})
+        self.failures = dict(failures or {})
         self.dead = set(dead)
         """Nodes without an agent that reacts."""
         self.unreachable: dict[str, list[dict[str, object]]] = {}
@@ -59,12 +59,12 @@ class StandIns:
         self._serial = 0
         self._random = random.Random(0)  # noqa: S311 - no secret
         self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="stand-ins", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fake-agents", daemon=True)
         self._unsubscribe = server.store.subscribe(self._notice)
 
     def repair(self, name: str) -> None:
         """Let a node be well from now on; its agent tries again."""
-        self.failing.pop(name, None)
+        self.failures.pop(name, None)
         self._last_requests.pop(name, None)
         self._news.put(name)
 
@@ -113,7 +113,7 @@ class StandIns:
     def _begin(self, name: str, wanted: str, run: int) -> None:
         if self._runs[name] != run:
             return
-        failure = self.failing.get(name)
+        failure = self.failures.get(name)
         if failure and failure.reason is errors.Reason.DOES_NOT_FIT:
             # Refused before anything is touched.
             self._end(name, wanted, run)
@@ -124,7 +124,7 @@ class StandIns:
     def _end(self, name: str, wanted: str, run: int) -> None:
         if self._runs[name] != run:
             return
-        failure = self.failing.get(name)
+        failure = self.failures.get(name)
         self._write(
             name,
             wanted,
@@ -173,9 +173,9 @@ class StandIns:
 
 
 @contextlib.contextmanager
-def playing(standins: StandIns) -> Iterator[StandIns]:
-    standins.start()
+def playing(agents: FakeAgents) -> Iterator[FakeAgents]:
+    agents.start()
     try:
-        yield standins
+        yield agents
     finally:
-        standins.stop()
+        agents.stop()

@@ -1,4 +1,4 @@
-"""File systems in which the programs that stand in for NVIDIA's are run."""
+"""Root file systems of hosts and containers, with a shell that runs test programs."""
 
 import pathlib
 import shutil
