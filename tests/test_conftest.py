@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests import programs
-from tests.kit import matrices
+from tests.kit import matrix_rows
 
 
 def run_pytest(*words: str | pathlib.Path, **environ: str) -> "subprocess.CompletedProcess[str]":
@@ -57,4 +57,4 @@ def test_a_part_of_a_matrix_keeps_the_results_of_its_other_rows(tmp_path: pathli
 
 def test_a_row_that_was_never_counted_says_how_to_count_it() -> None:
     with pytest.raises(AssertionError, match=r"no row failure=new.*--results=docs/results"):
-        matrices.least("API faults", failure="new", node="x")
+        matrix_rows.least("API faults", failure="new", node="x")

@@ -4,9 +4,9 @@ import functools
 
 import pytest
 
-from tests.crash import matrix
+from tests.crash import kill_case
 
 
 @pytest.fixture(scope="session")
-def recorder() -> matrix.Recorder:
-    return functools.cache(matrix.record)
+def recorder() -> kill_case.Recorder:
+    return functools.cache(kill_case.record)

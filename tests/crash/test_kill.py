@@ -18,30 +18,30 @@ from typing import Any
 import pytest
 
 from mig_manager.core import model
-from tests.crash import matrix, scenarios
-from tests.kit import matrices
+from tests.crash import kill_case, scenarios
+from tests.kit import matrix_rows
 
 Strike = Callable[..., None]
 PHASES = {"none", *(phase.value for phase in model.Phase)}
-STRUCK = [matrix.KillResult("Drain")] * 80
+STRUCK = [kill_case.KillResult("Drain")] * 80
 _MATRIX = "kill matrix"
 _MAX_STEP = 4  # how many moments the phases of every scenario have at least, but one
 _SHORTEST = "Resume"  # the phase that may have three moments or fewer
 
 
 def play_all(
-    note: matrices.Note,
+    note: matrix_rows.Note,
     variant: scenarios.Variant,
     moments: Sequence[str],
-    strike: Callable[[str], matrix.KillResult | None],
+    strike: Callable[[str], kill_case.KillResult | None],
     *,
     phases: Collection[str],
     step: int = 1,
 ) -> None:
     """Play a scenario once for each of its moments, or for a sample of them, and judge all."""
-    row = matrices.MatrixRow(_MATRIX, scenario=variant.scenario.name, what=variant.what)
+    row = matrix_rows.MatrixRow(_MATRIX, scenario=variant.scenario.name, what=variant.what)
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for moment in matrices.sample(moments, step):
+    for moment in matrix_rows.sample(moments, step):
         if result := row.play(moment, functools.partial(strike, moment)):
             counts[result.phase]["struck"] += 1
             counts[result.phase]["converged"] += not result.problems
@@ -62,12 +62,12 @@ def assert_phases(counts: Collection[str], phases: Collection[str]) -> None:
 
 
 @pytest.fixture
-def strike(recorder: matrix.Recorder, record_property: matrices.Note) -> Strike:
+def strike(recorder: kill_case.Recorder, record_property: matrix_rows.Note) -> Strike:
     """Play a scenario on nodes of its own."""
 
     def strike(variant: scenarios.Variant, **how: Any) -> None:
         recording = recorder(variant.scenario)
-        struck = functools.partial(matrix.play, variant, recording)
+        struck = functools.partial(kill_case.play, variant, recording)
         play_all(record_property, variant, recording.moments, struck, **how)
 
     return strike
@@ -90,7 +90,7 @@ def test_a_sample_of_the_matrix_converges(strike: Strike) -> None:
 
 
 def test_the_published_results_are_those_of_the_present_matrix() -> None:
-    rows = {(each["scenario"], each["what"]): each for each in matrices.published_rows(_MATRIX)}
+    rows = {(each["scenario"], each["what"]): each for each in matrix_rows.published_rows(_MATRIX)}
     variants = {(each.scenario.name, each.what): each for each in scenarios.VARIANTS}
 
     assert rows.keys() == variants.keys()
@@ -107,16 +107,16 @@ def test_the_published_results_are_those_of_the_present_matrix() -> None:
         ([], "Drain"),
         (STRUCK[:1], "Drain"),
         ([*STRUCK, None], "Drain"),
-        ([*STRUCK, matrix.KillResult("Drain", ("a pod was disturbed",))], "Drain"),
-        ([*STRUCK, matrix.KillResult("unknown")], "Drain"),
+        ([*STRUCK, kill_case.KillResult("Drain", ("a pod was disturbed",))], "Drain"),
+        ([*STRUCK, kill_case.KillResult("unknown")], "Drain"),
         (STRUCK, "Execute"),
     ],
     ids=["no-case", "fewer", "missed", "problem", "unknown-phase", "missed-phase"],
 )
 def test_a_matrix_that_missed_a_case_or_a_phase_fails(
-    results: Sequence[matrix.KillResult | None], phase: str
+    results: Sequence[kill_case.KillResult | None], phase: str
 ) -> None:
-    def play_all_of(results: Sequence[matrix.KillResult | None], phase: str) -> None:
+    def play_all_of(results: Sequence[kill_case.KillResult | None], phase: str) -> None:
         variant = scenarios.Variant(scenarios.ONE_SLICE)
         strike = dict(zip(map(str, itertools.count()), results, strict=False))
         play_all(lambda *_: None, variant, [*strike], strike.__getitem__, phases={phase})

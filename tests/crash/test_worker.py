@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.crash import matrix, scenarios, stage
+from tests.crash import kill_case, scenarios, stage
 from tests.kit import processes
 
 _LONG_S = 60.0
@@ -57,7 +57,7 @@ def gpu_changes(rig: stage.CrashStage) -> int:
     ],
 )
 def test_worker_in_a_driver_call_dies_with_its_agent(
-    scenario: scenarios.Scenario, function: str, recorder: matrix.Recorder
+    scenario: scenarios.Scenario, function: str, recorder: kill_case.Recorder
 ) -> None:
     recording = recorder(scenario)
     with stage.CrashStage(scenario, recording.start) as rig:
@@ -66,7 +66,7 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
         kill_at_work(rig, lambda: any(armed.strikes for armed in rig.state.faults()))
 
         rig.state.clear_faults()
-        assert matrix.recovery_problems(rig) == ()
+        assert kill_case.recovery_problems(rig) == ()
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
     ids=["mode", "destroy-ci", "destroy-gi", "create-gi", "create-ci"],
 )
 def test_steps_of_a_killed_worker_are_resumed_or_undone(
-    scenario: scenarios.Scenario, nth: int, latency: states.Latency, recorder: matrix.Recorder
+    scenario: scenarios.Scenario, nth: int, latency: states.Latency, recorder: kill_case.Recorder
 ) -> None:
     recording = recorder(scenario)
     with stage.CrashStage(scenario, recording.start) as rig:
@@ -94,4 +94,4 @@ def test_steps_of_a_killed_worker_are_resumed_or_undone(
         kill_at_work(rig, lambda: gpu_changes(rig) == before + nth)
 
         rig.state.set_options(usual)
-        assert matrix.recovery_problems(rig) == ()
+        assert kill_case.recovery_problems(rig) == ()

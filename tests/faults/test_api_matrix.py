@@ -20,7 +20,7 @@ from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests.faults import api_node
 from tests.faults.api_node import GOOD, Request
-from tests.kit import lost_stderr, matrices
+from tests.kit import lost_stderr, matrix_rows
 
 OPERATOR, PLAIN = objects.DeployStyle.GPU_OPERATOR, objects.DeployStyle.PLAIN
 _MATRIX = "API faults"
@@ -150,7 +150,7 @@ def strike(stage: api_node.InProcessStage, failure: ApiFailure, request: Request
 
 
 def play(
-    note: matrices.Note,
+    note: matrix_rows.Note,
     name: str,
     style: objects.DeployStyle,
     *,
@@ -160,12 +160,12 @@ def play(
 ) -> None:
     failure = FAILURES[name]
     ends: collections.Counter[str] = collections.Counter()
-    row = matrices.MatrixRow(_MATRIX, failure=name, node=style.value)
+    row = matrix_rows.MatrixRow(_MATRIX, failure=name, node=style.value)
     with api_node.stage_at_rest(
         style=style, api_timeout_s=failure.api_timeout_s, listen=listen
     ) as stage:
         cases = requests(stage)
-        for request in matrices.sample(cases, every, start=start):
+        for request in matrix_rows.sample(cases, every, start=start):
             if end := row.play(request, functools.partial(strike, stage, failure, request)):
                 ends[end] += 1
             is_quiet = request.resource in ("events", "nodes/status")
@@ -180,7 +180,7 @@ def play(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_api_request_may_fail_once_in_any_way_and_the_layout_is_applied(
-    name: str, record_property: matrices.Note, pytestconfig: pytest.Config
+    name: str, record_property: matrix_rows.Note, pytestconfig: pytest.Config
 ) -> None:
     # Each way to fail meets other requests, and all of them together meet all.
     every = pytestconfig.getoption("every")
@@ -190,7 +190,7 @@ def test_api_request_may_fail_once_in_any_way_and_the_layout_is_applied(
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), ON_PLAIN_NODES.items())
 def test_api_request_may_fail_once_with_a_hold_taint_or_a_lost_log(
-    name: str, way: str, record_property: matrices.Note
+    name: str, way: str, record_property: matrix_rows.Note
 ) -> None:
     lost: collections.Counter[str] = collections.Counter()
     listen = functools.partial(lost_stderr.logging_lost, way, lost)
@@ -199,7 +199,7 @@ def test_api_request_may_fail_once_with_a_hold_taint_or_a_lost_log(
 
 
 def test_the_published_results_are_of_present_failures() -> None:
-    rows = {(each["failure"], each["node"]) for each in matrices.published_rows(_MATRIX)}
+    rows = {(each["failure"], each["node"]) for each in matrix_rows.published_rows(_MATRIX)}
     assert rows == {
         *((name, OPERATOR.value) for name in FAILURES),
         *((name, PLAIN.value) for name in ON_PLAIN_NODES),

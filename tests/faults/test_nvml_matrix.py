@@ -19,7 +19,7 @@ from mig_manager import errors
 from mig_manager.adapters.nvml import library, worker_client
 from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 from tests.faults import nvml_answers, nvml_node
-from tests.kit import lost_stderr, matrices, nvml_codes
+from tests.kit import lost_stderr, matrix_rows, nvml_codes
 
 Reason = errors.Reason
 _MATRIX, _LOST_LOGS = "NVML faults", "Lost logs"
@@ -93,11 +93,11 @@ def play(
 def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
     node: nvml_node.StruckNode,
     scenario: str,
-    record_property: matrices.Note,
+    record_property: matrix_rows.Note,
     pytestconfig: pytest.Config,
 ) -> None:
-    faults = matrices.MatrixRow(_MATRIX, scenario=scenario)
-    logs = matrices.MatrixRow(_LOST_LOGS, scenario=scenario)
+    faults = matrix_rows.MatrixRow(_MATRIX, scenario=scenario)
+    logs = matrix_rows.MatrixRow(_LOST_LOGS, scenario=scenario)
     ends: collections.Counter[str] = collections.Counter()
     lost: collections.Counter[str] = collections.Counter()
 
@@ -114,7 +114,9 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
     ]
     # A call that changes a GPU fails in every way, also where the others are sampled.
     changing = [case for case in cases if case[0].function in nvml_codes.CHANGES]
-    strikes = dict.fromkeys((*changing, *matrices.sample(cases, pytestconfig.getoption("every"))))
+    strikes = dict.fromkeys(
+        (*changing, *matrix_rows.sample(cases, pytestconfig.getoption("every")))
+    )
     for (moment, code), way in zip(strikes, itertools.cycle(WAYS), strict=False):
         name, before = f"{moment}, {nvml_codes.name_of(code)}, {way}", lost.total()
         try:
@@ -157,5 +159,5 @@ def test_a_hung_call_is_abandoned_and_the_change_undone(
 
 @pytest.mark.parametrize("matrix", [_MATRIX, _LOST_LOGS])
 def test_the_published_results_are_of_present_scenarios(matrix: str) -> None:
-    rows = {each["scenario"] for each in matrices.published_rows(matrix)}
+    rows = {each["scenario"] for each in matrix_rows.published_rows(matrix)}
     assert rows == nvml_node.SCENARIOS.keys()

@@ -17,7 +17,7 @@ import pytest
 from mig_manager.core import ports
 from mig_manager.core.node import pod_object
 from tests.faults import api_node
-from tests.kit import kubelet_rig, matrices
+from tests.kit import kubelet_rig, matrix_rows
 
 _MATRIX = "kubelet faults"
 
@@ -174,10 +174,10 @@ class Flaky:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
-    name: str, record_property: matrices.Note
+    name: str, record_property: matrix_rows.Note
 ) -> None:
     flaky = Flaky(name)
-    row = matrices.MatrixRow(_MATRIX, failure=name)
+    row = matrix_rows.MatrixRow(_MATRIX, failure=name)
     timeout_s = api_node.SILENCE_TIMEOUT_S if name in SILENT else api_node.REQUEST_TIMEOUT_S
     with api_node.stage_at_rest(wrap=flaky.wrap, kubelet_timeout_s=timeout_s) as stage:
 
@@ -203,4 +203,4 @@ def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
 
 
 def test_the_published_results_are_of_present_failures() -> None:
-    assert {each["failure"] for each in matrices.published_rows(_MATRIX)} == FAILURES.keys()
+    assert {each["failure"] for each in matrix_rows.published_rows(_MATRIX)} == FAILURES.keys()

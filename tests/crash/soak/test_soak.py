@@ -12,14 +12,14 @@ import pytest
 from hypothesis import stateful
 
 from tests.crash.soak import machine, script
-from tests.kit import matrices
+from tests.kit import matrix_rows
 
 EXAMPLES = int(os.environ.get("MIG_SOAK_EXAMPLES", "0"))
 """Stories to try instead of the usual number; 0: the usual number."""
 SEED = int(os.environ.get("MIG_SOAK_SEED", "1"))
 
 
-def soak(note: matrices.Note, *, section: str, examples: int, steps: int) -> None:
+def soak(note: matrix_rows.Note, *, section: str, examples: int, steps: int) -> None:
     """Try so many stories of up to so many acts, and note what they came to."""
     machine.COUNTS.clear()
     try:
@@ -41,7 +41,7 @@ def soak(note: matrices.Note, *, section: str, examples: int, steps: int) -> Non
 
 
 def test_invariants_hold_under_any_events_and_the_layout_is_reached(
-    record_property: matrices.Note,
+    record_property: matrix_rows.Note,
 ) -> None:
     soak(record_property, section="soak, a sample", examples=7, steps=20)
 
@@ -50,7 +50,7 @@ def test_invariants_hold_under_any_events_and_the_layout_is_reached(
 
 
 @pytest.mark.slow
-def test_thousands_of_acts_keep_every_invariant(record_property: matrices.Note) -> None:
+def test_thousands_of_acts_keep_every_invariant(record_property: matrix_rows.Note) -> None:
     soak(record_property, section="soak", examples=120, steps=50)
 
     assert machine.COUNTS["acts"] > 2000

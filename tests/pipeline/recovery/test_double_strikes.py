@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import structlog
 
-from tests.kit import matrices
+from tests.kit import matrix_rows
 from tests.pipeline.recovery import double_strikes
 from tests.pipeline.swept_changes import STRUCK_TWICE, Change
 
@@ -16,7 +16,7 @@ _SAMPLE = f"{_MATRIX}, a sample"
 
 
 def play(
-    note: matrices.Note,
+    note: matrix_rows.Note,
     name: str,
     section: str,
     explore: Callable[[Change], double_strikes.Exploration],
@@ -34,7 +34,7 @@ def play(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRUCK_TWICE)
 def test_every_pair_of_strikes_ends_in_an_allowed_state(
-    name: str, record_property: matrices.Note, pytestconfig: pytest.Config
+    name: str, record_property: matrix_rows.Note, pytestconfig: pytest.Config
 ) -> None:
     step = pytestconfig.getoption("every")
     play_all = functools.partial(double_strikes.play_all, step=step)
@@ -49,21 +49,21 @@ def test_every_pair_of_strikes_ends_in_an_allowed_state(
     ],
 )
 def test_a_strike_at_any_moment_ends_in_an_allowed_state(
-    name: str, record_property: matrices.Note
+    name: str, record_property: matrix_rows.Note
 ) -> None:
     sample = functools.partial(double_strikes.play_sample, step=4, every=23)
     play(record_property, name, _SAMPLE, sample)
 
 
 def test_the_published_counts_are_of_present_changes() -> None:
-    rows = {each["change"]: each for each in matrices.published_rows(_MATRIX)}
+    rows = {each["change"]: each for each in matrix_rows.published_rows(_MATRIX)}
     assert rows.keys() == STRUCK_TWICE.keys()
     for counts in rows.values():
         assert counts["struck"] == counts["tried"] == counts["kills"] + counts["writes"]
         assert counts["converged"] == counts["judged"]
 
 
-@pytest.mark.parametrize("name", [each["change"] for each in matrices.published_rows(_MATRIX)])
+@pytest.mark.parametrize("name", [each["change"] for each in matrix_rows.published_rows(_MATRIX)])
 def test_a_published_change_keeps_its_moments(name: str) -> None:
-    least = matrices.least(_MATRIX, of="moments", change=name)
+    least = matrix_rows.least(_MATRIX, of="moments", change=name)
     assert double_strikes.moments(STRUCK_TWICE[name]) >= least
