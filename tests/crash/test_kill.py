@@ -1,7 +1,7 @@
 """The agent process is killed after each of its port calls, and the next agent recovers.
 
 Every case has a node of its own with a real API server, a real kubelet socket and simulated GPUs.
-What must hold in the end is in ``matrix`` and, as data, in ``scenarios``: a true terminal
+What must hold in the end is in ``kill_case`` and, as data, in ``scenarios``: a true terminal
 state, the GPUs as the layout has them or exactly as they were, nothing left paused or cordoned, no
 pod disturbed without need.
 

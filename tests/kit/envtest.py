@@ -26,7 +26,7 @@ ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 PROGRAMS = ("etcd", "kube-apiserver")
 STOP_TIMEOUT_S = 20.0
 _ALPHA = (34, 35)
-LEASH = 'exec 3<&0; "$@" & cat <&3 >/dev/null & wait -n; kill -9 $(jobs -p); wait'
+END_WITH_PARENT = 'exec 3<&0; "$@" & cat <&3 >/dev/null & wait -n; kill -9 $(jobs -p); wait'
 """Runs a program for as long as its standard input is open, which closes however we end. When it
 returns, the program is gone and its port is free."""
 ADMIN_TOKEN = secrets.token_hex(16)
@@ -129,7 +129,7 @@ class Programs:
         program = str((folder or self._programs) / name)
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(  # noqa: S603 - the program is what these tests are about
-                ["/bin/bash", "-c", LEASH, name, program, *arguments],
+                ["/bin/bash", "-c", END_WITH_PARENT, name, program, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -7,7 +7,7 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.settings import node_settings
 from tests.node import agents, fakes, gpu_values, inboxes, node_rig, nodes
-from tests.pipeline import lives
+from tests.pipeline import agent_loop
 
 LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
 RESET = {"repair": node_settings.RepairPolicy.RESET}
@@ -59,16 +59,16 @@ def serve(rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None) -> outc
     """Let an agent take over, and repair what it finds at the next drift check."""
     configs = fakes.FakeConfig(agents.CONFIG)
     agent = by or agent_of(rig, configs=configs)
-    lives.request(rig, LAYOUT)
+    agent_loop.request(rig, LAYOUT)
     pauses_s: list[float] = []
 
     def check(pause: inboxes.Pause) -> None:
         if pauses_s or not pause.is_at_rest:
-            raise lives.EndOfPause
+            raise agent_loop.EndOfPause
         pauses_s.append(pause.seconds)
         rig.clock.wait(pause.seconds)
 
-    outcome = lives.run_agent(rig, agent, configs, check)
+    outcome = agent_loop.run_agent(rig, agent, configs, check)
     assert outcome is not None
     return outcome
 

@@ -1,4 +1,4 @@
-"""Life and readiness over real HTTP: what kubelet gets, and which clients cannot disturb it."""
+"""Liveness and readiness over real HTTP: what kubelet gets, and which clients disturb nothing."""
 
 import contextlib
 import http.client
@@ -16,7 +16,7 @@ from tests import waiting
 STUCK_AFTER_S = 10.0
 
 
-class Life:
+class HealthState:
     """An agent's state that a test sets by hand."""
 
     now_s = 100.0
@@ -34,18 +34,18 @@ class Life:
 
 
 @pytest.fixture
-def life() -> Life:
-    return Life()
+def state() -> HealthState:
+    return HealthState()
 
 
 @contextlib.contextmanager
 def serving(
-    life: Life,
+    state: HealthState,
     *,
     address: str = "127.0.0.1",
     exposition: Callable[[], bytes] = lambda: b"metric 1\n",
 ) -> Iterator[int]:
-    with web_server.served(life.health, exposition, address=address, port=0) as port:
+    with web_server.served(state.health, exposition, address=address, port=0) as port:
         yield port
 
 
@@ -77,15 +77,15 @@ STUCK = "the loop has been stuck for 10 s"
     ],
 )
 def test_worker_without_a_sign_of_life_is_stuck_unless_it_waits(
-    life: Life, signs: list[float | Callable[[liveness.Pulse], None]], why: str
+    state: HealthState, signs: list[float | Callable[[liveness.Pulse], None]], why: str
 ) -> None:
     for sign in signs:
         if isinstance(sign, float | int):
-            life.now_s += sign
+            state.now_s += sign
         else:
-            sign(life.pulse)
+            sign(state.pulse)
 
-    assert (life.health.why_dead(), life.health.why_unready()) == (why, why)
+    assert (state.health.why_dead(), state.health.why_unready()) == (why, why)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_worker_without_a_sign_of_life_is_stuck_unless_it_waits(
     ],
 )
 def test_agent_is_ready_with_api_contact_and_after_recovery(
-    life: Life, age_s: float, why: str, *, is_recovered: bool
+    state: HealthState, age_s: float, why: str, *, is_recovered: bool
 ) -> None:
-    life.contact_age_s, life.is_recovered = age_s, is_recovered
+    state.contact_age_s, state.is_recovered = age_s, is_recovered
 
-    assert life.health.why_unready() == why
+    assert state.health.why_unready() == why
 
 
 # -- over HTTP --------------------------------------------------------------------------------
@@ -126,15 +126,15 @@ def test_agent_is_ready_with_api_contact_and_after_recovery(
     ],
 )
 def test_each_request_gets_its_page_or_a_refusal_with_its_header(
-    life: Life,
+    state: HealthState,
     method: str,
     path: str,
     status: int,
     text: str | None,
     header: tuple[str, str] | None,
 ) -> None:
-    life.contact_age_s = 1000.0
-    with serving(life) as port:
+    state.contact_age_s = 1000.0
+    with serving(state) as port:
         found_status, found_text, headers = ask(port, path, method=method)
 
     assert found_status == status
@@ -142,8 +142,8 @@ def test_each_request_gets_its_page_or_a_refusal_with_its_header(
     assert header is None or headers[header[0]] == header[1]
 
 
-def test_by_default_every_address_is_served(life: Life) -> None:
-    with serving(life, address="") as port:
+def test_by_default_every_address_is_served(state: HealthState) -> None:
+    with serving(state, address="") as port:
         assert ask(port, "/healthz")[0] == 200
         if socket.has_dualstack_ipv6():
             with socket.create_connection(("::1", port), timeout=20):
@@ -151,15 +151,17 @@ def test_by_default_every_address_is_served(life: Life) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
-def test_port_in_use_and_foreign_address_are_usage_errors(life: Life, address: str) -> None:
-    with serving(life) as port:
-        again = web_server.served(life.health, bytes, address=address, port=port)
+def test_port_in_use_and_foreign_address_are_usage_errors(
+    state: HealthState, address: str
+) -> None:
+    with serving(state) as port:
+        again = web_server.served(state.health, bytes, address=address, port=port)
         with pytest.raises(errors.UsageError, match=rf"^cannot listen on {address}:{port}: "):
             again.__enter__()
 
 
-def test_silent_clients_do_not_block_a_probe(life: Life) -> None:
-    with serving(life) as port, contextlib.ExitStack() as idle:
+def test_silent_clients_do_not_block_a_probe(state: HealthState) -> None:
+    with serving(state) as port, contextlib.ExitStack() as idle:
         # Those of tests before may still be ending.
         others = threading.active_count()
         for _ in range(3 * web_server._MAX_CONNECTIONS):
@@ -172,32 +174,32 @@ def test_silent_clients_do_not_block_a_probe(life: Life) -> None:
 
 
 def test_a_connection_that_lasts_too_long_is_cut_off(
-    life: Life, monkeypatch: pytest.MonkeyPatch
+    state: HealthState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_server, "_CONNECTION_S", 0.0)
-    with serving(life) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as slow:
+    with serving(state) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as slow:
         assert slow.recv(1) == b""
 
 
-def test_a_client_that_disconnects_early_does_not_disturb_the_server(life: Life) -> None:
-    with serving(life) as port:
+def test_a_client_that_disconnects_early_does_not_disturb_the_server(state: HealthState) -> None:
+    with serving(state) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as rude:
             rude.sendall(b"GET /metr")
         assert ask(port, "/healthz")[0] == 200
 
 
-def test_a_page_that_fails_closes_only_its_own_connection(life: Life) -> None:
+def test_a_page_that_fails_closes_only_its_own_connection(state: HealthState) -> None:
     def broken() -> bytes:
         raise RuntimeError("no metrics today")
 
-    with serving(life, exposition=broken) as port:
+    with serving(state, exposition=broken) as port:
         with pytest.raises(http.client.HTTPException):
             ask(port, "/metrics")
         assert ask(port, "/healthz")[0] == 200
 
 
-def test_the_port_is_closed_when_the_context_ends(life: Life) -> None:
-    with serving(life) as port:
+def test_the_port_is_closed_when_the_context_ends(state: HealthState) -> None:
+    with serving(state) as port:
         pass
 
     with pytest.raises(ConnectionRefusedError):

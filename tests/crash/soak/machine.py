@@ -16,7 +16,7 @@ from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
 from tests.node import fake_cluster, fakes, judging, simulated_rig
 
-CONFESSED = ("failed as well", "could not be rolled back", "still to restore")
+ROLLBACK_FAILED_TEXTS = ("failed as well", "could not be rolled back", "still to restore")
 """How a message says that the former instances are not restored."""
 _RESTORED = {"paused_labels", "plugin_config", "stopped_services", "exit_hook"}
 """Entries of the journal that a run restores at its end, also where it is tried again."""
@@ -367,9 +367,9 @@ class Soak(stateful.RuleBasedStateMachine):
             self.step.outcome.message if self.step.outcome else "",
             *self.rig.event_messages,
         )
-        is_confessed = any(words in text for words in CONFESSED for text in messages)
-        COUNTS["not undone, as reported"] += is_confessed
-        excused = self._hindered_gpus() if is_confessed else frozenset()
+        is_reported = any(words in text for words in ROLLBACK_FAILED_TEXTS for text in messages)
+        COUNTS["not undone, as reported"] += is_reported
+        excused = self._hindered_gpus() if is_reported else frozenset()
         for index, shape in enumerate(simulated_rig.geometry(self.rig.state)):
             is_wanted = any(
                 not self._differences((*(None,) * index, layout[index]))
@@ -379,7 +379,7 @@ class Soak(stateful.RuleBasedStateMachine):
                 struck = self.rig.script.struck
                 assert index in excused, (index, shape, messages, self.step, struck)
                 COUNTS["GPUs not undone"] += 1
-        if self._remember(is_undone=not is_confessed):
+        if self._remember(is_undone=not is_reported):
             self.tried_layouts.clear()
             self.foreign.clear()
 

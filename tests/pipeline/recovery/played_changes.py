@@ -17,7 +17,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
 from tests import layout_table
 from tests.node import agents, ends, fakes, inboxes, judging, node_rig, strikes
-from tests.pipeline import dra_scenes, lives
+from tests.pipeline import agent_loop, dra_scenes
 from tests.pipeline.swept_changes import Change, NodeEnd
 
 _MAX_PAUSES = 16
@@ -108,13 +108,13 @@ class PlayedChange:
     def _serve(self) -> outcomes.Outcome | None:
         agent = agents.reconciler(self.rig, configs=self.config, limits=_LIMITS)
         pauses = _Pauses(self, agent)
-        outcome = lives.run_agent(self.rig, agent, self.config, pauses)
+        outcome = agent_loop.run_agent(self.rig, agent, self.config, pauses)
         self.is_over = pauses.is_over
         if not self.is_over:
             return None
         # What comes back by itself, such as the plugin of a failed change, does.
         away_s = self.rig.daemons.controller_away_until_s - self.rig.clock.now_s
-        self.rig.clock.wait(max(lives.RETRY_S, away_s))
+        self.rig.clock.wait(max(agent_loop.RETRY_S, away_s))
         return outcome
 
     def kill(self) -> None:
@@ -131,7 +131,7 @@ class PlayedChange:
 
     def request(self, layout: str | None, custom: custom_layouts.Custom | None = None) -> None:
         """Set what is requested on the Node."""
-        lives.request(self.rig, layout, custom)
+        agent_loop.request(self.rig, layout, custom)
 
     @property
     def request_key(self) -> tuple[str | None, ...]:
@@ -284,7 +284,7 @@ class _Pauses:
         self._pauses += 1
         self.is_over = (pause.is_at_rest or bool(is_refused)) and self._pauses <= _MAX_PAUSES
         if self._pauses > _MAX_PAUSES:
-            raise lives.EndOfPause
+            raise agent_loop.EndOfPause
         self._play.rig.clock.wait(self._repair_check_s() if self.is_over else pause.seconds)
 
     def _repair_check_s(self) -> float:
@@ -296,7 +296,7 @@ class _Pauses:
         play, rig = self._play, self._play.rig
         is_repair = play.change.is_repair and play.request_key[0] is not None
         if not (is_repair and any(gpu.awaits_reset for gpu in rig.gpus)):
-            raise lives.EndOfPause
+            raise agent_loop.EndOfPause
         checks = self._checks[len(self._agent.outcomes)]
         self._checks[len(self._agent.outcomes)] += 1
         # Which pods use a silent GPU may be known only at the second check, and no repair begins
@@ -306,8 +306,8 @@ class _Pauses:
         if checks >= enough and "affected" in present and not play.was_about_to_evict:
             play.problems.append("a repair that evicted no pod pauses")
         if checks > enough:
-            raise lives.EndOfPause
-        return lives.CHECK_S if checks < enough else _REPAIR_PAUSE_S
+            raise agent_loop.EndOfPause
+        return agent_loop.CHECK_S if checks < enough else _REPAIR_PAUSE_S
 
 
 def devices_of(rig: node_rig.NodeRig, uid: str) -> frozenset[str]:

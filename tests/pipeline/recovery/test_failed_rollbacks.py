@@ -14,7 +14,7 @@ from tests.node.nodes import EXTRA_CLIENTS
 from tests.pipeline import dra_scenes
 
 
-def unlucky_node() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
+def after_failed_rollback() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     """A change has failed, and so has its rollback."""
     rig = nodes.busy_node()
     before = rig.gpus
@@ -25,7 +25,7 @@ def unlucky_node() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
 
 
 def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
-    rig, _ = unlucky_node()
+    rig, _ = after_failed_rollback()
 
     message = rig.status_messages[-1]
     assert "still to do: GPU 0" in message
@@ -58,7 +58,7 @@ def test_gpus_lost_in_a_change_are_unreachable_in_its_status() -> None:
 
 @pytest.mark.parametrize("wanted", ["too-much", "no-such-layout", "no-such-profile", None])
 def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | None) -> None:
-    rig, before = unlucky_node()
+    rig, before = after_failed_rollback()
 
     agents.take_over(rig, wanted)
 
@@ -92,7 +92,7 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(
 
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
 def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) -> None:
-    rig, _ = unlucky_node()
+    rig, _ = after_failed_rollback()
     rig.host.boot_id = boot_id
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=9)
 
@@ -117,7 +117,7 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
 
 
 def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
-    rig, before = unlucky_node()
+    rig, before = after_failed_rollback()
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     agent = agents.start(rig, agents.LAYOUT, text)
 
@@ -128,7 +128,7 @@ def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
 
 
 def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None:
-    rig, _ = unlucky_node()
+    rig, _ = after_failed_rollback()
     agent = agents.start(rig, agents.LAYOUT)
     error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
 
@@ -141,7 +141,7 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     assert "the interrupted change could not be rolled back: no pods" in rig.status_messages[-1]
 
 
-def odd_node(
+def after_partial_rollback(
     rig: node_rig.NodeRig | None = None, layout: str = agents.LAYOUT
 ) -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...], str]:
     """Return a node whose rollback has failed, its GPUs before, and a device of the change."""
@@ -159,18 +159,18 @@ def odd_node(
     with strikes.on_steps(rig, refuse_after_one_creation):
         assert agents.run(rig, layout).should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.annotations
-    (odd,) = (
+    (new_device,) = (
         ci.uuid or ""
         for gi in rig.gpus[0].gpu_instances
         if gi.placement not in had
         for ci in gi.compute_instances
     )
-    return rig, before, odd
+    return rig, before, new_device
 
 
 def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
-    rig, _, odd = odd_node()
-    rig.add_pod("newcomer", devices=frozenset({odd}))
+    rig, _, new_device = after_partial_rollback()
+    rig.add_pod("newcomer", devices=frozenset({new_device}))
     gpus = rig.gpus
 
     outcome = agents.resume(rig, "too-much")
@@ -183,7 +183,7 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
 
 @pytest.mark.parametrize("wanted", ["too-much", None])
 def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> None:
-    rig, before, _ = odd_node()
+    rig, before, _ = after_partial_rollback()
     resource = {"nvidia.com/mig-3g.20gb": 1}
     uid = rig.add_pod("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
     tainted: list[bool] = []
@@ -208,14 +208,14 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> No
 
 def test_a_rollback_keeps_a_device_that_a_pod_gets_while_services_stop() -> None:
     """The device plugin is a service that the agent does not know."""
-    rig, _, odd = odd_node()
+    rig, _, new_device = after_partial_rollback()
     del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod not in rig.plugins}
     rig.host.services["dcgm.service"] = True
     strikes.act_once(
         rig,
         lambda: rig.log[-1] == "services.stop",
-        lambda: rig.add_pod("newcomer", devices=frozenset({odd})),
+        lambda: rig.add_pod("newcomer", devices=frozenset({new_device})),
     )
     gpus = rig.gpus
 
@@ -228,10 +228,13 @@ def test_a_rollback_keeps_a_device_that_a_pod_gets_while_services_stop() -> None
 
 
 def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
-    rig, before, odd = odd_node()
+    rig, before, new_device = after_partial_rollback()
     rig.extra_clients = EXTRA_CLIENTS
     uid = rig.add_pod(
-        "watcher", devices=frozenset({odd}), labels={"app": "watcher"}, owner_kind="DaemonSet"
+        "watcher",
+        devices=frozenset({new_device}),
+        labels={"app": "watcher"},
+        owner_kind="DaemonSet",
     )
 
     agents.resume(rig, "too-much")
@@ -242,13 +245,13 @@ def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
 
 
 def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
-    rig, _, odd = odd_node()
+    rig, _, new_device = after_partial_rollback()
     gpu = rig.gpus[0]
     rig.hooks.text = nodes.HOOKS
     strikes.act_once(
         rig,
         lambda: rig.log[-1] == "hooks.run",
-        lambda: rig.add_pod("newcomer", devices=frozenset({odd})),
+        lambda: rig.add_pod("newcomer", devices=frozenset({new_device})),
     )
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     rig.remove_pod(rig.uid_of("spared"))
@@ -262,7 +265,7 @@ def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
 
 
 def test_a_rollback_waits_for_a_kubelet_that_has_just_started() -> None:
-    rig, before, _ = odd_node()
+    rig, before, _ = after_partial_rollback()
     rig.kubelet.all_listed_from_s = rig.clock.now_s + 5
 
     assert not agents.undo(rig)
@@ -271,7 +274,7 @@ def test_a_rollback_waits_for_a_kubelet_that_has_just_started() -> None:
 
 
 def test_a_rollback_runs_although_the_list_of_extra_clients_is_invalid() -> None:
-    rig, before, _ = odd_node()
+    rig, before, _ = after_partial_rollback()
     rig.extra_clients = "version: v1\nclients:\n- labels: {}\n"
 
     assert not agents.undo(rig)
@@ -280,7 +283,7 @@ def test_a_rollback_runs_although_the_list_of_extra_clients_is_invalid() -> None
 
 
 def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
-    rig, before = unlucky_node()
+    rig, before = after_failed_rollback()
     newer = json.loads(rig.annotations[well_known.JOURNAL_ANNOTATION])
     newer |= {"version": journals.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
     rig.annotations[well_known.JOURNAL_ANNOTATION] = json.dumps(newer)
@@ -302,15 +305,17 @@ def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after the pause"])
 def test_a_rollback_spares_the_device_of_a_pod_that_is_not_bound_yet(*, is_late: bool) -> None:
-    rig, _, odd = odd_node(dra_scenes.without_pods(nodes.dra_node()), "all-balanced")
+    rig, _, new_device = after_partial_rollback(
+        dra_scenes.without_pods(nodes.dra_node()), "all-balanced"
+    )
     rig.clock.wait(1)
-    assert odd in dra_scenes.published_uuids(rig)
+    assert new_device in dra_scenes.published_uuids(rig)
     gpus = rig.gpus
 
     strikes.act_once(
         rig,
         lambda: not (is_late and rig.driver_runs),
-        lambda: dra_scenes.add_unbound(rig, odd),
+        lambda: dra_scenes.add_unbound(rig, new_device),
     )
 
     assert agents.undo(rig)

@@ -11,7 +11,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
-from tests.pipeline import lives
+from tests.pipeline import agent_loop
 
 
 @pytest.mark.parametrize("end", ["locked", "replaced", "stopped"])
@@ -232,7 +232,7 @@ def test_node_that_registers_again_between_attempts_gets_its_services_back() -> 
     agent = agents.reconciler(rig)
     assert agents.run(rig, by=agent).should_retry
     rig.fail_always.clear()
-    lives.register_again(rig)
+    agent_loop.register_again(rig)
 
     agent.forget_node()
     agent.recover(agents.LAYOUT)

@@ -11,7 +11,7 @@ from mig_manager.agent.pods import device_listing
 from mig_manager.core.node import well_known
 from tests import layout_table
 from tests.node import agents, nodes
-from tests.pipeline import lives
+from tests.pipeline import agent_loop
 from tests.pipeline.recovery import played_changes
 from tests.pipeline.recovery.played_changes import PlayedChange
 from tests.pipeline.swept_changes import Change, NodeEnd
@@ -217,7 +217,9 @@ WRITES: Sequence[Write] = (
     Write("deploy label of a monitor removed", functools.partial(_disable_monitor, value=None)),
     Write("cordon", _cordon),
     Write(
-        "Node registered again", lambda play: lives.register_again(play.rig), _after_registration
+        "Node registered again",
+        lambda play: agent_loop.register_again(play.rig),
+        _after_registration,
     ),
     Write("taint removed", _remove_taint),
     Write("journal removed", _remove_journal, _after_lost_journal),

@@ -7,7 +7,7 @@ from mig_manager.core import gpu_processes
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import agents, fakes, inboxes, node_rig, strikes
-from tests.pipeline import lives
+from tests.pipeline import agent_loop
 
 LAYOUT = "all-balanced"
 
@@ -61,7 +61,7 @@ class Story:
             (acts.pop(0) if acts else pause.stop)()
 
         try:
-            lives.run_agent(self.rig, agent, self.source, go_on)
+            agent_loop.run_agent(self.rig, agent, self.source, go_on)
         finally:
             self.reasons += (outcome.reason for outcome in agent.outcomes)
 
