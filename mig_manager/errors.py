@@ -101,7 +101,7 @@ Remedy = str | CommandRemedy
 
 
 class _ReasonFacts(NamedTuple):
-    """What is known of a reason: its remedies, and whether it can pass."""
+    """Facts about a reason: its remedies, and whether it can pass."""
 
     on_node: str = ""  # the remedy on a node with an agent
     at_shell: Remedy = ""
@@ -530,7 +530,7 @@ class LockedError(MigManagerError):
 
 
 class SupersededBy(enum.Enum):
-    """What follows a run that was superseded."""
+    """Why a run was superseded, which determines the next step."""
 
     OTHER_LAYOUT = "a run for another layout"
     SAME_LAYOUT = "a run for the same layout"

@@ -75,7 +75,7 @@ class DriftMemory:
 
 
 class _Verdict(enum.Enum):
-    """What a check shows, compared with the last run and the checks since."""
+    """The result of a check, compared with the last run and the checks since."""
 
     CHANGED = "a failed run may now succeed, or a GPU was lost or is back"
     UNKNOWN = "it is unknown whether the layout is active, or the run has failed"

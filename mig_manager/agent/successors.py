@@ -13,7 +13,7 @@ from mig_manager.core.node import pod_object
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Successors:
-    """What a drain remembers of the pods on the node, over all its attempts."""
+    """The pods of a drain, over all its attempts: from its start, evicted, and returned."""
 
     _first: frozenset[str] | None = None  # UIDs of the node's pods at the start
     _removed_uids: set[str] = dataclasses.field(default_factory=set)

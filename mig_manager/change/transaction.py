@@ -22,7 +22,7 @@ _MAX_ROUNDS = 3  # the mode, then instances whose profiles are known only then, 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Goal:
-    """What a change brings the GPUs to."""
+    """The goal of a change: how to plan towards it, and which instances may stay unrestored."""
 
     replan: Callable[[model.ObservedGpus], steps.Plan]
     """Plans the steps that remain; without any, the goal is reached. LayoutError: impossible."""

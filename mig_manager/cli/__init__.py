@@ -1,1 +1,1 @@
-"""What people type: the toolkit of command lines, and the commands of ``mig-manager``."""
+"""The command line: the commands of ``mig-manager``, and the toolkit of all programs."""

@@ -1,4 +1,4 @@
-"""What the recommendations of a term would have done, over time."""
+"""Sum up over time what the recommendations of a term would have done."""
 
 import collections
 import dataclasses

@@ -47,7 +47,7 @@ _log = structlog.get_logger()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the terms of a replica work with."""
+    """The dependencies that all terms of a replica share."""
 
     cluster: partitioner_cluster.PartitionerCluster
     leader: leader.Leader
@@ -59,7 +59,7 @@ class Parts:
 
 
 class Term:
-    """What a leader does, and remembers between decisions; the next term begins with a new one."""
+    """One term of a leader, with its memory between decisions."""
 
     def __init__(self, parts: Parts) -> None:
         self._cluster = parts.cluster

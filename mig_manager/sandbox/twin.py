@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Twin:
-    """What the simulated driver says."""
+    """The answers of the simulated driver."""
 
     gpus: "tuple[answers.CapturedGpu | None, ...]"
     """The expected capture of each GPU; None: no product is like it, or it cannot be simulated."""

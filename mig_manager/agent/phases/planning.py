@@ -21,7 +21,7 @@ _ON_DEMAND = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanBasis:
-    """What a change brings the GPUs to, and what it spares."""
+    """The target of a change, and the devices in use, which its plan spares if it can."""
 
     target: targets.Target
     restoring: model.Snapshots

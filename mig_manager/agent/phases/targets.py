@@ -1,4 +1,4 @@
-"""What a run changes the GPUs to: the requested layout, or GPUs to repair."""
+"""The target of a run: the requested layout, or GPUs to repair."""
 
 import collections
 import dataclasses

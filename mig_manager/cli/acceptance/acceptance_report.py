@@ -37,7 +37,7 @@ def catalogue_rows(path: pathlib.Path) -> str:
 
 def report(
     survey: surveys.Survey,
-    course: confirmed_course.Played | None = None,
+    course: confirmed_course.ObservedCourse | None = None,
     *,
     is_simulated: bool = False,
     timeout_s: float,

@@ -19,8 +19,8 @@ from mig_manager.core.acceptance import surveys
 from mig_manager.sandbox.driver import simulated_cuda
 
 
-class Played(NamedTuple):
-    """What the course showed."""
+class ObservedCourse(NamedTuple):
+    """The result of the course, with the NVML calls that it made."""
 
     gpu: int  # its number in the survey
     result: gpu_course.CourseResult
@@ -61,7 +61,7 @@ def play(
     deps: local.LocalDependencies,
     access: gpu_access.CommandAdapters,
     asked_at: console.Console | None,
-) -> Played:
+) -> ObservedCourse:
     """Play the course on a surveyed GPU, after a question at a terminal, if there is one.
 
     Raises:
@@ -92,7 +92,7 @@ def play(
     using = functools.partial(cuda.using, line)
     result = gpu_course.run(deps, uuid, observer.killing_after, using)
     number = next(n for n, each in enumerate(survey.gpus) if each.gpu.uuid == uuid)
-    return Played(number, result, tuple(observer.calls))
+    return ObservedCourse(number, result, tuple(observer.calls))
 
 
 def _require_no_processes(gpu: model.Gpu, gpus: worker_client.WorkerGpus) -> None:

@@ -34,7 +34,7 @@ class _NotTriedError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CourseResult:
-    """What the course showed."""
+    """The results of the course by stage."""
 
     stages: tuple[stages.AcceptanceStage, ...]
     compute_profiles: Mapping[int, tuple[model.ComputeInstanceProfile, ...]]

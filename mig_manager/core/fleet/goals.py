@@ -1,4 +1,4 @@
-"""What a rollout, or its undo, requests of every node."""
+"""The goal of a rollout or of its undo: the layout to request of every node."""
 
 import dataclasses
 import datetime as dt

@@ -159,7 +159,7 @@ class _Unfinished:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Track:
-    """What a rollout remembers of one node between decisions."""
+    """The history of one node in a rollout, between decisions."""
 
     uid: str = ""  # a node registered again under its name is another node
     is_requested: bool = False  # whether its label was written and is not visible yet

@@ -1,4 +1,4 @@
-"""What the commands status, plan, assert and apply show: the GPUs, a plan, the changes made.
+"""The results of the commands status, plan, assert and apply: GPUs, a plan, the changes made.
 
 ``plan``, ``apply`` and ``assert`` use the same planner, so they agree on what "applied" means.
 """

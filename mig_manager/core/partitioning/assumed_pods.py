@@ -12,7 +12,7 @@ from mig_manager.core.partitioning import batches, node_index, node_sets
 
 
 class AssumedPods:
-    """What assumed pods get of nodes, and what they leave."""
+    """The devices that assumed pods get, and the resources that nodes have left."""
 
     def __init__(self, index: node_index.NodeIndex) -> None:
         self._index = index

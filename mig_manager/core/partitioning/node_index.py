@@ -20,7 +20,7 @@ from mig_manager.core.partitioning import (
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class NodeFacts:
-    """What a decision derives from one node."""
+    """Facts that a decision derives from one node."""
 
     node: partitioned.PartitionedNode  # in the state from which it was derived
     gpus: trial_change.ChangeableGpus

@@ -43,7 +43,7 @@ _NEEDS: dict[model.RecoveryAction, tuple[str, str]] = {
         "read 'GPU Recovery Action' of 'nvidia-smi -q -i {index}'",
     ),
 }
-"""What the driver requests and what to do, worst first.
+"""By recovery action, worst first: the driver's request in words, and the remedy.
 
 Sources: NVIDIA GPU Memory Error Management, "Error Recovery and Response Flags", for the first
 five values; the comments of ``nvmlDeviceGpuRecoveryAction_t`` in nvml.h for the others.

@@ -1,4 +1,4 @@
-"""What the host keeps beside the Node: the request's record, and what it still has to undo."""
+"""The copy on the host of the request's record, and of the host's entries to undo."""
 
 import json
 

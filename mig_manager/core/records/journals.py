@@ -27,7 +27,7 @@ _MAX_SERVICES = 256  # services of the host: a full list, and services that syst
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostEntries:
-    """What the agent undoes by programs on the host."""
+    """Changes of the host to undo: stopped services, and the hook of a change."""
 
     stopped_services: tuple[str, ...] = ()
     """Services of the machine that were stopped, in the order of the stop."""
@@ -53,7 +53,7 @@ class HostEntries:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEntries:
-    """What is to be restored or finished on the GPUs."""
+    """Changes of the GPUs to undo or to finish."""
 
     snapshot: tuple[model.GpuSnapshot, ...] = ()
     """The GPUs before the change under way, for the rollback. Empty before the change and once it
@@ -205,8 +205,8 @@ class Journal:
     def with_entries(self, **entries: Unpack[Entries]) -> "Journal":
         """Return the journal with new values of entries, each in the record of its kind."""
         values: dict[str, Any] = {**entries}
-        node, host = _take(values, self.node), _take(values, self.host)
-        gpus = _take(values, self.gpus)
+        node, host = _pop_fields(values, self.node), _pop_fields(values, self.host)
+        gpus = _pop_fields(values, self.gpus)
         return dataclasses.replace(self, node=node, host=host, gpus=gpus, **values)
 
     def to_json(self) -> str:
@@ -285,7 +285,7 @@ def unlisted_pauses(view: node_object.NodeView) -> tuple[str, ...]:
     )
 
 
-def _take(values: dict[str, Any], kind: _Kind) -> _Kind:
+def _pop_fields(values: dict[str, Any], kind: _Kind) -> _Kind:
     """Move the values of a record's fields into the record; return it."""
     names = [each.name for each in dataclasses.fields(kind) if each.name in values]
     return dataclasses.replace(kind, **{name: values.pop(name) for name in names})

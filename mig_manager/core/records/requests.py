@@ -120,7 +120,7 @@ class RequestRecord:
     new pods have not served the node yet. If a run ends before that, only this entry shows that
     they belong on the node."""
     applied: applied_gpus.Applied | None = None
-    """What the label ``mig-manager.io/applied`` is about, whatever is requested now; None:
+    """The layout that the label ``mig-manager.io/applied`` names, whatever is requested now; None:
     unknown, or no layout was applied."""
     failed_changes: FailedChanges | None = None
     repairs: gpu_repair.Repairs = ()

@@ -1,4 +1,4 @@
-"""What became of the pods of a replay, as tables for people and as plain data."""
+"""The result of a replay, as tables for people and as plain data."""
 
 import dataclasses
 import datetime as dt

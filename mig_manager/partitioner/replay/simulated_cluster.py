@@ -74,7 +74,7 @@ class SimulatedCluster:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class SimulationResult:
-    """What became of the pods and nodes."""
+    """The waits and ends of the pods, and the changes of the nodes."""
 
     waits: dict[str, float | None]
     """By UID: from a pod's creation to its binding; None: it is not bound by the end."""
