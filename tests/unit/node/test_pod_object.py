@@ -1,5 +1,6 @@
 """What mig-manager reads of a pod of the API."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -8,57 +9,134 @@ from mig_manager.core.node import pod_object, well_known
 from tests.api_objects import a_container, a_pod
 
 GPU = "nvidia.com/mig-1g.10gb"
+SINGLE_OPTION = ["--mig-strategy=single", "--pass-device-specs"]
 
 
-def test_a_pod_is_parsed_with_the_fields_that_the_drain_uses() -> None:
+def a_full_pod() -> dict[str, Any]:
+    """Return a pod in which everything is set that a running pod can have."""
     gates = [{"name": "FEATURE_GATES", "value": "DynamicMIG=true, MPSSupport=false,"}]
-    x = a_container("x", image="registry.example.com/x:1", env=gates)
-    containers = [x, {"name": "y"}]
-    spec = {"nodeSelector": {"a": "b"}, "terminationGracePeriodSeconds": 0}
-    thing = a_pod(labels={"a": "p1"}, spec=spec | {"containers": containers})
+    x = a_container("x", image="registry.example.com/x:1", env=gates, args=SINGLE_OPTION)
+    spec = {
+        "nodeSelector": {"a": "b"},
+        "terminationGracePeriodSeconds": 0,
+        "containers": [x, {"name": "y"}],
+        "initContainers": [
+            a_container("init", limits={GPU: 2}),
+            a_container("done", limits={"nvidia.com/gpu": 1}),
+        ],
+        "resourceClaims": [{"name": "nic", "resourceClaimName": "p1-nic"}],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"operator": "Exists"}],
+        "volumes": [
+            {"name": "a", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}},
+            {"name": "b", "hostPath": {"path": "/var/lib/k0s/kubelet/plugins_registry/"}},
+            {"name": "c", "emptyDir": {}},
+        ],
+    }
+    thing = a_pod(labels={"a": "p1"}, spec=spec)
     thing["metadata"]["annotations"] = {well_known.KEEP_ANNOTATION: "true"}
     thing["metadata"]["ownerReferences"] = [
         {"kind": "Other", "name": "o", "uid": "1", "apiVersion": "v1"},
         {"kind": "DaemonSet", "name": "d", "uid": "2", "apiVersion": "apps/v1"}
         | {"controller": True},
     ]
-    thing["status"]["conditions"] = [
-        {"type": kind, "status": "True"} for kind in ("Initialized", "Ready")
-    ]
-    assert pod_object.parse_pod(thing) == pod_object.Pod(
-        namespace="default",
-        name="p1",
-        uid="uid-p1",
-        phase="Running",
-        labels={"a": "p1"},
-        node_selector={"a": "b"},
-        owner_kind="DaemonSet",
-        owner_name="d",
-        is_mirror=False,
-        is_ready=True,
-        is_terminating=False,
-        gpu_resources={},
-        container_names=("x", "y"),
-        node_name="n1",
-        is_kept=True,
-        grace_s=0,
-        images=("registry.example.com/x:1", ""),
-        feature_gates={"DynamicMIG": True, "MPSSupport": False},
-    )
+    thing["status"] |= {
+        "conditions": [{"type": kind, "status": "True"} for kind in ("Initialized", "Ready")],
+        "initContainerStatuses": [{"name": "done", "state": {"terminated": {"exitCode": 0}}}],
+        "extendedResourceClaimStatus": {
+            "resourceClaimName": "p1-gpus",
+            "requestMappings": [
+                {"containerName": "init", "requestName": "r0", "resourceName": GPU}
+            ],
+        },
+    }
+    return thing
 
 
-def test_a_terminating_bare_pod_is_marked_as_such() -> None:
+def a_terminating_pod() -> dict[str, Any]:
+    """Return a static pod whose grace period runs, and whose container cannot start."""
     thing = a_pod()
-    thing["status"] = {"phase": "Running"}
+    waiting = {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+    thing["status"] = {"phase": "Running", "containerStatuses": [waiting]}
     thing["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
     thing["metadata"]["annotations"] = {
         "kubernetes.io/config.mirror": "x",
         well_known.KEEP_ANNOTATION: "false",
     }
-    pod = pod_object.parse_pod(thing)
-    assert pod.ends_by_s == 1767323045
-    assert (pod.owner_kind, pod.is_terminating, pod.is_mirror) == (None, True, True)
-    assert (pod.is_ready, pod.is_kept, pod.is_admitted) == (False, False, False)
+    return thing
+
+
+EXAMPLES = (
+    (
+        a_full_pod(),
+        pod_object.Pod(
+            namespace="default",
+            name="p1",
+            uid="uid-p1",
+            phase="Running",
+            labels={"a": "p1"},
+            node_selector={"a": "b"},
+            owner_kind="DaemonSet",
+            owner_name="d",
+            is_ready=True,
+            gpu_resources={GPU: 2, "nvidia.com/gpu": 1},
+            container_names=("x", "y"),
+            node_name="n1",
+            is_kept=True,
+            grace_s=0,
+            has_claims=True,
+            claims=("p1-nic", "p1-gpus"),
+            claimed_resources=frozenset({GPU}),
+            completed_resources=frozenset({"nvidia.com/gpu"}),
+            has_gpu_init=True,
+            has_claim_init=True,
+            mounts_plugin_sockets=True,
+            mounts_driver_sockets=True,
+            images=("registry.example.com/x:1", ""),
+            mig_strategy="single",
+            feature_gates={"DynamicMIG": True, "MPSSupport": False},
+            tolerated=frozenset({"nvidia.com/gpu"}),
+        ),
+    ),
+    (
+        a_terminating_pod(),
+        pod_object.Pod(
+            namespace="default",
+            name="p1",
+            uid="uid-p1",
+            phase="Running",
+            is_mirror=True,
+            is_terminating=True,
+            ends_by_s=1767323045,
+            is_admitted=False,
+            container_names=("main",),
+            node_name="n1",
+            images=("app:1",),
+            waiting=pod_object.ContainerWaiting(reason="ErrImagePull", message="no such image"),
+        ),
+    ),
+)
+NOT_OF_THE_OBJECT = {"claimed_ids", "is_unbound", "is_unlisted"}
+"""The fields that follow from ResourceClaims and from kubelet's list, not from the Pod."""
+
+
+@pytest.mark.parametrize(("thing", "pod"), EXAMPLES, ids=["full", "terminating"])
+def test_a_pod_is_parsed_with_the_fields_that_the_drain_uses(
+    thing: dict[str, Any], pod: pod_object.Pod
+) -> None:
+    assert pod_object.parse_pod(thing) == pod
+
+
+def test_every_field_of_a_pod_is_parsed_in_an_example() -> None:
+    # A field without a default is in every example.
+    bare = pod_object.Pod(namespace="", name="", uid="", phase="")
+
+    unchanged = {
+        field.name
+        for field in dataclasses.fields(pod_object.Pod)
+        if all(getattr(pod, field.name) == getattr(bare, field.name) for _, pod in EXAMPLES)
+    }
+
+    assert unchanged == NOT_OF_THE_OBJECT
 
 
 @pytest.mark.parametrize(
@@ -89,7 +167,7 @@ SINGLE = [{"name": "MIG_STRATEGY", "value": "single"}]
     [
         ({}, ""),
         ({"command": ["nvidia-device-plugin"]}, ""),
-        ({"args": ["--mig-strategy=single", "--pass-device-specs"]}, "single"),
+        ({"args": SINGLE_OPTION}, "single"),
         ({"args": ["--mig-strategy", "mixed"]}, "mixed"),
         ({"args": ["--mig-strategy"]}, ""),
         ({"env": SINGLE}, "single"),
