@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.node import claims, device_ids, well_known
+from mig_manager.core.node import claims, well_known
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 from tests import api_objects, waiting
 from tests.kit import dra_driver
+from tests.node import gpu_values
 from tests.stage import agent_stage, clusters
 
 CLAIMS, SLICES = dra_driver.CLAIMS, dra_driver.SLICES
@@ -116,7 +117,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
         assert stage.status()["reason"] == "Applied", stage.status()
         assert len(stage.workloads().keys() & names) == 1
         assert len(driver.starts) == 2
-        uuids, _ = device_ids.expected_ids(stage.gpus.observe())
+        uuids = gpu_values.device_uuids(stage.gpus.observe())
         (published,) = stage.api.get(SLICES)["items"]
         assert set(claims.parse_slice(published).uuids.values()) == uuids
         assert len(uuids) == 4

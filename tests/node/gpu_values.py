@@ -18,6 +18,18 @@ def of_plan(
     return seen_of((by_uuid[gpu_plan.gpu_uuid] for gpu_plan in plan.gpus), lost)
 
 
+def device_uuids(gpus: Iterable[model.Gpu]) -> frozenset[str]:
+    """Return the UUIDs of the GPUs on which MIG is off, and of the MIG devices of the others.
+
+    These are the devices of the device plugin and of the DRA driver. The product is not asked.
+    """
+    return frozenset(
+        uuid
+        for gpu in gpus
+        for uuid in (gpu.mig_uuids if gpu.current_mode is model.MigMode.ENABLED else (gpu.uuid,))
+    )
+
+
 def seen_of(gpus: Iterable[model.Gpu], lost: Collection[str]) -> model.ObservedGpus:
     """Return GPUs as they are observed where some do not answer."""
     each = tuple(gpus)

@@ -11,13 +11,12 @@ from mig_manager.core import model, ports
 from mig_manager.core.node import claims as dra
 from mig_manager.core.node import (
     clients,
-    device_ids,
     pod_object,
     policies,
     well_known,
 )
 from mig_manager.core.records import inventory_codec, journals
-from tests.node import fakes, parts, samples
+from tests.node import fakes, gpu_values, parts, samples
 from tests.node.kept_file import FakeKeptFile
 
 
@@ -183,7 +182,7 @@ class NodeRig:
     @property
     def plugin_devices(self) -> dict[str, frozenset[str]]:
         """The devices that a plugin finds on the GPUs, by resource."""
-        return {"nvidia.com/gpu": device_ids.expected_ids(self.gpus)[0]}
+        return {"nvidia.com/gpu": gpu_values.device_uuids(self.gpus)}
 
     @property
     def drivers(self) -> list[pod_object.Pod]:
@@ -312,7 +311,7 @@ class NodeRig:
         )
         if self.dra_driver.is_broken:
             return
-        uuids = sorted(device_ids.expected_ids(self.gpus)[0])
+        uuids = sorted(gpu_values.device_uuids(self.gpus))
         self.dra_driver.slices = (
             dra.Slice(
                 name=f"node-a-gpu.nvidia.com-{self._serial}",

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import claims, device_ids, policies, well_known
+from mig_manager.core.node import claims, policies, well_known
 from mig_manager.errors import Reason
 from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.dra_scenes import (
@@ -230,7 +230,7 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
 
         assert outcome.state is model.State.SUCCESS
         assert rig.driver_runs
-        assert published_uuids(rig) == device_ids.expected_ids(rig.gpus)[0]
+        assert published_uuids(rig) == gpu_values.device_uuids(rig.gpus)
         ends.assert_restored(rig)
     assert len(superseded_runs) > 4
 

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import device_ids, discovery_labels, strategies, well_known
+from mig_manager.core.node import discovery_labels, strategies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
 from tests.node import (
@@ -129,7 +129,7 @@ def test_devices_of_a_lost_gpu_or_of_another_manager_stay() -> None:
 def test_a_plugin_with_too_few_devices_is_not_restarted_without_a_request() -> None:
     node = UnservedNode.of("no request")
     # Its owner may have left out a GPU.
-    node.rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(node.rig.gpus[:1])[0]}
+    node.rig.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(node.rig.gpus[:1])}
     plugins = node.plugins
 
     node.check()
@@ -163,7 +163,7 @@ def test_a_dra_driver_without_a_request_offers_no_device_that_is_gone() -> None:
     rig.clock.wait(1)
 
     (listed,) = rig.dra_driver.slices or ()
-    assert set(listed.uuids.values()) == device_ids.expected_ids(rig.gpus)[0]
+    assert set(listed.uuids.values()) == gpu_values.device_uuids(rig.gpus)
 
 
 @pytest.mark.parametrize("why", [*UNSERVED, "drifted"])
@@ -282,7 +282,7 @@ def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
     served = rig.schedulable
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.
-    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus[:1])[0]}
+    rig.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)

@@ -6,10 +6,10 @@ import pytest
 
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
-from mig_manager.core.node import device_ids, well_known
+from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import agents, ends, fakes, node_rig, nodes
+from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes
 from tests.pipeline.drifts import LAYOUT, tamper
 
 UNUSABLE_FILES = {
@@ -89,7 +89,7 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     outcome = agents.run(rig, LAYOUT, by=agent)
     configs.text = UNUSABLE_FILES["invalid"]
     rig.driver.lost.clear()
-    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus[:1])[0]}
+    rig.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 

@@ -12,7 +12,6 @@ from mig_manager.core import model
 from mig_manager.core.node import (
     claims,
     clients,
-    device_ids,
     gpu_use,
     mig_managers,
     pod_object,
@@ -31,7 +30,7 @@ OF_DRIVER: dict[str, Any] = {
 
 
 def of_gpus(gpus: tuple[model.Gpu, ...]) -> tuple[claims.Slice, ...]:
-    uuids, _ = device_ids.expected_ids(gpus)
+    uuids = gpu_values.device_uuids(gpus)
     devices = [a_device(f"d{n}", uuid=uuid) for n, uuid in enumerate(sorted(uuids))]
     return (claims.parse_slice(a_resource_slice(*devices)),)
 

@@ -246,7 +246,32 @@ def test_console_gpus_do_not_count() -> None:
         (gpu, display), {gpu.uuid: samples.desired_gpu({"1g.5gb": 7})}
     )
     assert not strategies.refusals(layouts)
-    assert device_ids.expected_ids((gpu, display)) == device_ids.expected_ids((gpu,))
+
+
+OFF = model.MigMode.DISABLED
+DIVIDED = samples.gpu(samples.A100, "1g.5gb@0", "2g.10gb@2[]", "3g.20gb@4[1c@0 1c@2]")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sliced", "whole"),
+    [
+        pytest.param(DIVIDED, {"MIG-0-0-0", "MIG-0-4-0", "MIG-0-4-2"}, {"GPU-0"}, id="divided"),
+        pytest.param(samples.gpu(samples.A100), set(), {"GPU-0"}, id="no instance"),
+        pytest.param(samples.gpu(samples.A100, mode=OFF), {"GPU-0"}, {"GPU-0"}, id="MIG off"),
+        pytest.param(samples.gpu(None, mode=None), {"GPU-0"}, {"GPU-0"}, id="without MIG"),
+        pytest.param(
+            dataclasses.replace(samples.gpu(None, mode=None), name="DGX Display"),
+            set(),
+            set(),
+            id="a console GPU",
+        ),
+    ],
+)
+def test_the_device_plugin_lists_mig_devices_or_whole_gpus(
+    gpu: model.Gpu, sliced: set[str], whole: set[str]
+) -> None:
+    other = samples.gpu(samples.A100, "2g.10gb@2", index=1)
+    assert device_ids.expected_ids((gpu, other)) == (sliced | {"MIG-1-2-0"}, whole | {"GPU-1"})
 
 
 # -- which pods ask for which devices, and what a plan means to them --------------------------
