@@ -56,10 +56,11 @@ def counts(gpu: str) -> Mapping[str, int] | None:
 
 def document(layouts: Iterable[str]) -> str:
     """Return the file with layouts of the table."""
-    return render({layout: _rule_lines(LAYOUTS[layout]) for layout in layouts})
+    return render({layout: rule_lines(LAYOUTS[layout]) for layout in layouts})
 
 
-def _rule_lines(devices: str | Gpus) -> list[str]:
+def rule_lines(devices: str | Gpus) -> list[str]:
+    """Return the lines of a layout: the same devices for all GPUs, or those of each."""
     if isinstance(devices, str):
         return [rule_line("all", counts(devices))]
     return [rule_line(f"[{at}]", counts(each)) for at, each in enumerate(devices)]

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors
@@ -11,37 +11,26 @@ from mig_manager.change import boot, local, pod_use
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts, plans
 from mig_manager.core.records import journals, verified_layouts
+from tests import layout_table
 from tests.node import fake_cluster, fake_host, fakes, gpu_values, kept_file, node_rig, strikes
 
-LAYOUTS_TEXT = """
-version: v1
-mig-configs:
-  before:
-  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 1, 3g.20gb: 1}}
-  wanted:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
-  other:
-  - {devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}
-  small:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  mixed:
-  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
-  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  split:
-  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
-  - {devices: [1], mig-enabled: true, mig-devices: {1c.3g.20gb: 2, 1g.5gb: 1}}
-  one-off:
-  - {devices: [0], mig-enabled: false}
-  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
-  bare:
-  - {devices: all, mig-enabled: true, mig-devices: {}}
-  'off':
-  - {devices: all, mig-enabled: false}
-  first-only:
-  - {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}
-  too-much:
-  - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 2}}
-"""
+_DEVICES: Mapping[str, str | layout_table.Gpus] = {
+    "before": "2g.10gb 3g.20gb",
+    "wanted": "1g.5gb 1g.5gb 3g.20gb",
+    "other": "7g.40gb",
+    "small": " ".join(["1g.5gb"] * 7),
+    "mixed": ("1g.5gb 1g.5gb 3g.20gb", " ".join(["1g.5gb"] * 7)),
+    "split": ("1g.5gb 1g.5gb 3g.20gb", "1c.3g.20gb 1c.3g.20gb 1g.5gb"),
+    "one-off": ("off", "1g.5gb 1g.5gb 3g.20gb"),
+    "bare": "",
+    "off": "off",
+    "first-only": ("7g.40gb",),
+    "too-much": "4g.20gb 4g.20gb",
+}
+"""What each layout lists: for all GPUs, or for each of the first ones."""
+LAYOUTS_TEXT = layout_table.render(
+    {f"'{name}'": layout_table.rule_lines(devices) for name, devices in _DEVICES.items()}
+)
 LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
 
 
@@ -169,7 +158,11 @@ class ApplyingNode(node_rig.NodeRig):
         )
 
     def has(self, name: str) -> bool:
-        return plans.plan(self.deps.gpus.observe(), self.layouts.layout(name)).is_applied
+        """Return whether the GPUs have exactly what a layout lists; the planner is not asked."""
+        devices, gpus = _DEVICES[name], layout_table.layout_of(self.gpus)
+        listed = (devices,) * len(gpus) if isinstance(devices, str) else devices
+        counts = [*map(layout_table.counts, gpus[: len(listed)])]
+        return counts == [*map(layout_table.counts, listed)]
 
     def kill_apply(self, name: str, *, at: int) -> bool:
         """Apply a layout and be killed at a step; return whether there was such a step."""
