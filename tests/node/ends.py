@@ -75,10 +75,17 @@ def assert_superseded(
 def assert_restored(
     rig: node_rig.NodeRig, *, is_stopped: bool = False, is_in_drain: bool = False
 ) -> None:
-    """Also the plugin's config is what it was, unless the layout that it goes with succeeded.
+    """Check that nothing of a change is left on the node.
+
+    - The journal has no entry but one that a later attempt needs.
+    - No GPU client is paused.
+    - Neither the hold taint nor a cordon is left.
+    - The plugin's config is what it was, unless the layout that it goes with succeeded.
+    - Host services run if and only if they ran.
+    - No exit hook is pending, but one that failed and stands in the journal.
 
     A stopped agent, or one in a drain, may have left the proof of the plugin's devices to the next
-    attempt.
+    attempt; one in a drain, its taint.
     """
     assert remaining(rig, is_stopped=is_stopped, is_in_drain=is_in_drain) == []
 

@@ -86,14 +86,14 @@ def node_with(
     return rig, Deployment(rig, devices, room_elsewhere=room_elsewhere, starts=starts)
 
 
-LAYOUT = "one-slice-changed-back"
+LAYOUT = "first-gpu-whole"
 
 CONFIG = """
 version: v1
 mig-configs:
   all-1g.5gb:
   - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  one-slice-changed-back:
+  first-gpu-whole:
   - {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}
   unknown-profile:
   - {devices: [0], mig-enabled: true, mig-devices: {1g.99gb: 1}}
