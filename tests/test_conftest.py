@@ -56,5 +56,19 @@ def test_a_part_of_a_matrix_keeps_the_results_of_its_other_rows(tmp_path: pathli
 
 
 def test_a_row_that_was_never_counted_says_how_to_count_it() -> None:
-    with pytest.raises(AssertionError, match=r"no row failure=new.*--results=docs/results"):
-        matrix_rows.least("API faults", failure="new", node="x")
+    new = {"failure": "new", "node": "x"}
+    how = "no row failure=new, node=x yet.*--results=docs/results"
+
+    with pytest.raises(AssertionError, match=how):
+        matrix_rows.least("API faults", **new)
+    with pytest.raises(AssertionError, match=how):
+        matrix_rows.require_rows("API faults", [new])
+
+
+def test_a_row_that_no_test_counts_is_named() -> None:
+    *rest, last = [
+        {"change": row["change"]} for row in matrix_rows.published_rows("double strikes")
+    ]
+
+    with pytest.raises(AssertionError, match=f"which you remove: change={last['change']}$"):
+        matrix_rows.require_rows("double strikes", rest)

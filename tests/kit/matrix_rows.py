@@ -78,6 +78,21 @@ class MatrixRow:
         assert of >= least(self._matrix, **self._key)
 
 
+def require_rows(matrix: str, keys: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Return the published rows of a matrix, which must be exactly those with some keys.
+
+    Raises:
+        AssertionError: A row is missing, or no test counts it any more.
+    """
+    rows = published_rows(matrix)
+    published = {_row_name({name: each[name] for name in keys[0]}) for each in rows}
+    present = {*map(_row_name, keys)}
+    missing, old = sorted(present - published), sorted(published - present)
+    assert not missing, _missing(matrix, " and ".join(missing))
+    assert not old, f"{matrix} has a row that no test counts, which you remove: {'; '.join(old)}"
+    return rows
+
+
 def published_rows(matrix: str) -> list[dict[str, Any]]:
     """Return the rows of a matrix as they were last counted whole."""
     path = _FOLDER / f"{matrix.replace(' ', '-')}.json"
@@ -93,8 +108,16 @@ def least(matrix: str, *, of: str = "tried", **key: str) -> float:
     """
     numbers = {tuple(each[name] for name in key): int(each[of]) for each in published_rows(matrix)}
     number = numbers.get(tuple(key.values()))
-    assert number is not None, (
-        f"{matrix} has no row {', '.join('='.join(each) for each in key.items())} yet: run its "
-        "whole test with --results=docs/results, which writes the row, and then once more"
-    )
+    assert number is not None, _missing(matrix, _row_name(key))
     return _KEPT * number
+
+
+def _row_name(key: Mapping[str, str]) -> str:
+    return ", ".join("=".join(each) for each in key.items())
+
+
+def _missing(matrix: str, row: str) -> str:
+    return (
+        f"{matrix} has no row {row} yet: run its whole test with "
+        '-m "slow or not slow" --results=docs/results, which writes the row, and then once more'
+    )
