@@ -111,6 +111,8 @@ RTX6000 = _table(
     """,
 )
 PRODUCTS = {"A100": A100, "H100": H100, "A30": A30, "RTX6000": RTX6000}
+"""One product for each way in which placements differ. A new one gets a row if a rule of the core
+depends on it; the properties of every product are tested with ``gpu_values.gpus_of``."""
 
 
 def gpu(

@@ -14,18 +14,36 @@ PRODUCTS = tuple(hardware.products().values())
 TABLE = json.loads(pathlib.Path(hardware.__file__).with_name("hardware.json").read_bytes())
 
 
-def test_table_has_38_mig_products_two_without_mig_and_241_profiles() -> None:
-    assert sum(product.is_mig_capable for product in PRODUCTS) == 38
-    assert {p.key for p in PRODUCTS if not p.is_mig_capable} == {"l40s", "t4"}
-    not_simulatable = {
-        "h20-nvl16",
-        "jetson-thor",
-        "rtx-pro-4500-blackwell",
-        "rtx-pro-4500-blackwell-server",
-        "rtx-pro-5000-blackwell",
-    }
-    assert {p.key for p in PRODUCTS if p.not_simulatable} == not_simulatable
-    assert sum(len(product.profiles) for product in PRODUCTS) == 241
+WITHOUT_MIG = {"l40s", "t4"}
+NOT_SIMULATABLE = {
+    "h20-nvl16",
+    "jetson-thor",
+    "rtx-pro-4500-blackwell",
+    "rtx-pro-4500-blackwell-server",
+    "rtx-pro-5000-blackwell",
+}
+
+
+def test_the_keys_of_the_products_are_unique() -> None:
+    keys = [raw["key"] for raw in TABLE["products"]]
+
+    assert [product.key for product in PRODUCTS] == keys
+    assert len({*keys}) == len(keys)
+
+
+def test_every_product_has_profiles_or_is_listed_without() -> None:
+    assert {each.key for each in PRODUCTS if not each.is_mig_capable} == WITHOUT_MIG
+    assert {each.key for each in PRODUCTS if each.not_simulatable} == NOT_SIMULATABLE
+    assert {each.key for each in PRODUCTS if not each.profiles} == WITHOUT_MIG | NOT_SIMULATABLE
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
+def test_profiles_of_a_product_differ_and_one_is_the_whole_gpu(product: hardware.Product) -> None:
+    names = [row.name for row in product.profiles]
+    spans = [place.size for row in product.profiles for place in row.placements]
+
+    assert len({*names}) == len(names)
+    assert max(spans, default=0) == product.memory_slices
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
