@@ -129,19 +129,30 @@ def burst(*added: float) -> timing.Burst:
     return events
 
 
-def test_a_burst_ends_after_a_quiet_while_or_its_longest_time() -> None:
-    assert burst().ends_in_s(1000.0) is None
+def test_a_burst_ends_after_a_quiet_while() -> None:
     quiet = burst(10.0, 10.25)
+
     assert [quiet.ends_in_s(now) for now in (10.25, 10.5, 11.0)] == [0.5, 0.25, 0.0]
-    endless = burst(*(tenth / 10 for tenth in range(100, 150)))
-    assert endless.ends_in_s(14.9) == pytest.approx(0.1)
-    assert endless.ends_in_s(15.0) == 0.0
     quiet.begin(10.4)
     assert quiet.ends_in_s(10.5) == 0.25
-    quiet.clear()
-    assert quiet.ends_in_s(20.0) is None
-    quiet.add(30.0)
-    assert quiet.ends_in_s(30.0) == 0.5
+
+
+def test_an_endless_burst_ends_after_its_longest_time() -> None:
+    endless = burst(*(tenth / 10 for tenth in range(100, 150)))
+
+    assert endless.ends_in_s(14.9) == pytest.approx(0.1)
+    assert endless.ends_in_s(15.0) == 0.0
+
+
+def test_no_burst_ends_before_an_event_or_after_it_was_cleared() -> None:
+    events = burst()
+    assert events.ends_in_s(1000.0) is None
+    events.add(1000.0)
+    events.clear()
+
+    assert events.ends_in_s(1000.0) is None
+    events.add(1030.0)
+    assert events.ends_in_s(1030.0) == 0.5
 
 
 PAUSES = timing.Backoff(first_s=1.0, max_s=4.0, factor=2.0)
