@@ -7,7 +7,8 @@ import collections
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from mig_manager import errors
 from mig_manager.agent import outcomes
@@ -16,7 +17,7 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
 from tests import layout_table
-from tests.node import agents, ends, fakes, inboxes, judging, node_rig, strikes
+from tests.node import agents, ends, fakes, inboxes, judging, node_rig, parts, strikes
 from tests.pipeline import agent_loop, dra_scenes
 from tests.pipeline.swept_changes import Change, NodeEnd
 
@@ -28,6 +29,38 @@ _LIMITS = {
     "generated_layouts": node_settings.GeneratedLayouts.OFF,
     "repair": node_settings.RepairPolicy.RESET,
 }
+
+
+_NOT_COMPARED: Mapping[type, frozenset[str]] = {
+    node_rig.NodeRig: frozenset(
+        {
+            # ``PlayedChange.key`` has what matters of them, without times and serial numbers.
+            *("gpus", "pods", "annotations", "verified_layout_file"),
+            # They follow from the rest, with times.
+            *("ready_condition", "recovery_condition", "request_file"),
+            # Notes of what happened, which no agent reads.
+            *("states", "status_messages", "ready_reasons", "events", "event_messages", "log"),
+            # They are the rig's own, or strike by themselves.
+            *("clock", "slots", "watched_pods", "on_call"),
+            *("fail_once_at", "fail_always", "lose_answer_at", "_serial"),
+        }
+    ),
+    parts.Kubelet: frozenset(
+        {
+            # Times, and what is listed by the serial numbers of pods.
+            *("all_listed_from_s", "pod_listed_from_s", "all_end_from_s", "pod_ends_from_s"),
+            *("reports_from_s", "devices_by_pod", "claims"),
+            *("withdrawn", "reported_devices"),  # they repeat what is schedulable
+        }
+    ),
+    parts.DraDriver: frozenset({"slices"}),  # numbered by start of the driver
+    parts.Daemons: frozenset({"controller_away_until_s"}),
+    parts.Disruptions: frozenset({"elsewhere"}),  # by UID, and so with serial numbers
+    parts.Driver: frozenset({"step_error", "executed_steps"}),
+    parts.Host: frozenset({"refreshes"}),
+    parts.Hooks: frozenset({"commands", "environment"}),
+}
+"""The fields of the node and its parts that make no difference to a strike, or only by time."""
 
 
 @dataclasses.dataclass
@@ -176,23 +209,21 @@ class PlayedChange:
 
     @property
     def key(self) -> Hashable:
-        """What the next agent and the pods meet: strikes that lead to the same count once."""
+        """What the next agent and the pods meet: strikes that lead to the same count once.
+
+        Every field of the node and of its parts is compared, but those in ``_NOT_COMPARED``.
+        """
         rig = self.rig
         pods = sorted((p.name, p.is_terminating, p.is_ready, p.phase) for p in rig.pods.values())
         return (
+            _as_key(rig),
             *(rig.status.get(name) for name in ("config", "configHash", "state", "phase")),
             rig.annotations.get(well_known.JOURNAL_ANNOTATION),
-            tuple(sorted(rig.labels.items())),
-            rig.has_hold_taint,
             layout_table.layout_of(rig.gpus),
             tuple(gpu.awaits_reset for gpu in rig.gpus),
             tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
             tuple(pods),
             rig.is_controller_away,
-            tuple(rig.host.services.items()),
-            rig.hooks.pending_exit,
-            tuple(rig.hooks.broken_once),
-            tuple(sorted((name, tuple(sorted(ids))) for name, ids in rig.schedulable.items())),
             rig.kubelet.withdrawn is rig.schedulable,
             rig.kubelet.all_listed_from_s > rig.clock.now_s,
             len(rig.verified_layout_file.saved),
@@ -308,6 +339,25 @@ class _Pauses:
         if checks > enough:
             raise agent_loop.EndOfPause
         return agent_loop.CHECK_S if checks < enough else _REPAIR_PAUSE_S
+
+
+def _as_key(value: object) -> Hashable:
+    """Return what is compared of the node, of a part of it, or of a value in one."""
+    if dataclasses.is_dataclass(value):
+        skipped = _NOT_COMPARED.get(type(value), frozenset())
+        return tuple(
+            _as_key(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.name not in skipped
+        )
+    if isinstance(value, Mapping):
+        return frozenset((key, _as_key(each)) for key, each in value.items())
+    if isinstance(value, AbstractSet):
+        return frozenset(map(_as_key, value))
+    if isinstance(value, list | tuple):
+        return tuple(map(_as_key, value))
+    assert isinstance(value, Hashable)
+    return value
 
 
 def devices_of(rig: node_rig.NodeRig, uid: str) -> frozenset[str]:
