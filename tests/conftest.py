@@ -142,11 +142,11 @@ def structlog_defaults() -> Generator[None]:
 def ended_threads(request: pytest.FixtureRequest) -> Generator[None]:
     """Let no thread outlive its test: it would log into what a later one captures.
 
-    The drivers of a real cluster's nodes do, because stories share the cluster.
+    Slower tests share servers and clusters, whose threads end with the last of these tests.
     """
     others = set(threading.enumerate())
     yield
-    if request.node.get_closest_marker("realnode"):
+    if any(map(request.node.get_closest_marker, _LIMITS_S)):
         return
     while started := set(threading.enumerate()) - others:
         thread = started.pop()
