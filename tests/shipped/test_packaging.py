@@ -240,7 +240,8 @@ print(*sys.modules)
 """
     text = (ROOT / "systemd" / "omit-unused").read_text(encoding="utf-8")
     (packages,) = re.findall(r"^for name in (.*); do$", text, re.MULTILINE)
-    unused = "|".join(["kubernetes\\.(aio|client\\.(api|models))\\..*", *packages.split()])
+    modules = ["kubernetes\\.aio", "kubernetes\\.client\\.(api|models)\\..*"]
+    unused = "|".join([*modules, *packages.split()])
     omitted = re.compile(rf"({unused})(\..*)?")
 
     imported = programs.output(sys.executable, "-c", program).split()
