@@ -36,9 +36,8 @@ def infer(
         # A label that is gone shows nothing: a run after a reboot removes it.
         and labels.get(well_known.APPLIED_LABEL) in (None, published.config)
     )
-    is_verified = run_status.was_active(published) or has_failed_early
-    if not journal.has_only_gpu_entries:
-        is_verified = False
+    was_verified = run_status.was_active(published) or has_failed_early
+    is_verified = was_verified and journal.has_only_gpu_entries
     is_custom = bool(published.annotation_hash)
     return requests.RequestRecord(
         config=published.config,

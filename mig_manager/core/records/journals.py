@@ -164,7 +164,7 @@ class Journal:
     def has_only_gpu_entries(self) -> bool:
         """Whether node and host are restored: after a success, GPUs that were unreachable remain.
 
-        Also if no entry remains at all.
+        That is so for an empty journal, too.
         """
         return self.node == node_entries.NodeEntries() and self.host == HostEntries()
 
