@@ -11,7 +11,13 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import agent_settings, outcomes, publish, run_journal, successors
-from mig_manager.change import change_journal, execution, hook_points, layout_store, transaction
+from mig_manager.change import (
+    change_journal,
+    hook_points,
+    layout_store,
+    plan_executor,
+    transaction,
+)
 from mig_manager.core import messages, model, ports, timing
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import pod_object
@@ -267,11 +273,11 @@ class Attempt(Shared):
     def transaction(
         self,
         idle_wait: timing.Wait | None = None,
-        require_unused: execution.RequireUnused | None = None,
+        require_unused: plan_executor.RequireUnused | None = None,
     ) -> transaction.Transaction:
         """Return a transaction on the node's GPUs."""
         return transaction.Transaction(
-            executor=execution.PlanExecutor(
+            executor=plan_executor.PlanExecutor(
                 gpus=self.deps.gpus,
                 reset=self.deps.reset,
                 record_persistence=functools.partial(

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from mig_manager import errors
 from mig_manager.change import (
     change_journal,
-    execution,
     hook_points,
     layout_store,
+    plan_executor,
     pod_use,
     transaction,
 )
@@ -112,7 +112,7 @@ def new_transaction(
 ) -> transaction.Transaction:
     """Build the transaction of a change at a shell."""
     return transaction.Transaction(
-        executor=execution.PlanExecutor(
+        executor=plan_executor.PlanExecutor(
             gpus=deps.gpus,
             reset=deps.reset if deps.may_reset else None,
             record_persistence=functools.partial(change_journal.record_persistence, journal),

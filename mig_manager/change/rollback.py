@@ -10,7 +10,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.change import execution
+from mig_manager.change import plan_executor
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 
@@ -39,7 +39,7 @@ class RollbackOutcome:
 class Rollback:
     """One rollback."""
 
-    executor: execution.PlanExecutor
+    executor: plan_executor.PlanExecutor
     before: model.Snapshots
     keep_pending: bool
     requires_idle: bool
@@ -62,7 +62,7 @@ class Rollback:
                 result = self._success(now, has_begun=has_begun)
                 return dataclasses.replace(result, has_begun=has_begun)
             except errors.MigManagerError as error:
-                has_begun |= is_executing and not isinstance(error, execution.REFUSALS)
+                has_begun |= is_executing and not isinstance(error, plan_executor.REFUSALS)
                 pause_s = next(pauses_s, None)
                 if pause_s is None or not _is_retried(error):
                     return dataclasses.replace(self._failure(error, now), has_begun=has_begun)

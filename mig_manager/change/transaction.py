@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.change import change_journal, execution, hook_points, rollback
+from mig_manager.change import change_journal, hook_points, plan_executor, rollback
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.planner import planner, vgpus
 
@@ -58,7 +58,7 @@ class _Round:
 class Transaction:
     """Changes GPUs, or rolls them back; the caller holds the node's lock (``hold_lock``)."""
 
-    executor: execution.PlanExecutor
+    executor: plan_executor.PlanExecutor
     journal: change_journal.ChangeJournal
     refresh_files: Callable[[], object] | None
     """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""
@@ -120,7 +120,7 @@ class Transaction:
             raise
         except errors.MigManagerError as error:
             if not is_resumed(error):
-                has_begun = has_begun and not isinstance(error, execution.REFUSALS)
+                has_begun = has_begun and not isinstance(error, plan_executor.REFUSALS)
                 self._roll_back_after(error, current, first_plan, observed, has_begun=has_begun)
             # The error of the change, with what became of the rollback.
             raise

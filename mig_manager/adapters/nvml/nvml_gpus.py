@@ -12,7 +12,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.host import call_thread
-from mig_manager.adapters.nvml import execute, gpu_device, last_calls, library, observe
+from mig_manager.adapters.nvml import gpu_device, last_calls, library, observe, step_executor
 from mig_manager.core import model, steps, timing
 
 _Result = TypeVar("_Result")
@@ -92,7 +92,7 @@ class NvmlGpus:
     def _run(
         self, plan: steps.GpuPlan, observed: model.Gpu | None, *, in_use_timeout_s: float
     ) -> model.Gpu | model.UnreachableGpu:
-        executor = execute.GpuStepExecutor(
+        executor = step_executor.GpuStepExecutor(
             plan=plan,
             observed=observed,
             in_use_timeout_s=in_use_timeout_s,
@@ -129,7 +129,7 @@ _INSTANCE_FUNCTIONS = (
     "nvmlGpuInstanceCreateComputeInstance",
     "nvmlComputeInstanceDestroy",
 )
-"""To create and to destroy instances, because a rollback does the opposite. ``execute`` works
+"""To create and to destroy instances, because a rollback does the opposite. ``step_executor`` works
 without ``...WithPlacement``, which R450 (GPU instances) and R515 (compute instances) lack."""
 
 

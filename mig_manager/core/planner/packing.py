@@ -6,7 +6,7 @@ changes as little as possible.
 The driver puts a span of one compute slice anywhere, of two on every second slice, of three and
 four on every fourth (open-gpu-kernel-modules, ``kernel_mig_manager.c``). In a ``3g``, one slice
 beside two must be at 2, so first-fit is wrong. If the driver reports other placements for a live
-GPU instance, the driver chooses among them (``adapters.nvml.execute``).
+GPU instance, the driver chooses among them (``adapters.nvml.step_executor``).
 """
 
 import dataclasses

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import execute
+from mig_manager.adapters.nvml import step_executor
 from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -155,7 +155,7 @@ SEVEN_SLICES = (compute_profile(4, 98, slices=7), compute_profile(8, 98, slices=
 def test_one_of_several_compute_profiles_of_a_size_is_chosen(
     rows: tuple[model.ComputeInstanceProfile, ...], name: str, profile_id: int
 ) -> None:
-    assert execute._compute_profile(rows, profile_name.parse(name)).profile_id == profile_id
+    assert step_executor._compute_profile(rows, profile_name.parse(name)).profile_id == profile_id
 
 
 def test_instances_are_created_where_the_plan_wants_them(node: NvmlRig) -> None:
