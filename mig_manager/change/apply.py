@@ -48,7 +48,7 @@ def apply(
     variables = {"MIG_PARTED_SELECTED_CONFIG": layout.name}
     points = hook_points.HookPoints(deps.hooks, variables=variables)
     deps = _aware_of_hooks(deps, points)
-    target = _Target(
+    requested = _RequestedLayout(
         name=layout.name,
         content_hash=layout.content_hash,
         is_mode_only=is_mode_only,
@@ -65,9 +65,9 @@ def apply(
     lock = (
         contextlib.nullcontext()
         if is_locked
-        else local.hold_lock(deps, f"apply {target.full_name}")
+        else local.hold_lock(deps, f"apply {requested.full_name}")
     )
-    return _run(deps, target, points, lock)
+    return _run(deps, requested, points, lock)
 
 
 def restore(
@@ -92,7 +92,7 @@ def restore(
         restored = planner.restore_checkpoint(saved, gpus, is_mode_only=is_mode_only)
         return plans.Planned(layout=name, gpus=gpus, desired={}, plan=restored, users={})
 
-    target = _Target(
+    requested = _RequestedLayout(
         name=name,
         content_hash=hashlib.sha256(text.encode(errors="replace")).hexdigest(),
         is_mode_only=is_mode_only,
@@ -102,8 +102,8 @@ def restore(
         unrestored_snapshots=model.ObservedGpus.unreachable_snapshots,
     )
     points = hook_points.HookPoints(deps.hooks)
-    lock = local.hold_lock(deps, f"restore {target.full_name}")
-    return _run(_aware_of_hooks(deps, points), target, points, lock)
+    lock = local.hold_lock(deps, f"restore {requested.full_name}")
+    return _run(_aware_of_hooks(deps, points), requested, points, lock)
 
 
 def _aware_of_hooks(
@@ -123,8 +123,8 @@ def _known_processes(deps: local.LocalDependencies) -> gpu_processes.Processes |
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """The layout or checkpoint of a command."""
+class _RequestedLayout:
+    """The layout or checkpoint that a command applies."""
 
     name: str
     content_hash: str
@@ -146,17 +146,17 @@ class _Target:
 
 def _run(
     deps: local.LocalDependencies,
-    target: _Target,
+    requested: _RequestedLayout,
     points: hook_points.HookPoints,
     lock: contextlib.AbstractContextManager[None],
 ) -> plans.Applied:
     points.load()
     with lock:
         observed = local.observe(deps)
-        journal = local_journal.open_journal(deps, observed, config=target.full_name)
+        journal = local_journal.open_journal(deps, observed, config=requested.full_name)
         change = _LockedChange(
             deps=deps,
-            target=target,
+            requested=requested,
             points=points,
             journal=journal,
             interrupted=journal.entries,
@@ -165,16 +165,16 @@ def _run(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _CombinedTarget:
-    """The target, and GPUs as before a killed run."""
+class _LayoutAndRollback:
+    """The requested layout, and GPUs as before a killed run."""
 
-    target: _Target
-    idle: model.Snapshots  # outside the target; this change restores them
+    requested: _RequestedLayout
+    idle: model.Snapshots  # outside the layout; this change restores them
     outside_in_use: model.Snapshots
     """Pods or processes use what their rollback destroys. The journal keeps them for a later
     change."""
     inside_in_use: model.Snapshots
-    """GPUs of the target, likewise; the journal keeps them only if this change fails."""
+    """GPUs of the layout, likewise; the journal keeps them only if this change fails."""
     may_stay_pending: bool
     """Whether a mode may stay pending until a reset.
 
@@ -188,7 +188,7 @@ class _CombinedTarget:
         return (*self.outside_in_use, *self.inside_in_use)
 
     def plan(self, gpus: model.ObservedGpus) -> plans.Planned:
-        planned = self.target.plan(gpus)
+        planned = self.requested.plan(gpus)
         rollback = planner.restore(gpus, self.idle)
         return dataclasses.replace(planned, plan=planner.combine(planned.plan, rollback))
 
@@ -208,7 +208,7 @@ class _LockedChange:
     """One change, under the lock."""
 
     deps: local.LocalDependencies
-    target: _Target
+    requested: _RequestedLayout
     points: hook_points.HookPoints
     journal: local_journal.LocalJournal
     interrupted: journals.Journal  # the journal of a killed run
@@ -252,10 +252,10 @@ class _LockedChange:
                 error.add("nothing was changed")
             raise
 
-    def _combine(self, gpus: model.ObservedGpus) -> _CombinedTarget:
-        """Return the target, with the interrupted changes of idle GPUs outside it to undo."""
+    def _combine(self, gpus: model.ObservedGpus) -> _LayoutAndRollback:
+        """Return the layout, with the interrupted changes of idle GPUs outside it to undo."""
         before = self.interrupted.gpus.snapshot
-        covered = self.target.gpu_uuids(gpus)
+        covered = self.requested.gpu_uuids(gpus)
         processes = functools.cache(self.deps.processes)
         used = {
             each.gpu_uuid
@@ -263,12 +263,12 @@ class _LockedChange:
             if self._is_in_use(each, gpus, processes)
         }
         outside = [gpu for gpu in before if gpu.uuid not in covered]
-        return _CombinedTarget(
-            target=self.target,
+        return _LayoutAndRollback(
+            requested=self.requested,
             idle=tuple(gpu for gpu in outside if gpu.uuid not in used),
             outside_in_use=tuple(gpu for gpu in outside if gpu.uuid in used),
             inside_in_use=tuple(gpu for gpu in before if gpu.uuid in used & covered),
-            may_stay_pending=self.target.is_mode_only and not self.deps.may_reset,
+            may_stay_pending=self.requested.is_mode_only and not self.deps.may_reset,
         )
 
     def _is_in_use(
@@ -292,7 +292,7 @@ class _LockedChange:
             return bool(gpu_processes.blocking(plan, users))
         return False
 
-    def _describe_interrupted(self, combined: _CombinedTarget, first: plans.Planned) -> None:
+    def _describe_interrupted(self, combined: _LayoutAndRollback, first: plans.Planned) -> None:
         """Say what becomes of an interrupted change."""
         unfinished = local_journal.describe_unfinished(self.interrupted)
 
@@ -305,7 +305,7 @@ class _LockedChange:
                 f"{unfinished}; {outside}, outside this layout, is not restored while it is in use"
             )
         if self.interrupted.gpus.snapshot and not first.plan.is_empty:
-            covered = self.target.gpu_uuids(first.gpus)
+            covered = self.requested.gpu_uuids(first.gpus)
             restored = local_journal.list_restored_outside(first.gpus, combined.idle, covered)
             but = f", but not {inside}, which pods or processes use" if inside else ""
             also = f"; this one also restores {restored}, outside its layout" if restored else ""
@@ -315,7 +315,7 @@ class _LockedChange:
             )
 
     def _execute(
-        self, combined: _CombinedTarget, first: plans.Planned, check: hook_points.Check
+        self, combined: _LayoutAndRollback, first: plans.Planned, check: hook_points.Check
     ) -> plans.Applied:
         change = local.new_transaction(
             self.deps,
@@ -331,7 +331,7 @@ class _LockedChange:
                     combined.replan,
                     lambda *now: (
                         *combined.outside_in_use,
-                        *self.target.unrestored_snapshots(*now),
+                        *self.requested.unrestored_snapshots(*now),
                     ),
                 ),
                 observed=first.gpus,
@@ -371,14 +371,14 @@ class _LockedChange:
         """Save a verified layout for the next boot; a failure is only reported."""
         if why := self.deps.verified_layout.save(
             gpus,
-            config=self.target.full_name,
-            config_hash=self.target.content_hash,
-            covered=self.target.gpu_uuids(gpus),
+            config=self.requested.full_name,
+            config_hash=self.requested.content_hash,
+            covered=self.requested.gpu_uuids(gpus),
         ):
             self.deps.notify(f"{why}; the next boot will not restore this layout")
 
     def _selected_gpus(self, gpus: model.ObservedGpus) -> model.ObservedGpus:
-        return gpus.only(self.target.gpu_uuids(gpus))
+        return gpus.only(self.requested.gpu_uuids(gpus))
 
     def _keep_pending_modes(self, gpus: model.ObservedGpus) -> None:
         if why := self.deps.verified_layout.drop_pending(self._selected_gpus(gpus)):
