@@ -91,11 +91,11 @@ def act(
     memory: DriftMemory,
     outcome: outcomes.Outcome,
     observation: drift_checks.Observation,
-    node: node_object.NodeView,
+    view: node_object.NodeView,
 ) -> tuple[Action, DriftMemory]:
     """Publish changes since the last run; return the action and the new memory.
 
-    ``node`` is the Node as last reported.
+    ``view`` is the Node as last reported.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -105,7 +105,7 @@ def act(
     is_success = outcome.state is model.State.SUCCESS
     if not (is_success or outcome.reason is errors.Reason.DRIFTED):
         # A run that failed early has not verified the devices.
-        checked_ids = withdrawing.withdraw(attempt, gpus, node, before.checked_ids)
+        checked_ids = withdrawing.withdraw(attempt, gpus, view, before.checked_ids)
         before = dataclasses.replace(before, checked_ids=checked_ids)
     now = dataclasses.replace(
         before,
@@ -116,7 +116,7 @@ def act(
         is_unknown=False,
     )
     action = Action.REST
-    match _compare(attempt, before, outcome, observation, node):
+    match _compare(attempt, before, outcome, observation, view):
         case _Verdict.CHANGED:
             _log.info("hardware_changed", config=attempt.request.config)
             # A GPU that is back must not cause evictions on another GPU.
@@ -129,7 +129,7 @@ def act(
             description = _handle_drift(attempt, observation, before, outcome)
             checked_ids = now.checked_ids
             if description:
-                checked_ids = withdrawing.withdraw(attempt, gpus, node, checked_ids)
+                checked_ids = withdrawing.withdraw(attempt, gpus, view, checked_ids)
             now = dataclasses.replace(now, description=description, checked_ids=checked_ids)
             action = Action.REST if description else Action.HEAL
         case _Verdict.ACTIVE_AGAIN:
@@ -139,7 +139,7 @@ def act(
         case _Verdict.ACTIVE:
             now = dataclasses.replace(
                 now,
-                has_phantoms=is_success and _remove_phantoms(attempt, now, observation, node),
+                has_phantoms=is_success and _remove_phantoms(attempt, now, observation, view),
             )
     return action, now
 
@@ -149,7 +149,7 @@ def _compare(
     memory: DriftMemory,
     outcome: outcomes.Outcome,
     observation: drift_checks.Observation,
-    node: node_object.NodeView,
+    view: node_object.NodeView,
 ) -> _Verdict:
     """Compare a check with the run and the checks before; ask kubelet if devices are suspect."""
     gpus = observation.gpus
@@ -167,7 +167,7 @@ def _compare(
     if observation.is_active is None or not (is_success or is_drifted):
         return _Verdict.UNKNOWN
     if observation.is_active:
-        is_suspect = _is_suspect(attempt, memory, outcome, observation, node)
+        is_suspect = _is_suspect(attempt, memory, outcome, observation, view)
         if is_suspect and advertising.find_stale(attempt, attempt.deps.workloads.present(), gpus):
             return _Verdict.STALE
         was_unsure = memory.is_drifted or memory.is_unknown
@@ -185,7 +185,7 @@ def _is_suspect(
     memory: DriftMemory,
     outcome: outcomes.Outcome,
     observation: drift_checks.Observation,
-    node: node_object.NodeView,
+    view: node_object.NodeView,
 ) -> bool:
     """Return whether the plugin may advertise other devices than the active layout has."""
     gpus = observation.gpus
@@ -197,7 +197,7 @@ def _is_suspect(
     # Another program may have destroyed instances and created equal ones, or changed a GPU outside
     # the layout.
     has_others = device_ids.expected_ids(gpus) != device_ids.expected_ids(outcome.verified_gpus)
-    lacks_devices = schedulable.has_too_few(gpus, node)
+    lacks_devices = schedulable.has_too_few(gpus, view)
     is_success = outcome.state is model.State.SUCCESS
     is_suspect = is_success and (differs or has_others or lacks_devices)
     return may_run and (memory.is_drifted or is_suspect)
@@ -269,10 +269,10 @@ def _remove_phantoms(
     attempt: attempts.Attempt,
     memory: DriftMemory,
     observation: drift_checks.Observation,
-    node: node_object.NodeView,
+    view: node_object.NodeView,
 ) -> bool:
     """Remove phantom devices from the node; return whether the API refuses."""
-    refused = device_plugin.remove_reported_phantoms(attempt, observation.gpus, node)
+    refused = device_plugin.remove_reported_phantoms(attempt, observation.gpus, view)
     if refused is not None and not memory.has_phantoms:
         failed = attempt.failure(refused.reason, refused.message)
         # If the layout is active, no run is needed, and the next drift check retries.

@@ -79,8 +79,8 @@ def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
 
 def find_awaited(deps: ports.Dependencies, journal: run_journal.RunJournal) -> _Advertisers:
     """Return the advertisers that must serve the node again, even without a pod now."""
-    node = deps.node.latest()
-    return _with_replaced(deps, _list_awaited(journal, node.labels), node)
+    view = deps.node.latest()
+    return _with_replaced(deps, _list_awaited(journal, view.labels), view)
 
 
 def find_resumed(journal: run_journal.RunJournal, labels: Mapping[str, str]) -> _Advertisers:
@@ -102,15 +102,15 @@ def remove_phantoms_and_find(
 
     Phantom devices are removed from the node first: they look like a lost plugin's devices.
     """
-    node, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
+    view, _ = device_plugin.remove_phantoms(attempt, gpus, pods)
     # Any other value is another program's decision to keep it away, not a failure.
     deployed = frozenset(
         advertiser
         for advertiser in ALL
-        if well_known.is_deployed(node.labels.get(advertiser.deploy_label))
+        if well_known.is_deployed(view.labels.get(advertiser.deploy_label))
     )
-    advertisers = owners(pods) | deployed | _list_awaited(attempt.journal, node.labels)
-    return _with_replaced(attempt.deps, advertisers, node)
+    advertisers = owners(pods) | deployed | _list_awaited(attempt.journal, view.labels)
+    return _with_replaced(attempt.deps, advertisers, view)
 
 
 def _list_awaited(journal: run_journal.RunJournal, labels: Mapping[str, str]) -> _Advertisers:
@@ -118,10 +118,10 @@ def _list_awaited(journal: run_journal.RunJournal, labels: Mapping[str, str]) ->
 
 
 def _with_replaced(
-    deps: ports.Dependencies, advertisers: _Advertisers, node: node_object.NodeView
+    deps: ports.Dependencies, advertisers: _Advertisers, view: node_object.NodeView
 ) -> _Advertisers:
     """Add a device plugin whose pod is being replaced."""
-    if PLUGIN not in advertisers and device_plugin.is_being_replaced(deps, node):
+    if PLUGIN not in advertisers and device_plugin.is_being_replaced(deps, view):
         return advertisers | {PLUGIN}
     return advertisers
 

@@ -51,14 +51,14 @@ class DevicePlugin(device_advertiser.Advertiser):
         """Correct the node's counts; return the devices that kubelet lacks, or that no GPU has."""
         healthy = _healthy(shared.deps.allocations)
         strategy = strategies.of_plugin(pods, {})
-        node, refused = remove_phantoms(shared, gpus, pods, lambda: healthy)
+        view, refused = remove_phantoms(shared, gpus, pods, lambda: healthy)
         if refused is not None:
             return refused
-        if counts := schedulable.unreported_counts(gpus, healthy, node, strategy=strategy):
+        if counts := schedulable.unreported_counts(gpus, healthy, view, strategy=strategy):
             shared.deps.node.report_devices(counts)
-            node = shared.deps.node.latest()
+            view = shared.deps.node.latest()
         return device_advertiser.not_allocatable(
-            schedulable.why_not(gpus, healthy, node, strategy=strategy, changed=changed)
+            schedulable.why_not(gpus, healthy, view, strategy=strategy, changed=changed)
         )
 
     def is_stale(self, deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
@@ -66,10 +66,10 @@ class DevicePlugin(device_advertiser.Advertiser):
 
         An unhealthy device does not count: a new plugin would report it again.
         """
-        node = deps.node.latest()
+        view = deps.node.latest()
         strategy = strategies.of_plugin(deps.workloads.present(), {})
         healthy = _healthy(deps.allocations)
-        return schedulable.is_plugin_stale(gpus, healthy, node, strategy=strategy)
+        return schedulable.is_plugin_stale(gpus, healthy, view, strategy=strategy)
 
     def destroyed_devices(
         self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: pod_object.Pods
@@ -109,15 +109,15 @@ class DevicePlugin(device_advertiser.Advertiser):
         this is a reason for one restart, not for a failure.
         """
         plugins = tuple(filter(self.owns, pods))
-        node = attempt.deps.node.latest()
-        labelled = strategies.from_labels(node.labels)
+        view = attempt.deps.node.latest()
+        labelled = strategies.from_labels(view.labels)
         is_known = (
             strategies.of_plugin(plugins, {}) is not None or attempt.plugin_config is not None
         )
         if labelled is None or is_known or self.name in attempt.memory.restarted:
             return False
         return device_advertiser.is_any_ready(plugins) and schedulable.is_plugin_stale(
-            gpus, _healthy(attempt.deps.allocations), node, strategy=labelled
+            gpus, _healthy(attempt.deps.allocations), view, strategy=labelled
         )
 
     def why_refused(
@@ -156,13 +156,13 @@ class DevicePlugin(device_advertiser.Advertiser):
 
 
 def remove_reported_phantoms(
-    shared: attempts.Shared, gpus: model.ObservedGpus, node: node_object.NodeView
+    shared: attempts.Shared, gpus: model.ObservedGpus, view: node_object.NodeView
 ) -> errors.NotReadyError | None:
     """Remove phantom devices from the node; return why that failed.
 
-    If the last known state of the ``node`` has no phantom devices, no request is sent.
+    If the ``view`` of the node has no phantom devices, no request is sent.
     """
-    if not phantoms.is_possible(gpus, node, strategies.from_labels(node.labels)):
+    if not phantoms.is_possible(gpus, view, strategies.from_labels(view.labels)):
         shared.deps.telemetry.phantoms_found({}, are_removed=False)
         return None
     return remove_phantoms(shared, gpus, shared.deps.workloads.present())[1]
@@ -180,31 +180,31 @@ def remove_phantoms(
         The node, and an error with the devices whose removal the API server refuses, if any.
     """
     deps = shared.deps
-    node = deps.node.latest()
+    view = deps.node.latest()
     if deps.is_advertiser:
-        return node, None
+        return view, None
 
-    def find(node: node_object.NodeView) -> dict[str, int]:
-        strategy = strategies.of_plugin(pods, node.labels)
-        return phantoms.find(gpus, node, strategy, kubelet or (lambda: _healthy(deps.allocations)))
+    def find(view: node_object.NodeView) -> dict[str, int]:
+        strategy = strategies.of_plugin(pods, view.labels)
+        return phantoms.find(gpus, view, strategy, kubelet or (lambda: _healthy(deps.allocations)))
 
-    advertised = find(node)
+    advertised = find(view)
     if advertised:
         # The watch may lag behind, but a removal needs the current state.
-        node = deps.node.read()
-        advertised = find(node)
+        view = deps.node.read()
+        advertised = find(view)
     if not advertised:
         deps.telemetry.phantoms_found({}, are_removed=False)
-        return node, None
+        return view, None
     what = phantoms.message(advertised)
     refused = errors.NotReadyError(
-        f"{what}, and the agent could not remove them: " + phantoms.remedy(node.name, advertised),
+        f"{what}, and the agent could not remove them: " + phantoms.remedy(view.name, advertised),
         reason=errors.Reason.PHANTOM_DEVICES,
     )
     if not shared.memory.may_remove_phantoms(deps.clock.monotonic()):
-        return node, refused
+        return view, refused
     try:
-        node = deps.node.remove_resources(advertised.keys())
+        view = deps.node.remove_resources(advertised.keys())
     except errors.ClusterError as error:
         shared.memory.record_refused_removal(deps.clock.monotonic())
         _log.warning(
@@ -214,7 +214,7 @@ def remove_phantoms(
             detail=error.message,
         )
         deps.telemetry.phantoms_found(advertised, are_removed=False)
-        return node, refused
+        return view, refused
     _log.warning("phantom_devices_removed", resources=advertised)
     deps.telemetry.phantoms_found(advertised, are_removed=True)
     deps.node.emit(
@@ -223,20 +223,20 @@ def remove_phantoms(
         "device.",
         is_warning=True,
     )
-    return node, None
+    return view, None
 
 
-def is_being_replaced(deps: ports.Dependencies, node: node_object.NodeView) -> bool:
+def is_being_replaced(deps: ports.Dependencies, view: node_object.NodeView) -> bool:
     """Return whether a plugin ran until recently: its DaemonSet may be replacing its pod.
 
     Kubelet keeps a stopped plugin's devices for five minutes, all of them unhealthy
     (``endpointStopGracePeriod`` of its device manager). A deploy label that keeps the plugin away
     takes precedence.
     """
-    if deps.is_advertiser or well_known.PLUGIN_DEPLOY_LABEL in node.labels:
+    if deps.is_advertiser or well_known.PLUGIN_DEPLOY_LABEL in view.labels:
         return False
     # Other resources belong to other plugins, such as ``nvidia.com/hostdev``.
-    names = resources.devices_of(node.capacity)
+    names = resources.devices_of(view.capacity)
     if not names:
         return False
     healthy = _healthy(deps.allocations)

@@ -36,7 +36,7 @@ def observe_and_withdraw(
 def withdraw(
     shared: attempts.Shared,
     gpus: model.ObservedGpus,
-    node: node_object.NodeView,
+    view: node_object.NodeView,
     checked_ids: frozenset[str] | None,
 ) -> frozenset[str] | None:
     """Restart the advertisers of devices that no GPU has; remove phantom devices.
@@ -58,7 +58,7 @@ def withdraw(
         return checked_ids
     try:
         # Before a restart: kubelet calls the devices of a stopped plugin unhealthy.
-        device_plugin.remove_reported_phantoms(shared, gpus, node)
+        device_plugin.remove_reported_phantoms(shared, gpus, view)
         return ids if ids == checked_ids or _restart(shared.deps, gpus) else None
     except errors.ClusterError as error:
         _log.info("devices_not_checked", reason=error.reason.value, error=error.message)

@@ -52,30 +52,30 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
     gpus = facts.gpus.require()
     # Without the Node, count kubelet's devices instead.
     counts = {name: len(ids) for name, ids in allocatable.items() if _is_nvidia(name)}
-    node = facts.node.if_known() or node_object.NodeView(name="", allocatable=counts)
-    advertised = _phantoms(facts, node)
-    real = {name: count for name, count in node.allocatable.items() if name not in advertised}
-    node = dataclasses.replace(node, allocatable=real)
+    view = facts.node.if_known() or node_object.NodeView(name="", allocatable=counts)
+    advertised = _phantoms(facts, view)
+    real = {name: count for name, count in view.allocatable.items() if name not in advertised}
+    view = dataclasses.replace(view, allocatable=real)
     strategy = strategies.of_plugin(advertisers, {})
-    problem = schedulable.why_not(gpus, allocatable, node, strategy=strategy)
+    problem = schedulable.why_not(gpus, allocatable, view, strategy=strategy)
     yield fail(problem) if problem else ok("all devices and no others")
 
 
 @_check("phantom-devices", "Remove the resources from the node with this command.")
 def _phantom_devices(facts: Facts) -> Iterator[Finding]:
     """Every GPU or MIG device that the node advertises exists."""
-    node = facts.node.require()
-    advertised = _phantoms(facts, node)
+    view = facts.node.require()
+    advertised = _phantoms(facts, view)
     if advertised:
-        remedy = f"Run: {phantoms.remedy(node.name, advertised)}"
+        remedy = f"Run: {phantoms.remedy(view.name, advertised)}"
         yield fail(f"{phantoms.message(advertised)}; pods run without them", remedy)
     else:
         yield ok("every advertised device can exist")
 
 
-def _phantoms(facts: Facts, node: node_object.NodeView) -> Mapping[str, int]:
-    strategy = strategies.of_plugin(facts.pods.if_known() or (), node.labels)
-    return phantoms.find(facts.gpus.require(), node, strategy, facts.allocatable.if_known)
+def _phantoms(facts: Facts, view: node_object.NodeView) -> Mapping[str, int]:
+    strategy = strategies.of_plugin(facts.pods.if_known() or (), view.labels)
+    return phantoms.find(facts.gpus.require(), view, strategy, facts.allocatable.if_known)
 
 
 def _published_devices(facts: Facts) -> Iterator[Finding]:
@@ -104,12 +104,12 @@ def _api(facts: Facts) -> Iterator[Finding]:
         api.is_allowed(rights.RIGHTS[0])
         yield ok("the API answers; the node is not checked without --node-name")
         return
-    node = facts.node.get()
-    label, state = map(node.labels.get, (well_known.CONFIG_LABEL, well_known.STATE_LABEL))
+    view = facts.node.get()
+    label, state = map(view.labels.get, (well_known.CONFIG_LABEL, well_known.STATE_LABEL))
     request = (
         f"{well_known.CONFIG_LABEL} is {label!r}" if label else f"no {well_known.CONFIG_LABEL}"
     )
-    yield ok(f"node {node.name}: {request}, state {state or 'unknown'}")
+    yield ok(f"node {view.name}: {request}, state {state or 'unknown'}")
 
 
 @_check("rights", "Grant the agent's ServiceAccount the rules in deploy/base/rbac.yaml.")
@@ -135,7 +135,7 @@ def _rights(facts: Facts) -> Iterator[Finding]:
 def _admission_policy(facts: Facts) -> Iterator[Finding]:
     """An admission policy confines the agent's ServiceAccount to its own node."""
     api = facts.kube.require()
-    node = facts.node.require()
+    view = facts.node.require()
     try:
         user = api.user()
     except errors.ClusterError as error:
@@ -145,7 +145,7 @@ def _admission_policy(facts: Facts) -> Iterator[Finding]:
     # The policy refuses this label on every node: only people set it. A dry run changes nothing.
     change = {"metadata": {"labels": {well_known.PARTITIONING_LABEL: "probe"}}}
     try:
-        api.patch(f"{kube_node.path(node.name)}?dryRun=All", change)
+        api.patch(f"{kube_node.path(view.name)}?dryRun=All", change)
     except errors.ClusterError as error:
         if "AdmissionPolicy" not in error.message:
             raise
@@ -175,19 +175,19 @@ def _advertises(pod: pod_object.Pod) -> bool:
 @_check("interrupted-run", "Start the agent on this node: it resumes or rolls back the change.")
 def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     """No change was interrupted: no paused pod, no taint, no journal."""
-    node = facts.node.require()
-    traces = [f"{key} is paused" for key, v in node.labels.items() if well_known.is_paused(v)]
-    text = node.annotations.get(well_known.JOURNAL_ANNOTATION)
+    view = facts.node.require()
+    traces = [f"{key} is paused" for key, v in view.labels.items() if well_known.is_paused(v)]
+    text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.parse_or_none(text)
-    is_success = node.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+    is_success = view.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
     if journal and journal.has_only_persistence:
         yield persistence_off(journal.gpus.persistent_gpus)
     elif text and not (is_success and journal and journal.has_only_gpu_entries):
         traces.append("there is a journal")
-    if well_known.HOLD_TAINT in node.taint_keys:
+    if well_known.HOLD_TAINT in view.taint_keys:
         traces.append(f"the node has the taint {well_known.HOLD_TAINT}")
-    is_unreadable = well_known.UNREADABLE_JOURNAL_ANNOTATION in node.annotations
-    if traces and node.labels.get(well_known.STATE_LABEL) in _IN_PROGRESS:
+    is_unreadable = well_known.UNREADABLE_JOURNAL_ANNOTATION in view.annotations
+    if traces and view.labels.get(well_known.STATE_LABEL) in _IN_PROGRESS:
         yield warn(f"a run is in progress, or was killed: {', '.join(traces)}")
     elif traces:
         yield fail(f"no run is in progress, but {', '.join(traces)}")

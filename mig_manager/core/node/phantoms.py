@@ -19,7 +19,7 @@ _Devices = Mapping[str, frozenset[str]]
 
 def find(
     gpus: model.ObservedGpus,
-    node: node_object.NodeView,
+    view: node_object.NodeView,
     strategy: strategies.Strategy | None,
     kubelet: Callable[[], _Devices | None],
 ) -> dict[str, int]:
@@ -30,15 +30,15 @@ def find(
 
     Args:
         gpus: The node's GPUs.
-        node: The node, with its advertised devices.
+        view: The node, with its advertised devices.
         strategy: How the device plugin names MIG devices; None: unknown.
         kubelet: Returns the healthy devices by resource; None if kubelet does not answer, and
             the strategy is not relied on, because its label may be outdated. Called only if
             something is in doubt.
     """
-    if not is_possible(gpus, node, strategy):
+    if not is_possible(gpus, view, strategy):
         return {}
-    advertised = resources.devices_of(node.allocatable)
+    advertised = resources.devices_of(view.allocatable)
     answer = kubelet()
     registered = {name for name, ids in (answer or {}).items() if ids}
     if any(map(resources.is_mig, registered)):
@@ -56,12 +56,12 @@ def find(
 
 
 def is_possible(
-    gpus: model.ObservedGpus, node: node_object.NodeView, strategy: strategies.Strategy | None
+    gpus: model.ObservedGpus, view: node_object.NodeView, strategy: strategies.Strategy | None
 ) -> bool:
     """Return whether a node may have phantom devices, as far as it and the GPUs show."""
     if not gpus or gpus.unreachable:
         return False
-    advertised = resources.devices_of(node.allocatable)
+    advertised = resources.devices_of(view.allocatable)
     supplied = _possible_resources(gpus, advertised, strategy or strategies.Strategy.MIXED)
     return not advertised.keys() <= supplied
 

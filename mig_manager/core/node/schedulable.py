@@ -12,7 +12,7 @@ _REPLICAS = ".replicas"  # end of the labels of GPU feature discovery for replic
 def why_not(
     gpus: model.ObservedGpus,
     allocatable: Mapping[str, frozenset[str]] | None,
-    node: node_object.NodeView,
+    view: node_object.NodeView,
     *,
     strategy: strategies.Strategy | None = None,
     changed: Collection[str] | None = None,
@@ -27,10 +27,10 @@ def why_not(
     # Kubelet may have devices of unreachable GPUs too.
     is_partial = bool(gpus.unreachable)
     if allocatable is None:
-        is_enough = is_partial and _has_at_least(node, _among(gpus, changed), strategy)
-        return "" if is_enough else _why_not_counted(gpus, node, strategy, changed)
+        is_enough = is_partial and _has_at_least(view, _among(gpus, changed), strategy)
+        return "" if is_enough else _why_not_counted(gpus, view, strategy, changed)
     devices, ids = _devices(allocatable)
-    registered = _count_registered(gpus, node.capacity, devices, strategy)
+    registered = _count_registered(gpus, view.capacity, devices, strategy)
     for expected, needed in zip(
         _possible_devices(gpus, strategy),
         _possible_devices(_among(gpus, changed), strategy),
@@ -41,7 +41,7 @@ def why_not(
         if ids == expected or (ids and is_registered and is_known and needed <= ids):
             return "; ".join(
                 f"the node's allocatable {name} is {shown}, {count} expected"
-                for name, (shown, count) in sorted(_differing_counts(devices, node).items())
+                for name, (shown, count) in sorted(_differing_counts(devices, view).items())
             )
     sliced, _ = device_ids.expected_ids(gpus)
     return (
@@ -53,7 +53,7 @@ def why_not(
 def unreported_counts(
     gpus: model.ObservedGpus,
     allocatable: Mapping[str, frozenset[str]] | None,
-    node: node_object.NodeView,
+    view: node_object.NodeView,
     *,
     strategy: strategies.Strategy | None = None,
 ) -> dict[str, int]:
@@ -67,7 +67,7 @@ def unreported_counts(
     devices, ids = _devices(allocatable)
     if not ids or ids not in _possible_devices(gpus, strategy):
         return {}
-    return {name: count for name, (_, count) in _differing_counts(devices, node).items()}
+    return {name: count for name, (_, count) in _differing_counts(devices, view).items()}
 
 
 def destroyed_devices(
@@ -98,10 +98,10 @@ def _devices(
 
 
 def _differing_counts(
-    devices: Mapping[str, frozenset[str]], node: node_object.NodeView
+    devices: Mapping[str, frozenset[str]], view: node_object.NodeView
 ) -> dict[str, tuple[int, int]]:
     """Return the number of devices that a Node shows and that kubelet has, where they differ."""
-    shown = resources.devices_of(node.allocatable)
+    shown = resources.devices_of(view.allocatable)
     pairs = {
         name: (shown.get(name, 0), len(devices.get(name, ())))
         for name in devices.keys() | shown.keys()
@@ -126,7 +126,7 @@ def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], registered: int) 
 def is_plugin_stale(
     gpus: model.ObservedGpus,
     allocatable: Mapping[str, frozenset[str]] | None,
-    node: node_object.NodeView,
+    view: node_object.NodeView,
     *,
     strategy: strategies.Strategy | None = None,
 ) -> bool:
@@ -137,20 +137,20 @@ def is_plugin_stale(
     if not (is_partial or any(ids <= expected for expected in possible)):
         return True
     if allocatable is None:
-        return bool(why_not(gpus, None, node, strategy=strategy, changed=()))
-    registered = _count_registered(gpus, node.capacity or node.allocatable, devices, strategy)
+        return bool(why_not(gpus, None, view, strategy=strategy, changed=()))
+    registered = _count_registered(gpus, view.capacity or view.allocatable, devices, strategy)
     # Only devices that are in one of the two show the plugin's strategy.
     common = frozenset.intersection(*possible)
     likely = [expected for expected in possible if ids & (expected - common)]
     return registered < min(map(len, likely or possible))
 
 
-def has_too_few(gpus: Sequence[model.Gpu], node: node_object.NodeView) -> bool:
+def has_too_few(gpus: Sequence[model.Gpu], view: node_object.NodeView) -> bool:
     """Return whether a node may lack devices, so that kubelet must be asked.
 
     A node without any has no device plugin, or a DRA driver.
     """
-    registered = _count_registered(gpus, node.capacity, {}, None)
+    registered = _count_registered(gpus, view.capacity, {}, None)
     return 0 < registered < len(device_ids.expected_ids(gpus)[0])
 
 
@@ -166,7 +166,7 @@ def _possible_devices(
 
 def _why_not_counted(
     gpus: Sequence[model.Gpu],
-    node: node_object.NodeView,
+    view: node_object.NodeView,
     strategy: strategies.Strategy | None,
     changed: Collection[str] | None,
 ) -> str:
@@ -176,28 +176,28 @@ def _why_not_counted(
     layout.
     """
     sliced, _ = device_ids.expected_ids(gpus)
-    allocatable = resources.devices_of(node.allocatable)
+    allocatable = resources.devices_of(view.allocatable)
     total = sum(allocatable.values())
     needed = len(device_ids.expected_ids(_among(gpus, changed))[0])
     counts = _counts(gpus)
     for expected in [counts[strategy]] if strategy else counts.values():
-        if _is_as_expected(allocatable, expected, node.labels):
+        if _is_as_expected(allocatable, expected, view.labels):
             return ""
         # Kubelet counts an unhealthy device in the capacity alone.
-        capacity = resources.devices_of(node.capacity).items()
+        capacity = resources.devices_of(view.capacity).items()
         likely = {name: n for name, n in capacity if name in allocatable}
-        if total >= needed and _is_as_expected(likely, expected, node.labels):
+        if total >= needed and _is_as_expected(likely, expected, view.labels):
             return ""
     return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
 
 
 def _has_at_least(
-    node: node_object.NodeView,
+    view: node_object.NodeView,
     gpus: Sequence[model.Gpu],
     strategy: strategies.Strategy | None,
 ) -> bool:
     """Return whether the node's allocatable has the devices of some of its GPUs."""
-    shown = resources.devices_of(node.allocatable)
+    shown = resources.devices_of(view.allocatable)
     has_mig = any(map(resources.is_mig, shown))
     likely = strategies.Strategy.MIXED if has_mig else strategies.Strategy.SINGLE
     bare = {resources.base(name): n for name, n in shown.items()}
