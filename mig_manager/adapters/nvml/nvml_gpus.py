@@ -129,8 +129,11 @@ _INSTANCE_FUNCTIONS = (
     "nvmlGpuInstanceCreateComputeInstance",
     "nvmlComputeInstanceDestroy",
 )
-"""To create and to destroy instances, because a rollback does the opposite. ``step_executor`` works
-without ``...WithPlacement``, which R450 (GPU instances) and R515 (compute instances) lack."""
+"""To create and to destroy instances, because a rollback does the opposite.
+
+The ``...WithPlacement`` ones, which R450 (GPU instances) and R515 (compute instances) lack, are
+not required: ``step_executor`` works without them.
+"""
 
 
 def _require_functions(plan: steps.Plan) -> None:

@@ -47,7 +47,7 @@ def withdraw(
     Args:
         shared: The dependencies, and the memory of attempts.
         gpus: The GPUs; empty if they could not be observed.
-        node: The Node as last reported.
+        view: The Node as last reported.
         checked_ids: What the last call returned; None: none was made.
 
     Returns:
