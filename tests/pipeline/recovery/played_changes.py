@@ -247,7 +247,7 @@ class PlayedChange:
                 f"label {state}, status {rig.status.get('state')}, not {expected_states}"
             )
         problems += self._not_restored()
-        if self.is_as_begun and not self.is_cordoned and any(g.awaits_reset for g in rig.gpus):
+        if self.is_as_begun and any(gpu.awaits_reset for gpu in rig.gpus):
             problems.append(f"not repaired: {rig.recovery_condition}")
         problems += self._hurt()
         if rig.dra_driver.is_installed:
@@ -328,6 +328,10 @@ class _Pauses:
         is_repair = play.change.is_repair and play.request_key[0] is not None
         if not (is_repair and any(gpu.awaits_reset for gpu in rig.gpus)):
             raise agent_loop.EndOfPause
+        if play.is_cordoned:
+            # No repair begins before people uncordon the node.
+            rig.is_unschedulable = play.is_cordoned = False
+            return agent_loop.CHECK_S
         checks = self._checks[len(self._agent.outcomes)]
         self._checks[len(self._agent.outcomes)] += 1
         # Which pods use a silent GPU may be known only at the second check, and no repair begins
