@@ -51,11 +51,11 @@ def main(
 
 def _run(argv: Sequence[str], terminal: console.Console) -> int:
     if _COMPLETE in argv[:1]:
-        from mig_manager.cli.commands import completion as layouts  # noqa: PLC0415 - on demand
-        from mig_manager.cli.toolkit import completion  # noqa: PLC0415 - as above
+        from mig_manager.cli.commands import completion  # noqa: PLC0415 - on demand
+        from mig_manager.cli.toolkit import completer  # noqa: PLC0415 - as above
 
-        values = layouts.values(terminal.environ)
-        terminal.say(completion.answer(registry.PROGRAM, argv[1:], values))
+        values = completion.values(terminal.environ)
+        terminal.say(completer.answer(registry.PROGRAM, argv[1:], values))
         return console.DONE
     return parser.run(registry.PROGRAM, argv, terminal)
 

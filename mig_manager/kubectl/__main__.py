@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
-from mig_manager.cli.toolkit import completion, console, documents, parser
+from mig_manager.cli.toolkit import completer, console, documents, parser
 from mig_manager.core.fleet import listed_layouts
 from mig_manager.core.settings import options
 from mig_manager.kubectl import plugin_registry, plugin_settings
@@ -61,18 +61,18 @@ def run(argv: Sequence[str], terminal: console.Console) -> int:
 def answer_completion(argv: Sequence[str], terminal: console.Console) -> int:
     """Complete the last word after ``mig``; return 0, because kubectl expects no error."""
 
-    def of_option(option: options.Option, line: completion.Line) -> Iterable[str]:
+    def of_option(option: options.Option, line: completer.Line) -> Iterable[str]:
         try:
             return _values(option, line, terminal)
         except errors.MigManagerError:
             return ()
 
-    terminal.say(completion.answer(plugin_registry.PROGRAM, argv, of_option))
+    terminal.say(completer.answer(plugin_registry.PROGRAM, argv, of_option))
     return console.DONE
 
 
 def _values(
-    option: options.Option, line: completion.Line, terminal: console.Console
+    option: options.Option, line: completer.Line, terminal: console.Console
 ) -> Iterable[str]:
     """Return completions that need the cluster or a file."""
     timeout = line.values.get("request_timeout") or f"{_COMPLETION_TIMEOUT_S:g}s"
@@ -96,7 +96,7 @@ def _values(
 
 
 def _layouts(
-    line: completion.Line, reader: cluster_reader.ClusterReader, terminal: console.Console
+    line: completer.Line, reader: cluster_reader.ClusterReader, terminal: console.Console
 ) -> Iterable[str]:
     """Return the layouts of the chosen document and, if the command takes them, of nodes."""
     settings = plugin_registry.PROGRAM.settings({**line.values, "command": line.command}, {})

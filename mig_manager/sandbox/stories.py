@@ -147,7 +147,7 @@ def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) ->
     say(
         f"mig-manager status --simulate-state {stage.machine.state_file} --simulate-event {_FAULT}"
     )
-    events.play(_FAULT, stage.machine.state_file)
+    events.simulate(_FAULT, stage.machine.state_file)
 
     def is_repaired() -> bool:
         is_at_rest = stage.status()["state"] == model.State.SUCCESS.value

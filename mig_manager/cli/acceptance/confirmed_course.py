@@ -1,4 +1,4 @@
-"""Play the course of ``acceptance --change-gpu``: refuse a GPU in use, ask, change, restore."""
+"""Run the course of ``acceptance --change-gpu``: refuse a GPU in use, ask, change, restore."""
 
 import contextlib
 import dataclasses
@@ -55,14 +55,14 @@ class _Observer(ports.Telemetry):
             self._remaining = None
 
 
-def play(
+def run(
     uuid: str,
     survey: surveys.Survey,
     deps: local.LocalDependencies,
     access: gpu_access.CommandAdapters,
     asked_at: console.Console | None,
 ) -> ObservedCourse:
-    """Play the course on a surveyed GPU, after a question at a terminal, if there is one.
+    """Run the course on a surveyed GPU, after a question at a terminal, if there is one.
 
     Raises:
         GpuInUseError: A process, an instance or a pod uses the GPU; nothing was changed.

@@ -52,7 +52,7 @@ does, or an empty text."""
 def run(
     deps: local.LocalDependencies, uuid: str, killing_after: KillingAfter, using: Using
 ) -> CourseResult:
-    """Play the course on an idle GPU, and restore the GPU whatever happens.
+    """Run the course on an idle GPU, and restore the GPU whatever happens.
 
     Resets this GPU alone: a reset that would take others along is refused.
 
@@ -85,7 +85,7 @@ def run(
         done = []
         with deps.uninterrupted() as check:
             try:
-                for stage in course.play():
+                for stage in course.run():
                     done.append(stage)
                     check()
             finally:
@@ -142,7 +142,7 @@ class _Course:
     def uuid(self) -> str:
         return self.initial.uuid
 
-    def play(self) -> Iterator[stages.AcceptanceStage]:
+    def run(self) -> Iterator[stages.AcceptanceStage]:
         """Yield the stages as they end."""
         enabled = self._try("enable MIG mode", lambda: self._change(_with_instances()))
         yield enabled

@@ -13,7 +13,7 @@ the answers with the product in the catalogue and with the simulated driver, and
 every difference and its consequence. The file has no UUID, serial number, PCI address or
 host name: attach it to a report.
 
---change-gpu also plays a course of changes on one idle GPU: every profile at every
+--change-gpu also runs a course of changes on one idle GPU: every profile at every
 placement, full layouts, an instance in use through CUDA, one of another program, a reset
 by nvidia-smi, and a killed worker. It asks first, and restores the GPU at the end. After
 a kill the next 'apply' or 'restore' does.
@@ -63,7 +63,7 @@ class Settings(
         has_variable=False,
     )
     changed_gpu: str | None = options.text(
-        "also play a course of changes on this idle GPU, and restore it",
+        "also run a course of changes on this idle GPU, and restore it",
         name="change-gpu",
         metavar="UUID",
         has_variable=False,
@@ -80,7 +80,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     Raises:
         HardwareError: The driver does not answer.
         UsageError: The file cannot be written.
-        MigManagerError: As ``confirmed_course.play``.
+        MigManagerError: As ``confirmed_course.run``.
     """
     from mig_manager.adapters.host import files
     from mig_manager.change import local_journal
@@ -100,7 +100,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
             terminal.note(interrupted)
     else:
         asked_at = None if settings.is_confirmed else terminal
-        course = confirmed_course.play(settings.changed_gpu, survey, deps, access, asked_at)
+        course = confirmed_course.run(settings.changed_gpu, survey, deps, access, asked_at)
     answer = acceptance_report.report(
         survey,
         course,

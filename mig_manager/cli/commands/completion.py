@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
-from mig_manager.cli import gpu_settings
-from mig_manager.cli.toolkit import command_settings, completion, console
+from mig_manager.cli import completion_scripts, gpu_settings
+from mig_manager.cli.toolkit import command_settings, completer, console
 from mig_manager.core.settings import options
 
 ABOUT = """
@@ -33,7 +33,7 @@ class Settings(command_settings.DebugSettings):
     shell: str | None = options.text(
         "bash, zsh or fish",
         metavar="SHELL",
-        words=tuple(completion.SCRIPTS),
+        words=tuple(completion_scripts.SCRIPTS),
         has_variable=False,
         is_operand=True,
     )
@@ -41,17 +41,17 @@ class Settings(command_settings.DebugSettings):
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Write the script for a shell; UsageError if the shell is unsupported."""
-    if settings.shell not in completion.SCRIPTS:
+    if settings.shell not in completion_scripts.SCRIPTS:
         reason = f"no completion for {settings.shell!r}" if settings.shell else "name a shell"
-        raise errors.UsageError(f"{reason}; supported: {', '.join(completion.SCRIPTS)}")
-    terminal.say(completion.SCRIPTS[settings.shell])
+        raise errors.UsageError(f"{reason}; supported: {', '.join(completion_scripts.SCRIPTS)}")
+    terminal.say(completion_scripts.SCRIPTS[settings.shell])
     return console.DONE
 
 
-def values(environ: Mapping[str, str]) -> completion.Values:
+def values(environ: Mapping[str, str]) -> completer.Values:
     """Return the function that completes layout names from the document on the command line."""
 
-    def of_option(option: options.Option, line: completion.Line) -> Iterable[str]:
+    def of_option(option: options.Option, line: completer.Line) -> Iterable[str]:
         if option.metavar != options.LAYOUT:
             return ()
         try:

@@ -28,6 +28,6 @@ Settings = rollout_settings.RolloutSettings
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Roll out a layout, or preview it."""
-    from mig_manager.cli.rollout import rollout_course
+    from mig_manager.cli.rollout import rollout_run
 
-    return rollout_course.run(settings, terminal)
+    return rollout_run.run(settings, terminal)

@@ -67,7 +67,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     if settings.simulated_event:
         from mig_manager.sandbox.driver import events
 
-        events.play(settings.simulated_event, settings.gpus.simulate_state)
+        events.simulate(settings.simulated_event, settings.gpus.simulate_state)
     if not settings.is_watched:
         result = plans.GpuStatus(gpus=command.observe())
         if settings.output_format is not node_settings.OutputFormat.TEXT:

@@ -1,1 +1,1 @@
-"""The course of ``rollout``, and how it reports."""
+"""The run of ``rollout``: its options, and how it reports."""

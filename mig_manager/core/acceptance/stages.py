@@ -1,4 +1,4 @@
-"""The stages of the course that ``acceptance --change-gpu`` plays: states and outcomes."""
+"""The stages of the course that ``acceptance --change-gpu`` runs: states and outcomes."""
 
 import dataclasses
 import enum

@@ -1,4 +1,4 @@
-"""Events of simulated GPUs that a person plays: a reboot, a lost GPU, a fault."""
+"""Events of simulated GPUs that a person simulates: a reboot, a lost GPU, a fault."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ from mig_manager.sandbox.driver import state_file
 _REBOOT, _LOST = "reboot", "lost"
 
 
-def play(event: str, path: pathlib.Path | None) -> None:
+def simulate(event: str, path: pathlib.Path | None) -> None:
     """Let an event happen to the GPUs in a state file.
 
     Args:
