@@ -50,16 +50,16 @@ class Story:
 class _Recorder:
     """Records the runs of one node by its status annotation."""
 
-    def __init__(self, node: node_rig.NodeRig, story: Story) -> None:
-        self._node = node
+    def __init__(self, rig: node_rig.NodeRig, story: Story) -> None:
+        self._rig = rig
         self._story = story
-        self._last_text = node.annotations.get(well_known.STATUS_ANNOTATION)
+        self._last_text = rig.node.annotations.get(well_known.STATUS_ANNOTATION)
         self._phase = model.Phase.RESOLVE
-        node.on_call = self.record
+        rig.on_call = self.record
 
     def record(self) -> None:
         """Record what was published since the last call."""
-        text = self._node.annotations.get(well_known.STATUS_ANNOTATION)
+        text = self._rig.node.annotations.get(well_known.STATUS_ANNOTATION)
         if text is None or text == self._last_text:
             return
         self._last_text = text
@@ -74,13 +74,13 @@ class _Recorder:
             reasons.add(errors.Reason(status["reason"]))
 
     def _marks(self, state: str) -> Marks:
-        node = self._node
+        rig = self._rig
         return Marks(
             state=state,
-            is_tainted=node.has_hold_taint,
-            is_paused=well_known.PAUSED_VALUE in node.labels.values(),
-            has_snapshot="snapshot" in node.annotations.get(well_known.JOURNAL_ANNOTATION, ""),
-            names_layout=well_known.APPLIED_LABEL in node.labels,
+            is_tainted=rig.node.has_hold_taint,
+            is_paused=well_known.PAUSED_VALUE in rig.node.labels.values(),
+            has_snapshot="snapshot" in rig.node.annotations.get(well_known.JOURNAL_ANNOTATION, ""),
+            names_layout=well_known.APPLIED_LABEL in rig.node.labels,
         )
 
     def note_superseded(self) -> None:
@@ -89,25 +89,25 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def _record(node: node_rig.NodeRig, story: Story) -> Iterator[_Recorder]:
-    recorder = _Recorder(node, story)
+def _record(rig: node_rig.NodeRig, story: Story) -> Iterator[_Recorder]:
+    recorder = _Recorder(rig, story)
     try:
         yield recorder
     finally:
         recorder.record()
-        node.on_call = lambda: None
+        rig.on_call = lambda: None
 
 
 def _play(
-    node: node_rig.NodeRig, layout: str, story: Story, *, superseded_at: int | None = None
+    rig: node_rig.NodeRig, layout: str, story: Story, *, superseded_at: int | None = None
 ) -> int:
     """Play one run; return how often it checked for a newer request."""
-    request = fakes.FakeRequest(node.clock, ends_at=superseded_at, is_replaced=True)
-    with _record(node, story) as recorder:
+    request = fakes.FakeRequest(rig.clock, ends_at=superseded_at, is_replaced=True)
+    with _record(rig, story) as recorder:
         try:
             # An end that could not be published is for the next run.
             with contextlib.suppress(errors.ClusterError):
-                agents.reconciler(node).run(layout, request)
+                agents.reconciler(rig).run(layout, request)
         except errors.Superseded:
             recorder.record()
             recorder.note_superseded()
@@ -116,14 +116,14 @@ def _play(
 
 def _with_every_call_failing(change: swept_changes.Change, story: Story) -> None:
     for index, call in enumerate(change.calls()):
-        node = change.make()
-        node.fail_once_at = {index: strikes.broken(call)}
-        _play(node, change.layout, story)
+        rig = change.make()
+        rig.fail_once_at = {index: strikes.broken(call)}
+        _play(rig, change.layout, story)
         # The next run undoes what this one could not.
         # ``story_after_kills`` has those without an outcome.
-        node.fail_once_at = {}
-        if node.labels[well_known.STATE_LABEL] != model.State.PENDING.value:
-            _play(node, change.layout, story)
+        rig.fail_once_at = {}
+        if rig.node.labels[well_known.STATE_LABEL] != model.State.PENDING.value:
+            _play(rig, change.layout, story)
 
 
 def _superseded_at_every_check(change: swept_changes.Change, story: Story) -> None:
@@ -136,29 +136,29 @@ def _killed_everywhere(change: swept_changes.Change, story: Story) -> None:
     """Kill it at every call; its successor resumes, or another layout is requested."""
     for index in range(len(change.calls())):
         for requested in (change.layout, _OTHER_LAYOUT):
-            node = change.make()
-            node.fail_once_at = {index: strikes.Killed()}
+            rig = change.make()
+            rig.fail_once_at = {index: strikes.Killed()}
             with contextlib.suppress(strikes.Killed):
-                change.run(node)
-            node.fail_once_at = {}
-            with _record(node, story):
-                successor = agents.reconciler(node)
+                change.run(rig)
+            rig.fail_once_at = {}
+            with _record(rig, story):
+                successor = agents.reconciler(rig)
                 successor.recover(requested)
-            with _record(node, story):
-                successor.run(requested, fakes.FakeRequest(node.clock, is_replaced=False))
+            with _record(rig, story):
+                successor.run(requested, fakes.FakeRequest(rig.clock, is_replaced=False))
 
 
 def _reboot(story: Story) -> None:
     """Reboot in the middle of a run, as the signal to end does, and go on afterwards."""
-    node = nodes.rebooting_node()
-    request = fakes.FakeRequest(node.clock, ends_when=lambda: node.host.reboots > 0)
-    with _record(node, story), contextlib.suppress(errors.Superseded):
-        agents.reconciler(node).run("all-1g.5gb", request)
-    node.restart_machine()
-    with _record(node, story):
-        successor = agents.reconciler(node)
+    rig = nodes.rebooting_node()
+    request = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.host.reboots > 0)
+    with _record(rig, story), contextlib.suppress(errors.Superseded):
+        agents.reconciler(rig).run("all-1g.5gb", request)
+    rig.restart_machine()
+    with _record(rig, story):
+        successor = agents.reconciler(rig)
         successor.recover("all-1g.5gb")
-        successor.run("all-1g.5gb", fakes.FakeRequest(node.clock, is_replaced=False))
+        successor.run("all-1g.5gb", fakes.FakeRequest(rig.clock, is_replaced=False))
 
 
 def _refuse(story: Story) -> None:
@@ -182,9 +182,9 @@ def _queue(story: Story) -> None:
     denial = slots.Denial(limit=1, changing=("other",))
     forbidden = errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)
     for next_errors, superseded_at in (([], None), ([forbidden], None), ([], 1)):
-        node = nodes.busy_node()
-        node.slots = fake_cluster.FakeSlots(node, denials=[denial] * 2, next_errors=next_errors)
-        _play(node, "one-slice-changed", story, superseded_at=superseded_at)
+        rig = nodes.busy_node()
+        rig.slots = fake_cluster.FakeSlots(rig, denials=[denial] * 2, next_errors=next_errors)
+        _play(rig, "one-slice-changed", story, superseded_at=superseded_at)
 
 
 @functools.cache

@@ -58,7 +58,7 @@ def test_step_refused_as_in_use_is_retried() -> None:
 def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
     node = ApplyingNode(count=1)
     before, devices = node.shape, frozenset(node.gpus[0].mig_uuids)
-    node.refuses_step = first_only(lambda _step: bool(node.add_pod("train", devices=devices)))
+    node.refuses_step = first_only(lambda _step: bool(node.pods.add("train", devices=devices)))
     pods = "in use; pods have devices that the change destroys or resets: default/train"
 
     with pytest.raises(errors.HardwareError, match=pods):

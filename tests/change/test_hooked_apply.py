@@ -377,7 +377,7 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
     idle_timeout_s: float, history: list[str]
 ) -> None:
     node = RecordingNode("before")
-    node.add_pod("train", devices=frozenset(node.gpus[0].mig_uuids))
+    node.pods.add("train", devices=frozenset(node.gpus[0].mig_uuids))
     deps = dataclasses.replace(node.deps, idle_timeout_s=idle_timeout_s)
 
     with pytest.raises(errors.GpuInUseError, match=r"default/train.*; nothing was changed"):
@@ -392,7 +392,7 @@ def test_a_refusal_that_undoes_a_killed_change_claims_no_unchanged_gpus() -> Non
     assert node.kill_apply("wanted", at=3)
     node.hooks.text = nodes.HOOKS
     kept = frozenset(uuid for gpu in node.gpus for uuid in gpu.mig_uuids)
-    node.add_pod("train", devices=kept)
+    node.pods.add("train", devices=kept)
 
     with pytest.raises(errors.GpuInUseError, match="left unfinished") as caught:
         node.change_to("other")

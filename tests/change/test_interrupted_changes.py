@@ -44,7 +44,7 @@ def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
     before = node.shape
     assert node.kill_apply("wanted", at=12)
     killed = node.shape[1]
-    node.add_pod("train", devices=frozenset(node.gpus[1].mig_uuids))
+    node.pods.add("train", devices=frozenset(node.gpus[1].mig_uuids))
 
     for is_changed in (True, False):
         assert node.change_to("first-only").is_changed is is_changed
@@ -70,7 +70,7 @@ def test_a_failed_change_spares_pods_of_an_interrupted_one(
     before = node.shape
     assert node.kill_apply("wanted", at=12)
     done = node.shape[0]
-    node.add_pod("train", devices=frozenset(node.gpus[0].mig_uuids))
+    node.pods.add("train", devices=frozenset(node.gpus[0].mig_uuids))
     node.refuses_step = first_only(is_creation)
 
     with pytest.raises(errors.HardwareError, match=error):

@@ -22,7 +22,7 @@ def has_layout(rig: node_rig.NodeRig, layout: str) -> bool:
 
 def assert_applied_label_is_true(rig: node_rig.NodeRig) -> None:
     """The label names a layout that is active, or there is none."""
-    applied = rig.labels.get(well_known.APPLIED_LABEL)
+    applied = rig.node.labels.get(well_known.APPLIED_LABEL)
     assert applied is None or has_layout(rig, applied)
 
 
@@ -101,8 +101,8 @@ def remaining(
     """Return what a change has left on the node; nothing, if all is well."""
     view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
     journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
-    is_applied = rig.labels.get(well_known.APPLIED_LABEL) == "one-slice-changed"
-    config = rig.labels.get(well_known.PLUGIN_CONFIG_LABEL)
+    is_applied = rig.node.labels.get(well_known.APPLIED_LABEL) == "one-slice-changed"
+    config = rig.node.labels.get(well_known.PLUGIN_CONFIG_LABEL)
     is_config_well = config in (None, "sliced" if is_applied else "whole")
     services = [
         name for name, is_on in rig.host.services.items() if is_on is (name == "off.service")
@@ -112,7 +112,7 @@ def remaining(
     pending_entries = (
         *("exit_hook", "persistent_gpus"),
         # After a failure the next run refreshes the device files.
-        *(("stale_files",) if rig.labels.get(well_known.STATE_LABEL) != "success" else ()),
+        *(("stale_files",) if rig.node.labels.get(well_known.STATE_LABEL) != "success" else ()),
         *(judging.PROOF if is_stopped or is_in_drain else ()),
         *(("hold_taint",) if is_in_drain else ()),
     )
@@ -126,7 +126,7 @@ def remaining(
 
 def assert_restored_or_in_drain(rig: node_rig.NodeRig, before_failure: Iterable[str]) -> None:
     """Once a drain has removed pods, the taint stays until the next attempt, and nothing else."""
-    if rig.has_hold_taint:
+    if rig.node.has_hold_taint:
         assert {"workloads.evict", "workloads.delete"} & set(before_failure)
-        assert rig.status["phase"] in ("Drain", "Pause")
-    assert_restored(rig, is_in_drain=rig.has_hold_taint)
+        assert rig.node.status["phase"] in ("Drain", "Pause")
+    assert_restored(rig, is_in_drain=rig.node.has_hold_taint)

@@ -47,23 +47,23 @@ class FakeNode(FakePort):
     def _view(self) -> node_object.NodeView:
         rig = self._rig
         shown = {
-            name: 0 if rig.schedulable is rig.kubelet.withdrawn else len(ids)
-            for name, ids in rig.schedulable.items()
+            name: 0 if rig.kubelet.schedulable is rig.kubelet.withdrawn else len(ids)
+            for name, ids in rig.kubelet.schedulable.items()
         }
         capacity = {
             name: len(ids | rig.plugin.unhealthy.get(name, frozenset()))
-            for name, ids in rig.schedulable.items()
+            for name, ids in rig.kubelet.schedulable.items()
         }
         if rig.clock.monotonic() < rig.kubelet.reports_from_s:
             shown = rig.kubelet.reported_devices
             capacity |= {name: count for name, count in shown.items() if count}
-        closing = rig.taints | ({well_known.HOLD_TAINT} if rig.has_hold_taint else set())
+        closing = rig.node.taints | ({well_known.HOLD_TAINT} if rig.node.has_hold_taint else set())
         return node_object.NodeView(
             name="node-a",
-            uid=rig.node_uid,
-            labels=dict(rig.labels),
-            annotations=dict(rig.annotations),
-            is_unschedulable=rig.is_unschedulable,
+            uid=rig.node.uid,
+            labels=dict(rig.node.labels),
+            annotations=dict(rig.node.annotations),
+            is_unschedulable=rig.node.is_unschedulable,
             taint_keys=frozenset(closing),
             closing_taints=frozenset(closing),
             # Kubelet copies the capacity of a resource that it has forgotten into allocatable.
@@ -84,8 +84,8 @@ class FakeNode(FakePort):
 
     def withdraw_devices(self) -> None:
         if self._succeeds("node.withdraw"):
-            self._rig.kubelet.withdrawn = self._rig.schedulable
-            self._rig.kubelet.reported_devices = dict.fromkeys(self._rig.schedulable, 0)
+            self._rig.kubelet.withdrawn = self._rig.kubelet.schedulable
+            self._rig.kubelet.reported_devices = dict.fromkeys(self._rig.kubelet.schedulable, 0)
 
     def report_devices(self, counts: Mapping[str, int]) -> None:
         if self._succeeds("node.report"):
@@ -114,19 +114,19 @@ class FakeNode(FakePort):
 
     def _write(self, change: node_object.NodePatch) -> node_object.NodeView:
         rig = self._rig
-        _merge(rig.labels, change.labels)
-        _merge(rig.annotations, change.annotations)
+        _merge(rig.node.labels, change.labels)
+        _merge(rig.node.annotations, change.annotations)
         for key, value in change.annotations.items():
             contract.check_annotation(key, value)
         if change.hold_taint is not None:
-            rig.has_hold_taint = change.hold_taint
-        rig.taints -= change.removed_taints
+            rig.node.has_hold_taint = change.hold_taint
+        rig.node.taints -= change.removed_taints
         text = change.annotations.get(well_known.STATUS_ANNOTATION)
         if text:
-            rig.status_messages.append(str(json.loads(text)["message"]))
+            rig.node.status_messages.append(str(json.loads(text)["message"]))
         state = change.labels.get(well_known.STATE_LABEL)
-        if state and (not rig.states or rig.states[-1] != state):
-            rig.states.append(state)
+        if state and (not rig.node.states or rig.node.states[-1] != state):
+            rig.node.states.append(state)
         rig.stop_daemons()
         lost = rig.lose_answer_at.get(len(rig.log) - 1)
         if lost is not None:
@@ -139,22 +139,26 @@ class FakeNode(FakePort):
 
     def set_condition(self, condition: readiness.Condition) -> None:
         is_about_recovery = condition.type == well_known.RECOVERY_CONDITION
-        present = self._rig.recovery_condition if is_about_recovery else self._rig.ready_condition
+        present = (
+            self._rig.node.recovery_condition
+            if is_about_recovery
+            else self._rig.node.ready_condition
+        )
         entry = condition.entry(present, self._rig.clock.now_iso())
         if entry is None:
             return
         if is_about_recovery:
-            self._rig.recovery_condition = entry
+            self._rig.node.recovery_condition = entry
         else:
-            self._rig.ready_condition = entry
-            self._rig.ready_reasons.append(entry["reason"])
+            self._rig.node.ready_condition = entry
+            self._rig.node.ready_reasons.append(entry["reason"])
 
     def retry_condition(self) -> None:
         """Nothing is refused here."""
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
-        self._rig.events.append(reason)
-        self._rig.event_messages.append(message)
+        self._rig.node.events.append(reason)
+        self._rig.node.event_messages.append(message)
 
     def flush_events(self, timeout_s: float) -> bool:
         return True
@@ -174,17 +178,17 @@ class FakeWorkloads(FakePort):
         return tuple(self._rig.pods.values())
 
     def from_watch(self) -> pod_object.Pods | None:
-        return self._rig.watched_pods()
+        return self._rig.pods.watched()
 
     def present(self) -> pod_object.Pods:
-        watched = self._rig.watched_pods()
+        watched = self._rig.pods.watched()
         return self.list() if watched is None else watched
 
     def unbound(self, bound: pod_object.Pods) -> pod_object.Pods:
         self._rig.record_call("workloads.unbound")
         return tuple(
             dataclasses.replace(pod, is_unbound=True)
-            for pod in self._rig.disruptions.elsewhere.values()
+            for pod in self._rig.pods.elsewhere.values()
             if not pod.node_name and pod.claimed_ids
         )
 
@@ -192,7 +196,7 @@ class FakeWorkloads(FakePort):
         self._rig.record_call("workloads.evict")
         verdict = self._verdict(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
-            self._rig.terminate(pod.uid)
+            self._rig.pods.terminate(pod.uid)
         return verdict
 
     def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
@@ -202,11 +206,11 @@ class FakeWorkloads(FakePort):
     def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
         self._rig.record_call("workloads.budgets")
         budgets = self._rig.disruptions.budgets if "default" in namespaces else ()
-        return tuple(budget.with_status(self._rig.pods_everywhere) for budget in budgets)
+        return tuple(budget.with_status(self._rig.pods.everywhere) for budget in budgets)
 
     def covered_by(self, budget: evictions.Budget) -> pod_object.Pods:
         self._rig.record_call("workloads.covered_by")
-        return tuple(filter(budget.covers, self._rig.pods_everywhere))
+        return tuple(filter(budget.covers, self._rig.pods.everywhere))
 
     def _verdict(self, listed: pod_object.Pod) -> evictions.EvictionResponse:
         pod = self._rig.pods.get(listed.uid)
@@ -215,7 +219,7 @@ class FakeWorkloads(FakePort):
         why = self._rig.disruptions.refusals.get(pod.name, "")
         # The API server ignores budgets for a pod that does not run.
         runs = not (pod.phase == "Pending" or pod.is_finished or pod.is_terminating)
-        everywhere = self._rig.pods_everywhere
+        everywhere = self._rig.pods.everywhere
         budgets = (one.with_status(everywhere) for one in self._rig.disruptions.budgets)
         guards = [budget for budget in budgets if runs and budget.covers(pod)]
         if len(guards) > 1:
@@ -233,7 +237,7 @@ class FakeWorkloads(FakePort):
     def delete(self, pod: pod_object.Pod) -> None:
         self._rig.record_call("workloads.delete")
         if pod.uid in self._rig.pods:
-            self._rig.terminate(pod.uid)
+            self._rig.pods.terminate(pod.uid)
 
 
 class UnansweredWorkloads(FakeWorkloads):
@@ -287,7 +291,7 @@ class FakeAllocations(FakePort):
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         self._answer("allocations.allocatable")
-        return self._rig.schedulable
+        return self._rig.kubelet.schedulable
 
     def _answer(self, name: str) -> None:
         self._rig.record_call(name)
@@ -325,7 +329,9 @@ class FakeSlots:
         if self.next_errors:
             raise self.next_errors.pop(0)
         is_first = not self.is_taken
-        assert not (is_first and self.rig.has_hold_taint), "a slot comes before the disruption"
+        assert not (is_first and self.rig.node.has_hold_taint), (
+            "a slot comes before the disruption"
+        )
         self.is_taken = True
         return None
 
@@ -335,6 +341,6 @@ class FakeSlots:
             raise errors.NotReadyError("stale", reason=errors.Reason.SLOTS_TAKEN)
 
     def release(self) -> None:
-        assert not self.rig.has_hold_taint, "a slot may go when its node is whole again"
+        assert not self.rig.node.has_hold_taint, "a slot may go when its node is whole again"
         self.rig.log.append("slots.release")
         self.is_taken = False

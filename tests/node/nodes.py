@@ -24,7 +24,7 @@ def _node(*, layout: str | None, label_managed: bool) -> node_rig.NodeRig:
         agents.run(rig, layout)
         rig.forget_past()
     if label_managed:
-        rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+        rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     if not rig.pods:
         rig.start_plugin()
     return rig
@@ -54,8 +54,8 @@ def device(rig: node_rig.NodeRig, gpu: int, profile: str) -> str:
 def busy_node() -> node_rig.NodeRig:
     """Balanced: a pod on GPU 0 is affected by "one-slice-changed", and one on GPU 1 is not."""
     rig = node(layout="all-balanced")
-    rig.add_pod("affected", devices=frozenset({device(rig, 0, "2g.10gb")}))
-    rig.add_pod("spared", devices=frozenset({device(rig, 1, "3g.20gb")}))
+    rig.pods.add("affected", devices=frozenset({device(rig, 0, "2g.10gb")}))
+    rig.pods.add("spared", devices=frozenset({device(rig, 1, "3g.20gb")}))
     return rig
 
 
@@ -68,15 +68,15 @@ def dra_node(*, label_managed: bool = True) -> node_rig.NodeRig:
     """The DRA driver serves the node, and two pods have a device of GPU 0 by a claim."""
     rig = node(layout="all-1g.5gb")
     rig.pods.clear()
-    rig.schedulable = {}
-    del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    rig.kubelet.schedulable = {}
+    del rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.dra_driver.is_installed, rig.dra_driver.is_label_managed = True, label_managed
     if label_managed:
-        rig.labels |= dict.fromkeys((claims.DEPLOY_LABEL, *DRA_MONITORS), "true")
+        rig.node.labels |= dict.fromkeys((claims.DEPLOY_LABEL, *DRA_MONITORS), "true")
         rig.daemons.is_ready_by_label |= dict.fromkeys(DRA_MONITORS, True)
     rig.advance()
     for name, start in (("low", 0), ("high", 6)):
-        rig.add_pod(name, has_claims=True, claimed_ids=frozenset({device_at(rig, start)}))
+        rig.pods.add(name, has_claims=True, claimed_ids=frozenset({device_at(rig, start)}))
     return rig
 
 
@@ -114,7 +114,7 @@ def add_pod_on_foreign_instances(
     """Create instances outside the layout, and a pod that uses them."""
     wanted = samples.desired_gpu({profile: count})
     rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], wanted), *rig.gpus[1:])
-    rig.add_pod("foreign", devices=frozenset(rig.gpus[0].mig_uuids))
+    rig.pods.add("foreign", devices=frozenset(rig.gpus[0].mig_uuids))
 
 
 def guarded_node() -> node_rig.NodeRig:
@@ -129,11 +129,11 @@ def node_without_evictions() -> node_rig.NodeRig:
     """No pod may be evicted; the affected pod finishes after a while."""
     rig = busy_node()
     rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
-    affected = rig.uid_of("affected")
+    affected = rig.pods.uid_of("affected")
 
     def finish() -> None:
         if rig.clock.now_s > 1 and affected in rig.pods:
-            rig.change_pod(affected, phase="Succeeded")
+            rig.pods.change(affected, phase="Succeeded")
 
     rig.clock.on_wait.append(finish)
     return rig
@@ -143,7 +143,7 @@ def starting_node() -> node_rig.NodeRig:
     """A pod whose device stays was just bound, and kubelet has just started."""
     rig = busy_node()
     devices = frozenset({device(rig, 1, "1g.5gb")})
-    uid = rig.add_pod("starting", devices=devices, phase="Pending", is_ready=False)
+    uid = rig.pods.add("starting", devices=devices, phase="Pending", is_ready=False)
     rig.kubelet.all_listed_from_s, rig.kubelet.pod_listed_from_s[uid] = 5.0, 6.0
     return rig
 
@@ -164,7 +164,7 @@ GFD, DCGM, EXPORTER = (
 def monitored_node() -> node_rig.NodeRig:
     """The operator's monitors and its validator; one monitor is deployed nowhere."""
     rig = busy_node()
-    rig.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
+    rig.node.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
     rig.daemons.is_ready_by_label |= {GFD: True, EXPORTER: True}
     rig.daemons.without_label.add("nvidia-operator-validator")
     rig.advance()
@@ -188,7 +188,7 @@ def node_with_extra_clients() -> node_rig.NodeRig:
     """Extra GPU clients, one with a deploy label and one without."""
     rig = busy_node()
     rig.extra_clients = EXTRA_CLIENTS
-    rig.labels[SAMPLER] = "true"
+    rig.node.labels[SAMPLER] = "true"
     rig.daemons.is_ready_by_label[SAMPLER] = True
     rig.daemons.without_label.add("watcher")
     rig.advance()
@@ -198,7 +198,7 @@ def node_with_extra_clients() -> node_rig.NodeRig:
 def sharing_node() -> node_rig.NodeRig:
     """The config of the device plugin follows the layout."""
     rig = busy_node()
-    rig.labels[well_known.PLUGIN_CONFIG_LABEL] = "whole"
+    rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] = "whole"
     others = [(name, "whole") for name in ("all-disabled", "all-1g.5gb")]
     rig.policy = policies.Policy(plugin_configs=(*others, ("one-slice-changed", "sliced")))
     return rig

@@ -1,16 +1,18 @@
-"""How each part of the node in memory behaves, and what it keeps for tests to look at."""
+"""How each part of the machine in memory behaves, and what it keeps for tests to look at."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import claims, evictions, pod_object, selectors
+from mig_manager.core.node import claims, pod_object
 
 
 @dataclasses.dataclass(slots=True)
 class Kubelet:
-    """The devices that kubelet lists by pod."""
+    """The devices that kubelet offers, and lists by pod."""
 
+    schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    """The devices that the plugin has registered, by resource."""
     devices_by_pod: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """UID of a pod -> its devices."""
     devices_of_unlisted_pods: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
@@ -70,46 +72,6 @@ class Daemons:
     without_label: set[str] = dataclasses.field(default_factory=set)
     """Names of daemons that only the hold taint keeps away."""
     controller_away_until_s: float = 0.0
-
-
-@dataclasses.dataclass(slots=True)
-class Disruptions:
-    """What the API server says to evictions."""
-
-    refusals: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Name of a pod -> why it must not be evicted."""
-    budgets: list["Budget"] = dataclasses.field(default_factory=list)
-    elsewhere: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
-    """Pods of other nodes, and unscheduled ones."""
-    retry_after_s: float = 0.0
-
-
-@dataclasses.dataclass(slots=True)
-class Budget:
-    """A PodDisruptionBudget of the namespace ``default`` whose controller is immediate."""
-
-    name: str
-    app: str  # it covers the pods with this value of the label ``app``
-    replicas: int
-    max_unavailable: int
-
-    def with_status(self, pods: pod_object.Pods) -> evictions.Budget:
-        """Return it with its status where these are the pods of the cluster."""
-        ready = [
-            pod for pod in pods if self.covers(pod) and pod.is_ready and not pod.is_terminating
-        ]
-        desired = self.replicas - self.max_unavailable
-        return evictions.Budget(
-            namespace="default",
-            name=self.name,
-            selector=selectors.parse_selector(f"app={self.app}"),
-            allowed=max(0, len(ready) - desired),
-            healthy=len(ready),
-            desired=desired,
-        )
-
-    def covers(self, pod: pod_object.Pod) -> bool:
-        return pod.labels.get("app") == self.app
 
 
 @dataclasses.dataclass(slots=True)

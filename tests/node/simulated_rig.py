@@ -9,7 +9,7 @@ from mig_manager.core import gpu_processes, model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
-from tests.node import node_rig
+from tests.node import cluster_parts, node_rig
 
 
 def processes() -> dict[str, tuple[gpu_processes.GpuProcess, ...]]:
@@ -111,7 +111,7 @@ class SimulatedRig(node_rig.NodeRig):
     def __init__(
         self, state: nvml_faults.SharedState, labels: Mapping[str, str] = _PLUGIN_DEPLOYED
     ) -> None:
-        super().__init__(gpus=(), labels=dict(labels))
+        super().__init__(gpus=(), node=cluster_parts.NodeObject(labels=dict(labels)))
         self.state = state
         self.client_of: dict[str, states.Client] = {}
         """UID of a pod -> its process on a GPU."""
@@ -119,7 +119,7 @@ class SimulatedRig(node_rig.NodeRig):
     def occupy(self) -> None:
         """Have a pod compute on every device."""
         for number, uuid in enumerate(sorted(devices(self.state))):
-            uid = self.add_pod(f"train-{number}", devices=frozenset({uuid}))
+            uid = self.pods.add(f"train-{number}", devices=frozenset({uuid}))
             self.client_of[uid] = self.state.add_client(uuid, name="python")
 
     def advance(self) -> None:

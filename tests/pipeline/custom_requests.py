@@ -43,7 +43,7 @@ def run(
 
 
 def published_status(rig: node_rig.NodeRig) -> run_status.PublishedStatus:
-    return run_status.parse(rig.annotations[well_known.STATUS_ANNOTATION])
+    return run_status.parse(rig.node.annotations[well_known.STATUS_ANNOTATION])
 
 
 ON_DEMAND = custom_layout(is_on_demand=True)
@@ -52,5 +52,5 @@ ON_DEMAND = custom_layout(is_on_demand=True)
 def idle_node() -> node_rig.NodeRig:
     """No pod uses the device that goes."""
     rig = nodes.node(layout="all-balanced")
-    rig.add_pod("spared", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
+    rig.pods.add("spared", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
     return rig

@@ -25,18 +25,20 @@ def published_uuids(rig: node_rig.NodeRig) -> frozenset[str]:
 
 def without_driver(rig: node_rig.NodeRig) -> node_rig.NodeRig:
     """Take the driver's pod away, as a rolling update does."""
-    rig.pods = {uid: pod for uid, pod in rig.pods.items() if not claims.is_driver(pod)}
+    rig.pods.remove_if(claims.is_driver)
     return rig
 
 
 def without_pods(rig: node_rig.NodeRig) -> node_rig.NodeRig:
     """Take the pods with claims for a device away."""
-    rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.claimed_ids}
+    rig.pods.remove_if(lambda pod: bool(pod.claimed_ids))
     return rig
 
 
 def add_unbound(rig: node_rig.NodeRig, device: str) -> str:
     """Let the scheduler allocate a device to a pod that it has not bound to the node yet."""
-    uid = rig.add_pod("unbound", has_claims=True, claimed_ids=frozenset({device}), phase="Pending")
-    rig.disruptions.elsewhere[uid] = dataclasses.replace(rig.pods.pop(uid), node_name="")
+    uid = rig.pods.add(
+        "unbound", has_claims=True, claimed_ids=frozenset({device}), phase="Pending"
+    )
+    rig.pods.elsewhere[uid] = dataclasses.replace(rig.pods.pop(uid), node_name="")
     return uid

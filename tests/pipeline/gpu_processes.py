@@ -24,7 +24,7 @@ def outdated_node() -> node_rig.NodeRig:
     rig = nodes.node(layout="all-1g.5gb")
     for gpu in rig.gpus:
         for number, uuid in enumerate(gpu.mig_uuids):
-            rig.add_pod(f"gpu{gpu.index}-{number}", devices=frozenset({uuid}))
+            rig.pods.add(f"gpu{gpu.index}-{number}", devices=frozenset({uuid}))
     off = model.MigMode.DISABLED
     first = dataclasses.replace(rig.gpus[0], current_mode=off, pending_mode=off, gpu_instances=())
     rig.gpus = (first, rig.gpus[1])

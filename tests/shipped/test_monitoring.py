@@ -51,7 +51,7 @@ def fill_metrics(agent_metrics: metrics.AgentMetrics, state: pathlib.Path) -> No
     agent_metrics.outcome_lost(errors.Reason.API_UNAVAILABLE)
     done = pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     assert done.state is model.State.SUCCESS
-    node.add_pod("infer", devices=frozenset(node.gpus[0].mig_uuids[:1]))
+    node.pods.add("infer", devices=frozenset(node.gpus[0].mig_uuids[:1]))
     pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     with pytest.raises(errors.Superseded):
         pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, is_replaced=True))

@@ -23,7 +23,7 @@ from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects
 from tests.kit import kubelet_rig
-from tests.node import fake_cluster, fakes, node_rig, parts, samples
+from tests.node import cluster_parts, fake_cluster, fakes, node_rig, samples
 
 NODE = "node-a"
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/hostdev"
@@ -37,7 +37,9 @@ class InMemory:
     """The fakes."""
 
     def __init__(self) -> None:
-        rig = node_rig.NodeRig(gpus=(), taints={"dedicated"}, schedulable=UUIDS)
+        rig = node_rig.NodeRig(gpus=())
+        rig.node.taints.add("dedicated")
+        rig.kubelet.schedulable = UUIDS
         rig.dra_driver.slices = (claims.parse_slice(SLICE),)
         rig.kubelet.phantoms = {OTHER: DEVICES[OTHER]}
         # As in a cluster in which kubelet's next heartbeat never comes.
@@ -54,11 +56,11 @@ class InMemory:
 
     def label(self, key: str, value: str) -> None:
         """Label the node as another program."""
-        self._rig.labels[key] = value
+        self._rig.node.labels[key] = value
 
     def conditions(self) -> dict[str, str]:
         """Return the status of the agent's conditions, by type."""
-        entries = (self._rig.ready_condition, self._rig.recovery_condition)
+        entries = (self._rig.node.ready_condition, self._rig.node.recovery_condition)
         return {entry["type"]: entry["status"] for entry in entries if entry}
 
     def add_pod(
@@ -66,24 +68,24 @@ class InMemory:
     ) -> pod_object.Pod:
         """Add a pod, or an unscheduled one; kubelet lists it with its devices."""
         if on == NODE:
-            uid = self._rig.add_pod(name, devices=devices, labels=LABELS, **facts)
+            uid = self._rig.pods.add(name, devices=devices, labels=LABELS, **facts)
             return self._rig.pods[uid]
         pod = samples.pod(name, node_name=on, labels=LABELS, is_ready=bool(on))
-        self._rig.disruptions.elsewhere[pod.uid] = pod
+        self._rig.pods.elsewhere[pod.uid] = pod
         return pod
 
     def unlabel(self, pod: pod_object.Pod) -> None:
         """Remove the labels of a pod."""
-        self._rig.change_pod(pod.uid, labels={})
+        self._rig.pods.change(pod.uid, labels={})
 
     def end(self, pod: pod_object.Pod) -> None:
         """Remove a pod, as kubelet at its end."""
-        self._rig.remove_pod(pod.uid)
+        self._rig.pods.remove(pod.uid)
 
     def add_budget(self, name: str, max_unavailable: int) -> None:
         """Add a budget for as many pods as there are."""
-        replicas = len(self._rig.pods_everywhere)
-        budget = parts.Budget(name, LABELS["app"], replicas, max_unavailable)
+        replicas = len(self._rig.pods.everywhere)
+        budget = cluster_parts.Budget(name, LABELS["app"], replicas, max_unavailable)
         self._rig.disruptions.budgets.append(budget)
 
     def end_kubelet(self) -> None:

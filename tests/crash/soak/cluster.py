@@ -79,23 +79,23 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     def start_pod(self, pick: int) -> bool:
         """Schedule a pod, as kubelet would admit it: on a free device that the plugin offers."""
-        if self.is_unschedulable or self.has_hold_taint:
+        if self.node.is_unschedulable or self.node.has_hold_taint:
             return False
-        if not any(pod.is_ready and not pod.is_terminating for pod in self.plugins):
+        if not any(pod.is_ready and not pod.is_terminating for pod in self.pods.plugins):
             return False
         in_use = self.kubelet.devices_in_use
         real = simulated_rig.devices(self.state)
         free = sorted(
             device
-            for ids in self.schedulable.values()
+            for ids in self.kubelet.schedulable.values()
             for device in ids
             if device in real and device not in in_use
         )
         if not free:
             return False
         device = free[pick % len(free)]
-        name = f"pod-{self._serial}"
-        uid = self.add_pod(name, devices=frozenset({device}), is_kept=pick % 11 == 3)
+        name = f"pod-{self.pods.serial}"
+        uid = self.pods.add(name, devices=frozenset({device}), is_kept=pick % 11 == 3)
         if pick % 7 == 5:
             self.disruptions.refusals[name] = "its budget allows no disruption"
         # The others were given a device and do not use it yet: no driver protects them.
@@ -108,7 +108,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         if not uids:
             return False
         uid = uids[pick % len(uids)]
-        self.change_pod(uid, phase="Succeeded")
+        self.pods.change(uid, phase="Succeeded")
         del self.kubelet.devices_by_pod[uid]
         if uid in self.client_of:
             self.state.remove_client(self.client_of.pop(uid))
@@ -116,7 +116,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     def cordon(self, *, is_on: bool) -> bool:
         """Cordon or uncordon, whatever is under way."""
-        self.is_unschedulable = self.wants_cordon = is_on
+        self.node.is_unschedulable = self.wants_cordon = is_on
         return True
 
     def decide(self, key: str, pick: int) -> bool:
@@ -125,9 +125,9 @@ class SoakCluster(simulated_rig.SimulatedRig):
         value = _VALUES[pick % len(_VALUES)]
         self.wanted_labels[key] = value
         if value is None:
-            self.labels.pop(key, None)
+            self.node.labels.pop(key, None)
         else:
-            self.labels[key] = value
+            self.node.labels[key] = value
         self.stop_daemons()
         return True
 
@@ -153,7 +153,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         self.state.clear_faults()
         self.disruptions.refusals.clear()
         for uid in self.pods:
-            self.change_pod(uid, is_kept=False)
+            self.pods.change(uid, is_kept=False)
 
 
 class Workloads(fake_cluster.FakeWorkloads):

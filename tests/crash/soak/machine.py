@@ -129,8 +129,8 @@ class Soak(stateful.RuleBasedStateMachine):
     def _label(self, name: str | None) -> bool:
         """Return whether there was a label to write or to remove."""
         if name is None:
-            return self.rig.labels.pop(well_known.CONFIG_LABEL, None) is not None
-        self.rig.labels[well_known.CONFIG_LABEL] = name
+            return self.rig.node.labels.pop(well_known.CONFIG_LABEL, None) is not None
+        self.rig.node.labels[well_known.CONFIG_LABEL] = name
         return True
 
     # -- what happens to the process and its node ---------------------------------------------
@@ -240,7 +240,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def at_rest_the_applied_label_is_true(self) -> None:
-        name = hasattr(self, "rig") and self.rig.labels.get(well_known.APPLIED_LABEL)
+        name = hasattr(self, "rig") and self.rig.node.labels.get(well_known.APPLIED_LABEL)
         if not name or not self.is_at_rest or self.is_foreign:
             return
         assert self.applied_layout is not None
@@ -289,10 +289,10 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _begin_step(self) -> None:
         rig = self.rig
-        self.former_journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
+        self.former_journal = rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
         rig.gone_devices.clear()
-        rig.event_messages.clear()
-        rig.status_messages.clear()
+        rig.node.event_messages.clear()
+        rig.node.status_messages.clear()
         rig.evicted_devices.clear()
         self.strikes_before = self._strikes_by_gpu()
 
@@ -300,7 +300,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.step = step
         # The next start undoes what the API refuses to a stopped agent. And a journal of an
         # earlier process that could not be read may be that of a run under way: it stays as it is.
-        text = self.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
+        text = self.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
         is_left = text is not None and (step.is_over or text == self.former_journal)
         is_left = is_left and "node" in self.rig.script.failed_ports
         self.is_at_rest = not (step.is_killed or is_left)
@@ -326,7 +326,8 @@ class Soak(stateful.RuleBasedStateMachine):
             # A success may have been reported before the kill.
             name = step.names[-1]
             if any(
-                text.startswith(f"Layout {name} is ") for text in self.rig.status_messages[-1:]
+                text.startswith(f"Layout {name} is ")
+                for text in self.rig.node.status_messages[-1:]
             ):
                 assert self._differences(self._note_applied(name)) == []
         if self.is_at_rest:
@@ -365,7 +366,7 @@ class Soak(stateful.RuleBasedStateMachine):
         """
         messages = (
             self.step.outcome.message if self.step.outcome else "",
-            *self.rig.event_messages,
+            *self.rig.node.event_messages,
         )
         is_reported = any(words in text for words in ROLLBACK_FAILED_TEXTS for text in messages)
         COUNTS["not undone, as reported"] += is_reported
@@ -389,7 +390,7 @@ class Soak(stateful.RuleBasedStateMachine):
         A journal that is kept may lead to what was before it, at the next try or start.
         """
         now = simulated_rig.geometry(self.rig.state)
-        is_all = is_undone and well_known.JOURNAL_ANNOTATION not in self.rig.annotations
+        is_all = is_undone and well_known.JOURNAL_ANNOTATION not in self.rig.node.annotations
         for shapes, shape in zip(self.before, now, strict=True):
             if is_all:
                 shapes.clear()
@@ -423,7 +424,7 @@ class Soak(stateful.RuleBasedStateMachine):
         if fired[None] or _PORTS_OF_ROLLBACK & self.rig.script.failed_ports:
             return everywhere
         users = {client.gpu_uuid for client in self.rig.state.read().clients}
-        text = self.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
+        text = self.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
         kept = (
             {gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshot} if text else set()
         )
@@ -437,10 +438,14 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _judge_success(self, name: str) -> None:
         assert self._differences(self._note_applied(name)) == []
-        if self.rig.plugins:
-            allocatable = {uuid for ids in self.rig.schedulable.values() for uuid in ids}
+        if self.rig.pods.plugins:
+            allocatable = {uuid for ids in self.rig.kubelet.schedulable.values() for uuid in ids}
             there = simulated_rig.devices(self.rig.state)
-            assert allocatable == there.keys(), (self.step.outcome, self.rig.schedulable, there)
+            assert allocatable == there.keys(), (
+                self.step.outcome,
+                self.rig.kubelet.schedulable,
+                there,
+            )
         if not self.rig.script.struck and len(self.step.names) == 1:
             for uid, devices in self.rig.evicted_devices.items():
                 assert devices & self.rig.gone_devices, f"{uid} was evicted in vain"

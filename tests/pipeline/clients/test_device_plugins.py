@@ -18,7 +18,7 @@ def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
     before_waits: list[int] = []
 
     def stale() -> None:
-        rig.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
+        rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
         before_waits.append(rig.log.count("allocations.allocatable"))
 
     stale()
@@ -38,7 +38,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     rig = nodes.busy_node()
     agent = agents.reconciler(rig)
 
-    (plugin,) = rig.plugins
+    (plugin,) = rig.pods.plugins
     rig.kubelet.pod_ends_from_s[plugin.uid] = math.inf
     late = "did not stop within 20 s: default/nvidia-device-plugin"
     ends.assert_ends(rig, Reason.IN_USE, late, by=agent)
@@ -57,7 +57,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
 def test_a_plugin_that_its_label_keeps_away_is_not_waited_for(value: str) -> None:
     rig = nodes.node(layout="all-1g.5gb")
-    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = value
+    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = value
     rig.pods.clear()
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
@@ -86,11 +86,11 @@ def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
     why = "with MIG strategy single it does not start: MIG devices differ"
     for _ in range(2):
         ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-balanced")
-        assert well_known.APPLIED_LABEL not in rig.labels
+        assert well_known.APPLIED_LABEL not in rig.node.labels
 
     rig.plugin.is_broken = False
-    for pod in rig.plugins:
-        rig.remove_pod(pod.uid)
+    for pod in rig.pods.plugins:
+        rig.pods.remove(pod.uid)
     assert agents.run(rig, "all-balanced").state is model.State.SUCCESS
 
 
@@ -113,13 +113,13 @@ def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> No
 
     ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-1g.5gb")
 
-    assert [why in message for message in rig.status_messages].count(True) == 2
+    assert [why in message for message in rig.node.status_messages].count(True) == 2
 
 
 def node_with_plugin_service(layout: str | None = "all-1g.5gb") -> node_rig.NodeRig:
     """A node whose device plugin is a service of the host."""
     rig = nodes.node(layout=layout)
-    del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    del rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.pods.clear()
     return rig
 
@@ -128,11 +128,11 @@ def node_between_plugins() -> node_rig.NodeRig:
     """A node with what kubelet keeps of a plugin whose socket is gone."""
     rig = nodes.node(layout="all-balanced")
     rig.plugin.is_label_managed = False
-    rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL, None)
+    rig.node.labels.pop(well_known.PLUGIN_DEPLOY_LABEL, None)
     rig.pods.clear()
-    rig.plugin.unhealthy, rig.schedulable = (
-        rig.schedulable,
-        dict.fromkeys(rig.schedulable, frozenset()),
+    rig.plugin.unhealthy, rig.kubelet.schedulable = (
+        rig.kubelet.schedulable,
+        dict.fromkeys(rig.kubelet.schedulable, frozenset()),
     )
     return rig
 
@@ -169,8 +169,8 @@ def test_a_plugin_outside_pods_may_allocate_a_device_during_a_hook() -> None:
     device = rig.gpus[0].mig_uuids[0]
     strikes.act_once(
         rig,
-        lambda: rig.log[-1] == "hooks.run" and rig.has_hold_taint,
-        lambda: rig.add_pod("late", devices=frozenset({device})),
+        lambda: rig.log[-1] == "hooks.run" and rig.node.has_hold_taint,
+        lambda: rig.pods.add("late", devices=frozenset({device})),
     )
     agent = agents.reconciler(rig)
     ends.assert_ends(rig, Reason.IN_USE, "default/late", layout="all-balanced", by=agent)
@@ -196,7 +196,7 @@ def test_a_plugin_outside_pods_has_whole_gpus_only_with_strategy_none(
 ) -> None:
     rig = node_with_plugin_service(None)
     if strategy:
-        rig.labels[discovery_labels.STRATEGY] = strategy
+        rig.node.labels[discovery_labels.STRATEGY] = strategy
 
     ends.assert_ends(rig, reason, layout="all-1g.5gb")
 
@@ -204,7 +204,7 @@ def test_a_plugin_outside_pods_has_whole_gpus_only_with_strategy_none(
 @pytest.mark.parametrize("device", ["nvidia0/gi7", "GPU-00000000-0000-0000-0000-000000000009-0"])
 def test_devices_of_other_plugins_need_not_be_of_a_gpu(device: str) -> None:
     rig = node_with_plugin_service()
-    rig.schedulable = {"nvidia.com/gpu": frozenset({device})}
+    rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset({device})}
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
@@ -223,7 +223,7 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(
     rig = node_between_plugins()
 
     def start() -> None:
-        if not rig.plugins and "gpus.execute" in rig.log:
+        if not rig.pods.plugins and "gpus.execute" in rig.log:
             rig.plugin.unhealthy = {}
             rig.start_plugin()
 
@@ -234,7 +234,7 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(
         rig.clock.on_wait.append(start)
 
     ends.assert_ends(rig, Reason.APPLIED)
-    assert rig.schedulable == rig.plugin_devices
+    assert rig.kubelet.schedulable == rig.plugin_devices
 
 
 def test_the_wait_ends_when_the_daemonset_no_longer_starts_the_plugin() -> None:
@@ -252,9 +252,9 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(
 ) -> None:
     rig = nodes.node(layout="all-1g.5gb")
     shown = tuple(rig.pods.values()) if shows_old else ()
-    rig.watched_pods = lambda: shown
+    rig.pods.watched = lambda: shown
     plugins_at_steps: list[pod_object.Pod] = []
-    rig.driver.step_error = lambda _step: plugins_at_steps.extend(rig.plugins)
+    rig.driver.step_error = lambda _step: plugins_at_steps.extend(rig.pods.plugins)
     rig.plugin.is_broken = shows_old
 
     ends.assert_ends(rig, reason, layout="all-balanced")
@@ -270,11 +270,11 @@ def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
 
     ends.assert_ends(rig, Reason.API_UNAVAILABLE, layout="all-1g.5gb")
 
-    assert well_known.GPUS_ANNOTATION in rig.annotations
+    assert well_known.GPUS_ANNOTATION in rig.node.annotations
 
 
 def test_the_strategy_mixed_serves_layouts_that_single_refuses() -> None:
     rig = nodes.node()
-    rig.labels[discovery_labels.STRATEGY] = "mixed"
+    rig.node.labels[discovery_labels.STRATEGY] = "mixed"
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")

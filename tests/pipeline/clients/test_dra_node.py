@@ -22,7 +22,7 @@ def starts(rig: node_rig.NodeRig) -> list[str]:
     driver_uids: list[str] = []
 
     def note() -> None:
-        driver_uids.extend(pod.uid for pod in rig.drivers if pod.uid not in driver_uids)
+        driver_uids.extend(pod.uid for pod in rig.pods.dra_drivers if pod.uid not in driver_uids)
 
     note()
     rig.clock.on_wait.append(note)
@@ -45,7 +45,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(
 
     assert (outcome.state, outcome.reason) == (model.State.SUCCESS, Reason.APPLIED)
     assert rig.log.count("workloads.evict") == 1
-    (kept,) = rig.pod_names & {"low", "high"}
+    (kept,) = rig.pods.names & {"low", "high"}
     (pod,) = (each for each in rig.pods.values() if each.name == kept)
     assert len(claimed & devices(rig)) == 1
     assert pod.claimed_ids == devices(rig) & claimed
@@ -59,11 +59,13 @@ def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
-    pauses = [each for each in rig.status_messages if each.startswith("pausing")]
+    pauses = [each for each in rig.node.status_messages if each.startswith("pausing")]
     assert pauses == ["pausing dcgm-dra, dcgm-exporter-dra", "pausing dra-driver"]
-    resumed = [each for each in rig.status_messages if each.startswith(("restarting", "resuming"))]
+    resumed = [
+        each for each in rig.node.status_messages if each.startswith(("restarting", "resuming"))
+    ]
     assert resumed[0] == "restarting the DRA driver"
-    assert {rig.labels[key] for key in (claims.DEPLOY_LABEL, *nodes.DRA_MONITORS)} == {"true"}
+    assert {rig.node.labels[key] for key in (claims.DEPLOY_LABEL, *nodes.DRA_MONITORS)} == {"true"}
 
 
 def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None:
@@ -71,7 +73,9 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
     open_with = strikes.note(
         rig,
         lambda: published_uuids(rig),
-        when=lambda: "gpus.execute" in rig.log and not rig.has_hold_taint and not rig.drivers,
+        when=lambda: (
+            "gpus.execute" in rig.log and not rig.node.has_hold_taint and not rig.pods.dra_drivers
+        ),
     )
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
@@ -86,28 +90,28 @@ def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
-    assert "DeviceTaintsCleared" in rig.events
+    assert "DeviceTaintsCleared" in rig.node.events
     assert "clears the taints of gpu-0-mig-1 (gpu.nvidia.com/xid=79)" in " ".join(
-        rig.event_messages
+        rig.node.event_messages
     )
 
 
 def test_a_claim_with_unknown_devices_may_be_for_any_gpu() -> None:
     rig = nodes.dra_node()
-    rig.add_pod("unknown", has_claims=True)
+    rig.pods.add("unknown", has_claims=True)
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
-    assert "unknown" not in rig.pod_names
+    assert "unknown" not in rig.pods.names
     assert "default/unknown (its ResourceClaim may stand for any GPU)" in " ".join(
-        rig.event_messages
+        rig.node.event_messages
     )
 
 
 def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> None:
     rig = nodes.dra_node()
-    uid = rig.uid_of("dcgm-dra")
-    rig.change_pod(uid, has_claims=True, claimed_ids=None)
+    uid = rig.pods.uid_of("dcgm-dra")
+    rig.pods.change(uid, has_claims=True, claimed_ids=None)
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
@@ -167,19 +171,19 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent, attempt=attempt)
 
     assert len(driver_uids) == 2
-    assert {"low", "high"} <= rig.pod_names
+    assert {"low", "high"} <= rig.pods.names
 
 
 def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
     rig = nodes.dra_node()
-    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.advance()
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
-    assert "restarting the device plugin and the DRA driver" in rig.status_messages
+    assert "restarting the device plugin and the DRA driver" in rig.node.status_messages
     uuids = devices(rig)
-    assert rig.schedulable == {"nvidia.com/gpu": uuids}
+    assert rig.kubelet.schedulable == {"nvidia.com/gpu": uuids}
     assert published_uuids(rig) == uuids
 
 
@@ -191,7 +195,7 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(
     rig = nodes.dra_node(label_managed=label_managed)
     driver_uids = starts(rig)
     strikes.kill_at(rig, step, "all-balanced")
-    assert not rig.drivers
+    assert not rig.pods.dra_drivers
 
     assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
 
@@ -222,14 +226,14 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
         *strikes.supersede_at_checks(begin, "all-balanced", is_replaced=not is_stopped)
     ]
     for rig, agent in superseded_runs:
-        rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
+        rig.pods.remove_if(lambda pod: pod.is_terminating)
 
         outcome = (
             agents.resume(rig, requested) if is_stopped else agents.run(rig, requested, by=agent)
         )
 
         assert outcome.state is model.State.SUCCESS
-        assert rig.driver_runs
+        assert rig.pods.has_dra_driver
         assert published_uuids(rig) == gpu_values.device_uuids(rig.gpus)
         ends.assert_restored(rig)
     assert len(superseded_runs) > 4
@@ -240,7 +244,7 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
 
     def strike() -> None:
         is_usage_read = "allocations.assigned_devices" in rig.log
-        is_tainted = rig.has_hold_taint or "gpus.execute" in rig.log
+        is_tainted = rig.node.has_hold_taint or "gpus.execute" in rig.log
         if is_usage_read and rig.log[-1] == "node.patch" and not is_tainted:
             without_driver(rig)
 
@@ -248,7 +252,7 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
 
     assert agents.run(rig, "all-balanced").state is model.State.SUCCESS
 
-    assert rig.driver_runs
+    assert rig.pods.has_dra_driver
     assert published_uuids(rig) == devices(rig)
 
 
@@ -265,20 +269,20 @@ def test_late_pod_leaves_only_while_the_driver_runs(
     agent = agents.reconciler(rig)
 
     def is_due() -> bool:
-        pauses = [each for each in rig.status_messages if each.startswith("pausing")]
+        pauses = [each for each in rig.node.status_messages if each.startswith("pausing")]
         is_last = bool(pauses) and "dra-driver" in pauses[-1]
-        return rig.has_hold_taint and (is_last or (is_before and bool(pauses)))
+        return rig.node.has_hold_taint and (is_last or (is_before and bool(pauses)))
 
     strikes.act_once(
         rig,
         is_due,
-        lambda: rig.add_pod("late", has_claims=True, claimed_ids=frozenset({late})),
+        lambda: rig.pods.add("late", has_claims=True, claimed_ids=frozenset({late})),
     )
     outcome = agents.run(rig, "all-balanced", by=agent)
 
     is_late = not (is_before and label_managed)
     assert (outcome.reason is Reason.DRAIN_TIMEOUT) is is_late, outcome.message
-    assert ("late" in rig.pod_names) is is_late
+    assert ("late" in rig.pods.names) is is_late
     ends.assert_restored(rig)
     ends.assert_ends(
         rig,
@@ -295,16 +299,16 @@ def test_reboot_is_refused_while_a_pod_with_a_claim_remains() -> None:
     off = gpu_values.with_desired(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     claimed = sorted(rig.gpus[1].mig_uuids)
     rig.gpus = (*off, rig.gpus[1])
-    rig.add_pod("claiming", has_claims=True, claimed_ids=frozenset(claimed[:1]))
-    rig.add_pod("other", devices=frozenset(claimed[1:2]))
+    rig.pods.add("claiming", has_claims=True, claimed_ids=frozenset(claimed[:1]))
+    rig.pods.add("other", devices=frozenset(claimed[1:2]))
 
     why = "these pods with ResourceClaims cannot end: default/claiming; drain the node and reboot"
     ends.assert_ends(rig, Reason.REBOOT_REQUIRED, why, layout="all-1g.5gb")
 
     assert rig.host.reboots == 0
-    assert {"claiming", "other"} <= rig.pod_names
+    assert {"claiming", "other"} <= rig.pods.names
     rig.clock.wait(1)
-    assert rig.driver_runs
+    assert rig.pods.has_dra_driver
 
 
 def test_a_node_with_a_driver_and_no_claim_reboots() -> None:
@@ -318,12 +322,15 @@ def test_a_node_with_a_driver_and_no_claim_reboots() -> None:
 
 def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     rig = nodes.dra_node()
-    rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", well_known.PLUGIN_CONFIG_LABEL: "whole"}
+    rig.node.labels |= {
+        well_known.PLUGIN_DEPLOY_LABEL: "true",
+        well_known.PLUGIN_CONFIG_LABEL: "whole",
+    }
     rig.advance()
     rig.policy = policies.Policy(plugin_configs=(("all-1g.5gb", "sliced"),))
     driver_uids = starts(rig)
     assert agents.run(rig, "all-1g.5gb").state is model.State.SUCCESS
-    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert len(driver_uids) == 1
     assert "slices.withdraw" not in rig.log
 
@@ -334,7 +341,7 @@ def test_verified_driver_is_not_restarted_after_a_kill() -> None:
     waiting = "waiting for the new devices to be schedulable"
     strikes.kill_when(
         rig,
-        lambda: waiting in rig.status_messages and rig.driver_runs,
+        lambda: waiting in rig.node.status_messages and rig.pods.has_dra_driver,
         lambda rig: agents.run(rig, "all-balanced"),
     )
     withdrawn = rig.log.count("slices.withdraw")
@@ -347,7 +354,7 @@ def test_verified_driver_is_not_restarted_after_a_kill() -> None:
 
 
 def bind(rig: node_rig.NodeRig, uid: str) -> None:
-    pod = rig.disruptions.elsewhere.pop(uid)
+    pod = rig.pods.elsewhere.pop(uid)
     rig.pods[uid] = dataclasses.replace(pod, node_name="node-a", phase="Running")
 
 
@@ -369,7 +376,7 @@ def test_no_pod_is_evicted_while_another_is_about_to_be_bound(*, is_late: bool) 
     unbound: list[str] = []
     strikes.act_once(
         rig,
-        lambda: not is_late or rig.labels.get(claims.DEPLOY_LABEL) == well_known.PAUSED_VALUE,
+        lambda: not is_late or rig.node.labels.get(claims.DEPLOY_LABEL) == well_known.PAUSED_VALUE,
         lambda: unbound.append(add_unbound(rig, device)),
     )
     agent = agents.reconciler(rig)

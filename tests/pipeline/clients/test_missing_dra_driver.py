@@ -21,7 +21,7 @@ from tests.pipeline.dra_scenes import (
 def test_driver_between_two_pods_is_waited_for_before_evictions() -> None:
     rig = without_driver(nodes.dra_node())
     ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled")
-    assert not {"low", "high"} & rig.pod_names
+    assert not {"low", "high"} & rig.pods.names
     assert published_uuids(rig) == {gpu.uuid for gpu in rig.gpus}
 
 
@@ -31,7 +31,7 @@ def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(layout: st
     rig.dra_driver.is_broken = True
     why = "no DRA driver pod is ready after 20 s"
     ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, "default/high", layout=layout)
-    assert {"low", "high"} <= rig.pod_names
+    assert {"low", "high"} <= rig.pods.names
     rig.dra_driver.is_broken = False
     assert agents.run(without_driver(rig), layout).state is model.State.SUCCESS
 
@@ -44,14 +44,14 @@ def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
 
     def strike() -> None:
         if "workloads.evict" in rig.log:
-            rig.labels[claims.DEPLOY_LABEL] = "false"
+            rig.node.labels[claims.DEPLOY_LABEL] = "false"
 
     with strikes.on_calls(rig, strike):
         for attempt in (1, 2):
             ends.assert_ends(rig, Reason.IN_USE, remedy, layout=layout, by=agent, attempt=attempt)
         without_driver(rig)
         ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, remedy, layout="all-disabled")
-    rig.labels[claims.DEPLOY_LABEL] = "true"
+    rig.node.labels[claims.DEPLOY_LABEL] = "true"
     for _ in ("the driver starts", "the monitors end"):
         rig.advance()
     ends.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent, attempt=3)
@@ -81,19 +81,19 @@ def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(
 def test_agent_after_a_kill_reopens_the_node_for_the_driver(layout: str) -> None:
     rig = nodes.dra_node()
     strikes.kill_at(rig, 1, layout)
-    rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
+    rig.pods.add("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
 
     assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
 
-    assert "late" not in rig.pod_names
+    assert "late" not in rig.pods.names
     ends.assert_restored(rig)
 
 
 def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
     rig = without_driver(nodes.dra_node())
-    rig.has_hold_taint = True
+    rig.node.has_hold_taint = True
     journal = journals.Journal(config="all-disabled").with_entries(hold_taint=True, draining=True)
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.disruptions.refusals["low"] = "budget 'x' allows no disruption"
 
     assert agents.resume(rig, "all-disabled").reason is Reason.DRAIN_TIMEOUT
@@ -106,13 +106,13 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
     pods_before = dict(rig.pods)
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:
-            rig.change_pod(uid, claimed_ids=None)
+            rig.pods.change(uid, claimed_ids=None)
     without_driver(rig)
     rig.dra_driver.slices = ()
 
     def learn() -> None:
         for uid in rig.pods.keys() & pods_before.keys() if rig.dra_driver.slices else ():
-            rig.change_pod(uid, claimed_ids=pods_before[uid].claimed_ids)
+            rig.pods.change(uid, claimed_ids=pods_before[uid].claimed_ids)
 
     rig.clock.on_wait.append(learn)
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
@@ -125,7 +125,7 @@ def test_claims_that_are_known_do_not_wait_for_outdated_slices() -> None:
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled")
 
-    assert not any("waiting for the DRA driver" in each for each in rig.status_messages)
+    assert not any("waiting for the DRA driver" in each for each in rig.node.status_messages)
 
 
 def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> None:
@@ -138,11 +138,11 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
     rig.dra_driver.slices = ()
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:
-            rig.change_pod(uid, claimed_ids=None)
+            rig.pods.change(uid, claimed_ids=None)
     closed = strikes.note(
         rig,
-        lambda: rig.has_hold_taint,
-        when=lambda: "waiting for the DRA driver" in rig.status_messages[-1],
+        lambda: rig.node.has_hold_taint,
+        when=lambda: "waiting for the DRA driver" in rig.node.status_messages[-1],
     )
 
     assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
@@ -179,15 +179,15 @@ def test_agent_after_any_kill_evicts_only_affected_pods(
     make = functools.partial(nodes.dra_node, label_managed=label_managed)
     waits = 0
     for index, rig, _ in strikes.kills(make, lambda rig: agents.run(rig, "all-balanced")):
-        if not rig.driver_runs:
+        if not rig.pods.has_dra_driver:
             rig.dra_driver.slices = ()
         agent = agents.start(rig, requested, workloads=NewWorkloads(rig))
 
         assert agents.run(rig, requested, by=agent).state is model.State.SUCCESS, index
 
-        assert len({"low", "high"} & rig.pod_names) == kept, index
+        assert len({"low", "high"} & rig.pods.names) == kept, index
         ends.assert_restored(rig)
-        waits += any("waiting for the DRA driver" in each for each in rig.status_messages)
+        waits += any("waiting for the DRA driver" in each for each in rig.node.status_messages)
     assert waits > 3
 
 
@@ -221,7 +221,7 @@ def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stop
     def begin() -> strikes.NodeAndAgent:
         rig = nodes.dra_node()
         strikes.kill_at(rig, 1, "all-disabled")
-        rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
+        rig.pods.add("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
         agent = agents.start(rig, "all-disabled")
         return rig, agent
 

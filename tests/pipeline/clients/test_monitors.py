@@ -24,20 +24,20 @@ def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
     rig = monitored_node()
     has_gfd = strikes.note(
         rig,
-        lambda: "gpu-feature-discovery" in rig.pod_names,
-        when=lambda: "gpus.execute" in rig.log and rig.labels[EXPORTER] == "true",
+        lambda: "gpu-feature-discovery" in rig.pods.names,
+        when=lambda: "gpus.execute" in rig.log and rig.node.labels[EXPORTER] == "true",
     )
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    verifying = rig.status_messages.index("waiting for the new devices to be schedulable")
-    assert rig.status_messages[verifying + 1 : verifying + 3] == [
+    verifying = rig.node.status_messages.index("waiting for the new devices to be schedulable")
+    assert rig.node.status_messages[verifying + 1 : verifying + 3] == [
         "resuming gpu-feature-discovery, dcgm",
         "resuming dcgm-exporter",
     ]
     assert set(has_gfd) == {True}
-    assert {rig.labels[key] for key in (GFD, DCGM, EXPORTER)} == {"true"}
-    assert "MonitorNotReady" not in rig.events
+    assert {rig.node.labels[key] for key in (GFD, DCGM, EXPORTER)} == {"true"}
+    assert "MonitorNotReady" not in rig.node.events
 
 
 def test_a_newer_request_does_not_wait_for_monitors() -> None:
@@ -45,7 +45,7 @@ def test_a_newer_request_does_not_wait_for_monitors() -> None:
     rig.daemons.is_ready_by_label[GFD] = False
     hasty = fakes.FakeRequest(
         rig.clock,
-        ends_when=lambda: rig.status_messages[-1].startswith("resuming"),
+        ends_when=lambda: rig.node.status_messages[-1].startswith("resuming"),
         is_replaced=True,
     )
 
@@ -64,27 +64,27 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
         rig,
         lambda: (
             rig.log[-1] == "node.patch"
-            and any(each.startswith("resuming") for each in rig.status_messages[-1:])
+            and any(each.startswith("resuming") for each in rig.node.status_messages[-1:])
         ),
         fail,
     )
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert rig.labels[EXPORTER] == "true"
+    assert rig.node.labels[EXPORTER] == "true"
 
 
 def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     rig = monitored_node()
     rig.daemons.is_ready_by_label[GFD] = False
     closed: list[bool] = []
-    rig.clock.on_wait.append(lambda: closed.append(rig.has_hold_taint))
+    rig.clock.on_wait.append(lambda: closed.append(rig.node.has_hold_taint))
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert rig.events[-2:] == ["MonitorNotReady", "Applied"]
-    assert GFD in rig.event_messages[-2]
-    assert rig.labels[EXPORTER] == "true"
+    assert rig.node.events[-2:] == ["MonitorNotReady", "Applied"]
+    assert GFD in rig.node.event_messages[-2]
+    assert rig.node.labels[EXPORTER] == "true"
     assert closed[-1] is False
 
 
@@ -94,16 +94,16 @@ def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(labels: dict[st
     rig.daemons.is_ready_by_label[GFD] = False
 
     def switch_off() -> None:
-        if rig.status_messages[-1].startswith("resuming"):
-            rig.labels.pop(GFD, None)
-            rig.labels |= labels
+        if rig.node.status_messages[-1].startswith("resuming"):
+            rig.node.labels.pop(GFD, None)
+            rig.node.labels |= labels
 
     rig.clock.on_wait.append(switch_off)
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert rig.labels.get(GFD) == labels.get(GFD)
-    assert "MonitorNotReady" not in rig.events
+    assert rig.node.labels.get(GFD) == labels.get(GFD)
+    assert "MonitorNotReady" not in rig.node.events
 
 
 def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
@@ -113,11 +113,11 @@ def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
     before = {pod.uid for pod in rig.pods.values() if clients.is_validator(pod)}
     discovery: dict[str, Any] = {"container_names": ("gpu-feature-discovery-ctr",)}
     cuda: dict[str, Any] = {"labels": {"app": "nvidia-cuda-validator"}}
-    before.add(rig.add_pod("gfd", **discovery, owner_kind="DaemonSet"))
-    before.add(rig.add_pod("cuda", **cuda, owner_kind="ClusterPolicy"))
+    before.add(rig.pods.add("gfd", **discovery, owner_kind="DaemonSet"))
+    before.add(rig.pods.add("cuda", **cuda, owner_kind="ClusterPolicy"))
     assert len(before) == 3
-    others = {rig.add_pod("bare", **each) for each in (discovery, cuda)}
-    others |= {rig.add_pod("web", **each, owner_kind="ReplicaSet") for each in (discovery, cuda)}
+    others = {rig.pods.add("bare", **each) for each in (discovery, cuda)}
+    others |= {rig.pods.add("web", **each, owner_kind="ReplicaSet") for each in (discovery, cuda)}
 
     ends.assert_ends(rig, Reason.APPLIED)
 
@@ -129,7 +129,7 @@ def test_validators_on_their_way_out_are_not_deleted_again() -> None:
     rig = nodes.busy_node()
     leaving: dict[str, Any] = {"owner_kind": "DaemonSet", "is_terminating": True}
     labels = {"app": "nvidia-operator-validator"}
-    rig.clock.on_wait.append(lambda: rig.add_pod("v", labels=labels, **leaving))
+    rig.clock.on_wait.append(lambda: rig.pods.add("v", labels=labels, **leaving))
 
     ends.assert_ends(rig, Reason.APPLIED)
 
@@ -151,7 +151,7 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
     names_at_steps: list[set[str]] = []
 
     def note_pods(_step: steps.Step) -> None:
-        names_at_steps.append(rig.pod_names)
+        names_at_steps.append(rig.pods.names)
 
     rig.driver.step_error = note_pods
     ends.assert_ends(rig, Reason.APPLIED)
@@ -159,9 +159,9 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
 
     assert names_at_steps
     assert all({"watcher", "sampler"}.isdisjoint(names) for names in names_at_steps)
-    assert {"watcher", "sampler"} <= rig.pod_names
+    assert {"watcher", "sampler"} <= rig.pods.names
     assert "workloads.evict" in rig.log
-    assert rig.labels[SAMPLER] == "true"
+    assert rig.node.labels[SAMPLER] == "true"
 
 
 def test_daemon_that_tolerates_every_taint_restarts_after_the_change() -> None:
@@ -169,7 +169,7 @@ def test_daemon_that_tolerates_every_taint_restarts_after_the_change() -> None:
     early: list[str] = []
 
     def start() -> None:
-        early.append(rig.add_pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet"))
+        early.append(rig.pods.add("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet"))
 
     strikes.at_first_step(rig, start)
     ends.assert_ends(rig, Reason.APPLIED)

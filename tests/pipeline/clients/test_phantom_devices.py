@@ -33,7 +33,7 @@ def test_phantom_devices_after_a_change_are_removed_before_success() -> None:
     ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT)
 
     assert rig.kubelet.phantoms == {}
-    assert "PhantomDevicesRemoved" in rig.events
+    assert "PhantomDevicesRemoved" in rig.node.events
 
 
 def test_phantom_devices_of_an_active_layout_do_not_delay_success() -> None:
@@ -53,9 +53,9 @@ def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
     assert rig.kubelet.phantoms == {}
-    assert rig.states == []
-    assert rig.events == ["PhantomDevicesRemoved"]
-    assert f"4 {PHANTOM}" in rig.event_messages[0]
+    assert rig.node.states == []
+    assert rig.node.events == ["PhantomDevicesRemoved"]
+    assert f"4 {PHANTOM}" in rig.node.event_messages[0]
 
 
 def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> None:
@@ -65,17 +65,17 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     for _ in range(3):
         agent.check_drift(LAYOUT, outcome)
 
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
-    assert rig.events == ["PhantomDevices"]
-    assert rig.ready_reasons[-1] == "PhantomDevices"
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.labels[well_known.APPLIED_LABEL] == LAYOUT
+    assert rig.node.events == ["PhantomDevices"]
+    assert rig.node.ready_reasons[-1] == "PhantomDevices"
     command = "kubectl patch node node-a --subresource=status --type=merge -p "
-    patch = rig.status["message"].partition(command)[2].split("'")[1]
+    patch = rig.node.status["message"].partition(command)[2].split("'")[1]
     assert json.loads(patch) == {"status": {"capacity": {PHANTOM: None}}}
     # As a person does.
     rig.kubelet.phantoms.clear()
     agent.check_drift(LAYOUT, outcome)
-    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
@@ -85,7 +85,7 @@ def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
     for gpus in (rig.gpus, nodes.node(layout="all-balanced").gpus, rig.gpus, rig.gpus):
         rig.gpus = gpus
         agent.check_drift(LAYOUT, outcome)
-        reasons.append(rig.status["reason"])
+        reasons.append(rig.node.status["reason"])
 
     assert reasons == ["PhantomDevices", "Drifted", "AlreadyApplied", "PhantomDevices"]
 
@@ -133,19 +133,19 @@ def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
     rig.fail_always = {"node.remove": FORBIDDEN}
     agent.check_drift(LAYOUT, outcome)
     rig.gpus = nodes.node(layout="all-balanced").gpus
-    rig.add_pod("worker", devices=frozenset(rig.gpus[0].mig_uuids))
+    rig.pods.add("worker", devices=frozenset(rig.gpus[0].mig_uuids))
     restarted = agents.start(rig, LAYOUT)
 
     ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
 
-    assert "worker" in rig.pod_names
+    assert "worker" in rig.pods.names
 
 
 def test_phantom_devices_without_a_plugin_do_not_mean_a_lost_plugin() -> None:
     rig, agent, _ = node_at_rest()
-    rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
+    rig.node.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
     rig.pods.clear()
-    rig.schedulable = {}
+    rig.kubelet.schedulable = {}
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent)
 
@@ -155,10 +155,10 @@ def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
     others: dict[str, frozenset[str]],
 ) -> None:
     rig, agent, _ = node_at_rest()
-    rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
+    rig.node.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
     rig.pods.clear()
-    rig.plugin.unhealthy = dict(rig.schedulable)
-    rig.schedulable = {"nvidia.com/gpu": frozenset(), **others}
+    rig.plugin.unhealthy = dict(rig.kubelet.schedulable)
+    rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset(), **others}
 
     ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout=LAYOUT, by=agent)
 
@@ -177,7 +177,7 @@ def test_resources_of_others_and_of_the_gpus_stay(resource: str) -> None:
 def test_a_drift_check_without_phantoms_requests_nothing() -> None:
     rig, agent, outcome = node_at_rest()
     rig.kubelet.phantoms = {}
-    rig.labels["nvidia.com/mig.strategy"] = "single"
+    rig.node.labels["nvidia.com/mig.strategy"] = "single"
     rig.log.clear()
 
     agent.check_drift(LAYOUT, outcome)

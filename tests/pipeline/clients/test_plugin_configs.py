@@ -17,7 +17,7 @@ from tests.node.nodes import (
 def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
     rig = sharing_node()
     keys = (well_known.PLUGIN_CONFIG_LABEL, well_known.PLUGIN_DEPLOY_LABEL)
-    label_pairs = strikes.note(rig, lambda: (rig.labels[keys[0]], rig.labels[keys[1]]))
+    label_pairs = strikes.note(rig, lambda: (rig.node.labels[keys[0]], rig.node.labels[keys[1]]))
 
     ends.assert_ends(rig, Reason.APPLIED)
 
@@ -26,7 +26,7 @@ def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
         ("whole", well_known.PAUSED_VALUE),
         ("sliced", "true"),
     }
-    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
 
 
 @pytest.mark.parametrize("is_plugin_broken", [True, False])
@@ -41,18 +41,18 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
     reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
     ends.assert_ends(rig, reason)
 
-    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
+    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
 
 
 def test_the_first_plugin_config_is_restored_after_an_upgrade_with_another() -> None:
     rig = sharing_node()
     rig.plugin.is_broken = True
-    strikes.kill_when(rig, lambda: rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced")
+    strikes.kill_when(rig, lambda: rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced")
     rig.policy = policies.Policy(plugin_configs=((agents.LAYOUT, "halved"),))
 
     assert agents.resume(rig, agents.LAYOUT).reason is Reason.PLUGIN_NOT_READY
 
-    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
+    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
 
 
 def test_plugin_config_of_another_program_is_not_overwritten() -> None:
@@ -60,13 +60,13 @@ def test_plugin_config_of_another_program_is_not_overwritten() -> None:
     rig.plugin.is_broken = True
 
     def choose() -> None:
-        if rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":
-            rig.labels[well_known.PLUGIN_CONFIG_LABEL] = "mine"
+        if rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":
+            rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] = "mine"
 
     rig.clock.on_wait.append(choose)
     agents.run(rig)
 
-    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "mine"
+    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "mine"
 
 
 def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
@@ -76,6 +76,6 @@ def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED)
 
-    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert old_plugin not in rig.pods
     assert "gpus.execute" not in rig.log

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.agent import outcomes
-from tests.node import agents, node_rig, nodes, parts
+from tests.node import agents, cluster_parts, node_rig, nodes
 
 
 class Deployment:
@@ -33,7 +33,7 @@ class Deployment:
         """UID of a replica on our node -> its device."""
         for device in devices:
             self._start_here(device)
-        self.budget = parts.Budget(name, name, len(devices), max_unavailable)
+        self.budget = cluster_parts.Budget(name, name, len(devices), max_unavailable)
         rig.disruptions.budgets.append(self.budget)
         rig.clock.on_wait.append(self.reconcile)
 
@@ -42,21 +42,21 @@ class Deployment:
         for uid in self.local_devices.keys() - self.rig.pods.keys():
             self.kills += 1
             waiting = self._add(phase="Pending", is_ready=False)
-            self.rig.disruptions.elsewhere[waiting] = dataclasses.replace(
+            self.rig.pods.elsewhere[waiting] = dataclasses.replace(
                 self.rig.pods.pop(waiting),
                 node_name="",
                 node_selector={"device": self.local_devices.pop(uid)},
             )
-        for uid, pod in list(self.rig.disruptions.elsewhere.items()):
+        for uid, pod in list(self.rig.pods.elsewhere.items()):
             if pod.labels["app"] != self.name or pod.node_name:
                 continue
             if self.room_elsewhere:
                 self.room_elsewhere -= 1
-                self.rig.disruptions.elsewhere[uid] = dataclasses.replace(
+                self.rig.pods.elsewhere[uid] = dataclasses.replace(
                     pod, node_name="node-b", phase="Running", is_ready=self.starts
                 )
             elif not is_closed(self.rig):
-                del self.rig.disruptions.elsewhere[uid]
+                del self.rig.pods.elsewhere[uid]
                 self._start_here(pod.node_selector["device"])
 
     def _start_here(self, device: str) -> None:
@@ -64,7 +64,7 @@ class Deployment:
 
     def _add(self, *, devices: frozenset[str] = frozenset(), **fields: object) -> str:
         self._serial += 1
-        return self.rig.add_pod(
+        return self.rig.pods.add(
             f"{self.name}-{self._serial}",
             devices=devices,
             labels={"app": self.name},
@@ -74,7 +74,7 @@ class Deployment:
 
 
 def is_closed(rig: node_rig.NodeRig) -> bool:
-    return rig.is_unschedulable or rig.has_hold_taint
+    return rig.node.is_unschedulable or rig.node.has_hold_taint
 
 
 def node_with(

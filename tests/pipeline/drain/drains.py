@@ -20,7 +20,7 @@ def empty() -> NodeRig:
 
 
 def gpu_pod(rig: NodeRig, name: str = "train", **fields: object) -> str:
-    return rig.add_pod(name, devices=frozenset({DOOMED}), **fields)
+    return rig.pods.add(name, devices=frozenset({DOOMED}), **fields)
 
 
 def new_drain(

@@ -29,12 +29,12 @@ def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> No
     rig = nodes.node(layout="all-1g.5gb")
     uuids = [ci.uuid for gi in rig.gpus[0].gpu_instances for ci in gi.compute_instances if ci.uuid]
     running = {
-        rig.add_pod(f"running-{number}", devices=frozenset({uuid}))
+        rig.pods.add(f"running-{number}", devices=frozenset({uuid}))
         for number, uuid in enumerate(uuids)
         if number != 3
     }
     # Before 1.34 kubelet lists the devices of finished pods too.
-    rig.add_pod("finished", devices=frozenset({uuids[3]}), phase="Succeeded")
+    rig.pods.add("finished", devices=frozenset({uuids[3]}), phase="Succeeded")
 
     ends.assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
@@ -44,21 +44,21 @@ def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> No
 
 def test_a_pod_that_finishes_while_its_eviction_is_recorded_is_not_deleted() -> None:
     rig = nodes.busy_node()
-    rig.watched_pods = lambda: tuple(rig.pods.values())
+    rig.pods.watched = lambda: tuple(rig.pods.values())
     strikes.act_once(
         rig,
         lambda: rig.log[-2:] == ["workloads.can_evict", "node.patch"],
-        lambda: rig.change_pod(rig.uid_of("affected"), phase="Succeeded"),
+        lambda: rig.pods.change(rig.pods.uid_of("affected"), phase="Succeeded"),
     )
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert "affected" in rig.pod_names
+    assert "affected" in rig.pods.names
 
 
 def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
     rig = nodes.node(layout="all-1g.5gb")
-    trainer = rig.add_pod("trainer", devices=frozenset({"nvidia0/gi7"}))
+    trainer = rig.pods.add("trainer", devices=frozenset({"nvidia0/gi7"}))
     is_gone: list[bool] = []
 
     def watch(step: steps.Step) -> None:
@@ -97,28 +97,28 @@ def test_pod_on_a_device_without_uuid_counts_as_its_user(
     )
     assert agents.run(rig, may_evict=may_evict).reason is reason
 
-    assert ("affected" in rig.pod_names) is not may_evict
-    assert "spared" in rig.pod_names
+    assert ("affected" in rig.pods.names) is not may_evict
+    assert "spared" in rig.pods.names
     assert ("gpus.execute" in rig.log) is may_evict
 
 
 def test_a_pod_stays_once_its_only_containers_with_a_gpu_have_ended() -> None:
     rig = nodes.busy_node()
     gpu = {"nvidia.com/gpu": 1}
-    rig.add_pod("warmed", gpu_resources=gpu, completed_resources=frozenset(gpu))
-    rig.add_pod("warming", gpu_resources=gpu, has_gpu_init=True)
+    rig.pods.add("warmed", gpu_resources=gpu, completed_resources=frozenset(gpu))
+    rig.pods.add("warming", gpu_resources=gpu, has_gpu_init=True)
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert "warmed" in rig.pod_names
-    assert "warming" not in rig.pod_names
+    assert "warmed" in rig.pods.names
+    assert "warming" not in rig.pods.names
 
 
 def test_a_pod_that_uses_a_device_of_another_gpu_stays() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     device = nodes.device(rig, 1, "1g.5gb")
     devices, resources = frozenset({device, "mlx5_0"}), {"nvidia.com/gpu": 1}
-    pod = rig.add_pod("trainer", devices=devices, gpu_resources=resources)
+    pod = rig.pods.add("trainer", devices=devices, gpu_resources=resources)
 
     ends.assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
@@ -130,8 +130,8 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
     faulty = nodes.device(rig, 1, "1g.5gb")
 
     def fail() -> None:
-        ids = rig.schedulable.get("nvidia.com/gpu", frozenset())
-        rig.schedulable = {"nvidia.com/gpu": ids - {faulty}}
+        ids = rig.kubelet.schedulable.get("nvidia.com/gpu", frozenset())
+        rig.kubelet.schedulable = {"nvidia.com/gpu": ids - {faulty}}
         rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset({faulty})}
 
     rig.clock.on_wait.append(fail)
@@ -147,7 +147,7 @@ def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
     rig = nodes.node()
     agents.run(rig, "whole", text)
     # It began while GPU 1 did not answer. Kubelet keeps the GPUs of the plugin before it.
-    rig.schedulable = {
+    rig.kubelet.schedulable = {
         "nvidia.com/mig-7g.40gb": frozenset(rig.gpus[0].mig_uuids),
         "nvidia.com/gpu": frozenset(),
     }
@@ -156,7 +156,7 @@ def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="whole", text=text)
 
     devices = frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
-    assert rig.schedulable == {"nvidia.com/gpu": devices}
+    assert rig.kubelet.schedulable == {"nvidia.com/gpu": devices}
 
 
 def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
@@ -167,12 +167,12 @@ def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
     rig.driver.lost.clear()
     served = frozenset(rig.gpus[0].mig_uuids)
     # The only device of this resource was registered by the plugin before the change.
-    rig.schedulable = {"nvidia.com/mig-7g.40gb": served, "nvidia.com/gpu": frozenset()}
+    rig.kubelet.schedulable = {"nvidia.com/mig-7g.40gb": served, "nvidia.com/gpu": frozenset()}
     rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset({rig.gpus[1].uuid})}
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False)
 
-    assert rig.schedulable == {"nvidia.com/gpu": served | {rig.gpus[1].uuid}}
+    assert rig.kubelet.schedulable == {"nvidia.com/gpu": served | {rig.gpus[1].uuid}}
 
 
 MODE_OF_ANOTHER = """
@@ -190,11 +190,11 @@ def test_the_stage_after_a_mode_change_keeps_the_devices_in_use(hooks: str) -> N
     rig.hooks.text = hooks
     used = {gi.placement.start: gi.compute_instances[0].uuid for gi in rig.gpus[1].gpu_instances}
     for start in (2, 3):
-        rig.add_pod(f"pod-{start}", devices=frozenset({used[start] or ""}))
+        rig.pods.add(f"pod-{start}", devices=frozenset({used[start] or ""}))
 
     ends.assert_ends(rig, Reason.APPLIED, layout="off-and-three", text=MODE_OF_ANOTHER)
 
-    assert {"pod-2", "pod-3"} <= rig.pod_names
+    assert {"pod-2", "pod-3"} <= rig.pods.names
     assert {used[2], used[3]} <= set(rig.gpus[1].mig_uuids)
 
 
@@ -238,17 +238,17 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
         if str(gi.profile) == "1g.5gb"
     ][::order]
     ends_by_s = rig.clock.unix_s() + ends_in_s
-    ending = rig.add_pod(
+    ending = rig.pods.add(
         "ending", devices=frozenset({first}), is_terminating=True, ends_by_s=ends_by_s
     )
     rig.kubelet.pod_ends_from_s[ending] = ends_from_s
-    rig.add_pod("running", devices=frozenset({second}))
+    rig.pods.add("running", devices=frozenset({second}))
 
     agent = agents.reconciler(rig, ONE_OF_TWO + mode_change)
     ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=agent)
 
     assert ("workloads.evict" in rig.log) is not is_spared
-    assert ("running" in rig.pod_names) is is_spared
+    assert ("running" in rig.pods.names) is is_spared
     assert second in rig.gpus[0].mig_uuids or not is_spared
 
 
@@ -264,11 +264,11 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
         rig,
         # The call before the taint; the second one reports the phase.
         lambda: rig.log[-1] == when and "gpus.observe" in rig.log,
-        lambda: rig.add_pod("bound", devices=frozenset({destroyed})),
+        lambda: rig.pods.add("bound", devices=frozenset({destroyed})),
     )
     ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", text=ONE_OF_TWO)
 
-    assert "bound" in rig.pod_names
+    assert "bound" in rig.pods.names
     assert "workloads.evict" not in rig.log
 
 
@@ -289,18 +289,18 @@ def test_a_pod_bound_before_the_pause_is_spared_if_another_device_is_free() -> N
     undisturbed = nodes.node(layout="all-balanced")
     is_open = strikes.note(
         undisturbed,
-        lambda: undisturbed.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true",
+        lambda: undisturbed.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true",
     )
     agents.run(undisturbed, "one-of-two", ONE_OF_TWO)
     pause = is_open.index(False)
     for index in range(undisturbed.log.index("gpus.observe") + 1, pause):
         rig = nodes.node(layout="all-balanced")
         devices = one_device(rig, is_destroyed=True)
-        strikes.at_call(rig, index, functools.partial(rig.add_pod, "bound", devices=devices))
+        strikes.at_call(rig, index, functools.partial(rig.pods.add, "bound", devices=devices))
 
         ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", text=ONE_OF_TWO)
 
-        assert "bound" in rig.pod_names, undisturbed.log[index]
+        assert "bound" in rig.pods.names, undisturbed.log[index]
 
 
 ONE_OF_THREE = """
@@ -318,27 +318,27 @@ def test_a_pod_bound_during_a_drain_is_spared_if_another_device_is_free(
     rig = nodes.busy_node()
     if is_blocked:
         rig.disruptions.refusals["affected"] = "budget"
-    rig.kubelet.pod_ends_from_s[rig.uid_of("affected")] = 10.0
+    rig.kubelet.pod_ends_from_s[rig.pods.uid_of("affected")] = 10.0
     devices = one_device(rig, is_destroyed=True)
-    drains.at(rig, 3, lambda: rig.add_pod("late", devices=devices))
+    drains.at(rig, 3, lambda: rig.pods.add("late", devices=devices))
     drains.at(rig, 7, rig.disruptions.refusals.clear)
 
     ends.assert_ends(rig, Reason.APPLIED, layout="one-of-three", text=ONE_OF_THREE)
 
-    assert "late" in rig.pod_names
+    assert "late" in rig.pods.names
     assert rig.log.count("workloads.evict") == 1
 
 
 def test_a_pod_is_spared_once_an_equal_device_is_free_before_the_evictions() -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.add_pod("blocked", devices=one_device(rig, is_destroyed=True))
-    ending = rig.add_pod("ending", devices=one_device(rig, is_destroyed=False))
+    rig.pods.add("blocked", devices=one_device(rig, is_destroyed=True))
+    ending = rig.pods.add("ending", devices=one_device(rig, is_destroyed=False))
     rig.disruptions.refusals["blocked"] = "budget"
-    drains.at(rig, 7, lambda: rig.terminate(ending))
+    drains.at(rig, 7, lambda: rig.pods.terminate(ending))
 
     ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", text=ONE_OF_TWO)
 
-    assert "blocked" in rig.pod_names
+    assert "blocked" in rig.pods.names
     assert "workloads.evict" not in rig.log
 
 
@@ -346,7 +346,7 @@ def test_a_pod_is_spared_once_an_equal_device_is_free_before_the_evictions() -> 
 def test_a_newer_request_ends_a_drain_between_two_evictions(call: str) -> None:
     rig = nodes.node(layout="all-1g.5gb")
     for number, device in enumerate(rig.gpus[0].mig_uuids):
-        rig.add_pod(f"pod-{number}", devices=frozenset({device}))
+        rig.pods.add(f"pod-{number}", devices=frozenset({device}))
 
     ends.assert_superseded(
         rig, "all-disabled", ends_when=lambda: call in rig.log, is_replaced=True
@@ -360,7 +360,7 @@ def starting_pod(
 ) -> str:
     """Bind a pod whose devices kubelet does not list yet."""
     devices = frozenset({nodes.device(rig, gpu, profile)})
-    uid = rig.add_pod("starting", devices=devices, phase="Pending", is_ready=False)
+    uid = rig.pods.add("starting", devices=devices, phase="Pending", is_ready=False)
     rig.kubelet.pod_listed_from_s[uid] = rig.clock.now_s + listed_after_s
     return uid
 
@@ -369,7 +369,7 @@ def starting_pod(
     ("is_due", "ends_from_s", "ends_within_s"),
     [
         pytest.param(lambda _rig: True, 0.0, 10, id="before"),
-        pytest.param(lambda rig: rig.has_hold_taint, 0.0, 10, id="after the taint"),
+        pytest.param(lambda rig: rig.node.has_hold_taint, 0.0, 10, id="after the taint"),
         pytest.param(lambda rig: rig.clock.now_s >= 6, 12.0, 20, id="late in the drain"),
     ],
 )
@@ -390,7 +390,7 @@ def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
     ends_within_s: float,
 ) -> None:
     rig = nodes.node(layout="all-balanced")
-    affected = rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
+    affected = rig.pods.add("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
     rig.kubelet.pod_ends_from_s[affected] = ends_from_s
     uids: list[str] = []
 
@@ -415,11 +415,11 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
     uids: list[str] = []
 
     def bind_and_admit() -> None:
-        if not uids and (rig.has_hold_taint or not is_bound_late):
+        if not uids and (rig.node.has_hold_taint or not is_bound_late):
             uids.append(starting_pod(rig, listed_after_s=listed_after_s))
-            rig.change_pod(uids[0], is_admitted=is_admitted)
+            rig.pods.change(uids[0], is_admitted=is_admitted)
         elif uids and uids[0] in rig.pods and rig.clock.now_s > 10.5:
-            rig.change_pod(uids[0], is_admitted=True)
+            rig.pods.change(uids[0], is_admitted=True)
 
     rig.on_call = bind_and_admit
     ends.assert_ends(rig, Reason.APPLIED)
@@ -431,7 +431,7 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
 def test_a_pod_that_is_never_admitted_does_not_use_up_a_short_drain() -> None:
     rig = nodes.busy_node()
     uid = starting_pod(rig, listed_after_s=math.inf)
-    rig.change_pod(uid, is_admitted=False)
+    rig.pods.change(uid, is_admitted=False)
 
     by = agents.reconciler(rig, limits={"drain_timeout_s": 8.0})
     ends.assert_ends(rig, Reason.APPLIED, by=by)
@@ -445,15 +445,15 @@ def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
     uids: list[str] = []
 
     def bind_and_admit() -> None:
-        if rig.has_hold_taint and not uids:
+        if rig.node.has_hold_taint and not uids:
             resource = {"nvidia.com/mig-1g.5gb": 1}
             uids.append(
-                rig.add_pod("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
+                rig.pods.add("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
             )
         elif uids and not rig.pods[uids[0]].is_admitted and rig.clock.now_s > 4:
-            is_refused = rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+            is_refused = rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
             phase = "Failed" if is_refused else "Running"
-            rig.change_pod(uids[0], is_admitted=True, phase=phase)
+            rig.pods.change(uids[0], is_admitted=True, phase=phase)
 
     rig.on_call = bind_and_admit
     ends.assert_ends(rig, Reason.APPLIED)
@@ -474,7 +474,7 @@ def test_a_starting_pod_of_a_profile_that_stays_is_not_evicted(
     resource: str, *, stays: bool
 ) -> None:
     rig = nodes.busy_node()
-    uid = rig.add_pod("starting", phase="Pending", gpu_resources={resource: 1})
+    uid = rig.pods.add("starting", phase="Pending", gpu_resources={resource: 1})
 
     ends.assert_ends(rig, Reason.APPLIED)
 
@@ -484,13 +484,13 @@ def test_a_starting_pod_of_a_profile_that_stays_is_not_evicted(
 
 def test_a_pod_whose_devices_a_silent_kubelet_hides_is_not_evicted() -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
+    rig.pods.add("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
 
     def bind() -> None:
         rig.kubelet.is_silent = True
         starting_pod(rig, listed_after_s=0.0)
 
-    strikes.act_once(rig, lambda: rig.has_hold_taint, bind)
+    strikes.act_once(rig, lambda: rig.node.has_hold_taint, bind)
     why = "not evicted before its devices are known, kubelet does not answer"
     ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/starting", why)
 

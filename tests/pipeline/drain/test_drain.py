@@ -97,7 +97,7 @@ def test_pod_that_stays_after_its_eviction_was_accepted_is_named_as_such() -> No
 
     def keep() -> None:
         """Do as an admission webhook that answers for the API server, and forgets the pod."""
-        rig.change_pod(uid, is_terminating=False)
+        rig.pods.change(uid, is_terminating=False)
 
     rig.kubelet.all_end_from_s = math.inf
     rig.clock.on_wait.append(keep)
@@ -133,7 +133,7 @@ def test_pod_that_cannot_leave_is_named_and_no_other_is_evicted(
         run_drain(rig, policy=policy)
 
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
-    assert rig.status_messages == []
+    assert rig.node.status_messages == []
 
 
 @pytest.mark.parametrize("call", ["evict", "delete"])
@@ -149,13 +149,13 @@ def test_no_pod_is_evicted_once_the_annotation_is_set_on_another(
         if call == "delete":
             rig.disruptions.refusals[f"pod-{number}"] = "budget"
     if has_watch:
-        rig.watched_pods = lambda: tuple(rig.pods.values())
+        rig.pods.watched = lambda: tuple(rig.pods.values())
 
     def keep() -> None:
         if rig.log[-1] == f"workloads.{call}":
             rig.clock.now_s += eviction_s
-            uid = rig.uid_of("pod-3")
-            rig.change_pod(uid, is_kept=True)
+            uid = rig.pods.uid_of("pod-3")
+            rig.pods.change(uid, is_kept=True)
 
     rig.on_call = keep
 
@@ -169,11 +169,11 @@ def test_a_pod_that_finishes_during_the_evictions_is_not_deleted() -> None:
     rig = empty()
     gpu_pod(rig)
     uid = gpu_pod(rig, "job")
-    rig.watched_pods = lambda: tuple(rig.pods.values())
+    rig.pods.watched = lambda: tuple(rig.pods.values())
 
     def finish() -> None:
         if rig.log[-1] == "workloads.evict":
-            rig.change_pod(uid, phase="Succeeded")
+            rig.pods.change(uid, phase="Succeeded")
 
     rig.on_call = finish
 
@@ -198,7 +198,7 @@ def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
 
     assert rig.clock.now_s >= 20
     assert draining.evictions.forced == ("default/train",)
-    assert rig.status_messages == ["deleting by force default/train"]
+    assert rig.node.status_messages == ["deleting by force default/train"]
     assert rig.log.count("workloads.delete") == 1
 
 
@@ -207,12 +207,12 @@ def test_force_deletes_and_announces_nothing_while_kubelet_is_silent(rig: NodeRi
 
     def bind() -> None:
         rig.kubelet.is_silent = True
-        rig.add_pod("starting", phase="Pending", gpu_resources={"nvidia.com/gpu": 1})
+        rig.pods.add("starting", phase="Pending", gpu_resources={"nvidia.com/gpu": 1})
 
     at(rig, 5, bind)
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "kubelet does not answer", policy=FORCE)
-    assert not rig.status_messages
+    assert not rig.node.status_messages
     assert "workloads.delete" not in rig.log
 
 
@@ -225,7 +225,7 @@ def test_the_many_pods_that_force_deletes_are_counted() -> None:
     run_drain(rig, policy=FORCE)
 
     names = "default/p0, default/p1, default/p2, default/p3, default/p4 and 2 more"
-    assert rig.status_messages == [f"deleting by force {names}"]
+    assert rig.node.status_messages == [f"deleting by force {names}"]
 
 
 def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRig) -> None:
@@ -250,7 +250,7 @@ def test_force_deletes_no_pod_once_another_may_not_be_removed(rig: NodeRig) -> N
             lists.append(rig.clock.now_s)
             # The second one is after the deadline.
             is_kept = len(lists) > 1
-            rig.change_pod(kept, is_kept=is_kept)
+            rig.pods.change(kept, is_kept=is_kept)
 
     rig.on_call = keep
 
@@ -258,7 +258,7 @@ def test_force_deletes_no_pod_once_another_may_not_be_removed(rig: NodeRig) -> N
     assert_fails(rig, Reason.DRAIN_TIMEOUT, why, policy=FORCE)
 
     assert "workloads.delete" not in rig.log
-    assert rig.status_messages == []
+    assert rig.node.status_messages == []
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str
 
 
 def test_kubelet_falling_silent_in_a_drain_affects_no_further_pod(rig: NodeRig) -> None:
-    other = rig.add_pod("other", devices=frozenset({driver_rules.mig_uuid("other")}))
+    other = rig.pods.add("other", devices=frozenset({driver_rules.mig_uuid("other")}))
     rig.clock.on_wait.append(lambda: setattr(rig.kubelet, "is_silent", True))
 
     assert run_drain(rig) == 1
@@ -300,7 +300,7 @@ def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) ->
 
     def succeed() -> None:
         if not rig.pods:
-            rig.add_pod("train", devices=other)
+            rig.pods.add("train", devices=other)
 
     rig.clock.on_wait.append(succeed)
     at(rig, 0, lambda: setattr(rig.kubelet, "is_silent", True))
@@ -311,7 +311,7 @@ def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) ->
 
 
 def test_a_starting_kubelet_without_pods_affects_no_further_pod(rig: NodeRig) -> None:
-    other = rig.add_pod("other", devices=frozenset({driver_rules.mig_uuid("other")}))
+    other = rig.pods.add("other", devices=frozenset({driver_rules.mig_uuid("other")}))
     rig.clock.on_wait.append(rig.kubelet.devices_by_pod.clear)
 
     assert run_drain(rig) == 1

@@ -63,7 +63,7 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
     assert reason_unless_superseded(agent, inbox) is reason
 
     rig.clock.wait(1)
-    assert rig.has_hold_taint is not is_other
+    assert rig.node.has_hold_taint is not is_other
     rig.fail_always.clear()
     serving.room_elsewhere, local_count = 3, len(serving.local_devices)
     newer = inbox.next(0)
@@ -78,7 +78,7 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
     agent = agents.reconciler(rig, CONFIG)
 
     def report() -> None:
-        if serving.kills and rig.status["phase"] == model.Phase.PAUSE.value:
+        if serving.kills and rig.node.status["phase"] == model.Phase.PAUSE.value:
             inbox.put_file_change()
 
     inbox = inboxes.Inbox(rig.clock, report=report)
@@ -123,7 +123,7 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
 
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
-    assert rig.open_journal.draining
+    assert rig.node.open_journal.draining
     assert serving.kills == 2
     if has_room:
         serving.room_elsewhere = 3
@@ -136,7 +136,7 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
 
 
 def add_foreign_manager(rig: node_rig.NodeRig) -> None:
-    rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
+    rig.pods.add("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
 
 
 def refusing(call: str, error: Exception) -> Callable[[node_rig.NodeRig], None]:
@@ -180,7 +180,7 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     assert is_closed(rig) is (reason in of_api)
     assert serving.kills == 2
     rig.fail_always.clear()
-    rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
+    rig.pods.remove_if(lambda pod: pod.name == "nvidias")
     serving.room_elsewhere = 3
     assert try_once(rig, agent).state is model.State.SUCCESS
     ends.assert_restored(rig)
@@ -202,7 +202,7 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
     rig.clock.on_wait.append(break_services)
     strikes.act_once(
         rig,
-        lambda: rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+        lambda: rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
         bind,
     )
     rig.driver.clients = "a process"
@@ -263,12 +263,12 @@ def test_node_closed_between_attempts_is_reopened_without_a_request(
 
 def test_a_plugin_is_not_restarted_while_the_tainted_node_awaits_a_retry() -> None:
     rig, _ = node_with(room_elsewhere=0)
-    plugins = {pod.uid for pod in rig.plugins}
+    plugins = {pod.uid for pod in rig.pods.plugins}
     first, second = rig.gpus
     tampered = dataclasses.replace(second, gpu_instances=second.gpu_instances[1:])
     drains.at(rig, 5, lambda: setattr(rig, "gpus", (first, tampered)))
 
     assert try_once(rig).reason is Reason.DRAIN_STALLED
 
-    assert rig.has_hold_taint
-    assert {pod.uid for pod in rig.plugins} == plugins
+    assert rig.node.has_hold_taint
+    assert {pod.uid for pod in rig.pods.plugins} == plugins

@@ -32,8 +32,8 @@ def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
     rig = empty()
     first, second = gpu_pod(rig), gpu_pod(rig, "second")
     rig.fail_always = {"workloads.can_evict": FORBIDDEN}
-    at(rig, 8, lambda: rig.remove_pod(first))
-    at(rig, 15, lambda: rig.remove_pod(second))
+    at(rig, 8, lambda: rig.pods.remove(first))
+    at(rig, 15, lambda: rig.pods.remove(second))
 
     assert run_drain(rig) == 0
 
@@ -121,7 +121,7 @@ def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: N
     (uid,) = rig.pods
     rig.fail_always = {"workloads.can_evict": FORBIDDEN}
     rig.kubelet.all_end_from_s = math.inf
-    at(rig, 2, lambda: rig.change_pod(uid, is_terminating=True))
+    at(rig, 2, lambda: rig.pods.change(uid, is_terminating=True))
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating")
 
@@ -256,9 +256,9 @@ def test_drain_lists_pods_twice_and_waits_on_the_watch(
     rig: NodeRig, policy: policies.Policy | None
 ) -> None:
     (staying,) = rig.pods
-    rig.watched_pods = lambda: tuple(rig.pods.values())
+    rig.pods.watched = lambda: tuple(rig.pods.values())
     if policy:
-        at(rig, 15, lambda: rig.remove_pod(staying))
+        at(rig, 15, lambda: rig.pods.remove(staying))
 
     run_drain(rig, policy=policy)
 
@@ -270,8 +270,8 @@ def test_drain_lists_pods_twice_and_waits_on_the_watch(
 def test_outdated_watch_neither_ends_nor_fails_a_drain(rig: NodeRig, *, shows_all: bool) -> None:
     (staying,) = rig.pods
     shown = tuple(rig.pods.values()) if shows_all else ()
-    rig.watched_pods = lambda: shown
-    at(rig, 15, lambda: rig.remove_pod(staying))
+    rig.pods.watched = lambda: shown
+    at(rig, 15, lambda: rig.pods.remove(staying))
 
     assert run_drain(rig, policy=PASSIVE) == 0
 

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
-from tests.node import agents, ends, nodes, parts, strikes
+from tests.node import agents, cluster_parts, ends, nodes, strikes
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
 
 
@@ -17,20 +17,20 @@ def test_partial_budget_drains_as_successors_get_ready() -> None:
     rig, serving = node_with(room_elsewhere=4)
     healthy: list[int] = []
     rig.clock.on_wait.insert(
-        0, lambda: healthy.append(serving.budget.with_status(rig.pods_everywhere).healthy)
+        0, lambda: healthy.append(serving.budget.with_status(rig.pods.everywhere).healthy)
     )
 
     assert try_once(rig).state is model.State.SUCCESS
 
     assert serving.kills == 4
     assert min(healthy) == 3
-    assert any("evicting default/serving-1; 3 more" in each for each in rig.status_messages)
+    assert any("evicting default/serving-1; 3 more" in each for each in rig.node.status_messages)
     ends.assert_restored(rig)
 
 
 def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
     rig, serving = node_with(room_elsewhere=0)
-    bare = rig.add_pod("bare", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
+    bare = rig.pods.add("bare", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     before = rig.gpus
     agent = agents.reconciler(rig, CONFIG)
 
@@ -47,8 +47,8 @@ def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
 
 def test_drain_does_not_stall_while_successors_start_slowly_elsewhere() -> None:
     rig, serving = node_with(room_elsewhere=4, starts=False)
-    uid = rig.add_pod("ended", labels={"app": "serving"}, phase="Succeeded", is_ready=False)
-    rig.disruptions.elsewhere[uid] = dataclasses.replace(rig.pods.pop(uid), node_name="node-b")
+    uid = rig.pods.add("ended", labels={"app": "serving"}, phase="Succeeded", is_ready=False)
+    rig.pods.elsewhere[uid] = dataclasses.replace(rig.pods.pop(uid), node_name="node-b")
 
     outcome = try_once(rig)
 
@@ -66,7 +66,7 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
     rig = nodes.node(layout="all-1g.5gb")
     devices = sorted(rig.gpus[0].mig_uuids)
     before = rig.gpus
-    rig.disruptions.budgets.append(parts.Budget("web", "web", len(devices), budget))
+    rig.disruptions.budgets.append(cluster_parts.Budget("web", "web", len(devices), budget))
     rig.policy = policies.Policy(is_forced=not budget)
     names = (f"web-{number}" for number in itertools.count())
 
@@ -75,7 +75,7 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
         used = rig.kubelet.devices_in_use
         for device in devices:
             if rig.gpus == before and device not in used:
-                rig.add_pod(
+                rig.pods.add(
                     next(names),
                     devices=frozenset({device}),
                     labels={"app": "web"},
@@ -105,7 +105,7 @@ def test_a_later_attempt_remembers_the_pods_that_return() -> None:
 
     def start_missing() -> None:
         if not any(pod.owner_name for pod in rig.pods.values()):
-            rig.add_pod(next(names), devices=devices, owner_kind="DaemonSet", owner_name="probe")
+            rig.pods.add(next(names), devices=devices, owner_kind="DaemonSet", owner_name="probe")
 
     start_missing()
     rig.clock.on_wait.append(start_missing)
@@ -116,7 +116,7 @@ def test_a_later_attempt_remembers_the_pods_that_return() -> None:
     rig.disruptions.refusals.clear()
 
     assert try_once(rig, agent).reason is Reason.PODS_RETURN
-    assert "probe-2" in rig.pod_names
+    assert "probe-2" in rig.pods.names
 
 
 def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:
@@ -136,18 +136,18 @@ def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
     first, *devices = rig.gpus[0].mig_uuids
-    rig.add_pod("early", devices=frozenset({first}))
+    rig.pods.add("early", devices=frozenset({first}))
     late: list[Deployment] = []
 
     strikes.act_once(
         rig,
-        lambda: rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+        lambda: rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
         lambda: late.append(Deployment(rig, devices[:2], room_elsewhere=2)),
     )
     outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
-    assert "early" not in rig.pod_names
+    assert "early" not in rig.pods.names
     assert late[0].kills == 0
 
 
@@ -166,7 +166,7 @@ def test_pods_that_the_budgets_grant_together_are_evicted_at_once() -> None:
 def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) -> None:
     rig, serving = node_with(room_elsewhere=4, replicas=2)
     if is_shared:
-        rig.disruptions.budgets.append(parts.Budget("second", "serving", 2, 2))
+        rig.disruptions.budgets.append(cluster_parts.Budget("second", "serving", 2, 2))
         why = "PodDisruptionBudgets second and serving both cover it"
     else:
         device = next(
@@ -189,7 +189,7 @@ def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
     def keep() -> None:
         if serving.kills == 1:
             last = list(serving.local_devices)[-1]
-            rig.change_pod(last, is_kept=True)
+            rig.pods.change(last, is_kept=True)
 
     rig.clock.on_wait.append(keep)
     outcome = try_once(rig)
@@ -205,11 +205,11 @@ def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
     device = next(
         uuid for uuid in rig.gpus[0].mig_uuids if uuid not in serving.local_devices.values()
     )
-    uid = rig.add_pod("forced", devices=frozenset({device}))
+    uid = rig.pods.add("forced", devices=frozenset({device}))
 
     def delete() -> None:
         if serving.kills == 1 and uid in rig.pods:
-            rig.remove_pod(uid)
+            rig.pods.remove(uid)
             rig.kubelet.devices_of_unlisted_pods["forced"] = frozenset({device})
         elif serving.kills == 4:
             rig.kubelet.devices_of_unlisted_pods.clear()
@@ -223,7 +223,7 @@ def test_pods_without_a_controller_go_last() -> None:
     rig, _ = node_with(room_elsewhere=4, replicas=2)
     used = rig.kubelet.devices_in_use
     free = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in used)
-    bare = rig.add_pod("bare", devices=frozenset({free}))
+    bare = rig.pods.add("bare", devices=frozenset({free}))
     order: list[str] = []
     rig.clock.on_wait.insert(
         0,
@@ -243,17 +243,17 @@ def test_pods_without_a_controller_go_last() -> None:
 def test_pods_without_owner_stay_if_a_budget_never_grants_all() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     notebooks = {
-        rig.add_pod(f"notebook-{n}", devices=frozenset({device}), labels={"app": "notebooks"})
+        rig.pods.add(f"notebook-{n}", devices=frozenset({device}), labels={"app": "notebooks"})
         for n, device in enumerate(list(rig.gpus[0].mig_uuids)[:3])
     }
-    rig.disruptions.budgets.append(parts.Budget("notebooks", "notebooks", 3, 1))
+    rig.disruptions.budgets.append(cluster_parts.Budget("notebooks", "notebooks", 3, 1))
 
     outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "allows 1 of 3 evictions, and nothing replaces 3 of the pods" in outcome.message
     assert notebooks <= rig.pods.keys()
-    assert not rig.has_hold_taint
+    assert not rig.node.has_hold_taint
 
 
 def test_a_blocked_drain_lists_budgets_and_checks_no_single_pod() -> None:

@@ -31,13 +31,13 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
     assert outcome.state is model.State.SUCCESS
     assert not outcome.verified_gpus.unreachable
     assert repairs.resets(rig) == 1
-    assert "affected" not in rig.pod_names
-    assert "spared" in rig.pod_names
+    assert "affected" not in rig.pods.names
+    assert "spared" in rig.pods.names
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
     assert not any(gpu.needs_recovery for gpu in rig.gpus)
     assert {step.gpu_uuid for step in rig.driver.executed_steps} == {before[0].uuid}
-    assert {"GpuRepairBegun", "Draining", "GpuRepaired", last} <= set(rig.events)
-    assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
+    assert {"GpuRepairBegun", "Draining", "GpuRepaired", last} <= set(rig.node.events)
+    assert rig.node.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
     ends.assert_restored(rig)
 
 
@@ -67,8 +67,8 @@ def test_a_gpu_reset_by_a_person_before_its_repair_uses_no_attempt() -> None:
     outcome = agents.run(rig, repairs.LAYOUT, by=agent)
 
     assert repairs.resets(rig) == 0
-    assert any(text.endswith("no longer needs a reset.") for text in rig.event_messages)
-    assert not any("was reset" in text for text in rig.event_messages)
+    assert any(text.endswith("no longer needs a reset.") for text in rig.node.event_messages)
+    assert not any("was reset" in text for text in rig.node.event_messages)
     repairs.break_gpus(rig, 0)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
 
@@ -80,7 +80,7 @@ def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
 
     def make_stale() -> None:
-        rig.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
+        rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
 
     make_stale()
     rig.clock.on_wait.append(make_stale)
@@ -98,7 +98,7 @@ def test_without_the_setting_no_gpu_is_reset(how: node_settings.RepairPolicy) ->
     rig = repairs.faulty_node()
     repairs.serve(rig, repairs.agent_of(rig, limits={"repair": how}))
     assert repairs.resets(rig) == 0
-    assert "affected" in rig.pod_names
+    assert "affected" in rig.pods.names
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,15 @@ def test_a_fault_that_a_reset_does_not_cure_is_left_to_people(
     rig.gpus = gpu_values.with_action(rig.gpus, action, 0)
     repairs.serve(rig)
     assert repairs.resets(rig) == 0
-    assert "affected" in rig.pod_names
+    assert "affected" in rig.pods.names
 
 
 def cordon(rig: node_rig.NodeRig) -> None:
-    rig.is_unschedulable = True
+    rig.node.is_unschedulable = True
 
 
 def taint(rig: node_rig.NodeRig) -> None:
-    rig.taints.add("nvsentinel.example/quarantine")
+    rig.node.taints.add("nvsentinel.example/quarantine")
 
 
 def taint_device(rig: node_rig.NodeRig) -> None:
@@ -172,19 +172,19 @@ def test_a_repair_yields_and_the_condition_says_why(
 
     assert repairs.resets(rig) == 0
     assert rig.gpus == before
-    assert "affected" in rig.pod_names
+    assert "affected" in rig.pods.names
     assert why in repairs.message(rig)
-    assert "GpuRepairBegun" not in rig.events
-    assert not rig.has_hold_taint
+    assert "GpuRepairBegun" not in rig.node.events
+    assert not rig.node.has_hold_taint
 
 
 def test_a_repair_begins_once_the_cordon_is_gone() -> None:
     rig = repairs.faulty_node()
-    rig.is_unschedulable = True
+    rig.node.is_unschedulable = True
     agent = repairs.agent_of(rig)
     outcome = repairs.serve(rig, agent)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
-    rig.is_unschedulable = False
+    rig.node.is_unschedulable = False
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
 
 
@@ -201,11 +201,10 @@ def test_a_repair_ignores_only_taints_that_the_gpu_pods_tolerate(
     key: str, tolerated: tuple[str, ...], expected: int
 ) -> None:
     rig = repairs.faulty_node()
-    rig.taints.add(key)
-    rig.pods = {
-        uid: dataclasses.replace(pod, tolerated=frozenset(tolerated)) if pod.gpu_resources else pod
-        for uid, pod in rig.pods.items()
-    }
+    rig.node.taints.add(key)
+    for uid, pod in rig.pods.items():
+        if pod.gpu_resources:
+            rig.pods.change(uid, tolerated=frozenset(tolerated))
     repairs.serve(rig)
     assert repairs.resets(rig) == expected
 
@@ -222,11 +221,11 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
     assert "pdb" in outcome.message
     assert repairs.resets(rig) == 0
     assert rig.gpus == before
-    assert rig.labels[well_known.STATE_LABEL] == "success"
-    assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
-    assert "GpuRepairFailed" in rig.events
+    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
+    assert "GpuRepairFailed" in rig.node.events
     assert "another begins at" in repairs.message(rig)
-    assert {"affected", "spared"} <= rig.pod_names
+    assert {"affected", "spared"} <= rig.pods.names
     ends.assert_restored(rig)
 
 
@@ -258,14 +257,14 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     with expectation:
         agents.run(rig, repairs.LAYOUT, by=agent)
 
-    assert rig.labels[well_known.STATE_LABEL] == state
-    assert "GpuRepairFailed" not in rig.events
-    assert {"affected", "spared"} <= rig.pod_names
+    assert rig.node.labels[well_known.STATE_LABEL] == state
+    assert "GpuRepairFailed" not in rig.node.events
+    assert {"affected", "spared"} <= rig.pods.names
     lock.refusals, rig.kubelet.is_silent, rig.fail_always = 0, False, {}
     outcome = repairs.serve(rig, agent)
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 1
-    assert [each["attempts"] for each in rig.request_record["repairs"]] == [1]
+    assert [each["attempts"] for each in rig.node.request_record["repairs"]] == [1]
 
 
 def test_each_attempt_reports_that_the_lock_delays_it_and_a_repair() -> None:
@@ -280,7 +279,7 @@ def test_each_attempt_reports_that_the_lock_delays_it_and_a_repair() -> None:
         outcome = repairs.request_other(rig, agent, attempt=attempt)
 
         assert outcome.reason is errors.Reason.LOCKED
-        assert rig.status["attempt"] == attempt
+        assert rig.node.status["attempt"] == attempt
         # It has waited for the lock once.
         assert rig.clock.now_s - began_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
 
@@ -306,8 +305,8 @@ def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> No
         assert repairs.resets(rig) == number
     assert pauses_s[0] >= 600
     assert sorted(set(pauses_s)) == pauses_s
-    assert rig.labels[well_known.STATE_LABEL] == "success"
-    assert "spared" in rig.pod_names
+    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert "spared" in rig.pods.names
 
 
 YEARS_S = 20 * 365 * DAY_S
@@ -354,7 +353,7 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
     repairs.break_gpus(rig, 0)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     agents.run(rig, repairs.LAYOUT, by=agent)
-    assert [each["attempts"] for each in rig.request_record["repairs"]] == [1]
+    assert [each["attempts"] for each in rig.node.request_record["repairs"]] == [1]
 
 
 def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
@@ -393,8 +392,8 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
     outcome = repairs.serve(rig)
     assert outcome.state is model.State.SUCCESS
     assert [gpu.uuid for gpu in outcome.verified_gpus.unreachable] == [uuid]
-    assert "GpuRepairFailed" in rig.events
-    assert "spared" in rig.pod_names
+    assert "GpuRepairFailed" in rig.node.events
+    assert "spared" in rig.pods.names
     ends.assert_restored(rig)
 
 
@@ -404,7 +403,7 @@ def test_a_repair_never_reboots_the_node() -> None:
     rig.fail_always["reset.reset"] = repairs.REFUSED
     repairs.serve(rig)
     assert rig.host.reboots == 0
-    assert "spared" in rig.pod_names
+    assert "spared" in rig.pods.names
 
 
 def test_drift_on_another_gpu_is_not_healed_by_a_repair() -> None:

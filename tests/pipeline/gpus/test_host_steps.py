@@ -73,8 +73,8 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
-    assert rig.open_journal.host.stopped_services == ("nvsm.service",)
-    assert not rig.is_unschedulable
+    assert rig.node.open_journal.host.stopped_services == ("nvsm.service",)
+    assert not rig.node.is_unschedulable
 
     rig.host.broken_services.clear()
     ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
@@ -88,16 +88,16 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(wanted: str | None)
     forged = journals.Journal(config="one-slice-changed").with_entries(
         stopped_services=("debug-shell.service", "nvsm.service")
     )
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
     agent = agents.start(rig, wanted, service_names=lambda: ("dcgm.service", "nvsm.service"))
     if wanted:
         assert agents.run(rig, wanted, by=agent).state is model.State.SUCCESS
 
     assert not rig.host.services["debug-shell.service"]
     assert rig.host.services["nvsm.service"]
-    assert "HostServiceRefused" in rig.events
-    assert any("debug-shell.service" in message for message in rig.event_messages)
-    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+    assert "HostServiceRefused" in rig.node.events
+    assert any("debug-shell.service" in message for message in rig.node.event_messages)
+    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
 
 
 def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None:
@@ -109,7 +109,7 @@ def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None
     ends.assert_ends(rig, Reason.APPLIED, by=agent)
 
     assert not listed
-    assert "HostServiceRefused" not in rig.events
+    assert "HostServiceRefused" not in rig.node.events
 
 
 def test_a_failed_change_starts_the_services_again() -> None:
@@ -150,7 +150,7 @@ def node_before_reset(layout: str) -> node_rig.NodeRig:
     rig.resets.are_available = rig.driver.mode_waits = True
     assert agents.run(rig, layout, TWO_ROUNDS).reason is Reason.APPLIED
     rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], NO_MIG), rig.gpus[1])
-    rig.add_pod("spared", devices=frozenset({nodes.device(rig, 1, "2g.10gb")}))
+    rig.pods.add("spared", devices=frozenset({nodes.device(rig, 1, "2g.10gb")}))
     return rig
 
 
@@ -216,8 +216,8 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     rig = nodes.node(layout="all-balanced")
     strikes.kill_at(rig, 5, ALL_1G)
     # Another program has resumed the plugin meanwhile, and removed the taint.
-    rig.has_hold_taint = False
-    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.node.has_hold_taint = False
+    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.start_plugin()
     pulse = liveness.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
@@ -293,7 +293,7 @@ def test_persistence_mode_is_restored_once_that_is_possible(
     rig = nodes.node(layout="all-balanced")
     uuid = rig.gpus[0].uuid
     rig.resets.without_persistence = {uuid}
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = journals.Journal(
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journals.Journal(
         config="all-balanced",
         boot_id=rig.host.boot_id,
         gpus=journals.GpuEntries(persistent_gpus=(uuid,)),
@@ -309,7 +309,7 @@ def test_persistence_mode_is_restored_once_that_is_possible(
     agents.take_over(rig, layout)
 
     assert rig.resets.without_persistence == set()
-    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
 
 
 @pytest.mark.parametrize("is_label_gone", [True, False])
@@ -327,7 +327,7 @@ def test_outdated_device_files_are_refreshed_by_a_new_agent(*, is_label_gone: bo
         assert not agents.undo(rig)
     else:
         assert agents.resume(rig, "all-1g.5gb").reason is Reason.ALREADY_APPLIED
-        assert "Recovered" not in rig.events
+        assert "Recovered" not in rig.node.events
 
     assert rig.host.refreshes == 1
     ends.assert_restored(rig)
@@ -345,7 +345,7 @@ def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> Non
 
     assert rig.clock.now_s >= 30
     assert (rig.driver.executed_steps, rig.gpus, rig.host.refreshes) == ([], before, 0)
-    assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_a_process_that_ends_is_waited_for() -> None:

@@ -24,12 +24,12 @@ def assert_refused(
     **overrides: Any,
 ) -> None:
     """Request a layout of agents that restart; check that nothing is taken or changed."""
-    before, pods = rig.gpus, set(rig.pod_names)
+    before, pods = rig.gpus, set(rig.pods.names)
     for _ in range(RETRIES):
         agent = agents.start(rig, layout, **overrides)
         outcome = ends.assert_ends(rig, reason, *texts, layout=layout, by=agent)
         assert outcome.should_retry is reason.is_transient
-        assert rig.pod_names >= pods
+        assert rig.pods.names >= pods
         assert "workloads.evict" not in rig.log
         assert rig.gpus == before
 
@@ -45,7 +45,7 @@ def test_a_silent_kubelet_evicts_no_pod() -> None:
     assert 20 <= (rig.clock.now_s - started_s) / RETRIES < 22
     rig.kubelet.is_silent = False
     ends.assert_ends(rig, Reason.APPLIED)
-    assert "spared" in rig.pod_names
+    assert "spared" in rig.pods.names
 
 
 def test_a_kubelet_that_restarts_is_waited_for() -> None:
@@ -57,8 +57,8 @@ def test_a_kubelet_that_restarts_is_waited_for() -> None:
 
     rig.clock.on_wait.append(start)
     ends.assert_ends(rig, Reason.APPLIED)
-    assert "spared" in rig.pod_names
-    assert "affected" not in rig.pod_names
+    assert "spared" in rig.pods.names
+    assert "affected" not in rig.pods.names
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
     started_s = rig.clock.now_s
     ends.assert_ends(rig, Reason.APPLIED, layout=layout)
     assert rig.clock.now_s - started_s < 20
-    assert not {"affected", "spared"} & rig.pod_names
+    assert not {"affected", "spared"} & rig.pods.names
 
 
 # -- a pod that only kubelet lists ------------------------------------------------------------
@@ -102,9 +102,9 @@ def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
 @pytest.mark.parametrize("is_admitted", [True, False])
 def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: bool) -> None:
     rig = nodes.busy_node()
-    affected = rig.uid_of("affected")
+    affected = rig.pods.uid_of("affected")
     devices = frozenset({nodes.device(rig, 1, "1g.5gb")})
-    successor = rig.add_pod(
+    successor = rig.pods.add(
         "db-0",
         devices=devices if is_admitted else frozenset(),
         is_admitted=is_admitted,
@@ -115,7 +115,7 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
     def end() -> None:
         if rig.clock.now_s > 5 and rig.kubelet.devices_of_unlisted_pods:
             rig.kubelet.devices_of_unlisted_pods.clear()
-            rig.change_pod(successor, is_admitted=True)
+            rig.pods.change(successor, is_admitted=True)
             rig.kubelet.devices_by_pod[successor] = devices
 
     rig.clock.on_wait.append(end)
@@ -136,8 +136,8 @@ def test_a_process_on_a_gpu_blocks_the_destruction_of_its_instances() -> None:
 def test_no_pod_is_evicted_while_an_unpaused_daemon_uses_a_device() -> None:
     rig = nodes.busy_node()
     deployed = {f"{well_known.DEPLOY_LABEL_PREFIX}driver": "true"}
-    rig.labels |= deployed
-    uid = rig.add_pod("watcher", node_selector=deployed, owner_kind="DaemonSet")
+    rig.node.labels |= deployed
+    uid = rig.pods.add("watcher", node_selector=deployed, owner_kind="DaemonSet")
     processes = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
     texts = ("trainer (pid 7, pod default/watcher)",)
     assert_refused(rig, Reason.IN_USE, *texts, layout="whole", text=WHOLE, **processes)
@@ -182,7 +182,7 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
 
 def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
     rig = nodes.busy_node()
-    affected = rig.uid_of("affected")
+    affected = rig.pods.uid_of("affected")
     processes = asking({rig.gpus[0].uuid: (process(f"pod {affected}"),)})
     agent = agents.reconciler(rig, WHOLE, **processes)
     ends.assert_ends(rig, Reason.APPLIED, layout="whole", by=agent)
@@ -200,9 +200,9 @@ def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
     agent = agents.reconciler(rig, **asking(processes))
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
-    assert not any(name.startswith("gpu0") for name in rig.pod_names)
-    assert "default/gpu0-0" in rig.event_messages[0]
-    assert "no GPU has its device" in rig.event_messages[0]
+    assert not any(name.startswith("gpu0") for name in rig.pods.names)
+    assert "default/gpu0-0" in rig.node.event_messages[0]
+    assert "no GPU has its device" in rig.node.event_messages[0]
 
 
 def test_pods_with_missing_devices_are_not_evicted_without_a_request() -> None:
@@ -231,7 +231,7 @@ def test_running_pods_with_missing_devices_block_a_rollback(*, is_running: bool)
     rig = nodes.node(layout="all-1g.5gb")
     strikes.kill_at(rig, 20, "all-balanced")
     interrupted = rig.gpus
-    uid = rig.add_pod("outdated", devices=frozenset({driver_rules.mig_uuid("outdated")}))
+    uid = rig.pods.add("outdated", devices=frozenset({driver_rules.mig_uuid("outdated")}))
     processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),) if is_running else ()}
     agents.start(rig, None, **asking(processes))
     if is_running:
@@ -242,7 +242,7 @@ def test_running_pods_with_missing_devices_block_a_rollback(*, is_running: bool)
 
 def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> None:
     rig = nodes.dra_node()
-    rig.add_pod(
+    rig.pods.add(
         "outdated", has_claims=True, claimed_ids=frozenset({driver_rules.mig_uuid("outdated")})
     )
     drifts.tamper(rig)
@@ -253,4 +253,4 @@ def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> Non
     assert "default/outdated" in outcome.message
     assert "workloads.evict" not in rig.log
     ends.assert_ends(rig, Reason.APPLIED, layout=layout)
-    assert "outdated" not in rig.pod_names
+    assert "outdated" not in rig.pods.names

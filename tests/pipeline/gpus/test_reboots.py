@@ -51,11 +51,11 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     go_down(rig)
 
     assert rig.host.reboots == 1
-    assert rig.labels[well_known.STATE_LABEL] == "rebooting"
-    assert rig.has_hold_taint
-    assert "Rebooting" in rig.events
-    assert rig.ready_reasons[-1] == "Rebooting"
-    assert rig.status["rebooted"] is True
+    assert rig.node.labels[well_known.STATE_LABEL] == "rebooting"
+    assert rig.node.has_hold_taint
+    assert "Rebooting" in rig.node.events
+    assert rig.node.ready_reasons[-1] == "Rebooting"
+    assert rig.node.status["rebooted"] is True
     rig.driver.mode_waits = False
     rig.restart_machine()
     outcome = agents.resume(rig, LAYOUT)
@@ -83,7 +83,7 @@ def reboot_by_person_as_driver_hangs(rig: node_rig.NodeRig) -> None:
 
 
 def refuse_by_budget(rig: node_rig.NodeRig) -> None:
-    rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
+    rig.pods.add("job", devices=frozenset({rig.gpus[1].uuid}))
     rig.disruptions.refusals["job"] = "budget"
     ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", text=ONE_OR_BOTH)
 
@@ -125,7 +125,7 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
     agent = agents.start(rig, "both", ONE_OR_BOTH)
 
     go_down(rig, "both", by=agent)
-    older = json.loads(rig.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
+    older = json.loads(rig.node.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
     rig.restart_machine()
     outcome = agents.resume(rig, "both", ONE_OR_BOTH)
 
@@ -141,7 +141,7 @@ def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_
 
     agents.run(rig, LAYOUT, attempt=attempt, retry_after_s=300.0)
 
-    assert rig.status["retryAt"] == rig.clock.now_iso(after_s=after_s)
+    assert rig.node.status["retryAt"] == rig.clock.now_iso(after_s=after_s)
 
 
 MANAGER: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}, "owner_kind": "DaemonSet"}
@@ -154,7 +154,7 @@ MANAGER: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}, "owner_kind"
             lambda rig: rig.fail_always.update({"gpus.observe": strikes.NO_DRIVER}),
             Reason.DRIVER_NOT_LOADED,
         ),
-        (lambda rig: rig.add_pod("m", **MANAGER), Reason.FOREIGN_MANAGER),
+        (lambda rig: rig.pods.add("m", **MANAGER), Reason.FOREIGN_MANAGER),
         (lambda rig: nodes.add_hooks(rig).hooks.broken.add("start"), Reason.HOOK_FAILED),
     ],
     ids=["driver", "manager", "hook"],
@@ -168,7 +168,7 @@ def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
 
     assert agents.resume(rig, LAYOUT).reason is reason
 
-    assert well_known.APPLIED_LABEL not in rig.labels
+    assert well_known.APPLIED_LABEL not in rig.node.labels
 
 
 def test_a_new_node_object_leads_to_no_second_reboot() -> None:
@@ -176,9 +176,9 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     rig = nodes.rebooting_node()
     go_down(rig)
     restart_without_the_mode(rig)
-    rig.annotations.clear()
-    rig.labels.clear()
-    rig.has_hold_taint = False
+    rig.node.annotations.clear()
+    rig.node.labels.clear()
+    rig.node.has_hold_taint = False
 
     assert agents.resume(rig, LAYOUT).reason is not Reason.APPLIED
 
@@ -199,13 +199,13 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
 
     with strikes.on_calls(rig, lose), pytest.raises(errors.ClusterError):
         agents.run(rig, LAYOUT, by=agent)
-    assert rig.has_hold_taint
+    assert rig.node.has_hold_taint
 
     agent.stop()
 
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
-    assert not rig.has_hold_taint
-    assert well_known.PAUSED_VALUE not in rig.labels.values()
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert not rig.node.has_hold_taint
+    assert well_known.PAUSED_VALUE not in rig.node.labels.values()
 
 
 def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
@@ -229,14 +229,14 @@ def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
         if rig.log[-1] == "workloads.delete":
             # It tolerates every taint.
             devices = frozenset({rig.gpus[1].uuid})
-            rig.add_pod("b", devices=devices, labels={"app": "watcher"}, owner_kind="DaemonSet")
+            rig.pods.add("b", devices=devices, labels={"app": "watcher"}, owner_kind="DaemonSet")
 
-    rig.add_pod("a", labels={"app": "watcher"}, owner_kind="DaemonSet")
+    rig.pods.add("a", labels={"app": "watcher"}, owner_kind="DaemonSet")
     rig.on_call = restart
 
     go_down(rig)
 
-    assert "b" in rig.pod_names
+    assert "b" in rig.pods.names
     assert rig.host.reboots == 1
 
 
@@ -264,7 +264,7 @@ def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
     go_down(rig, by=successor)
 
     assert rig.host.reboots == 2
-    assert rig.labels[well_known.STATE_LABEL] == "rebooting"
+    assert rig.node.labels[well_known.STATE_LABEL] == "rebooting"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
         return agents.start(rig, LAYOUT, text, limits=limits)
 
     go_down(rig, by=successor())
-    before = rig.status
+    before = rig.node.status
     restart_without_the_mode(rig)
     if reason is Reason.INVALID_CONFIG:
         outcome = agents.run(rig, LAYOUT, by=successor("version: v2"))
@@ -295,7 +295,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
         outcome = agents.run(rig, LAYOUT, by=successor())
         rig.fail_always.clear()
     assert outcome.reason is reason
-    after = rig.status
+    after = rig.node.status
     assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
 
     assert agents.run(rig, LAYOUT, by=successor()).reason is Reason.RESET_REQUIRED
@@ -321,7 +321,7 @@ def node_with_bystander() -> node_rig.NodeRig:
     rig.driver.mode_waits = rig.host.may_reboot = True
     off = gpu_values.with_desired(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     rig.gpus = (*off, rig.gpus[1])
-    rig.add_pod("bystander", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
+    rig.pods.add("bystander", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
     return rig
 
 
@@ -330,7 +330,7 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left() -> None:
 
     go_down(rig, "all-balanced")
 
-    assert "bystander" not in rig.pod_names
+    assert "bystander" not in rig.pods.names
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_refused_reboot_evicts_no_pod(
 
     ends.assert_ends(rig, reason, message, layout="all-balanced")
 
-    assert "bystander" in rig.pod_names
+    assert "bystander" in rig.pods.names
     assert rig.host.reboots == 0
 
 
@@ -382,7 +382,7 @@ def test_a_reboot_follows_once_the_pods_can_leave(
     obstruct: Callable[[node_rig.NodeRig], object], reason: Reason
 ) -> None:
     rig = nodes.rebooting_node()
-    rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
+    rig.pods.add("job", devices=frozenset({rig.gpus[1].uuid}))
     obstruct(rig)
     agent = agents.reconciler(rig, ONE_OR_BOTH)
     first = ends.assert_ends(rig, reason, "no reboot", layout="one", by=agent)
@@ -398,7 +398,7 @@ def test_a_reboot_follows_once_the_pods_can_leave(
 
 def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
     rig = nodes.rebooting_node()
-    pod = rig.add_pod("slow", devices=frozenset({rig.gpus[1].uuid}))
+    pod = rig.pods.add("slow", devices=frozenset({rig.gpus[1].uuid}))
     rig.kubelet.pod_ends_from_s[pod] = 3600.0
 
     outcome = ends.assert_ends(rig, Reason.REBOOT_REQUIRED, "slow", layout="one", text=ONE_OR_BOTH)
@@ -421,7 +421,7 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     # It may be asked for again by the next agent.
-    is_counted = rig.status.get("rebooted", False)
+    is_counted = rig.node.status.get("rebooted", False)
     assert is_counted is not bool(fail_always)
 
 
@@ -466,14 +466,14 @@ def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
     changed = dataclasses.replace(first, current_mode=off, pending_mode=off, gpu_instances=())
     rig.gpus = (changed, second)
     rig.advance()
-    rig.add_pod("elsewhere", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
+    rig.pods.add("elsewhere", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
     rig.driver.mode_waits = rig.host.may_reboot = True
     agent = agents.start(rig, "all-balanced")
 
     ends.assert_ends(rig, Reason.REBOOT_REQUIRED, "elsewhere", layout="all-balanced", by=agent)
 
     assert rig.host.reboots == 0
-    assert "elsewhere" in rig.pod_names
+    assert "elsewhere" in rig.pods.names
 
 
 def test_policy_none_forbids_a_reboot() -> None:
@@ -490,5 +490,5 @@ def test_a_request_removed_during_the_reboot_restores_the_node() -> None:
     rig.restart_machine()
     agents.undo(rig)
 
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     ends.assert_restored(rig)

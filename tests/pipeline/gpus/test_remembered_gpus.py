@@ -32,11 +32,11 @@ def spoil(rig: node_rig.NodeRig) -> None:
 
 
 def add_unknown_device(rig: node_rig.NodeRig) -> None:
-    rig.add_pod("late", devices=frozenset({"MIG-00000000-0000-0000-0000-000000000000"}))
+    rig.pods.add("late", devices=frozenset({"MIG-00000000-0000-0000-0000-000000000000"}))
 
 
 def add_foreign_id(rig: node_rig.NodeRig) -> None:
-    rig.add_pod("late", devices=frozenset({"nvidia0/gi7"}))
+    rig.pods.add("late", devices=frozenset({"nvidia0/gi7"}))
 
 
 def lose_another(rig: node_rig.NodeRig) -> None:
@@ -69,13 +69,13 @@ def test_a_silent_gpu_whose_pods_are_not_known_is_not_reset(
 ) -> None:
     rig = repairs.stuck_node()
     prepare(rig)
-    pods = rig.pod_names
+    pods = rig.pods.names
 
     repairs.serve(rig)
     repairs.serve(rig)
 
     assert repairs.resets(rig) == 0
-    assert rig.pod_names == pods
+    assert rig.pods.names == pods
     assert not {"workloads.evict", "workloads.delete"} & set(rig.log)
     assert why in repairs.message(rig)
 
@@ -86,13 +86,13 @@ def test_devices_that_became_unknown_after_the_decision_evict_no_pod() -> None:
     outcome = agents.run(rig, repairs.LAYOUT, by=agent)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     add_unknown_device(rig)
-    pods = rig.pod_names
+    pods = rig.pods.names
 
     agents.run(rig, repairs.LAYOUT, by=agent)
 
-    assert (repairs.resets(rig), rig.pod_names) == (0, pods)
-    assert "GpuRepairFailed" not in rig.events
-    assert not rig.has_hold_taint
+    assert (repairs.resets(rig), rig.pods.names) == (0, pods)
+    assert "GpuRepairFailed" not in rig.node.events
+    assert not rig.node.has_hold_taint
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
 
 
@@ -104,9 +104,9 @@ def test_a_reset_that_leaves_the_gpu_silent_is_a_failed_repair() -> None:
     repairs.serve(rig)
 
     assert repairs.resets(rig) == 1
-    assert "GpuRepairFailed" in rig.events
+    assert "GpuRepairFailed" in rig.node.events
     assert "another begins at" in repairs.message(rig)
-    assert "spared" in rig.pod_names
+    assert "spared" in rig.pods.names
     ends.assert_restored(rig)
 
 

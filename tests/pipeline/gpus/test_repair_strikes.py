@@ -20,7 +20,7 @@ def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     rig = repairs.faulty_node()
     agent = repairs.begun(rig)
     ends.supersede(
-        rig, repairs.LAYOUT, by=agent, ends_when=lambda: rig.has_hold_taint, is_replaced=True
+        rig, repairs.LAYOUT, by=agent, ends_when=lambda: rig.node.has_hold_taint, is_replaced=True
     )
     assert repairs.resets(rig) == 0
 
@@ -62,8 +62,8 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
     configs = fakes.FakeConfig(HALF.format("1g.5gb: 2, 2g.10gb: 2"))
     agent = repairs.agent_of(rig, configs=configs)
     outcome = agents.run(rig, "half", by=agent)
-    rig.add_pod("elsewhere", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
-    rig.add_pod("affected", devices=frozenset({rig.gpus[1].uuid}))
+    rig.pods.add("elsewhere", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
+    rig.pods.add("affected", devices=frozenset({rig.gpus[1].uuid}))
     repairs.break_gpus(rig, 1)
     assert agent.check_drift("half", outcome) is drift.Action.RUN
     rig.disruptions.refusals["affected"] = "budget"
@@ -79,7 +79,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
 
     agents.run(rig, "half", by=agent)
 
-    assert "GpuRepairFailed" not in rig.events
+    assert "GpuRepairFailed" not in rig.node.events
     assert repairs.resets(rig) == 1
     present = {*rig.gpus[0].mig_uuids, *(gpu.uuid for gpu in rig.gpus)}
     assert all(devices <= present for devices in rig.kubelet.devices_by_pod.values())
@@ -115,7 +115,7 @@ def test_a_repair_that_waited_for_the_lock_leaves_no_node_pending() -> None:
 
     assert agents.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
 
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     assert "slots.release" in rig.log
 
 
@@ -125,31 +125,31 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
     lock = fakes.FakeLock()
     agent = repairs.begun(rig, lock=lock)
     ends.supersede(rig, repairs.LAYOUT, by=agent, ends_at=ends_at, is_replaced=True)
-    assert rig.labels[well_known.STATE_LABEL] == "pending"
+    assert rig.node.labels[well_known.STATE_LABEL] == "pending"
     lock.refusals = 1000
 
     assert agents.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
 
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
 
 
 @pytest.mark.parametrize("change", ["report", "off", "no reset", "cordon"])
 def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> None:
     rig = repairs.faulty_node()
-    strikes.kill_when(rig, lambda: rig.has_hold_taint, repairs.serve)
+    strikes.kill_when(rig, lambda: rig.node.has_hold_taint, repairs.serve)
     how = node_settings.RepairPolicy(change if change in ("report", "off") else "reset")
     rig.resets.are_available = change != "no reset"
-    rig.is_unschedulable = change == "cordon"
+    rig.node.is_unschedulable = change == "cordon"
     agent = repairs.agent_of(rig, limits={"repair": how})
     agent.recover(repairs.LAYOUT)
 
     outcome = agents.run(rig, repairs.LAYOUT, by=agent)
 
     assert outcome.state is model.State.SUCCESS
-    assert {"affected", "spared"} <= rig.pod_names
+    assert {"affected", "spared"} <= rig.pods.names
     assert repairs.resets(rig) == 0
-    assert "GpuRepairFailed" not in rig.events
-    rig.is_unschedulable = False
+    assert "GpuRepairFailed" not in rig.node.events
+    rig.node.is_unschedulable = False
     ends.assert_restored(rig)
 
 
@@ -159,12 +159,12 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
     call: str, *, is_cordoned: bool
 ) -> None:
     rig = repairs.faulty_node()
-    rig.taints = {"dedicated"}
-    rig.remove_pod(rig.uid_of("spared"))
-    affected = rig.uid_of("affected")
-    rig.change_pod(affected, tolerated=frozenset(rig.taints))
+    rig.node.taints = {"dedicated"}
+    rig.pods.remove(rig.pods.uid_of("spared"))
+    affected = rig.pods.uid_of("affected")
+    rig.pods.change(affected, tolerated=frozenset(rig.node.taints))
     strikes.kill_when(rig, lambda: call in rig.log[:-1], repairs.serve)
-    rig.is_unschedulable = is_cordoned
+    rig.node.is_unschedulable = is_cordoned
 
     repairs.serve(rig)
 
@@ -174,17 +174,17 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
 @pytest.mark.parametrize("pods_at_kill", [{"affected", "spared"}, {"spared"}])
 def test_a_resumed_repair_has_failed_only_if_a_pod_was_evicted(pods_at_kill: set[str]) -> None:
     rig = repairs.faulty_node()
-    others = rig.pod_names - {"affected", "spared"}
+    others = rig.pods.names - {"affected", "spared"}
     strikes.kill_when(
         rig,
-        lambda: rig.has_hold_taint and rig.pod_names - others == pods_at_kill,
+        lambda: rig.node.has_hold_taint and rig.pods.names - others == pods_at_kill,
         repairs.serve,
     )
     rig.kubelet.is_silent = True
     repairs.serve(rig)
 
     was_evicted = "affected" not in pods_at_kill
-    assert ("GpuRepairFailed" in rig.events) is was_evicted
+    assert ("GpuRepairFailed" in rig.node.events) is was_evicted
     rig.kubelet.is_silent = False
     repairs.serve(rig)
     assert repairs.resets(rig) == (0 if was_evicted else 1)
@@ -196,7 +196,7 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     agent = repairs.agent_of(rig, limits=repairs.RESET | custom_requests.ON)
     on_demand = custom_requests.custom_layout(custom_requests.BALANCED, is_on_demand=True)
     outcome = custom_requests.run(rig, on_demand, by=agent)
-    rig.add_pod("affected", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
+    rig.pods.add("affected", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     repairs.break_gpus(rig, 0)
 
     assert agent.check_drift("custom", outcome, on_demand) is drift.Action.RUN
@@ -204,5 +204,5 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
 
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 1
-    assert "affected" not in rig.pod_names
-    assert rig.request_record["mayEvict"] is False
+    assert "affected" not in rig.pods.names
+    assert rig.node.request_record["mayEvict"] is False

@@ -17,15 +17,17 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
     assert outcome.reason is errors.Reason.GPU_NEEDS_RESET
     assert outcome.should_retry
     assert outcome.message.endswith(f"To be reset by the agent: {rig.gpus[0]}.")
-    assert {"affected", "spared"} <= rig.pod_names
+    assert {"affected", "spared"} <= rig.pods.names
     ends.assert_restored(rig)
-    assert rig.recovery_condition is not None
-    assert rig.recovery_condition["reason"] == "GpuReset"
-    assert rig.recovery_condition["message"].endswith("The agent evicts its pods, and resets it.")
-    assert "nvidia-smi" not in rig.recovery_condition["message"]
+    assert rig.node.recovery_condition is not None
+    assert rig.node.recovery_condition["reason"] == "GpuReset"
+    assert rig.node.recovery_condition["message"].endswith(
+        "The agent evicts its pods, and resets it."
+    )
+    assert "nvidia-smi" not in rig.node.recovery_condition["message"]
     outcome = repairs.request_other(rig, agent, attempt=2)
     assert outcome.state is model.State.SUCCESS
-    assert any("steps on the GPUs, with 1 reset" in each for each in rig.status_messages)
+    assert any("steps on the GPUs, with 1 reset" in each for each in rig.node.status_messages)
     assert repairs.resets(rig) == 1
     assert ends.has_layout(rig, repairs.OTHER)
     ends.assert_restored(rig)
@@ -67,8 +69,8 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
 
     assert outcome.reason is errors.Reason.GPU_NEEDS_RESET
     assert "only be reset together" in repairs.message(rig)
-    assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
-    assert "spared" in rig.pod_names
+    assert rig.node.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
+    assert "spared" in rig.pods.names
     assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REST
     ends.assert_restored(rig)
 
@@ -96,11 +98,11 @@ def test_a_repair_that_a_removed_label_prevented_may_begin_at_once() -> None:
 
 def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> None:
     rig = repairs.faulty_node()
-    rig.is_unschedulable = True
+    rig.node.is_unschedulable = True
     agent = repairs.agent_of(rig)
     outcome = repairs.request_other(rig, agent)
     assert (outcome.reason, outcome.should_retry) == (errors.Reason.GPU_NEEDS_RESET, False)
-    assert {"affected", "spared"} <= rig.pod_names
+    assert {"affected", "spared"} <= rig.pods.names
     assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REST
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
     assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.RUN
@@ -125,5 +127,5 @@ def test_an_unknown_layout_does_not_block_a_repair() -> None:
     assert (outcome.reason, outcome.should_retry) == (errors.Reason.UNKNOWN_CONFIG, False)
     assert repairs.resets(rig) == 1
     assert gpu_values.geometry(rig.gpus) == before
-    assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
     ends.assert_restored(rig)

@@ -17,7 +17,17 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
 from tests import layout_table
-from tests.node import agents, ends, fakes, inboxes, judging, node_rig, parts, strikes
+from tests.node import (
+    agents,
+    cluster_parts,
+    ends,
+    fakes,
+    inboxes,
+    judging,
+    node_rig,
+    parts,
+    strikes,
+)
 from tests.pipeline import agent_loop, dra_scenes
 from tests.pipeline.swept_changes import Change, NodeEnd
 
@@ -35,14 +45,19 @@ _NOT_COMPARED: Mapping[type, frozenset[str]] = {
     node_rig.NodeRig: frozenset(
         {
             # ``PlayedChange.key`` has what matters of them, without times and serial numbers.
-            *("gpus", "pods", "annotations", "verified_layout_file"),
-            # They follow from the rest, with times.
-            *("ready_condition", "recovery_condition", "request_file"),
-            # Notes of what happened, which no agent reads.
-            *("states", "status_messages", "ready_reasons", "events", "event_messages", "log"),
+            *("gpus", "pods", "verified_layout_file"),
+            "request_file",  # it follows from the rest, with times
+            "log",  # what happened, which no agent reads
             # They are the rig's own, or strike by themselves.
-            *("clock", "slots", "watched_pods", "on_call"),
-            *("fail_once_at", "fail_always", "lose_answer_at", "_serial"),
+            *("clock", "slots", "on_call", "fail_once_at", "fail_always", "lose_answer_at"),
+        }
+    ),
+    cluster_parts.NodeObject: frozenset(
+        {
+            "annotations",  # ``PlayedChange.key`` has what matters of them
+            *("ready_condition", "recovery_condition"),  # they follow from the rest, with times
+            # What happened, which no agent reads.
+            *("states", "status_messages", "ready_reasons", "events", "event_messages"),
         }
     ),
     parts.Kubelet: frozenset(
@@ -55,7 +70,6 @@ _NOT_COMPARED: Mapping[type, frozenset[str]] = {
     ),
     parts.DraDriver: frozenset({"slices"}),  # numbered by start of the driver
     parts.Daemons: frozenset({"controller_away_until_s"}),
-    parts.Disruptions: frozenset({"elsewhere"}),  # by UID, and so with serial numbers
     parts.Driver: frozenset({"step_error", "executed_steps"}),
     parts.Host: frozenset({"refreshes"}),
     parts.Hooks: frozenset({"commands", "environment"}),
@@ -96,7 +110,7 @@ class PlayedChange:
         play.request(change.layout, change.custom)
         assert layout_table.layout_of(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
-        play.deploy_labels = judging.deploy_labels(rig.labels)
+        play.deploy_labels = judging.deploy_labels(rig.node.labels)
         return play
 
     def fork(self) -> "PlayedChange":
@@ -155,7 +169,7 @@ class PlayedChange:
         self.is_dead = True
         instances = layout_table.devices_by_gpu(layout_table.layout_of(self.rig.gpus))
         self.remnants = frozenset(each.translate(_WITHOUT_PARENTHESES) for each in instances)
-        journal = self.rig.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
+        journal = self.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
         self.was_about_to_evict |= '"hasEvicted": true' in journal
 
     def let_pods_go(self) -> None:
@@ -217,14 +231,14 @@ class PlayedChange:
         pods = sorted((p.name, p.is_terminating, p.is_ready, p.phase) for p in rig.pods.values())
         return (
             _as_key(rig),
-            *(rig.status.get(name) for name in ("config", "configHash", "state", "phase")),
-            rig.annotations.get(well_known.JOURNAL_ANNOTATION),
+            *(rig.node.status.get(name) for name in ("config", "configHash", "state", "phase")),
+            rig.node.annotations.get(well_known.JOURNAL_ANNOTATION),
             layout_table.layout_of(rig.gpus),
             tuple(gpu.awaits_reset for gpu in rig.gpus),
             tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
             tuple(pods),
-            rig.is_controller_away,
-            rig.kubelet.withdrawn is rig.schedulable,
+            rig.clock.now_s < rig.daemons.controller_away_until_s,
+            rig.kubelet.withdrawn is rig.kubelet.schedulable,
             rig.kubelet.all_listed_from_s > rig.clock.now_s,
             len(rig.verified_layout_file.saved),
         )
@@ -236,26 +250,26 @@ class PlayedChange:
             if self.request_key[0] is None and rig.driver.lost:
                 return []  # No repair follows, and the instances wait for this GPU.
             return [f"no end after {_MAX_PAUSES} pauses"]
-        labels, gpus = rig.labels, layout_table.layout_of(rig.gpus)
+        labels, gpus = rig.node.labels, layout_table.layout_of(rig.gpus)
         problems = [*self.problems]
         state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
         if not any(self._is_end(NodeEnd(state, applied, gpus), each) for each in node_ends):
-            problems.append(f"ended {state} {applied} {gpus}: {rig.status.get('message')}")
+            problems.append(f"ended {state} {applied} {gpus}: {rig.node.status.get('message')}")
         expected_states = {outcome.state.value} if outcome and self.request_key[0] else set()
-        if len({state, rig.status.get("state"), *expected_states}) != 1:
+        if len({state, rig.node.status.get("state"), *expected_states}) != 1:
             problems.append(
-                f"label {state}, status {rig.status.get('state')}, not {expected_states}"
+                f"label {state}, status {rig.node.status.get('state')}, not {expected_states}"
             )
         problems += self._not_restored()
         if self.is_as_begun and any(gpu.awaits_reset for gpu in rig.gpus):
-            problems.append(f"not repaired: {rig.recovery_condition}")
+            problems.append(f"not repaired: {rig.node.recovery_condition}")
         problems += self._hurt()
         if rig.dra_driver.is_installed:
-            serving = rig.drivers
+            serving = rig.pods.dra_drivers
             devices = dra_scenes.published_uuids(rig)
         else:
-            serving = rig.plugins
-            devices = frozenset().union(*rig.schedulable.values())
+            serving = rig.pods.plugins
+            devices = frozenset().union(*rig.kubelet.schedulable.values())
         if len(serving) != 1 or devices != names(rig.gpus).keys():
             problems.append(f"{len(serving)} plugins or drivers offer {sorted(devices)}")
         return problems
@@ -277,14 +291,14 @@ class PlayedChange:
     def _not_restored(self) -> Iterator[str]:
         rig = self.rig
         yield from ends.remaining(rig, is_cordoned=self.is_cordoned, deployed=self.deploy_labels)
-        if "MonitorNotReady" in rig.events and not rig.daemons.controller_away_until_s:
+        if "MonitorNotReady" in rig.node.events and not rig.daemons.controller_away_until_s:
             yield "a monitor is awaited that does not start"
 
     def misnaming_problems(self) -> Iterator[str]:
         """Yield a problem if the label names a layout that is not active."""
         change, gpus = self.change, layout_table.layout_of(self.rig.gpus)
         layouts = {change.was: change.before, change.layout: change.after, None: gpus}
-        applied = self.rig.labels.get(well_known.APPLIED_LABEL)
+        applied = self.rig.node.labels.get(well_known.APPLIED_LABEL)
         if layouts[applied] != gpus:
             yield f"killed with {gpus} as {applied}"
 
@@ -330,7 +344,7 @@ class _Pauses:
             raise agent_loop.EndOfPause
         if play.is_cordoned:
             # No repair begins before people uncordon the node.
-            rig.is_unschedulable = play.is_cordoned = False
+            rig.node.is_unschedulable = play.is_cordoned = False
             return agent_loop.CHECK_S
         checks = self._checks[len(self._agent.outcomes)]
         self._checks[len(self._agent.outcomes)] += 1

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import well_known
+from mig_manager.core.node import clients, well_known
 from mig_manager.core.records import journals, node_entries
 from mig_manager.errors import Reason
 from tests.node import agents, ends, node_rig, nodes, strikes
@@ -20,23 +20,23 @@ def after_failed_rollback() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     before = rig.gpus
     with strikes.on_steps(rig, strikes.refuse(steps.CreateGpuInstance, times=9)):
         assert agents.run(rig).should_retry
-    assert well_known.JOURNAL_ANNOTATION in rig.annotations
+    assert well_known.JOURNAL_ANNOTATION in rig.node.annotations
     return rig, before
 
 
 def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     rig, _ = after_failed_rollback()
 
-    message = rig.status_messages[-1]
+    message = rig.node.status_messages[-1]
     assert "still to do: GPU 0" in message
     assert "create GPU instance 2g.10gb at" in message
-    assert well_known.APPLIED_LABEL not in rig.labels
-    text = rig.annotations.pop(well_known.JOURNAL_ANNOTATION)
+    assert well_known.APPLIED_LABEL not in rig.node.labels
+    text = rig.node.annotations.pop(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text)
     assert journal == journal.remaining(node_entries.RunEnd.RESTORED)
     ends.assert_restored(rig)
 
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = text
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = text
     successor = agents.start(rig, agents.LAYOUT)
     ends.assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
     ends.assert_applied_label_is_true(rig)
@@ -52,8 +52,8 @@ def test_gpus_lost_in_a_change_are_unreachable_in_its_status() -> None:
     with strikes.on_steps(rig, lose_all):
         assert agents.run(rig).should_retry
 
-    assert [gpu["index"] for gpu in rig.status["unreachableGpus"]] == [0, 1]
-    assert "gpus" not in rig.status
+    assert [gpu["index"] for gpu in rig.node.status["unreachableGpus"]] == [0, 1]
+    assert "gpus" not in rig.node.status
 
 
 @pytest.mark.parametrize("wanted", ["too-much", "no-such-layout", "no-such-profile", None])
@@ -63,7 +63,7 @@ def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | No
     agents.take_over(rig, wanted)
 
     assert ends.is_as_before(rig, before)
-    assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
     ends.assert_restored(rig)
 
 
@@ -87,7 +87,7 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(
     assert not outcome.should_retry
     assert ends.is_as_before(rig, before)
     assert ("no new device plugin pod is ready" in outcome.message) is is_broken
-    assert rig.labels.get(well_known.APPLIED_LABEL) == (None if is_broken else "all-balanced")
+    assert rig.node.labels.get(well_known.APPLIED_LABEL) == (None if is_broken else "all-balanced")
 
 
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
@@ -98,7 +98,7 @@ def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) 
 
     assert agents.undo(rig)  # and is retried
 
-    assert "Recovered" not in rig.events
+    assert "Recovered" not in rig.node.events
 
 
 def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
@@ -111,9 +111,9 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
 
     ends.assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
 
-    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
     assert ends.is_as_before(rig, before)
-    assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
@@ -138,7 +138,9 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
 
     ends.supersede(rig, by=agent, ends_when=stop)
 
-    assert "the interrupted change could not be rolled back: no pods" in rig.status_messages[-1]
+    assert (
+        "the interrupted change could not be rolled back: no pods" in rig.node.status_messages[-1]
+    )
 
 
 def after_partial_rollback(
@@ -158,7 +160,7 @@ def after_partial_rollback(
 
     with strikes.on_steps(rig, refuse_after_one_creation):
         assert agents.run(rig, layout).should_retry
-    assert well_known.JOURNAL_ANNOTATION in rig.annotations
+    assert well_known.JOURNAL_ANNOTATION in rig.node.annotations
     (new_device,) = (
         ci.uuid or ""
         for gi in rig.gpus[0].gpu_instances
@@ -170,7 +172,7 @@ def after_partial_rollback(
 
 def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     rig, _, new_device = after_partial_rollback()
-    rig.add_pod("newcomer", devices=frozenset({new_device}))
+    rig.pods.add("newcomer", devices=frozenset({new_device}))
     gpus = rig.gpus
 
     outcome = agents.resume(rig, "too-much")
@@ -178,24 +180,24 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     assert rig.gpus == gpus
     assert "default/newcomer" in outcome.message
     assert outcome.should_retry
-    assert "newcomer" in rig.pod_names
+    assert "newcomer" in rig.pods.names
 
 
 @pytest.mark.parametrize("wanted", ["too-much", None])
 def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> None:
     rig, before, _ = after_partial_rollback()
     resource = {"nvidia.com/mig-3g.20gb": 1}
-    uid = rig.add_pod("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
+    uid = rig.pods.add("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
     tainted: list[bool] = []
 
     def admit() -> None:
         if rig.log[-1] == "gpus.execute":
-            tainted.append(rig.has_hold_taint)
-        is_due = rig.has_hold_taint and rig.clock.now_s > admitted_s
+            tainted.append(rig.node.has_hold_taint)
+        is_due = rig.node.has_hold_taint and rig.clock.now_s > admitted_s
         if is_due and not rig.pods[uid].is_admitted:
-            is_refused = rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+            is_refused = rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
             phase = "Failed" if is_refused else "Running"
-            rig.change_pod(uid, is_admitted=True, phase=phase)
+            rig.pods.change(uid, is_admitted=True, phase=phase)
 
     rig.on_call, admitted_s = admit, rig.clock.now_s + 4
     agents.resume(rig, wanted) if wanted else agents.undo(rig)
@@ -209,28 +211,28 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> No
 def test_a_rollback_keeps_a_device_that_a_pod_gets_while_services_stop() -> None:
     """The device plugin is a service that the agent does not know."""
     rig, _, new_device = after_partial_rollback()
-    del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
-    rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod not in rig.plugins}
+    del rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    rig.pods.remove_if(clients.is_device_plugin)
     rig.host.services["dcgm.service"] = True
     strikes.act_once(
         rig,
         lambda: rig.log[-1] == "services.stop",
-        lambda: rig.add_pod("newcomer", devices=frozenset({new_device})),
+        lambda: rig.pods.add("newcomer", devices=frozenset({new_device})),
     )
     gpus = rig.gpus
 
     assert agents.undo(rig)
 
     assert rig.gpus == gpus
-    assert "newcomer" in rig.pod_names
+    assert "newcomer" in rig.pods.names
     assert rig.host.services == {"dcgm.service": True}
-    assert not rig.has_hold_taint
+    assert not rig.node.has_hold_taint
 
 
 def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
     rig, before, new_device = after_partial_rollback()
     rig.extra_clients = EXTRA_CLIENTS
-    uid = rig.add_pod(
+    uid = rig.pods.add(
         "watcher",
         devices=frozenset({new_device}),
         labels={"app": "watcher"},
@@ -251,15 +253,15 @@ def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
     strikes.act_once(
         rig,
         lambda: rig.log[-1] == "hooks.run",
-        lambda: rig.add_pod("newcomer", devices=frozenset({new_device})),
+        lambda: rig.pods.add("newcomer", devices=frozenset({new_device})),
     )
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
-    rig.remove_pod(rig.uid_of("spared"))
+    rig.pods.remove(rig.pods.uid_of("spared"))
     agent = agents.start(rig, agents.LAYOUT, text)
 
     ends.assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
 
-    assert "newcomer" in rig.pod_names
+    assert "newcomer" in rig.pods.names
     assert rig.gpus[0] == gpu
     assert rig.gpus[1].current_mode is model.MigMode.DISABLED
 
@@ -284,9 +286,9 @@ def test_a_rollback_runs_although_the_list_of_extra_clients_is_invalid() -> None
 
 def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
     rig, before = after_failed_rollback()
-    newer = json.loads(rig.annotations[well_known.JOURNAL_ANNOTATION])
+    newer = json.loads(rig.node.annotations[well_known.JOURNAL_ANNOTATION])
     newer |= {"version": journals.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = json.dumps(newer)
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = json.dumps(newer)
 
     agents.start(rig, None)
 
@@ -300,7 +302,7 @@ def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
 
     agents.run(rig)
 
-    assert rig.status_messages.count("restoring the previous instances") == 1
+    assert rig.node.status_messages.count("restoring the previous instances") == 1
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after the pause"])
@@ -314,7 +316,7 @@ def test_a_rollback_spares_the_device_of_a_pod_that_is_not_bound_yet(*, is_late:
 
     strikes.act_once(
         rig,
-        lambda: not (is_late and rig.driver_runs),
+        lambda: not (is_late and rig.pods.has_dra_driver),
         lambda: dra_scenes.add_unbound(rig, new_device),
     )
 
@@ -322,4 +324,4 @@ def test_a_rollback_spares_the_device_of_a_pod_that_is_not_bound_yet(*, is_late:
 
     assert rig.gpus == gpus
     rig.clock.wait(1)
-    assert rig.driver_runs
+    assert rig.pods.has_dra_driver

@@ -19,27 +19,27 @@ def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
 
     agents.run(rig, layout, attempt=3, retry_after_s=40)
 
-    assert rig.status["attempt"] == 3
-    assert rig.status.get("retryAt") == (rig.clock.now_iso(after_s=40) if passes else None)
+    assert rig.node.status["attempt"] == 3
+    assert rig.node.status.get("retryAt") == (rig.clock.now_iso(after_s=40) if passes else None)
 
 
 @pytest.mark.parametrize("text", ['{"version": 99}', "", "{" * 100_000], ids=range(3))
 def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: str) -> None:
     rig = nodes.node()
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = text
-    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
-    rig.is_unschedulable = rig.has_hold_taint = True
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = text
+    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
+    rig.node.is_unschedulable = rig.node.has_hold_taint = True
 
     agents.start(rig, "all-1g.5gb")
 
-    assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
-    assert not rig.has_hold_taint
-    assert rig.is_unschedulable
-    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
-    kept = rig.annotations[well_known.UNREADABLE_JOURNAL_ANNOTATION]
+    assert rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
+    assert not rig.node.has_hold_taint
+    assert rig.node.is_unschedulable
+    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
+    kept = rig.node.annotations[well_known.UNREADABLE_JOURNAL_ANNOTATION]
     assert text.startswith(kept)
     assert len(kept) == min(len(text), 16 * 1024)
-    assert "JournalUnreadable" in rig.events
+    assert "JournalUnreadable" in rig.node.events
 
 
 def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
@@ -59,21 +59,21 @@ def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
 
 def test_labels_that_another_manager_paused_are_restored() -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
-    rig.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
+    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
+    rig.node.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
     rig.pods.clear()
     outcome = agents.resume(rig, "all-balanced")
 
     assert outcome.state is model.State.SUCCESS
     ends.assert_restored(rig)
-    assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
+    assert rig.node.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
 
 
 def paused_beside_nvidias_manager() -> node_rig.NodeRig:
     rig = nodes.node(layout="all-balanced")
-    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
+    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.pods.clear()
-    rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
+    rig.pods.add("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
     return rig
 
 
@@ -89,21 +89,21 @@ def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> Non
         assert outcome.state is model.State.FAILED
         agent.check_drift(layout, outcome)
 
-    assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+    assert rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
 
 
 def test_pauses_of_an_allowed_manager_stay() -> None:
     rig = paused_beside_nvidias_manager()
-    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.advance()
-    rig.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
+    rig.node.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
     agent = agents.start(rig, "all-balanced", limits={"allows_foreign_managers": True})
 
     outcome = agents.run(rig, "all-balanced", by=agent)
     agent.check_drift("all-balanced", outcome)
 
     assert outcome.state is model.State.SUCCESS
-    assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == well_known.PAUSED_VALUE
+    assert rig.node.labels["nvidia.com/gpu.deploy.dcgm"] == well_known.PAUSED_VALUE
 
 
 def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
@@ -111,7 +111,7 @@ def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
     agent = agents.start(rig, "all-1g.5gb")
     outcome = agents.run(rig, "all-1g.5gb", by=agent)
     assert outcome.reason is errors.Reason.FOREIGN_MANAGER
-    rig.remove_pod(rig.uid_of("nvidias"))
+    rig.pods.remove(rig.pods.uid_of("nvidias"))
 
     ends.assert_ends(rig, errors.Reason.APPLIED, layout="all-1g.5gb", by=agent)
 
@@ -122,11 +122,11 @@ def test_an_own_pause_is_restored_beside_a_foreign_manager() -> None:
     rig = paused_beside_nvidias_manager()
     paused = {well_known.PLUGIN_DEPLOY_LABEL: "true"}
     journal = journals.Journal(config="all-1g.5gb").with_entries(paused_labels=paused)
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
     agents.start(rig, None)
 
-    assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
+    assert rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 
 
 def test_writes_of_another_program_since_the_crash_are_kept() -> None:
@@ -134,24 +134,24 @@ def test_writes_of_another_program_since_the_crash_are_kept() -> None:
     dcgm = "nvidia.com/gpu.deploy.dcgm"
     paused = {well_known.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
     journal = journals.Journal(config="all-1g.5gb").with_entries(paused_labels=paused)
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
-    rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE, dcgm: "false"}
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node.labels |= {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE, dcgm: "false"}
 
     agents.start(rig, None)
 
-    assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
-    assert rig.labels[dcgm] == "false"
+    assert rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
+    assert rig.node.labels[dcgm] == "false"
     ends.assert_restored(rig)
 
 
 def test_node_without_a_request_does_not_stay_pending() -> None:
     rig = nodes.node()
-    rig.labels[well_known.STATE_LABEL] = "pending"
+    rig.node.labels[well_known.STATE_LABEL] = "pending"
 
     agents.reconciler(rig).restore_without_request()
 
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.status["reason"] == "Interrupted"
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.status["reason"] == "Interrupted"
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_node_without_a_request_does_not_stay_pending() -> None:
 )
 def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
     rig = nodes.node()
-    rig.labels |= state
-    labels = dict(rig.labels)
+    rig.node.labels |= state
+    labels = dict(rig.node.labels)
 
     agents.reconciler(rig).restore_without_request()
 
-    assert rig.labels == labels
-    assert rig.states == rig.status_messages == []
+    assert rig.node.labels == labels
+    assert rig.node.states == rig.node.status_messages == []
 
 
 def test_node_without_a_request_publishes_its_gpus() -> None:
@@ -174,10 +174,10 @@ def test_node_without_a_request_publishes_its_gpus() -> None:
     reconciler = agents.reconciler(rig)
 
     assert reconciler.restore_without_request()
-    assert rig.annotations == {}
+    assert rig.node.annotations == {}
     rig.fail_always.clear()
     assert not reconciler.restore_without_request()
-    assert rig.published_gpus == rig.gpus
+    assert rig.node.published_gpus == rig.gpus
     rig.log.clear()
     assert not reconciler.restore_without_request()
     assert "node.patch" not in rig.log
@@ -196,7 +196,7 @@ def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     assert not reconciler.restore_without_request()
 
     assert rig.host.services["dcgm.service"]
-    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
 
 
 def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:

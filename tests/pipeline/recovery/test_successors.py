@@ -21,16 +21,19 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
     successor = agents.reconciler(rig, lock=lock)
 
     def start_successor() -> None:
-        journal, labels = rig.annotations[well_known.JOURNAL_ANNOTATION], dict(rig.labels)
+        journal, labels = (
+            rig.node.annotations[well_known.JOURNAL_ANNOTATION],
+            dict(rig.node.labels),
+        )
         successor.recover(agents.LAYOUT)
         if end == "locked":
             assert agents.run(rig, by=successor).reason is Reason.LOCKED
         else:
             ends.supersede(rig, by=successor, ends_at=2, is_replaced=end == "replaced")
             successor.stop()
-        labels |= {well_known.STATE_LABEL: rig.labels[well_known.STATE_LABEL]}
-        assert rig.annotations[well_known.JOURNAL_ANNOTATION] == journal
-        assert (rig.has_hold_taint, rig.labels) == (True, labels)
+        labels |= {well_known.STATE_LABEL: rig.node.labels[well_known.STATE_LABEL]}
+        assert rig.node.annotations[well_known.JOURNAL_ANNOTATION] == journal
+        assert (rig.node.has_hold_taint, rig.node.labels) == (True, labels)
 
     strikes.at_first_step(rig, start_successor)
     assert agents.run(rig).reason is Reason.APPLIED
@@ -71,7 +74,7 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
 
 def run_again(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
     assert agents.run(rig, by=agent, attempt=2).state is model.State.SUCCESS
-    assert rig.schedulable == rig.plugin_devices
+    assert rig.kubelet.schedulable == rig.plugin_devices
 
 
 Act = Callable[[node_rig.NodeRig, agents.AgentInMemory], object]
@@ -94,11 +97,15 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(
 ) -> None:
     written_back = 0
     for _, rig, _ in strikes.kills(nodes.monitored_node):
-        paused = [key for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE]
-        rig.labels |= dict.fromkeys(paused, f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade")
+        paused = [
+            key for key, value in rig.node.labels.items() if value == well_known.PAUSED_VALUE
+        ]
+        rig.node.labels |= dict.fromkeys(
+            paused, f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade"
+        )
         agent = agents.start(rig, agents.LAYOUT)
         act(rig, agent)
-        rig.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
+        rig.node.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
         written_back += bool(paused)
         act_again(rig, agent)
         ends.assert_restored(rig)
@@ -109,21 +116,25 @@ def restore_all(rig: node_rig.NodeRig) -> None:
     """Put back what the node had when its GPUs were changed."""
     saved = nodes.node(layout="all-balanced")
     strikes.kill_when(saved, lambda: saved.log[-1] == "gpus.execute")
-    rig.labels, rig.annotations, rig.has_hold_taint = saved.labels, saved.annotations, True
+    rig.node.labels, rig.node.annotations, rig.node.has_hold_taint = (
+        saved.node.labels,
+        saved.node.annotations,
+        True,
+    )
 
 
 def restore_taint(rig: node_rig.NodeRig) -> None:
-    rig.has_hold_taint = True
+    rig.node.has_hold_taint = True
 
 
 def restore_taint_and_journal(rig: node_rig.NodeRig) -> None:
     restore_taint(rig)
     journal = journals.Journal(config=agents.LAYOUT).with_entries(stale_files=True)
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
 
 def restore_state(rig: node_rig.NodeRig) -> None:
-    rig.labels[well_known.STATE_LABEL] = "pending"
+    rig.node.labels[well_known.STATE_LABEL] = "pending"
 
 
 PARTS = {
@@ -164,7 +175,7 @@ def test_a_change_that_a_backup_restores_is_undone_without_a_request(part: str) 
     assert agent.check_without_request() is not drift.Action.REST
     assert not agent.restore_without_request()
     ends.assert_restored(rig)
-    assert rig.labels[well_known.STATE_LABEL] != "pending"
+    assert rig.node.labels[well_known.STATE_LABEL] != "pending"
     assert agent.check_without_request() is drift.Action.REST
     # Only the whole backup has the GPUs before the change.
     assert ends.has_layout(rig, "all-balanced" if part == "all" else agents.LAYOUT)
@@ -188,7 +199,7 @@ def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
 
     agents.start(rig, agents.LAYOUT)
 
-    assert rig.has_hold_taint
+    assert rig.node.has_hold_taint
 
 
 def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
@@ -255,12 +266,12 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(
 
     for rig, _ in strikes.supersede_at_checks(begin):
         unfinished += ends.has_layout(rig, agents.LAYOUT)
-        rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
+        rig.pods.remove_if(lambda pod: pod.is_terminating)
 
         outcome = agents.resume(rig, requested)
 
         assert outcome.state is model.State.SUCCESS
-        assert rig.schedulable == rig.plugin_devices
+        assert rig.kubelet.schedulable == rig.plugin_devices
         ends.assert_restored(rig)
     assert unfinished > 0
 
@@ -296,9 +307,9 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
 def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     rig = nodes.busy_node()
     agent = agents.reconciler(rig)
-    rig.has_hold_taint = True
+    rig.node.has_hold_taint = True
     journal = journals.Journal(config=agents.LAYOUT).with_entries(hold_taint=True, draining=True)
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     agent.recover(agents.LAYOUT)
     rig.fail_always = {"node.read": strikes.BROKEN["node"]}
     with pytest.raises(errors.ClusterError):
@@ -307,8 +318,8 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
 
     agent.stop()
 
-    assert not rig.has_hold_taint
-    assert rig.status["config"] == agents.LAYOUT
+    assert not rig.node.has_hold_taint
+    assert rig.node.status["config"] == agents.LAYOUT
 
 
 def assert_stop_restores(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
@@ -316,8 +327,8 @@ def assert_stop_restores(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> 
 
     agent.stop()
 
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
-    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
     assert not rig.hooks.pending_exit
     ends.assert_restored(rig, is_stopped=True)
 

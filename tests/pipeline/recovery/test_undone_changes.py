@@ -62,8 +62,10 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     successor = agents.start(rig, None)
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
-    assert any(f"at {place} on GPU 0 is new, and is kept" in text for text in rig.event_messages)
-    journal = rig.open_journal
+    assert any(
+        f"at {place} on GPU 0 is new, and is kept" in text for text in rig.node.event_messages
+    )
+    journal = rig.node.open_journal
     assert journal.gpus.snapshot
     assert not journal.node.hold_taint
     assert successor.restore_without_request()
@@ -72,14 +74,14 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
     assert not successor.restore_without_request()
     assert ends.is_as_before(rig, before)
-    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
 
 
 def test_instance_created_after_a_refused_rollback_stays() -> None:
     rig = nodes.busy_node()
     strikes.kill_at(rig, 5, agents.LAYOUT)
     (created,) = (gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == 0)
-    uid = rig.add_pod(
+    uid = rig.pods.add(
         "newcomer", devices=frozenset(ci.uuid or "" for ci in created.compute_instances)
     )
     successor = agents.start(rig, None)
@@ -115,7 +117,7 @@ def node_with_lost_gpu() -> tuple[node_rig.NodeRig, model.GpuSnapshot]:
     # As a reset leaves it.
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
     journal = journals.Journal(config="all-1g.5gb").with_entries(snapshot=(lost.snapshot,))
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     return rig, lost.snapshot
 
 
@@ -128,7 +130,7 @@ mig-configs:
 
 
 def pending(rig: node_rig.NodeRig) -> tuple[str, ...]:
-    text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
+    text = rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
     return (
         tuple(gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshot) if text else ()
     )
@@ -175,42 +177,42 @@ def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> No
     strikes.kill_at(rig, 12, "all-1g.5gb")
     rig.driver.lost.add(lost.uuid)
     created = {*rig.gpus[0].mig_uuids} - {*first.mig_uuids}
-    rig.add_pod("new", devices=frozenset({min(created)}))
+    rig.pods.add("new", devices=frozenset({min(created)}))
 
     assert (
         agents.resume(rig, "second-alone", ONE_OF_THEM.replace("[1]", "[0]")).state
         is model.State.SUCCESS
     )
 
-    assert "new" in rig.pod_names
+    assert "new" in rig.pods.names
     assert pending(rig) == (lost.uuid,)
 
 
 def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
     rig = nodes.busy_node()
     strikes.kill_at(rig, 5, agents.LAYOUT)
-    rig.add_pod("newcomer", devices=frozenset({nodes.device_at(rig, 0)}))
+    rig.pods.add("newcomer", devices=frozenset({nodes.device_at(rig, 0)}))
     assert agents.undo(rig)
-    assert rig.events.count("Recovered") == 1
-    journal = rig.open_journal
+    assert rig.node.events.count("Recovered") == 1
+    journal = rig.node.open_journal
     first, *others = journal.gpus.snapshot
     gone = model.Creation(rig.gpus[0].gpu_instances[0].profile, model.Placement(6, 1))
     first = dataclasses.replace(first, created=(*(first.created or ()), gone))
-    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.with_entries(
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.with_entries(
         snapshot=(first, *others)
     ).to_json()
 
     assert agents.undo(rig)
 
-    assert rig.events.count("Recovered") == 1
+    assert rig.node.events.count("Recovered") == 1
 
 
 def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     before = nodes.node(layout="all-balanced").gpus[0].snapshot
     journal = journals.Journal(config="all-1g.5gb").with_entries(snapshot=(before,))
-    rig.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
-    rig.add_pod("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
+    rig.node.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
+    rig.pods.add("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
     pods = dict(rig.pods)
 
     agents.start(rig, None)
@@ -227,9 +229,9 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
 
     assert agents.resume(rig, agents.LAYOUT, text).reason is Reason.DOES_NOT_FIT
 
-    published = rig.published_gpus
+    published = rig.node.published_gpus
     assert gpu_values.geometry(published) == gpu_values.geometry(before)
-    assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_layout_for_all_gpus_replaces_a_pending_restore() -> None:

@@ -50,22 +50,22 @@ def _request_nothing(play: PlayedChange) -> None:
 
 
 def _write_deploy_label(play: PlayedChange) -> None:
-    if well_known.PLUGIN_DEPLOY_LABEL in play.rig.labels:
-        play.rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    if well_known.PLUGIN_DEPLOY_LABEL in play.rig.node.labels:
+        play.rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
 
 
 def _disable_monitor(play: PlayedChange, value: str | None) -> None:
-    for labels in (play.rig.labels, play.deploy_labels):
+    for labels in (play.rig.node.labels, play.deploy_labels):
         if labels.pop(nodes.EXPORTER, None) and value:
             labels[nodes.EXPORTER] = value
 
 
 def _cordon(play: PlayedChange) -> None:
-    play.rig.is_unschedulable = play.is_cordoned = True
+    play.rig.node.is_unschedulable = play.is_cordoned = True
 
 
 def _remove_taint(play: PlayedChange) -> None:
-    play.rig.has_hold_taint = False
+    play.rig.node.has_hold_taint = False
 
 
 def _start_services(play: PlayedChange) -> None:
@@ -75,13 +75,13 @@ def _start_services(play: PlayedChange) -> None:
 
 
 def _remove_journal(play: PlayedChange) -> None:
-    play.rig.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
+    play.rig.node.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
 
 
 def _cut_journal(play: PlayedChange) -> None:
-    text = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
+    text = play.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
     if text is not None and text.endswith("}"):
-        play.rig.annotations[well_known.JOURNAL_ANNOTATION] = text[: len(text) // 2]
+        play.rig.node.annotations[well_known.JOURNAL_ANNOTATION] = text[: len(text) // 2]
 
 
 def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = False) -> None:
@@ -90,16 +90,16 @@ def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = F
     ``is_late``: Kubelet lists the device only a while after that.
     """
     rig = play.rig
-    serving = [plugin for plugin in rig.plugins if plugin.is_ready]
+    serving = [plugin for plugin in rig.pods.plugins if plugin.is_ready]
     in_use = rig.kubelet.devices_in_use
-    free = frozenset().union(*rig.schedulable.values()) - in_use
+    free = frozenset().union(*rig.kubelet.schedulable.values()) - in_use
     existing = sorted(
         uuid
         for uuid, name in played_changes.names(rig.gpus).items()
         if uuid in free and (name in layout_table.devices_by_gpu(play.change.after)) is is_spared
     )
-    if existing and serving and not serving[0].is_terminating and "newcomer" not in rig.pod_names:
-        uid = rig.add_pod(
+    if existing and serving and not serving[0].is_terminating and "newcomer" not in rig.pods.names:
+        uid = rig.pods.add(
             "newcomer", devices=frozenset(existing[:1]), phase="Pending" if is_late else "Running"
         )
         if is_late:
@@ -115,7 +115,7 @@ def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = F
 def _end_pod(play: PlayedChange) -> None:
     for uid, name in play.pods.items():
         if name in ("affected", "spared") and uid in play.rig.pods:
-            play.rig.remove_pod(uid)
+            play.rig.pods.remove(uid)
             play.may_go.add(name)
             return
 

@@ -38,7 +38,7 @@ def rig() -> node_rig.NodeRig:
 
 def published_use(rig: node_rig.NodeRig) -> list[list[list[int]]]:
     """Return the published spans in use, GPU by GPU."""
-    data = json.loads(rig.annotations[well_known.CAPACITY_ANNOTATION])
+    data = json.loads(rig.node.annotations[well_known.CAPACITY_ANNOTATION])
     return [gpu["inUse"] for gpu in data["gpus"]]
 
 
@@ -74,7 +74,7 @@ def test_run_publishes_use_and_room_in_its_last_patch(rig: node_rig.NodeRig) -> 
 
     agents.run(rig, "all-balanced", by=agents.reconciler(rig, telemetry=telemetry))
 
-    first, second = json.loads(rig.annotations[well_known.CAPACITY_ANNOTATION])["gpus"]
+    first, second = json.loads(rig.node.annotations[well_known.CAPACITY_ANNOTATION])["gpus"]
     assert first["inUse"] == [[0, 2]]
     assert second["inUse"] == [[4, 4]]
     assert first["room"]["3g.20gb"] == 1
@@ -116,7 +116,7 @@ def test_change_of_use_at_rest_is_published_in_one_patch(rig: node_rig.NodeRig) 
     agent = on_demand(rig)
     catch_up(rig, agent)
     rig.log.clear()
-    rig.add_pod("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
+    rig.pods.add("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
 
     use_changed(agent)
     rig.clock.wait(0.5)
@@ -131,10 +131,10 @@ def test_change_of_use_at_rest_is_published_in_one_patch(rig: node_rig.NodeRig) 
 def test_gpus_that_another_manager_changes_are_published_later(rig: node_rig.NodeRig) -> None:
     lock = fakes.FakeLock(refusals=10**9)
     agent = on_demand(rig, lock=lock)
-    rig.annotations.clear()
+    rig.node.annotations.clear()
 
     catch_up(rig, agent, most=3)
-    assert well_known.CAPACITY_ANNOTATION not in rig.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations
     lock.refusals = 0
     catch_up(rig, agent)
 
@@ -180,7 +180,7 @@ def test_the_watch_of_the_pods_comes_and_goes_with_the_label(rig: node_rig.NodeR
 def test_failed_observation_is_retried_with_backoff(rig: node_rig.NodeRig, call: str) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
-    rig.add_pod("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
+    rig.pods.add("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
     rig.fail_always[call] = errors.ClusterError("no", reason=errors.Reason.API_UNAVAILABLE)
 
     use_changed(agent)
@@ -222,7 +222,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: node_rig.NodeRig) -> None:
     outcome = agents.run(rig, "all-balanced", by=agent)
 
     assert outcome.state is model.State.SUCCESS
-    assert well_known.CAPACITY_ANNOTATION not in rig.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations
 
 
 def test_processes_are_listed_only_on_demand_and_until_they_end(rig: node_rig.NodeRig) -> None:
@@ -259,7 +259,7 @@ def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: node_rig
 
     agents.run(rig, "all-balanced", by=agent)
 
-    assert well_known.CAPACITY_ANNOTATION not in rig.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations
     rig.kubelet.is_silent = False
     catch_up(rig, agent)
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
@@ -277,7 +277,7 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: node_rig.NodeRig)
     agent.check_drift("all-balanced", outcome)
     catch_up(rig, agent)
 
-    inventory = rig.published_gpus
+    inventory = rig.node.published_gpus
     assert len(inventory[0].gpu_instances) == len(kept)
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
@@ -289,7 +289,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     first = layout_table.rule_line("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     agent = agents.reconciler(rig, f"{agents.CONFIG}  first:\n{first}\n")
     outcome = agents.run(rig, layout, by=agent) if layout else agent.restore_without_request()
-    backup = dict(rig.annotations)
+    backup = dict(rig.node.annotations)
 
     def check() -> None:
         if layout and isinstance(outcome, outcomes.Outcome):
@@ -299,7 +299,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
 
     rig.gpus = gpu_values.without_instances(rig.gpus, 1)
     rig.register_devices()
-    rig.remove_pod(rig.uid_of("spared"))
+    rig.pods.remove(rig.pods.uid_of("spared"))
     check()
     before = patches(rig)
     check()
@@ -307,9 +307,9 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     assert patches(rig) == before
     # Another program restores the Node.
     for key in (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION):
-        rig.annotations[key] = backup[key]
+        rig.node.annotations[key] = backup[key]
     check()
-    inventory = rig.published_gpus
+    inventory = rig.node.published_gpus
     assert gpu_values.geometry(inventory) == gpu_values.geometry(rig.gpus)
     assert published_use(rig) == [[[0, 2]], []]
 
@@ -323,7 +323,7 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     keys = (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION)
-    before = {key: rig.annotations[key] for key in keys}
+    before = {key: rig.node.annotations[key] for key in keys}
 
     def check() -> None:
         if layout and isinstance(outcome, outcomes.Outcome):
@@ -336,11 +336,11 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
     rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
     for _ in range(2):
         check()
-        assert not rig.annotations.keys() & set(keys)
+        assert not rig.node.annotations.keys() & set(keys)
 
     del rig.fail_always["gpus.observe"]
     check()
-    assert rig.annotations[keys[0]] == before[keys[0]]
+    assert rig.node.annotations[keys[0]] == before[keys[0]]
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
@@ -356,11 +356,11 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     )
     agent.check_drift("all-balanced", outcome)
     del rig.fail_always["gpus.observe"]
-    assert well_known.GPUS_ANNOTATION not in rig.annotations
+    assert well_known.GPUS_ANNOTATION not in rig.node.annotations
 
     catch_up(rig, agent)
 
-    assert well_known.GPUS_ANNOTATION in rig.annotations
+    assert well_known.GPUS_ANNOTATION in rig.node.annotations
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
@@ -371,42 +371,44 @@ def test_a_run_that_can_observe_no_gpu_publishes_none(rig: node_rig.NodeRig) -> 
     outcome = agents.run(rig, "all-1g.5gb", by=agent)
 
     assert outcome.reason is errors.Reason.GPU_LOST
-    assert not rig.annotations.keys() & {
+    assert not rig.node.annotations.keys() & {
         well_known.GPUS_ANNOTATION,
         well_known.CAPACITY_ANNOTATION,
     }
 
 
 def test_new_agent_observes_the_gpus_for_its_first_report(rig: node_rig.NodeRig) -> None:
-    rig.annotations.clear()
+    rig.node.annotations.clear()
     agent = agents.reconciler(rig)
 
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
 
     assert rig.log.count("gpus.observe") == 1
-    assert {well_known.CAPACITY_ANNOTATION, well_known.GPUS_ANNOTATION} == set(rig.annotations)
+    assert {well_known.CAPACITY_ANNOTATION, well_known.GPUS_ANNOTATION} == set(
+        rig.node.annotations
+    )
     assert patches(rig) == 1
 
 
 def test_a_node_that_is_registered_again_gets_everything_again(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
-    before = dict(rig.annotations)
-    rig.annotations.clear()
+    before = dict(rig.node.annotations)
+    rig.node.annotations.clear()
 
     agent.forget_node()
     catch_up(rig, agent)
 
     for key in (well_known.CAPACITY_ANNOTATION, well_known.GPUS_ANNOTATION):
-        assert json.loads(rig.annotations[key])["gpus"] == json.loads(before[key])["gpus"]
+        assert json.loads(rig.node.annotations[key])["gpus"] == json.loads(before[key])["gpus"]
 
 
 def test_an_attempt_that_is_retried_observes_no_use(rig: node_rig.NodeRig) -> None:
-    del rig.annotations[well_known.CAPACITY_ANNOTATION]
+    del rig.node.annotations[well_known.CAPACITY_ANNOTATION]
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
     outcome = agents.run(rig)
 
     assert outcome.should_retry
-    assert well_known.CAPACITY_ANNOTATION not in rig.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations

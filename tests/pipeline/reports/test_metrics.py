@@ -241,7 +241,7 @@ def test_the_last_phase_of_a_superseded_run_is_measured(
     rig = nodes.busy_node()
     agent = agents.reconciler(rig, telemetry=agent_metrics)
 
-    ends.supersede(rig, by=agent, ends_when=lambda: rig.has_hold_taint, is_replaced=True)
+    ends.supersede(rig, by=agent, ends_when=lambda: rig.node.has_hold_taint, is_replaced=True)
 
     assert series(agent_metrics, "phase_duration_seconds_count")["Drain"] == 1
 

@@ -44,7 +44,7 @@ class Story:
                 self.deaths += 1
                 if self.loses_record:
                     self.rig.request_file.text = None
-                    self.rig.annotations.pop(well_known.REQUEST_ANNOTATION, None)
+                    self.rig.node.annotations.pop(well_known.REQUEST_ANNOTATION, None)
                 self.on_death()
             else:
                 return
@@ -69,9 +69,9 @@ class Story:
         """Return an act: set the label that requests a layout, or remove it."""
 
         def act() -> None:
-            self.rig.labels.pop(well_known.CONFIG_LABEL, None)
+            self.rig.node.labels.pop(well_known.CONFIG_LABEL, None)
             if value:
-                self.rig.labels[well_known.CONFIG_LABEL] = value
+                self.rig.node.labels[well_known.CONFIG_LABEL] = value
 
         return act
 

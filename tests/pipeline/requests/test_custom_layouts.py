@@ -32,7 +32,7 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
 
     assert outcome.reason is Reason.APPLIED
     assert rig.gpus[1] == second
-    assert rig.labels[well_known.APPLIED_LABEL] == "custom"
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "custom"
     layout, _ = custom_layout().layout()
     assert published_status(rig).config == "custom"
     assert published_status(rig).config_hash == layout.content_hash
@@ -78,7 +78,7 @@ def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
     assert message in outcome.message
     assert outcome.message.endswith(reason.remedy)
     assert rig.gpus == before
-    assert {"affected", "spared"} <= rig.pod_names
+    assert {"affected", "spared"} <= rig.pods.names
     assert published_status(rig).annotation_hash == custom_layout(text).annotation_hash
     ends.assert_restored(rig)
 
@@ -121,7 +121,7 @@ def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
     agent = agents.reconciler(rig, FILE_WITH_CUSTOM, limits=ON)
 
     assert run(rig, by=agent).reason is Reason.APPLIED
-    listed = rig.annotations[well_known.LAYOUTS_ANNOTATION]
+    listed = rig.node.annotations[well_known.LAYOUTS_ANNOTATION]
     assert "custom" not in {each.name for each in layout_list.from_json(listed).layouts}
     assert run(rig, custom_layout(None), by=agent).reason is Reason.NO_CUSTOM_LAYOUT
 
@@ -133,7 +133,7 @@ def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) 
 
     agents.run(rig, "all-1g.5gb", by=by)
 
-    listed = layout_list.from_json(rig.annotations[well_known.LAYOUTS_ANNOTATION])
+    listed = layout_list.from_json(rig.node.annotations[well_known.LAYOUTS_ANNOTATION])
     assert listed.takes_custom is is_on
 
 
@@ -148,9 +148,9 @@ def test_invalid_file_does_not_block_a_custom_layout() -> None:
 def repartition(rig: node_rig.NodeRig) -> None:
     """Let another program change GPU 0, where a pod then uses what the layout would destroy."""
     agents.run(rig, "all-1g.5gb")
-    rig.pods = {uid: pod for uid, pod in rig.pods.items() if "plugin" in pod.name}
+    rig.pods.remove_if(lambda pod: "plugin" not in pod.name)
     rig.kubelet.devices_by_pod.clear()
-    rig.add_pod("training", devices=frozenset(rig.gpus[0].mig_uuids))
+    rig.pods.add("training", devices=frozenset(rig.gpus[0].mig_uuids))
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
 ) -> None:
     rig = nodes.busy_node()
     assert run(rig).reason is Reason.APPLIED
-    written = dict(rig.annotations)
+    written = dict(rig.node.annotations)
     repartition(rig)
-    rig.annotations = written
+    rig.node.annotations = written
 
     agent = agents.start(rig, "custom", custom=custom_layout(text), limits=ON)
 
     assert run(rig, custom_layout(text), by=agent).reason is reason
-    assert ("training" in rig.pod_names) is (reason is Reason.DRIFTED)
+    assert ("training" in rig.pods.names) is (reason is Reason.DRIFTED)
 
 
 def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> None:
@@ -181,14 +181,14 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
     agent = agents.reconciler(rig, limits=ON)
     outcome = run(rig, by=agent)
     assert agent.check_drift("custom", outcome, custom_layout()) is drift.Action.REST
-    assert rig.labels[well_known.APPLIED_LABEL] == "custom"
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "custom"
 
     agents.run(rig, "all-1g.5gb")
     agent.check_drift("custom", outcome, custom_layout())
 
     assert published_status(rig).reason == "Drifted"
     assert published_status(rig).annotation_hash == custom_layout().annotation_hash
-    assert well_known.APPLIED_LABEL not in rig.labels
+    assert well_known.APPLIED_LABEL not in rig.node.labels
 
 
 def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
@@ -213,20 +213,20 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
 def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) -> None:
     changed_back = 0
     for index, rig, before in strikes.kills(nodes.busy_node, run):
-        was_closed = rig.has_hold_taint
-        text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
+        was_closed = rig.node.has_hold_taint
+        text = rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
         was_changing = bool(text and journals.Journal.from_json(text).gpus.snapshot)
         wanted = custom_layout() if is_same else custom_layout(BALANCED)
 
         successor = agents.start(rig, "custom", custom=wanted, limits=ON)
 
-        assert rig.has_hold_taint is (was_closed and is_same), index
+        assert rig.node.has_hold_taint is (was_closed and is_same), index
         if was_changing and not is_same:
             changed_back += 1
             assert ends.is_as_before(rig, before), index
         outcome = run(rig, wanted, by=successor)
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
-        assert rig.labels[well_known.APPLIED_LABEL] == "custom"
+        assert rig.node.labels[well_known.APPLIED_LABEL] == "custom"
         assert published_status(rig).annotation_hash == wanted.annotation_hash
         ends.assert_restored(rig)
     assert is_same or changed_back
@@ -237,7 +237,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     run(undisturbed)
     executing = undisturbed.log.index("gpus.execute")
     rig, before = strikes.kill_at_call(nodes.busy_node, executing, run)
-    assert rig.has_hold_taint
+    assert rig.node.has_hold_taint
 
     successor = agents.start(rig, "custom", custom=custom_layout(None), limits=ON)
 

@@ -17,7 +17,7 @@ def active_by_own_file() -> Story:
     story.source.text = EDITED_FILE
     story.run_agent(story.label(LAYOUT))
     used = frozenset({nodes.device(story.rig, 0, "3g.20gb")})
-    story.rig.add_pod("training", devices=used)
+    story.rig.pods.add("training", devices=used)
     story.rig.forget_past()
     return story
 
@@ -48,12 +48,12 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
         story.run_agent(story.file(text))
 
     assert story.reasons[-1] is Reason.ALREADY_APPLIED
-    assert (story.rig.labels[well_known.STATE_LABEL], story.rig.gpus) == ("success", gpus)
+    assert (story.rig.node.labels[well_known.STATE_LABEL], story.rig.gpus) == ("success", gpus)
     assert not story.rig.driver.executed_steps
-    assert reason in story.rig.events
-    assert story.rig.ready_condition is not None
-    assert story.rig.ready_condition["status"] == "True"
-    for message in (story.rig.status_messages[-1], story.rig.ready_condition["message"]):
+    assert reason in story.rig.node.events
+    assert story.rig.node.ready_condition is not None
+    assert story.rig.node.ready_condition["status"] == "True"
+    for message in (story.rig.node.status_messages[-1], story.rig.node.ready_condition["message"]):
         assert words in message
 
 
@@ -63,7 +63,7 @@ def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
     story.run_agent(story.file("version: ["), story.label("all-1g.5gb"), story.label(LAYOUT))
 
     assert story.reasons[-2:] == [Reason.INVALID_CONFIG, Reason.INVALID_CONFIG]
-    assert story.rig.labels[well_known.STATE_LABEL] == "failed"
+    assert story.rig.node.labels[well_known.STATE_LABEL] == "failed"
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -78,7 +78,7 @@ def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read(*, is_restarted: 
         story.run_agent(story.file("version: ["))
 
     assert story.reasons[-1] is Reason.INVALID_CONFIG
-    assert well_known.APPLIED_LABEL not in story.rig.labels
+    assert well_known.APPLIED_LABEL not in story.rig.node.labels
 
 
 def test_a_new_request_takes_a_generated_layout_for_that_of_the_file() -> None:

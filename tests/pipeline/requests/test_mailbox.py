@@ -183,14 +183,14 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     rig = nodes.busy_node()
     box = intake.Inbox()
     box.put_label(agents.LAYOUT)
-    rig.on_call = lambda: box.stop() if rig.has_hold_taint else None
+    rig.on_call = lambda: box.stop() if rig.node.has_hold_taint else None
 
     with pytest.raises(errors.Superseded):
         agents.reconciler(rig).run(agents.LAYOUT, latest(box))
 
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
-    assert "Interrupted" in rig.events
-    assert rig.ready_reasons[-1] == "Interrupted"
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert "Interrupted" in rig.node.events
+    assert rig.node.ready_reasons[-1] == "Interrupted"
     ends.assert_restored(rig, is_stopped=True)
 
 

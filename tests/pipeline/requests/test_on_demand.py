@@ -34,7 +34,7 @@ def assert_refused(
 ) -> None:
     """Request the layout on demand; check that nothing has happened beside the state."""
     before, pods = rig.gpus, set(rig.pods)
-    taints = strikes.note(rig, lambda: rig.has_hold_taint)
+    taints = strikes.note(rig, lambda: rig.node.has_hold_taint)
     started_s = rig.clock.now_s
     outcome = run(rig, ON_DEMAND, **options)
     assert outcome.reason is Reason.IN_USE, outcome.message
@@ -44,10 +44,10 @@ def assert_refused(
     assert rig.gpus == before
     assert not rig.driver.executed_steps
     assert set(rig.pods) == pods
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     assert published_status(rig).reason == "InUse"
     assert published_status(rig).retry_at is None
-    assert rig.labels.get(well_known.APPLIED_LABEL) != "custom"
+    assert rig.node.labels.get(well_known.APPLIED_LABEL) != "custom"
     assert rig.clock.now_s == started_s + waits_s
     assert set(taints) == {False}
     ends.assert_restored(rig)
@@ -57,7 +57,7 @@ def test_on_demand_idle_instances_are_exchanged() -> None:
     rig = idle_node()
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.APPLIED
-    assert "spared" in rig.pod_names
+    assert "spared" in rig.pods.names
     ends.assert_restored(rig)
 
 
@@ -70,12 +70,12 @@ def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
 
     assert_refused(rig, "default/affected")
 
-    assert "spared" not in rig.event_messages[-1]
+    assert "spared" not in rig.node.event_messages[-1]
 
 
 def test_on_demand_a_pod_that_is_bound_and_has_no_device_yet_may_get_one() -> None:
     rig = idle_node()
-    rig.add_pod("starting", gpu_resources={"nvidia.com/mig-2g.10gb": 1}, phase="Pending")
+    rig.pods.add("starting", gpu_resources={"nvidia.com/mig-2g.10gb": 1}, phase="Pending")
     assert_refused(rig, "default/starting", waits_s=3.0)
 
 
@@ -84,16 +84,16 @@ def test_on_demand_a_pod_is_awaited_that_only_the_second_plan_affects() -> None:
     rig = nodes.node(layout="all-balanced")
     apart = "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb@6: 1, 2g.10gb@0: 1}}\n"
     assert run(rig, custom_layout(document(apart))).reason is Reason.APPLIED
-    rig.add_pod("running", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
+    rig.pods.add("running", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     device = frozenset({nodes.device(rig, 1, "2g.10gb")})
     resource = {"nvidia.com/mig-2g.10gb": 1}
-    starting = rig.add_pod("starting", devices=device, phase="Pending", gpu_resources=resource)
+    starting = rig.pods.add("starting", devices=device, phase="Pending", gpu_resources=resource)
     rig.kubelet.pod_listed_from_s[starting] = rig.clock.now_s + 1.5
 
     outcome = run(rig, custom_layout(document(BOTH_AND_MORE), is_on_demand=True))
 
     assert outcome.reason is Reason.APPLIED, outcome.message
-    assert {"running", "starting"} <= rig.pod_names
+    assert {"running", "starting"} <= rig.pods.names
 
 
 def used_by(rig: node_rig.NodeRig, owner: str, *, profile: str = "2g.10gb") -> dict[str, Any]:
@@ -107,7 +107,7 @@ def used_by(rig: node_rig.NodeRig, owner: str, *, profile: str = "2g.10gb") -> d
 
 def add_monitor(rig: node_rig.NodeRig) -> str:
     selector = {nodes.DCGM: "true"}
-    return rig.add_pod("dcgm", node_selector=selector, owner_kind="DaemonSet", is_ready=True)
+    return rig.pods.add("dcgm", node_selector=selector, owner_kind="DaemonSet", is_ready=True)
 
 
 @pytest.mark.parametrize("owner", ["pod uid-of-another", "unit train.service"])
@@ -150,7 +150,7 @@ def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool)
     rig.kubelet.all_end_from_s = math.inf
     agent = agents.reconciler(rig, limits=ON)
     assert run(rig, custom_layout(), by=agent).keeps_taint
-    assert rig.has_hold_taint
+    assert rig.node.has_hold_taint
     if is_restarted:
         agent = agents.start(rig, "custom", custom=ON_DEMAND, limits=ON)
 
@@ -174,13 +174,13 @@ def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
         before = rig.gpus
         device = nodes.device(rig, 0, "2g.10gb")
 
-        arrive = functools.partial(rig.add_pod, "late", devices=frozenset({device}))
+        arrive = functools.partial(rig.pods.add, "late", devices=frozenset({device}))
         strikes.at_call(rig, index, arrive)
         outcome = run(rig, ON_DEMAND)
 
         assert outcome.reason is Reason.IN_USE, (index, outcome.message)
         assert not outcome.should_retry
-        assert {"late", "spared"} <= rig.pod_names
+        assert {"late", "spared"} <= rig.pods.names
         assert rig.gpus == before
         ends.assert_restored(rig)
 
@@ -202,9 +202,9 @@ def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
 
 def test_on_demand_another_layout_drains_the_node_as_everywhere() -> None:
     rig = nodes.busy_node()
-    rig.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
+    rig.node.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
     assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
-    assert "affected" not in rig.pod_names
+    assert "affected" not in rig.pods.names
 
 
 def test_on_demand_a_machine_is_not_rebooted() -> None:
@@ -232,8 +232,8 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
     first = undisturbed.log.index("allocations.assigned_devices")
 
     def arrive(rig: node_rig.NodeRig, device: str) -> None:
-        if rig.driver_runs:
-            rig.add_pod("late", has_claims=True, claimed_ids=frozenset({device}))
+        if rig.pods.has_dra_driver:
+            rig.pods.add("late", has_claims=True, claimed_ids=frozenset({device}))
 
     late_at = 0
     for index in range(first, undisturbed.log.index("gpus.execute")):
@@ -244,7 +244,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
         strikes.at_call(rig, index, functools.partial(arrive, rig, device))
         outcome = run(rig, wanted)
 
-        if "late" in rig.pod_names:
+        if "late" in rig.pods.names:
             late_at = index
             assert outcome.reason is Reason.IN_USE, (index, outcome.message)
             assert not outcome.should_retry
@@ -274,7 +274,7 @@ def test_on_demand_a_silent_kubelet_is_queried_again() -> None:
     assert "default/spared" in outcome.message
     assert outcome.should_retry
     assert rig.gpus == before
-    assert "spared" in rig.pod_names
+    assert "spared" in rig.pods.names
     ends.assert_restored(rig)
 
 
@@ -284,7 +284,7 @@ def test_on_demand_a_retried_rollback_is_announced() -> None:
         rig = idle_node()
         agent = agents.reconciler(rig, limits=ON)
         strikes.kill_at(rig, index, "custom", by=agent, custom=ON_DEMAND)
-        rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
+        rig.pods.add("late", devices=frozenset(rig.gpus[0].mig_uuids))
         wanted = custom_layout(BALANCED, is_on_demand=True)
         successor = agents.start(rig, "custom", custom=wanted, limits=ON)
 
@@ -317,7 +317,7 @@ def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:
     rig = idle_node()
     records = strikes.note(
         rig,
-        lambda: rig.annotations.get(well_known.REQUEST_ANNOTATION),
+        lambda: rig.node.annotations.get(well_known.REQUEST_ANNOTATION),
         when=lambda: rig.log[-1] == "gpus.observe",
     )
 

@@ -21,11 +21,13 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, label_managed: b
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
-    assert rig.states == ["pending", "success"]
-    assert rig.labels[well_known.STATE_LABEL] == "success"
-    assert rig.labels[well_known.APPLIED_LABEL] == "all-1g.5gb"
-    assert rig.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == ("true" if label_managed else None)
-    assert len(rig.schedulable["nvidia.com/gpu"]) == 14
+    assert rig.node.states == ["pending", "success"]
+    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-1g.5gb"
+    assert rig.node.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == (
+        "true" if label_managed else None
+    )
+    assert len(rig.kubelet.schedulable["nvidia.com/gpu"]) == 14
     assert old_plugin not in rig.pods
 
 
@@ -50,25 +52,25 @@ def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
     strategy: str, label: dict[str, str], devices: int
 ) -> None:
     rig = nodes.node(layout="all-disabled")
-    rig.labels |= label
+    rig.node.labels |= label
     (plugin,) = rig.pods
-    rig.change_pod(plugin, mig_strategy=strategy)
+    rig.pods.change(plugin, mig_strategy=strategy)
     # A person applied it at a shell.
     rig.gpus = nodes.node(layout="all-balanced").gpus
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
 
     # With strategy none it would still offer the whole GPUs.
-    assert len(rig.schedulable["nvidia.com/gpu"]) == devices
+    assert len(rig.kubelet.schedulable["nvidia.com/gpu"]) == devices
 
 
 def test_a_former_strategys_label_restarts_the_plugin_once_failing_no_run() -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.labels[discovery_labels.STRATEGY] = "mixed"
+    rig.node.labels[discovery_labels.STRATEGY] = "mixed"
 
     def serve_whole_gpus() -> None:
         # Its new config sets strategy none.
-        rig.schedulable = {"nvidia.com/gpu": frozenset(gpu.uuid for gpu in rig.gpus)}
+        rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset(gpu.uuid for gpu in rig.gpus)}
 
     rig.clock.on_wait.append(serve_whole_gpus)
     serve_whole_gpus()
@@ -83,8 +85,9 @@ def test_a_former_strategys_label_restarts_the_plugin_once_failing_no_run() -> N
 
 def test_broken_plugin_of_other_devices_is_not_waited_for() -> None:
     rig = nodes.node()
-    del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
-    rig.pods, rig.schedulable = {}, {}
+    del rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    rig.pods.clear()
+    rig.kubelet.schedulable = {}
     rig.kubelet.phantoms = {"nvidia.com/hostdev": 4}
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
@@ -96,7 +99,7 @@ def test_active_layout_succeeds_after_one_observation() -> None:
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
 
-    assert rig.states == ["success"]
+    assert rig.node.states == ["success"]
     assert rig.log.count("gpus.observe") == 1
     assert rig.pods == pods
     assert rig.driver.executed_steps == []
@@ -131,7 +134,7 @@ def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
         agents.run(rig, name, by=agent)
 
     is_active = name == "all-1g.5gb"
-    assert rig.states == ["success" if is_active else "failed"]
+    assert rig.node.states == ["success" if is_active else "failed"]
     levels = [line["log_level"] for line in logs if line["event"] == "run_finished"]
     assert levels == ["info" if is_active else "warning"]
 
@@ -167,8 +170,8 @@ def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> No
 
 def test_only_pods_on_destroyed_instances_are_evicted() -> None:
     rig = nodes.busy_node()
-    rig.add_pod("spared-3g", devices=frozenset({nodes.device(rig, 0, "3g.20gb")}))
-    rig.add_pod("spared-1g", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
+    rig.pods.add("spared-3g", devices=frozenset({nodes.device(rig, 0, "3g.20gb")}))
+    rig.pods.add("spared-1g", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     spared = {
         uid: used
         for uid, used in rig.kubelet.devices_by_pod.items()
@@ -179,7 +182,7 @@ def test_only_pods_on_destroyed_instances_are_evicted() -> None:
 
     assert rig.log.count("workloads.evict") == 1
     assert len(spared) == 3
-    assert "affected" not in rig.pod_names
+    assert "affected" not in rig.pods.names
     assert spared.keys() <= rig.pods.keys()
     assert frozenset().union(*spared.values()) <= {u for gpu in rig.gpus for u in gpu.mig_uuids}
 
@@ -191,7 +194,7 @@ def test_a_kubelet_that_has_just_started_gets_time_to_list_its_pods() -> None:
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.log.count("workloads.evict") == 1
-    assert "affected" not in rig.pod_names
+    assert "affected" not in rig.pods.names
     assert rig.clock.now_s < 20
 
 
@@ -214,19 +217,19 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
     )
 
     assert outcome.should_retry
-    assert {"affected", "spared"} <= rig.pod_names
+    assert {"affected", "spared"} <= rig.pods.names
     assert rig.gpus == before
     assert "workloads.evict" not in rig.log
 
 
 def test_a_node_without_gpu_pods_changes_although_kubelet_lists_none() -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.add_pod("web")
+    rig.pods.add("web")
     rig.kubelet.all_listed_from_s = math.inf
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert "web" in rig.pod_names
+    assert "web" in rig.pods.names
 
 
 @pytest.mark.parametrize(
@@ -245,7 +248,7 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
 
     agents.run(rig, layout)
 
-    assert run_status.parse(rig.annotations[well_known.STATUS_ANNOTATION]).phase == phase
+    assert run_status.parse(rig.node.annotations[well_known.STATUS_ANNOTATION]).phase == phase
 
 
 def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
@@ -254,22 +257,24 @@ def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
     ends.assert_ends(rig, Reason.APPLIED)
 
     waits = "1 pod to wait for: default/affected"
-    assert waits in rig.status_messages
-    assert any(message.endswith(waits) for message in rig.event_messages)
-    assert not any("to evict" in text for text in (*rig.event_messages, *rig.status_messages))
+    assert waits in rig.node.status_messages
+    assert any(message.endswith(waits) for message in rig.node.event_messages)
+    assert not any(
+        "to evict" in text for text in (*rig.node.event_messages, *rig.node.status_messages)
+    )
 
 
 def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:
     rig = nodes.node(layout="all-balanced")
     devices = frozenset({nodes.device(rig, 0, "2g.10gb")})
-    rig.add_pod("monitor-1", devices=devices, owner_kind="DaemonSet")
+    rig.pods.add("monitor-1", devices=devices, owner_kind="DaemonSet")
     rig.daemons.without_label.add("monitor-1")
 
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert rig.log.count("workloads.evict") == 1
     rig.advance()
-    assert "monitor-1" in rig.pod_names
+    assert "monitor-1" in rig.pods.names
 
 
 @pytest.mark.slow
@@ -277,15 +282,20 @@ def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
     rig = nodes.busy_node()
     devices = frozenset({nodes.device(rig, 0, "2g.10gb")})
     for number in range(224):
-        rig.add_pod(f"a-rather-long-name-of-a-pod-{number}", devices=devices, is_kept=True)
+        rig.pods.add(f"a-rather-long-name-of-a-pod-{number}", devices=devices, is_kept=True)
 
     outcome = ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "225 pods still use")
 
-    assert any("225 pods to evict: default/affected" in message for message in rig.event_messages)
+    assert any(
+        "225 pods to evict: default/affected" in message for message in rig.node.event_messages
+    )
     assert outcome.message.count("do-not-evict") == 1
     assert outcome.message.endswith(outcome.reason.remedy)
     assert (
-        max(len(text) for text in (*rig.event_messages, *rig.status_messages, outcome.message))
+        max(
+            len(text)
+            for text in (*rig.node.event_messages, *rig.node.status_messages, outcome.message)
+        )
         < 1024
     )
 
@@ -317,9 +327,9 @@ def admit_late_pod(rig: node_rig.NodeRig, *, is_kept: bool = False) -> None:
 
     def bind_late_pod() -> None:
         # A pod that is bound to the node by its author passes the scheduler and its cordon.
-        if rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
+        if rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
             rig.clock.on_wait.remove(bind_late_pod)
-            rig.add_pod("late", devices=doomed, is_kept=is_kept)
+            rig.pods.add("late", devices=doomed, is_kept=is_kept)
 
     rig.clock.on_wait.append(bind_late_pod)
 
@@ -332,7 +342,7 @@ def test_kept_pod_admitted_before_the_plugin_stops_ends_the_run() -> None:
     why = "default/late (its annotation mig-manager.io/do-not-evict"
     ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, why)
 
-    assert "late" in rig.pod_names
+    assert "late" in rig.pods.names
     assert rig.gpus == before
 
 
@@ -342,7 +352,7 @@ def test_pod_admitted_before_the_plugin_stops_is_evicted_too() -> None:
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert "late" not in rig.pod_names
+    assert "late" not in rig.pods.names
     assert rig.log.count("workloads.evict") == 2
     last_eviction = len(rig.log) - rig.log[::-1].index("workloads.evict")
     assert last_eviction < rig.log.index("gpus.execute")
@@ -351,7 +361,9 @@ def test_pod_admitted_before_the_plugin_stops_is_evicted_too() -> None:
 def test_the_node_is_tainted_and_never_cordoned_before_any_pod_is_evicted() -> None:
     rig = nodes.busy_node()
     closed: list[tuple[bool, bool]] = []
-    rig.clock.on_wait.append(lambda: closed.append((rig.has_hold_taint, rig.is_unschedulable)))
+    rig.clock.on_wait.append(
+        lambda: closed.append((rig.node.has_hold_taint, rig.node.is_unschedulable))
+    )
 
     agents.run(rig)
 
@@ -363,14 +375,14 @@ def test_the_node_is_tainted_and_never_cordoned_before_any_pod_is_evicted() -> N
 
 def test_policy_node_evicts_every_gpu_pod() -> None:
     rig = node_with_whole_node_drain()
-    rig.add_pod("cpu")
-    rig.add_pod("nic", gpu_resources={"nvidia.com/hostdev": 1})
-    rig.kubelet.claims.add(rig.add_pod("claimant"))
+    rig.pods.add("cpu")
+    rig.pods.add("nic", gpu_resources={"nvidia.com/hostdev": 1})
+    rig.kubelet.claims.add(rig.pods.add("claimant"))
 
     ends.assert_ends(rig, Reason.APPLIED)
 
-    assert {"affected", "spared", "claimant"}.isdisjoint(rig.pod_names)
-    assert {"cpu", "nic"} <= rig.pod_names
+    assert {"affected", "spared", "claimant"}.isdisjoint(rig.pods.names)
+    assert {"cpu", "nic"} <= rig.pods.names
 
 
 def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:
@@ -378,19 +390,19 @@ def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:
 
     ends.assert_ends(rig, Reason.APPLIED, "Deleted by force: default/affected")
 
-    assert "ForcedDrain" in rig.events
-    assert "deleting by force default/affected" in rig.status_messages
+    assert "ForcedDrain" in rig.node.events
+    assert "deleting by force default/affected" in rig.node.status_messages
     assert "workloads.evict" not in rig.log
 
 
 def test_pods_with_claims_on_gpus_are_evicted_with_one_event() -> None:
     rig = nodes.busy_node()
-    rig.kubelet.claims |= {rig.add_pod("claimant"), rig.add_pod("another")}
+    rig.kubelet.claims |= {rig.pods.add("claimant"), rig.pods.add("another")}
 
     agents.run(rig)
 
-    assert rig.pod_names.isdisjoint({"claimant", "another"})
-    drained = rig.event_messages[rig.events.index("Draining")]
+    assert rig.pods.names.isdisjoint({"claimant", "another"})
+    drained = rig.node.event_messages[rig.node.events.index("Draining")]
     why = "default/claimant, default/another (its ResourceClaim may stand for any GPU)"
     assert f"default/affected; {why}" in drained
 
@@ -400,13 +412,13 @@ def test_run_publishes_the_gpus_it_observes() -> None:
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
-    text = rig.annotations[well_known.GPUS_ANNOTATION]
+    text = rig.node.annotations[well_known.GPUS_ANNOTATION]
     published = inventory_codec.from_json(text)
     assert [(gpu.uuid, gpu.profiles, run_status.device_counts(gpu)) for gpu in published] == [
         (gpu.uuid, gpu.profiles, run_status.device_counts(gpu)) for gpu in rig.gpus
     ]
     assert agents.run(rig, "all-9g").state is model.State.FAILED
-    assert rig.annotations[well_known.GPUS_ANNOTATION] == text
+    assert rig.node.annotations[well_known.GPUS_ANNOTATION] == text
 
 
 def test_annotations_that_another_program_removed_are_written_again() -> None:
@@ -418,11 +430,11 @@ def test_annotations_that_another_program_removed_are_written_again() -> None:
         well_known.LAYOUTS_ANNOTATION,
         well_known.REQUEST_ANNOTATION,
     }
-    before = {key: rig.annotations.pop(key) for key in steady}
+    before = {key: rig.node.annotations.pop(key) for key in steady}
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent)
 
-    assert {key: rig.annotations[key] for key in steady} == before
+    assert {key: rig.node.annotations[key] for key in steady} == before
 
 
 def test_no_gpu_is_published_if_the_driver_lists_none() -> None:
@@ -433,4 +445,4 @@ def test_no_gpu_is_published_if_the_driver_lists_none() -> None:
 
     assert agents.run(rig, "all-1g.5gb", by=agent).state is model.State.FAILED
 
-    assert well_known.GPUS_ANNOTATION not in rig.annotations
+    assert well_known.GPUS_ANNOTATION not in rig.node.annotations

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.core.node import discovery_labels, policies, well_known
 from mig_manager.errors import Reason
 from tests import layout_table
-from tests.node import agents, ends, gpu_values, node_rig, nodes, parts
+from tests.node import agents, cluster_parts, ends, gpu_values, node_rig, nodes, parts
 from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
 
 Make = Callable[[], node_rig.NodeRig]
@@ -31,18 +31,21 @@ def with_fields(make: Make = nodes.busy_node, **fields: Any) -> Make:
 def with_strategy_single(*, by_label: bool = True) -> node_rig.NodeRig:
     rig = nodes.node(layout="all-1g.5gb")
     if by_label:
-        rig.labels[discovery_labels.STRATEGY] = "single"
+        rig.node.labels[discovery_labels.STRATEGY] = "single"
     else:
         for uid in rig.pods:
-            rig.change_pod(uid, mig_strategy="single")
-    rig.add_pod("train", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
+            rig.pods.change(uid, mig_strategy="single")
+    rig.pods.add("train", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     return rig
 
 
 def with_two_models() -> node_rig.NodeRig:
     """Return a node whose GPUs are of two models, which share the name of a profile."""
     rig = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-80GB+H100 80GB HBM3"))
-    rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", discovery_labels.STRATEGY: "single"}
+    rig.node.labels |= {
+        well_known.PLUGIN_DEPLOY_LABEL: "true",
+        discovery_labels.STRATEGY: "single",
+    }
     rig.start_plugin()
     return rig
 
@@ -50,9 +53,9 @@ def with_two_models() -> node_rig.NodeRig:
 def with_managers(*names: str, **fields: Any) -> node_rig.NodeRig:
     rig = nodes.node()
     for name in names:
-        rig.add_pod(name, owner_kind="DaemonSet", **fields)
+        rig.pods.add(name, owner_kind="DaemonSet", **fields)
     registered = json.dumps([{"id": "GPU-1", "mode": "mig"}])
-    rig.annotations["hami.io/node-nvidia-register"] = registered
+    rig.node.annotations["hami.io/node-nvidia-register"] = registered
     return rig
 
 
@@ -97,7 +100,7 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
     ),
     "budget": (
         with_fields(
-            disruptions=parts.Disruptions(
+            disruptions=cluster_parts.Disruptions(
                 refusals={"affected": "budget 'pdb-a' allows no disruption"}
             )
         ),
@@ -193,22 +196,25 @@ FOUND_BY_ASKING = (
 def test_refused_run_changes_nothing(case: str) -> None:
     make, options, reason, texts = CASES[case]
     rig = make()
-    gpus, labels, pods = rig.gpus, dict(rig.labels), dict(rig.pods)
+    gpus, labels, pods = rig.gpus, dict(rig.node.labels), dict(rig.pods)
 
     outcome = ends.assert_ends(rig, reason, *texts, **options)
 
     assert outcome.should_retry is reason.is_transient
     # That a drain fails is known only after the node is tainted.
     is_late = reason is Reason.DRAIN_TIMEOUT
-    assert rig.states == [*(["pending"] if is_late or reason in FOUND_BY_ASKING else []), "failed"]
-    assert rig.labels == {**labels, well_known.STATE_LABEL: "failed"}
+    assert rig.node.states == [
+        *(["pending"] if is_late or reason in FOUND_BY_ASKING else []),
+        "failed",
+    ]
+    assert rig.node.labels == {**labels, well_known.STATE_LABEL: "failed"}
     assert (rig.gpus, rig.driver.executed_steps, rig.hooks.commands) == (gpus, [], [])
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
     may_evict = rig.policy.drain is not policies.DrainPolicy.NONE
     assert may_evict or "workloads.can_evict" not in rig.log
     assert is_late or rig.pods == pods
-    assert reason.remedy in rig.status["message"]
-    assert ("retryAt" in rig.status) is outcome.should_retry
+    assert reason.remedy in rig.node.status["message"]
+    assert ("retryAt" in rig.node.status) is outcome.should_retry
 
 
 def configure_mixed(rig: node_rig.NodeRig) -> None:
@@ -217,8 +223,8 @@ def configure_mixed(rig: node_rig.NodeRig) -> None:
 
 def remove_plugin(rig: node_rig.NodeRig) -> None:
     rig.pods.clear()
-    rig.schedulable = {}
-    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
+    rig.kubelet.schedulable = {}
+    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
 
 @pytest.mark.parametrize(
@@ -240,6 +246,8 @@ def test_strategy_single_allows_uniform_layouts_and_other_configs(
 
 def test_hami_in_another_mode_manages_no_instances() -> None:
     rig = with_managers("hami", **HAMI)
-    rig.annotations = {key: text.replace("mig", "mps") for key, text in rig.annotations.items()}
+    rig.node.annotations = {
+        key: text.replace("mig", "mps") for key, text in rig.node.annotations.items()
+    }
 
     ends.assert_ends(rig, Reason.APPLIED)

@@ -42,8 +42,8 @@ def broken_hook(rig: node_rig.NodeRig) -> Iterator[None]:
 
 def restart_pod(rig: node_rig.NodeRig, device: str) -> None:
     """Start the pod again if it was evicted."""
-    if "affected" not in rig.pod_names:
-        rig.add_pod("affected", devices=frozenset({device}))
+    if "affected" not in rig.pods.names:
+        rig.pods.add("affected", devices=frozenset({device}))
 
 
 def reboot(rig: node_rig.NodeRig) -> None:
@@ -59,7 +59,7 @@ class Remedy(NamedTuple):
 
 
 REMEDIES = {
-    "pod ends": Remedy(lambda rig: rig.remove_pod(rig.uid_of("affected")), evictions=3),
+    "pod ends": Remedy(lambda rig: rig.pods.remove(rig.pods.uid_of("affected")), evictions=3),
     "label": Remedy(is_new=True),
     "reboot": Remedy(reboot),
 }
@@ -103,7 +103,7 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     if is_restarted:
         agent = agents.start(rig, agents.LAYOUT)
     ends.assert_ends(rig, Reason.APPLIED, by=agent, is_new=is_new)
-    assert "affected" not in rig.pod_names
+    assert "affected" not in rig.pods.names
     assert rig.log.count("workloads.evict") == evictions
 
 
@@ -119,7 +119,7 @@ def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
             agent = agents.start(rig, agents.LAYOUT, workloads=workloads)
             with contextlib.suppress(strikes.Killed):
                 agents.run(rig, by=agent)
-            if rig.has_hold_taint:
+            if rig.node.has_hold_taint:
                 agents.resume(rig, agents.LAYOUT)
             restart_pod(rig, device)
 

@@ -14,14 +14,14 @@ from tests.pipeline.requests.stories import LAYOUT, Story
 
 def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
     assert "workloads.evict" not in story.rig.log
-    assert name in story.rig.pod_names
+    assert name in story.rig.pods.names
     assert story.reasons[-1] is reason
 
 
 def active(dies_at: int | None) -> Story:
     """Return a node whose requested layout is active."""
     story = Story(nodes.node(layout=LAYOUT), dies_at)
-    story.rig.labels[well_known.CONFIG_LABEL] = LAYOUT
+    story.rig.node.labels[well_known.CONFIG_LABEL] = LAYOUT
     return story
 
 
@@ -75,11 +75,11 @@ def new_node_object(dies_at: int | None, record: str = "") -> Story:
     """The Node is deleted and registered again, with the label from kubelet's flags."""
     story = active(dies_at)
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.rig.annotations.clear()
+    story.rig.node.annotations.clear()
     if record:
-        story.rig.annotations[well_known.REQUEST_ANNOTATION] = record
+        story.rig.node.annotations[well_known.REQUEST_ANNOTATION] = record
     for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
-        story.rig.labels.pop(key, None)
+        story.rig.node.labels.pop(key, None)
     story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
@@ -89,10 +89,10 @@ def success_of_another_manager(dies_at: int | None) -> Story:
     """NVIDIA's manager applied the layout, and another program has repartitioned since."""
     story = active(dies_at)
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.rig.annotations.clear()
+    story.rig.node.annotations.clear()
     story.rig.request_file.text = None
-    story.rig.labels.pop(well_known.APPLIED_LABEL, None)
-    story.rig.labels[well_known.STATE_LABEL] = "success"
+    story.rig.node.labels.pop(well_known.APPLIED_LABEL, None)
+    story.rig.node.labels[well_known.STATE_LABEL] = "success"
     story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
@@ -104,12 +104,12 @@ def partitioning_ended(dies_at: int | None) -> Story:
     If the agent dies, that is before its successor starts.
     """
     story = Story(nodes.busy_node(), dies_at)
-    story.rig.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
-    story.rig.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
+    story.rig.node.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
+    story.rig.node.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
 
     def end_partitioning() -> None:
-        if '"custom"' in story.rig.annotations.get(well_known.REQUEST_ANNOTATION, ""):
-            story.rig.labels.pop(well_known.PARTITIONING_LABEL, None)
+        if '"custom"' in story.rig.node.annotations.get(well_known.REQUEST_ANNOTATION, ""):
+            story.rig.node.labels.pop(well_known.PARTITIONING_LABEL, None)
 
     story.on_death = end_partitioning
     story.run_agent(story.label("custom"))
@@ -122,7 +122,7 @@ def partitioning_ended(dies_at: int | None) -> Story:
 def partitioning_ended_before_any_agent(dies_at: int | None) -> Story:
     """No agent has seen the label, and the document says that it evicts no pod."""
     story = Story(nodes.busy_node(), dies_at)
-    story.rig.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED.replace("mine", "on-demand")
+    story.rig.node.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED.replace("mine", "on-demand")
     story.run_agent(story.label("custom"))
     story.run_agent()
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
@@ -175,7 +175,7 @@ def lost_mig_mode(dies_at: int | None) -> Story:
 def phantom_devices(dies_at: int | None) -> Story:
     """The node offers devices that no GPU has."""
     story = active(dies_at)
-    story.rig.add_pod("training", devices=frozenset({nodes.device(story.rig, 0, "3g.20gb")}))
+    story.rig.pods.add("training", devices=frozenset({nodes.device(story.rig, 0, "3g.20gb")}))
     story.rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
     story.run_agent()
     assert_no_pod_was_evicted(story, "training", Reason.ALREADY_APPLIED)
@@ -215,11 +215,11 @@ def another_layout(dies_at: int | None) -> Story:
     story = active(dies_at)
     for name, gpu, profile in (("affected", 0, "2g.10gb"), ("spared", 1, "3g.20gb")):
         device = nodes.device(story.rig, gpu, profile)
-        story.rig.add_pod(name, devices=frozenset({device}))
+        story.rig.pods.add(name, devices=frozenset({device}))
     story.run_agent(story.label(agents.LAYOUT))
     assert story.reasons[-1] in {Reason.APPLIED, Reason.ALREADY_APPLIED}
-    assert story.rig.pod_names >= {"spared"}
-    assert "affected" not in story.rig.pod_names
+    assert story.rig.pods.names >= {"spared"}
+    assert "affected" not in story.rig.pods.names
     return story
 
 
@@ -251,13 +251,13 @@ def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
     story.run_agent(story.label(None), story.label(LAYOUT))
 
     assert story.reasons == [Reason.DRIFTED, Reason.APPLIED]
-    assert "foreign" not in story.rig.pod_names
+    assert "foreign" not in story.rig.pods.names
 
 
 def test_new_content_of_a_layout_evicts_also_when_the_next_agent_retries() -> None:
     story = active(None)
     used = frozenset({nodes.device(story.rig, 0, "2g.10gb")})
-    story.rig.add_pod("affected", devices=used)
+    story.rig.pods.add("affected", devices=used)
     story.rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
     story.run_agent(story.file(agents.CONFIG.replace("2g.10gb: 1, ", "")))
@@ -265,11 +265,11 @@ def test_new_content_of_a_layout_evicts_also_when_the_next_agent_retries() -> No
     story.run_agent()
 
     assert story.reasons == [Reason.ALREADY_APPLIED, Reason.DRAIN_TIMEOUT, Reason.APPLIED]
-    assert "affected" not in story.rig.pod_names
+    assert "affected" not in story.rig.pods.names
 
 
 def test_no_pod_is_evicted_on_a_new_node_with_an_unreadable_record() -> None:
     story = new_node_object(None, record="{")
 
-    assert "foreign" in story.rig.pod_names
-    assert story.rig.annotations[well_known.REQUEST_ANNOTATION] == story.rig.request_file.text
+    assert "foreign" in story.rig.pods.names
+    assert story.rig.node.annotations[well_known.REQUEST_ANNOTATION] == story.rig.request_file.text

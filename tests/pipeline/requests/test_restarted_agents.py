@@ -50,7 +50,7 @@ def repartition(rig: node_rig.NodeRig) -> None:
     wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: 4})
     rig.gpus = (*gpu_values.with_desired((first,), wanted), *others)
     rig.advance()
-    rig.add_pod("training", devices=frozenset(rig.gpus[0].mig_uuids))
+    rig.pods.add("training", devices=frozenset(rig.gpus[0].mig_uuids))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_content_not_changed_by_the_owner_makes_no_new_request(
     repartition(rig)
 
     assert start(rig, new_text, after) is reason
-    assert "training" in rig.pod_names
+    assert "training" in rig.pods.names
 
 
 def node_of(*names: str) -> node_rig.NodeRig:
@@ -87,7 +87,7 @@ def test_generated_layout_that_lacks_a_lost_gpu_makes_no_new_request() -> None:
     rig.driver.lost.add(rig.gpus[1].uuid)
 
     assert start(rig, OTHER) is Reason.DRIFTED
-    assert "training" in rig.pod_names
+    assert "training" in rig.pods.names
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str
     rig.driver.lost.clear()
     repartition(rig)
     assert agents.run(rig, layout, by=agent, attempt=2).reason is Reason.DRIFTED
-    assert "training" in rig.pod_names
+    assert "training" in rig.pods.names
 
 
 def test_layout_unknown_to_the_unreachable_product_is_final() -> None:
@@ -127,7 +127,7 @@ def test_driver_that_lists_profiles_late_makes_no_new_request() -> None:
     repartition(rig)
 
     assert start(rig, limits=DEFAULT) is Reason.DRIFTED
-    assert "training" in rig.pod_names
+    assert "training" in rig.pods.names
 
 
 @pytest.mark.parametrize("text", [OTHER, FILE], ids=["another layout", "other content"])
@@ -137,7 +137,7 @@ def test_new_content_that_the_owner_wrote_is_a_new_request(text: str) -> None:
     repartition(rig)
 
     assert start(rig, CHANGED) is Reason.APPLIED
-    assert "training" not in rig.pod_names
+    assert "training" not in rig.pods.names
 
 
 @pytest.mark.parametrize(
@@ -162,17 +162,17 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
 
     rig.driver.step_error = refuse
     assert agents.run(rig).reason is Reason.INSUFFICIENT_RESOURCES
-    assert not rig.plugins
+    assert not rig.pods.plugins
     for _ in range(attempts):
         assert start(rig, agents.CONFIG, layout=then) is Reason.PLUGIN_NOT_READY
         # Kubelet forgets a stopped plugin after five minutes.
-        rig.schedulable = {}
+        rig.kubelet.schedulable = {}
     if end == "is back":
         rig.clock.on_wait.append(lambda: setattr(rig.plugin, "is_label_managed", False))
     else:
-        rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
+        rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
     reason = start(rig, agents.CONFIG, layout=then)
 
     assert reason in {Reason.APPLIED, Reason.ALREADY_APPLIED}
-    assert bool(rig.plugins) is (end == "is back")
+    assert bool(rig.pods.plugins) is (end == "is back")

@@ -91,7 +91,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
     rig = fake.rig
     fake.denials = [USED_BY_B] * 3
     statuses: list[dict[str, object]] = []
-    rig.clock.on_wait.append(lambda: statuses.append(rig.status))
+    rig.clock.on_wait.append(lambda: statuses.append(rig.node.status))
 
     ends.assert_ends(rig, Reason.APPLIED)
 
@@ -101,7 +101,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
         "reason": "SlotsTaken",
         "message": str(USED_BY_B),
     }
-    assert rig.status_messages.count(str(USED_BY_B)) == 1
+    assert rig.node.status_messages.count(str(USED_BY_B)) == 1
 
 
 def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
@@ -112,7 +112,9 @@ def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
     ends.assert_ends(fake.rig, Reason.APPLIED)
 
     reports = [
-        message for message in fake.rig.status_messages if "under change now: node-" in message
+        message
+        for message in fake.rig.node.status_messages
+        if "under change now: node-" in message
     ]
     assert 2 <= len(reports) < 12
 
@@ -169,13 +171,13 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
         except errors.ClusterError:
             unreported += 1
             # It could not say how it ended; what it took is still there, and so is the slot.
-            assert again.is_taken is bool(rig.annotations.get(well_known.JOURNAL_ANNOTATION))
+            assert again.is_taken is bool(rig.node.annotations.get(well_known.JOURNAL_ANNOTATION))
             reconciler.recover(agents.LAYOUT)
             agents.run(rig, by=reconciler)
 
         assert rig.log[index] == call
         ends.assert_restored_or_in_drain(rig, rig.log[:index])
-        if rig.has_hold_taint:
+        if rig.node.has_hold_taint:
             assert again.is_taken
             agents.run(rig, by=reconciler)
         ends.assert_restored(rig)
@@ -189,7 +191,7 @@ def disrupting_calls() -> list[int]:
     marked = strikes.note(
         rig,
         lambda: len(rig.log) - 1,
-        when=lambda: well_known.JOURNAL_ANNOTATION in rig.annotations,
+        when=lambda: well_known.JOURNAL_ANNOTATION in rig.node.annotations,
     )
     agents.run(rig)
     return marked
@@ -255,11 +257,11 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
     fake.denials = [USED_BY_B] * 5
     agent = agents.reconciler(fake.rig)
     ends.supersede(fake.rig, by=agent, ends_at=2, is_replaced=True)
-    assert fake.rig.labels[well_known.STATE_LABEL] == "pending"
+    assert fake.rig.node.labels[well_known.STATE_LABEL] == "pending"
 
     agent.restore_without_request()
 
-    assert fake.rig.labels[well_known.STATE_LABEL] == "failed"
+    assert fake.rig.node.labels[well_known.STATE_LABEL] == "failed"
 
 
 def test_a_machine_that_reboots_for_us_keeps_its_slot(fake: fake_cluster.FakeSlots) -> None:

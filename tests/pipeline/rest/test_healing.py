@@ -36,11 +36,11 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     nodes.add_pod_on_foreign_instances(rig)
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
-    assert "default/foreign" in rig.status_messages[-1]
+    assert "default/foreign" in rig.node.status_messages[-1]
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
-    assert rig.events == ["Drifted", "DestroyedDevices"]
+    assert rig.node.events == ["Drifted", "DestroyedDevices"]
 
-    rig.remove_pod(rig.uid_of("foreign"))
+    rig.pods.remove(rig.pods.uid_of("foreign"))
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
 
 
@@ -61,10 +61,10 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_plan() -> None:
     rig, agent, _ = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
-    uid = rig.uid_of("foreign")
+    uid = rig.pods.uid_of("foreign")
     late = rig.pods.pop(uid)
 
-    strikes.act_once(rig, lambda: rig.has_hold_taint, lambda: rig.pods.update({uid: late}))
+    strikes.act_once(rig, lambda: rig.node.has_hold_taint, lambda: rig.pods.update({uid: late}))
     ends.assert_ends(
         rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False
     )
@@ -76,9 +76,9 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_plan() -> None:
 def test_an_extra_client_does_not_block_the_healing_of_drift() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
-    uid = rig.uid_of("foreign")
+    uid = rig.pods.uid_of("foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
-    rig.change_pod(uid, labels=labels, owner_kind=owner)
+    rig.pods.change(uid, labels=labels, owner_kind=owner)
     rig.extra_clients = nodes.EXTRA_CLIENTS
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
@@ -142,4 +142,4 @@ def test_a_starting_agent_restores_the_instances_lost_in_a_reboot() -> None:
 
     assert agents.resume(rig, LAYOUT).state is model.State.SUCCESS
 
-    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == LAYOUT

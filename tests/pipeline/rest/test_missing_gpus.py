@@ -17,8 +17,8 @@ from tests.pipeline.drifts import LAYOUT, TWO_GPUS, tamper
 
 def readiness_of(rig: node_rig.NodeRig) -> tuple[str, str]:
     """Return status and reason of the condition ``MigReady``."""
-    assert rig.ready_condition is not None
-    return rig.ready_condition["status"], rig.ready_condition["reason"]
+    assert rig.node.ready_condition is not None
+    return rig.node.ready_condition["status"], rig.node.ready_condition["reason"]
 
 
 @pytest.mark.parametrize("failing", ["too-much", "no-such-layout"])
@@ -30,14 +30,14 @@ def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
     rig.driver.lost.add(rig.gpus[1].uuid)
     ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent)
     agents.run(rig, failing, by=agent)
-    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == LAYOUT
     rig.driver.lost.clear()
     if is_restarted:
         agent = agents.start(rig, failing)
 
     agents.run(rig, failing, by=agent)
 
-    assert well_known.APPLIED_LABEL not in rig.labels
+    assert well_known.APPLIED_LABEL not in rig.node.labels
 
 
 def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
@@ -46,8 +46,8 @@ def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
-    assert rig.states == []
-    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+    assert rig.node.states == []
+    assert rig.node.labels[well_known.APPLIED_LABEL] == LAYOUT
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
     reason: Reason, first: int, *, is_away: bool
 ) -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
-    labels = dict(rig.labels)
+    labels = dict(rig.node.labels)
     for number in range(1, first + 3):
         rig.fail_always = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
@@ -73,15 +73,15 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
             ("True", "LayoutVerified") if number < first else ("Unknown", reason.value)
         )
         assert agent.awaits_driver is (is_away and number < first)
-    assert rig.events == [reason.value]
-    assert (rig.labels, rig.states) == (labels, [])
+    assert rig.node.events == [reason.value]
+    assert (rig.node.labels, rig.node.states) == (labels, [])
 
     rig.fail_always = {}
     for _ in range(2):
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert readiness_of(rig) == ("True", "LayoutVerified")
     assert not agent.awaits_driver
-    assert (rig.labels, rig.events.count("AlreadyApplied")) == (labels, 1)
+    assert (rig.node.labels, rig.node.events.count("AlreadyApplied")) == (labels, 1)
 
 
 def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
@@ -106,7 +106,7 @@ def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
     agent.check_drift(LAYOUT, outcome)
 
     assert readiness_of(rig) == ("False", "Drifted")
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
 
 
 def node_after_reload(
@@ -125,7 +125,7 @@ def node_after_reload(
 
 
 def add_pod(rig: node_rig.NodeRig) -> None:
-    rig.add_pod("training", devices=frozenset({rig.gpus[0].uuid}))
+    rig.pods.add("training", devices=frozenset({rig.gpus[0].uuid}))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
     mode: model.MigMode, use: Callable[[node_rig.NodeRig], None]
 ) -> None:
     rig, agent, outcome = node_after_reload(mode)
-    served = len(rig.schedulable["nvidia.com/gpu"])
+    served = len(rig.kubelet.schedulable["nvidia.com/gpu"])
     use(rig)
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
@@ -152,7 +152,7 @@ def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
 
     assert "workloads.evict" not in rig.log
     assert ends.has_layout(rig, LAYOUT)
-    assert len(rig.schedulable["nvidia.com/gpu"]) == served
+    assert len(rig.kubelet.schedulable["nvidia.com/gpu"]) == served
 
 
 def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
@@ -178,8 +178,8 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
 
     assert [agent.check_drift(LAYOUT, outcome) for _ in range(2)] == [drift.Action.REST] * 2
 
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.events == ["Drifted", "DestroyedDevices"]
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.events == ["Drifted", "DestroyedDevices"]
 
 
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
@@ -189,7 +189,7 @@ def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
         agent.check_drift(LAYOUT, outcome)
         agent.check_drift(LAYOUT, outcome)
     assert readiness_of(rig) == ("True", "LayoutVerified")
-    assert rig.events == []
+    assert rig.node.events == []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
     heals = policy != "reports"
     rig, agent, outcome = nodes.at_rest(layout, rig=nodes.node(), text=TWO_GPUS, heals_drift=heals)
     assert outcome.state is model.State.SUCCESS
-    rig.add_pod("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
+    rig.pods.add("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     before, rig.gpus = rig.gpus, rig.gpus[:1]
     if policy == "restarts":
         agent = agents.start(rig, layout, TWO_GPUS, heals_drift=heals)
@@ -209,18 +209,18 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
     for _ in range(2):
         assert agent.check_drift(layout, outcome) is drift.Action.REST
 
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.events == ["Drifted", "DestroyedDevices"]
-    assert well_known.APPLIED_LABEL not in rig.labels
-    assert f"the driver no longer lists {before[1]}" in rig.status_messages[-1]
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.events == ["Drifted", "DestroyedDevices"]
+    assert well_known.APPLIED_LABEL not in rig.node.labels
+    assert f"the driver no longer lists {before[1]}" in rig.node.status_messages[-1]
     assert "workloads.evict" not in rig.log
     if not heals:
         rig.gpus = gpu_values.without_instances(before, 1)
         assert agent.check_drift(layout, outcome) is drift.Action.REST
-        assert "the driver no longer lists" not in rig.status_messages[-1]
+        assert "the driver no longer lists" not in rig.node.status_messages[-1]
     rig.gpus = before
     assert agent.check_drift(layout, outcome) is drift.Action.REST
-    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node.labels[well_known.STATE_LABEL] == "success"
 
 
 @pytest.mark.parametrize("event", ["reboot", "new request"])
@@ -239,7 +239,7 @@ def test_a_vanished_gpu_does_not_count_as_drift_after(event: str) -> None:
 
 def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
     rig = nodes.node(layout="all-1g.5gb")
-    pod = rig.add_pod("training", devices=frozenset({nodes.device(rig, 1, "1g.5gb")}))
+    pod = rig.pods.add("training", devices=frozenset({nodes.device(rig, 1, "1g.5gb")}))
     rig.driver.lost.add(rig.gpus[1].uuid)
     agent = agents.reconciler(rig)
     outcome = agents.run(rig, "all-disabled", by=agent, is_new=True)
@@ -251,6 +251,6 @@ def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
     outcome = ends.assert_ends(rig, Reason.IN_USE, why, "default/training", **rest)
 
     assert outcome.should_retry
-    rig.remove_pod(pod)
+    rig.pods.remove(pod)
     ends.assert_ends(rig, Reason.APPLIED, **rest)
     assert ends.has_layout(rig, "all-disabled")

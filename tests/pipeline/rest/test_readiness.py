@@ -17,24 +17,26 @@ def new_node(layout: str | None = None) -> node_rig.NodeRig:
     """Return a node that has just joined, with the owner's taints."""
     rig = nodes.node(layout=layout)
     rig.policy = policies.Policy(startup_taints=frozenset({STARTUP}))
-    rig.taints = {STARTUP, OTHER}
-    rig.ready_condition, rig.ready_reasons = None, []
+    rig.node.taints = {STARTUP, OTHER}
+    rig.node.ready_condition, rig.node.ready_reasons = None, []
     return rig
 
 
 def is_ready(rig: node_rig.NodeRig) -> bool | None:
-    return None if rig.ready_condition is None else rig.ready_condition["status"] == "True"
+    return (
+        None if rig.node.ready_condition is None else rig.node.ready_condition["status"] == "True"
+    )
 
 
 def test_node_is_not_ready_until_its_layout_is_verified() -> None:
     rig = new_node()
-    entries = strikes.note(rig, lambda: (rig.log[-1], is_ready(rig), STARTUP in rig.taints))
+    entries = strikes.note(rig, lambda: (rig.log[-1], is_ready(rig), STARTUP in rig.node.taints))
 
     ends.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
 
-    assert rig.ready_reasons == ["Pending", "LayoutVerified"]
+    assert rig.node.ready_reasons == ["Pending", "LayoutVerified"]
     assert is_ready(rig)
-    assert rig.taints == {OTHER}
+    assert rig.node.taints == {OTHER}
     during = [entry for entry in entries if entry[0] in {"gpus.execute", "workloads.delete"}]
     assert {entry[1:] for entry in during} == {(False, True)}
 
@@ -42,11 +44,11 @@ def test_node_is_not_ready_until_its_layout_is_verified() -> None:
 def test_an_applied_layout_stays_ready_and_nothing_is_written_again() -> None:
     rig = new_node()
     agents.run(rig, LAYOUT)
-    rig.ready_reasons.clear()
+    rig.node.ready_reasons.clear()
 
     ends.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
 
-    assert rig.ready_reasons == []
+    assert rig.node.ready_reasons == []
     assert is_ready(rig)
 
 
@@ -55,7 +57,7 @@ def test_a_new_agent_on_a_node_with_its_layout_removes_the_startup_taint() -> No
 
     ends.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
 
-    assert (rig.taints, rig.ready_reasons) == ({OTHER}, ["LayoutVerified"])
+    assert (rig.node.taints, rig.node.ready_reasons) == ({OTHER}, ["LayoutVerified"])
 
 
 @pytest.mark.parametrize("layout", ["no-such-layout", "too-much"])
@@ -64,17 +66,17 @@ def test_failed_layout_keeps_the_startup_taint(layout: str) -> None:
 
     outcome = agents.run(rig, layout)
 
-    assert rig.taints == {STARTUP, OTHER}
-    assert rig.ready_condition is not None
-    assert (is_ready(rig), rig.ready_condition["reason"]) == (False, outcome.reason.value)
-    assert rig.ready_condition["message"] == outcome.message
+    assert rig.node.taints == {STARTUP, OTHER}
+    assert rig.node.ready_condition is not None
+    assert (is_ready(rig), rig.node.ready_condition["reason"]) == (False, outcome.reason.value)
+    assert rig.node.ready_condition["message"] == outcome.message
 
 
 def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     rig = new_node(LAYOUT)
     agent = agents.reconciler(rig)
     outcome = agents.run(rig, LAYOUT, by=agent)
-    since = rig.ready_condition and rig.ready_condition["lastTransitionTime"]
+    since = rig.node.ready_condition and rig.node.ready_condition["lastTransitionTime"]
     before = drifts.tamper(rig)
     rig.clock.now_s += 60
 
@@ -83,9 +85,9 @@ def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     rig.gpus = before
     agent.check_drift(LAYOUT, outcome)
 
-    assert rig.ready_reasons == ["LayoutVerified", "Drifted", "LayoutVerified"]
-    assert rig.ready_condition is not None
-    assert rig.ready_condition["lastTransitionTime"] not in (None, since)
+    assert rig.node.ready_reasons == ["LayoutVerified", "Drifted", "LayoutVerified"]
+    assert rig.node.ready_condition is not None
+    assert rig.node.ready_condition["lastTransitionTime"] not in (None, since)
 
 
 def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None:
@@ -94,8 +96,8 @@ def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None
     assert not agents.undo(rig)
     assert not agents.undo(rig)
 
-    assert (is_ready(rig), rig.ready_reasons) == (True, ["NoLayoutRequested"])
-    assert rig.taints == {OTHER}
+    assert (is_ready(rig), rig.node.ready_reasons) == (True, ["NoLayoutRequested"])
+    assert rig.node.taints == {OTHER}
     assert rig.log.count("node.patch") == 2, "the taint, and the GPUs"
 
 
@@ -106,20 +108,20 @@ def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
 
     assert agents.undo(rig)
 
-    assert (is_ready(rig), STARTUP in rig.taints) == (False, True)
+    assert (is_ready(rig), STARTUP in rig.node.taints) == (False, True)
 
     rig.fail_always.clear()
     assert not agents.undo(rig)
-    assert (is_ready(rig), STARTUP in rig.taints) == (True, False)
+    assert (is_ready(rig), STARTUP in rig.node.taints) == (True, False)
 
 
 def test_a_startup_taint_is_removed_at_each_success_and_never_added() -> None:
     rig = new_node(LAYOUT)
-    rig.taints = {OTHER}
+    rig.node.taints = {OTHER}
 
     agents.run(rig, LAYOUT)
-    assert rig.taints == {OTHER}
-    rig.taints.add(STARTUP)
+    assert rig.node.taints == {OTHER}
+    rig.node.taints.add(STARTUP)
     agents.run(rig, LAYOUT)
 
-    assert rig.taints == {OTHER}
+    assert rig.node.taints == {OTHER}

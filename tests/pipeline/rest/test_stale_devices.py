@@ -52,12 +52,12 @@ class UnservedNode:
     @property
     def plugins(self) -> set[str]:
         """The UIDs of the device plugin's pods."""
-        return {pod.uid for pod in self.rig.plugins}
+        return {pod.uid for pod in self.rig.pods.plugins}
 
     def assert_schedulable_devices_exist(self) -> None:
         self.rig.clock.wait(1)
         present = self.rig.plugin_devices
-        assert self.rig.schedulable == present
+        assert self.rig.kubelet.schedulable == present
 
 
 UNSERVED = ["no request", "no-such-layout", "too-much"]
@@ -67,11 +67,11 @@ UNSERVED = ["no request", "no-such-layout", "too-much"]
 def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str) -> None:
     node = UnservedNode.of(why)
     rig = node.rig
-    rig.labels[discovery_labels.STRATEGY] = strategies.Strategy.SINGLE.value
-    rig.watched_pods = lambda: tuple(rig.pods.values())
+    rig.node.labels[discovery_labels.STRATEGY] = strategies.Strategy.SINGLE.value
+    rig.pods.watched = lambda: tuple(rig.pods.values())
     tamper(rig)
-    gpus, state = rig.gpus, rig.labels.get(well_known.STATE_LABEL)
-    rig.add_pod("busy", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
+    gpus, state = rig.gpus, rig.node.labels.get(well_known.STATE_LABEL)
+    rig.pods.add("busy", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
 
     node.check()
     # Kubelet has not reported yet that the plugin ends.
@@ -79,10 +79,10 @@ def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str)
     node.assert_schedulable_devices_exist()
 
     assert rig.gpus == gpus
-    assert "busy" in rig.pod_names
-    assert rig.labels.get(well_known.STATE_LABEL) == state
-    assert rig.events == ["DestroyedDevices"]
-    assert rig.event_messages == [
+    assert "busy" in rig.pods.names
+    assert rig.node.labels.get(well_known.STATE_LABEL) == state
+    assert rig.node.events == ["DestroyedDevices"]
+    assert rig.node.event_messages == [
         "the device plugin advertises 1 device that no GPU has: it is restarted"
     ]
     plugins, questions = node.plugins, rig.log.count("allocations.allocatable")
@@ -103,33 +103,35 @@ def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refus
         else strikes.BROKEN["workloads"]
     )
     node.check()
-    assert node.rig.events == []
+    assert node.rig.node.events == []
     node.rig.fail_always.clear()
 
     node.check()
 
     node.assert_schedulable_devices_exist()
-    assert node.rig.events == ["DestroyedDevices"]
+    assert node.rig.node.events == ["DestroyedDevices"]
 
 
 def test_devices_of_a_lost_gpu_or_of_another_manager_stay() -> None:
     for is_foreign in (False, True):
         node = UnservedNode.of("no request")
-        rig, served = node.rig, node.rig.schedulable
+        rig, served = node.rig, node.rig.kubelet.schedulable
         tamper(rig)
         if is_foreign:
-            rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
+            rig.pods.add(
+                "nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",)
+            )
         else:
             rig.driver.lost.add(rig.gpus[1].uuid)
         node.check()
         rig.clock.wait(1)
-        assert (rig.schedulable, rig.events) == (served, [])
+        assert (rig.kubelet.schedulable, rig.node.events) == (served, [])
 
 
 def test_a_plugin_with_too_few_devices_is_not_restarted_without_a_request() -> None:
     node = UnservedNode.of("no request")
     # Its owner may have left out a GPU.
-    node.rig.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(node.rig.gpus[:1])}
+    node.rig.kubelet.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(node.rig.gpus[:1])}
     plugins = node.plugins
 
     node.check()
@@ -140,14 +142,14 @@ def test_a_plugin_with_too_few_devices_is_not_restarted_without_a_request() -> N
 def test_a_plugin_without_a_pod_is_reported_once() -> None:
     node = UnservedNode.of("no request")
     for uid in node.plugins:
-        node.rig.remove_pod(uid)
+        node.rig.pods.remove(uid)
     tamper(node.rig)
 
     for _ in range(2):
         node.check()
 
-    assert node.rig.events == ["DestroyedDevices"]
-    assert "found no pod of it" in node.rig.event_messages[0]
+    assert node.rig.node.events == ["DestroyedDevices"]
+    assert "found no pod of it" in node.rig.node.event_messages[0]
 
 
 def test_a_dra_driver_without_a_request_offers_no_device_that_is_gone() -> None:
@@ -182,7 +184,7 @@ def test_phantom_devices_are_removed_without_a_usable_request(why: str) -> None:
         node.check()
 
     assert rig.kubelet.phantoms == {}
-    assert "PhantomDevicesRemoved" in rig.events
+    assert "PhantomDevicesRemoved" in rig.node.events
 
 
 @pytest.mark.parametrize("is_foreign", [False, True])
@@ -191,16 +193,16 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
     tamper(rig)
     if is_foreign:
         # It restarts the plugin itself, maybe after further steps.
-        rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
+        rig.pods.add("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     rig.clock.wait(1)
 
     present = rig.plugin_devices
-    assert (rig.schedulable == present) is not is_foreign
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert (rig.kubelet.schedulable == present) is not is_foreign
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     plugins, lists = set(rig.pods), rig.log.count("workloads.list")
-    rig.watched_pods = lambda: tuple(rig.pods.values())
+    rig.pods.watched = lambda: tuple(rig.pods.values())
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     rig.clock.wait(1)
     assert set(rig.pods) == plugins
@@ -216,13 +218,13 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
         rig.fail_always.clear()
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
         rig.clock.wait(1)
-        assert rig.schedulable == rig.plugin_devices
-    assert rig.events == ["Drifted", "DestroyedDevices", "DestroyedDevices"]
+        assert rig.kubelet.schedulable == rig.plugin_devices
+    assert rig.node.events == ["Drifted", "DestroyedDevices", "DestroyedDevices"]
 
 
 def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
-    served = rig.schedulable
+    served = rig.kubelet.schedulable
     before = tamper(rig)
     rig.register_devices()
     agent.check_drift(LAYOUT, outcome)
@@ -231,7 +233,7 @@ def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
-    assert rig.schedulable == served
+    assert rig.kubelet.schedulable == served
 
 
 def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> None:
@@ -242,25 +244,25 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], desired))
 
     assert agent.check_drift("first", outcome) is drift.Action.HEAL
-    stale = rig.schedulable
+    stale = rig.kubelet.schedulable
     rested = ends.assert_ends(
         rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False
     )
 
     assert rig.kubelet.withdrawn is stale
-    assert rig.schedulable == rig.plugin_devices
+    assert rig.kubelet.schedulable == rig.plugin_devices
     assert agent.check_drift("first", rested) is drift.Action.REST
 
     agent.restore_without_request()
     rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], model.DesiredGpu(mode=OFF)))
     agent.check_without_request()
-    assert rig.labels[well_known.APPLIED_LABEL] == "first"
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "first"
 
 
 def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     for name in ("another", "a third"):
-        served, first = rig.schedulable, rig.gpus[0].gpu_instances[0]
+        served, first = rig.kubelet.schedulable, rig.gpus[0].gpu_instances[0]
         (device,) = first.compute_instances
         device = dataclasses.replace(device, uuid=driver_rules.mig_uuid(name))
         recreated = dataclasses.replace(first, compute_instances=(device,))
@@ -272,22 +274,22 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
             rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False
         )
 
-        assert rig.schedulable != served
-        assert rig.schedulable == rig.plugin_devices
+        assert rig.kubelet.schedulable != served
+        assert rig.kubelet.schedulable == rig.plugin_devices
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
 
 def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
-    served = rig.schedulable
+    served = rig.kubelet.schedulable
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.
-    rig.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
+    rig.kubelet.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
-    assert rig.schedulable == served
+    assert rig.kubelet.schedulable == served
 
 
 def test_a_node_whose_run_waits_offers_no_device_that_is_gone() -> None:
@@ -304,9 +306,9 @@ def test_a_node_whose_run_waits_offers_no_device_that_is_gone() -> None:
         outcome = agents.run(rig, by=agent, attempt=attempt)
         rig.clock.wait(1)
         assert outcome.reason is Reason.DRAIN_TIMEOUT
-        assert rig.schedulable == rig.plugin_devices
+        assert rig.kubelet.schedulable == rig.plugin_devices
 
-    assert rig.events.count("DestroyedDevices") == 1
+    assert rig.node.events.count("DestroyedDevices") == 1
     ends.assert_restored(rig)
 
 
@@ -318,11 +320,11 @@ def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
 
     def compare() -> None:
         if rig.clock.now_s > 310:
-            schedulable.append(rig.schedulable == rig.plugin_devices)
+            schedulable.append(rig.kubelet.schedulable == rig.plugin_devices)
 
     tamper(rig)
     rig.clock.on_wait.append(compare)
     ends.assert_ends(rig, Reason.APPLIED)
 
     assert schedulable[0]
-    assert rig.events.count("DestroyedDevices") == 1
+    assert rig.node.events.count("DestroyedDevices") == 1

@@ -29,7 +29,7 @@ def node_without_file(
     configs.text = text
     outcome = agents.run(rig, by=agent)
     assert (outcome.reason, outcome.state) == (Reason.ALREADY_APPLIED, model.State.SUCCESS)
-    rig.events.clear()
+    rig.node.events.clear()
     return rig, agent, outcome
 
 
@@ -38,20 +38,20 @@ def node_without_file(
 )
 def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals: bool) -> None:
     rig, agent, outcome = node_without_file(text, heals=heals)
-    verified = rig.request_record["verified"]
+    verified = rig.node.request_record["verified"]
     assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
-    assert rig.events == []
+    assert rig.node.events == []
 
     before = tamper(rig)
     for _ in range(2):
         assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.events == ["Drifted", "DestroyedDevices"]
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.events == ["Drifted", "DestroyedDevices"]
 
     rig.gpus = before
     assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
-    assert rig.labels[well_known.STATE_LABEL] == "success"
-    assert rig.request_record["verified"] == verified
+    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node.request_record["verified"] == verified
 
 
 def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> None:
@@ -61,15 +61,15 @@ def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> No
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
     rig.driver.lost.add(rig.gpus[1].uuid)
     _, agent, outcome = nodes.at_rest("mine", rig=rig, configs=configs)
-    verified = rig.request_record["verified"]
+    verified = rig.node.request_record["verified"]
     before = tamper(rig)
     agent.check_drift("mine", outcome)
 
     configs.text, rig.gpus = agents.CONFIG, before
     agent.check_drift("mine", outcome)
 
-    assert rig.labels[well_known.STATE_LABEL] == "success"
-    assert rig.request_record["verified"] == verified
+    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node.request_record["verified"] == verified
 
 
 def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
@@ -78,7 +78,7 @@ def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
 
     assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
 
-    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
@@ -89,11 +89,11 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     outcome = agents.run(rig, LAYOUT, by=agent)
     configs.text = UNUSABLE_FILES["invalid"]
     rig.driver.lost.clear()
-    rig.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
+    rig.kubelet.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
 
-    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
@@ -103,7 +103,7 @@ def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
     configs = fakes.FakeConfig(text)
     agent = agents.reconciler(rig, configs=configs)
     ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
-    rig.add_pod("affected", devices=frozenset(rig.gpus[1].mig_uuids))
+    rig.pods.add("affected", devices=frozenset(rig.gpus[1].mig_uuids))
     rig.driver.lost.add(rig.gpus[1].uuid)
     ends.assert_ends(rig, Reason.GPU_UNREACHABLE, layout="mine", by=agent)
     configs.text = text.replace("3g.20gb: 2", "7g.40gb: 1")
@@ -111,7 +111,7 @@ def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
     rig.driver.lost.clear()
     ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
 
-    assert "affected" not in rig.pod_names
+    assert "affected" not in rig.pods.names
 
 
 def test_phantoms_are_withdrawn_although_the_file_is_unusable() -> None:
@@ -120,4 +120,4 @@ def test_phantoms_are_withdrawn_although_the_file_is_unusable() -> None:
 
     agent.check_drift(agents.LAYOUT, outcome)
 
-    assert rig.events == ["PhantomDevicesRemoved"]
+    assert rig.node.events == ["PhantomDevicesRemoved"]
