@@ -51,7 +51,7 @@ class AttemptSeries:
     def record_request(self, request: attempts.Request) -> requests.RequestRecord:
         """Record that a request is served; return its record with earlier results."""
         if request.attempt == 1:
-            self._shared.memory.forget_restarts()
+            self._shared.memory.begin_request()
         now_s = self._shared.deps.clock.unix_s()
         current = custom_layouts.request_for(request.config, request.custom)
         self._record = self.record.continued_as(current, is_new=request.is_new, now_s=now_s)
@@ -59,6 +59,7 @@ class AttemptSeries:
 
     def forget_request(self) -> None:
         """Record that nothing is requested: the next layout is always a new request."""
+        self._shared.memory.begin_request()
         before = self.record
         repairs = gpu_repair.postpone(before.repairs, self._shared.deps.clock.unix_s())
         self._record = dataclasses.replace(

@@ -75,13 +75,20 @@ class AttemptMemory:
     """Where evicted pods return, over the attempts of one drain."""
     restarted: frozenset[str] = frozenset()
     """Names of the advertisers with outdated devices that attempts at this request restarted."""
+    checked_ids: frozenset[str] | None = None
+    """The devices that were last withdrawn if no GPU had them; None: to be done."""
     stopped_services: frozenset[str] = frozenset()
     """Names of the host services that this process stopped, and has not started since."""
     _removal_refused_s: float = dataclasses.field(default=-math.inf, init=False)
 
-    def forget_restarts(self) -> None:
-        """Forget the restarted advertisers, for a new request."""
+    def begin_request(self) -> None:
+        """Forget the restarted advertisers and the checked devices of an earlier request."""
         self.restarted = frozenset()
+        self.checked_ids = None
+
+    def set_checked(self, ids: frozenset[str] | None) -> None:
+        """Remember the devices for which no further withdrawal is sent; None: none."""
+        self.checked_ids = ids
 
     def add_restarted(self, names: Iterable[str]) -> None:
         """Remember advertisers that were restarted because of outdated devices."""

@@ -42,8 +42,6 @@ class DriftMemory:
     is_drifted: bool = False
     description: str = ""
     """Words for the drift, by the last check or a run; empty: no drift is published."""
-    checked_ids: frozenset[str] | None = None
-    """The devices that were last withdrawn if no GPU had them; None: to be done."""
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
 
@@ -105,8 +103,7 @@ def act(
     is_success = outcome.state is model.State.SUCCESS
     if not (is_success or outcome.reason is errors.Reason.DRIFTED):
         # A run that failed early has not verified the devices.
-        checked_ids = withdrawing.withdraw(attempt, gpus, view, before.checked_ids)
-        before = dataclasses.replace(before, checked_ids=checked_ids)
+        withdrawing.withdraw(attempt, gpus, view)
     now = dataclasses.replace(
         before,
         is_drifted=not observation.is_active,
@@ -127,10 +124,9 @@ def act(
             action = Action.HEAL
         case _Verdict.DRIFTED:
             description = _handle_drift(attempt, observation, before, outcome)
-            checked_ids = now.checked_ids
             if description:
-                checked_ids = withdrawing.withdraw(attempt, gpus, view, checked_ids)
-            now = dataclasses.replace(now, description=description, checked_ids=checked_ids)
+                withdrawing.withdraw(attempt, gpus, view)
+            now = dataclasses.replace(now, description=description)
             action = Action.REST if description else Action.HEAL
         case _Verdict.ACTIVE_AGAIN:
             attempt.deps.telemetry.drift_found(is_drifted=False)

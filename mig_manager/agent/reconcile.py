@@ -86,8 +86,6 @@ class Reconciler:
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
         record = self._attempts.record_request(request)
-        if request.attempt == 1:
-            self._drift = dataclasses.replace(self._drift, checked_ids=None)
         if request.custom:
             custom = dataclasses.replace(request.custom, is_on_demand=not record.may_evict)
             request = dataclasses.replace(request, custom=custom)
@@ -110,10 +108,12 @@ class Reconciler:
         self._layouts.write(fitting)
         if attempt.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
             self.faults.publish(attempt.status.gpus, decision.why_not, decision.uuids)
-        if outcome.should_retry and not self._attempts.journal.node.is_tainted_or_paused:
+        if not outcome.should_retry:
+            # The run may have changed which devices are advertised.
+            self._shared.memory.set_checked(None)
+        elif not self._attempts.journal.node.is_tainted_or_paused:
             # No drift check follows before the next attempt.
-            checked_ids = withdrawing.observe_and_withdraw(self._shared, self._drift.checked_ids)
-            self._drift = dataclasses.replace(self._drift, checked_ids=checked_ids)
+            withdrawing.observe_and_withdraw(self._shared)
         return outcome
 
     @property
@@ -230,8 +230,7 @@ class Reconciler:
             return drift.Action.RUN
         gpus, _ = gpu_report.observe(self._shared, self.faults)
         if gpus is not None:
-            checked_ids = withdrawing.withdraw(self._shared, gpus, view, self._drift.checked_ids)
-            self._drift = dataclasses.replace(self._drift, checked_ids=checked_ids)
+            withdrawing.withdraw(self._shared, gpus, view)
             is_published = gpu_report.is_published(self._shared, gpus)
             self._publish_without_request(gpus, None if is_published else view)
         return drift.Action.REST

@@ -16,53 +16,45 @@ from mig_manager.core.node import device_ids, node_object
 _log = structlog.get_logger()
 
 
-def observe_and_withdraw(
-    shared: attempts.Shared, checked_ids: frozenset[str] | None
-) -> frozenset[str] | None:
+def observe_and_withdraw(shared: attempts.Shared) -> None:
     """Observe the GPUs and ``withdraw``, unless the owner has disabled the drift check.
 
     For an untainted node whose run waits: a plugin would not return to a tainted one.
     """
     if not shared.limits.drift_check_interval_s:
-        return checked_ids
+        return
     try:
         gpus = shared.observe()
     except (errors.HardwareError, errors.LockedError) as error:
         _log.info("gpus_not_observed", reason=error.reason.value, error=error.message)
-        return checked_ids
-    return withdraw(shared, gpus, shared.deps.node.latest(is_at_rest=True), checked_ids)
+        return
+    withdraw(shared, gpus, shared.deps.node.latest(is_at_rest=True))
 
 
 def withdraw(
-    shared: attempts.Shared,
-    gpus: model.ObservedGpus,
-    view: node_object.NodeView,
-    checked_ids: frozenset[str] | None,
-) -> frozenset[str] | None:
-    """Restart the advertisers of devices that no GPU has; remove phantom devices.
+    shared: attempts.Shared, gpus: model.ObservedGpus, view: node_object.NodeView
+) -> None:
+    """Restart the advertisers of devices that no GPU has, once; remove phantom devices.
 
     An advertiser that only lacks devices is not restarted: its owner may have left some out.
     Nothing is done while a GPU is unreachable, or while another program manages MIG.
 
     Args:
-        shared: The dependencies, and the memory of attempts.
+        shared: The dependencies, and the memory of attempts, which has the checked devices.
         gpus: The GPUs; empty if they could not be observed.
         view: The Node as last reported.
-        checked_ids: What the last call returned; None: none was made.
-
-    Returns:
-        The devices for which no further request is sent.
     """
     ids = device_ids.of_gpus(gpus) if gpus else None
     if ids is None:
-        return checked_ids
+        return
+    is_checked = False
     try:
         # Before a restart: kubelet calls the devices of a stopped plugin unhealthy.
         device_plugin.remove_reported_phantoms(shared, gpus, view)
-        return ids if ids == checked_ids or _restart(shared.deps, gpus) else None
+        is_checked = ids == shared.memory.checked_ids or _restart(shared.deps, gpus)
     except errors.ClusterError as error:
         _log.info("devices_not_checked", reason=error.reason.value, error=error.message)
-        return None
+    shared.memory.set_checked(ids if is_checked else None)
 
 
 def _restart(deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
