@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from testkit import matrix, nvml_faults
 from tests import waiting
 from tests.node import simulated_rig
-from tests.realnode import judging, manifests, nvidia_manager, operator, rig
+from tests.realnode import manifests, node_state, nvidia_manager, operator, rig
 
 _CONFIG, _STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"
@@ -135,7 +135,9 @@ class Node:
         if story.is_killed:
             waiting.until(lambda: cluster.driver.profiles() != profiles, "a change")
             manager = self._manager
-            for container in judging.containers(cluster.pods(manager.namespace, **manager.labels)):
+            for container in node_state.containers(
+                cluster.pods(manager.namespace, **manager.labels)
+            ):
                 cluster.node.kill_container(container)
         final = self._await(
             lambda: self._versions_in(first, "success", "failed"), _OUTCOME_WITHIN_S

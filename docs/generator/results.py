@@ -61,9 +61,9 @@ def double_table(_body: str) -> str:
     records = entries("double strikes")
     if not records:
         return _NOTHING
-    keys = ("kills", "writes", "struck", "judged", "converged")
+    keys = ("kills", "writes", "struck", "checked", "converged")
     rows = ((entry["change"], *(str(entry[key]) for key in keys)) for entry in records)
-    head = ("Change", "Kills", "Writes", "Struck", "Judged", "Converged")
+    head = ("Change", "Kills", "Writes", "Struck", "Checked", "Converged")
     return f"{blocks.table(head, rows)}\n\n{_stamp('double strikes')}"
 
 

@@ -1,4 +1,4 @@
-"""Kill or stop an agent at a moment of a scenario, and judge how the next agent ends."""
+"""Kill or stop an agent at a moment of a scenario, and check how the next agent ends."""
 
 import dataclasses
 import itertools
@@ -154,7 +154,7 @@ def _pass_downtime(downtime: Downtime, rig: stage.CrashStage) -> None:
             rig.cut_journal()
 
 
-# -- judging ----------------------------------------------------------------------------------
+# -- what is wrong at the end -----------------------------------------------------------------
 
 
 def _problems_at_end(

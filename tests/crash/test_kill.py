@@ -38,7 +38,7 @@ def play_all(
     phases: Collection[str],
     step: int = 1,
 ) -> None:
-    """Play a scenario once for each of its moments, or for a sample of them, and judge all."""
+    """Play a scenario once for each of its moments, or for a sample of them; check all ends."""
     row = matrix_rows.MatrixRow(_MATRIX, scenario=variant.scenario.name, what=variant.what)
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for moment in matrix_rows.sample(moments, step):
@@ -51,7 +51,7 @@ def play_all(
         "played again": row.played_again,
         "phases": {name: dict(each) for name, each in counts.items()},
     }
-    row.judge(note, numbers, of=len(moments))
+    row.assert_complete(note, numbers, of=len(moments))
     assert_phases(counts, phases)
 
 

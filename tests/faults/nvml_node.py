@@ -17,7 +17,7 @@ from mig_manager.sandbox.driver import simulated_nvml
 from testkit import nvml_faults
 from tests import layout_table
 from tests.kit import lost_stderr, nvml_codes
-from tests.node import agents, fake_cluster, fakes, judging, simulated_rig
+from tests.node import agents, fake_cluster, fakes, simulated_rig, traces
 
 
 class FaultScenario(NamedTuple):
@@ -104,7 +104,7 @@ class StruckNode:
             )
         assert [line for line in log if "exc_info" in line] == []
         remaining = [
-            each.split()[0] for each in judging.remaining(fake_cluster.FakeNode(rig).read())
+            each.split()[0] for each in traces.remaining(fake_cluster.FakeNode(rig).read())
         ]
         return RunEnd(outcome, simulated_rig.geometry(self.state), remaining)
 

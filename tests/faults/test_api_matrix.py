@@ -174,7 +174,7 @@ def play(
                 stage.stop_agent()
                 stage.start_agent()
     counts = {"played again": row.played_again, "ends": dict(sorted(ends.items()))}
-    row.judge(note, counts, of=len(cases))
+    row.assert_complete(note, counts, of=len(cases))
 
 
 @pytest.mark.slow

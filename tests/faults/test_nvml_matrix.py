@@ -125,8 +125,10 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
             faults.problems.append(f"{name}: {error}")
         logs.tried += 1
         logs.struck += lost.total() > before
-    faults.judge(record_property, {"ends": dict(sorted(ends.items()))}, of=len(cases))
-    logs.judge(record_property, {"lines lost": dict(sorted(lost.items()))}, of=len(cases))
+    faults.assert_complete(record_property, {"ends": dict(sorted(ends.items()))}, of=len(cases))
+    logs.assert_complete(
+        record_property, {"lines lost": dict(sorted(lost.items()))}, of=len(cases)
+    )
 
 
 @pytest.mark.slow

@@ -199,7 +199,7 @@ def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
         assert _MIN_CALLS <= least <= _MAX_CALLS
         for nth in range(1, least + 1):
             row.play(f"call {nth}", functools.partial(play, nth))
-    row.judge(record_property, {"played again": row.played_again}, of=least)
+    row.assert_complete(record_property, {"played again": row.played_again}, of=least)
 
 
 def test_the_published_results_are_of_present_failures() -> None:

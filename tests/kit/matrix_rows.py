@@ -62,7 +62,7 @@ class MatrixRow:
         self.problems.append(f"{case}: the fault never struck")
         return None
 
-    def judge(self, note: Note, counts: Mapping[str, object], *, of: int) -> None:
+    def assert_complete(self, note: Note, counts: Mapping[str, object], *, of: int) -> None:
         """Note the row; every case must have been struck, and there may not be fewer than before.
 
         Args:

@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from tests import layout_table
-from tests.node import agents, fake_cluster, fakes, gpu_values, judging, node_rig
+from tests.node import agents, fake_cluster, fakes, gpu_values, node_rig, traces
 
 
 def has_layout(rig: node_rig.NodeRig, layout: str) -> bool:
@@ -113,11 +113,11 @@ def remaining(
         *("exit_hook", "persistent_gpus"),
         # After a failure the next run refreshes the device files.
         *(("stale_files",) if rig.node.labels.get(well_known.STATE_LABEL) != "success" else ()),
-        *(judging.PROOF if is_stopped or is_in_drain else ()),
+        *(traces.PROOF if is_stopped or is_in_drain else ()),
         *(("hold_taint",) if is_in_drain else ()),
     )
     return [
-        *judging.remaining(view, *pending_entries, is_cordoned=is_cordoned, deployed=deployed),
+        *traces.remaining(view, *pending_entries, is_cordoned=is_cordoned, deployed=deployed),
         *([] if is_config_well else [f"config {config}"]),
         *([f"services {services}"] if services else []),
         *(["exit hook"] if rig.hooks.pending_exit is not has_exit_hook else []),

@@ -4,7 +4,7 @@ import pytest
 
 from testkit import nvml_faults
 from tests import waiting
-from tests.realnode import judging, rig
+from tests.realnode import node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -24,11 +24,11 @@ def test_a_drain_by_an_administrator_during_a_change_is_not_undone(
     assert cluster.outcome("all-2g.10gb")["state"] == "success"
     assert cluster.get("node", rig.NODE)["spec"]["unschedulable"]
     cluster.kubectl("uncordon", rig.NODE)
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 def test_an_agent_that_is_stopped_as_it_starts_ends_at_once(cluster: rig.RealCluster) -> None:
-    (old,) = judging.containers(judging.agents(cluster))
+    (old,) = node_state.containers(node_state.agents(cluster))
     cluster.node.kill_container(old)
     others = cluster.node.containers()
     waiting.until(lambda: bool(cluster.node.containers() - others), "the agent's next container")
@@ -38,7 +38,7 @@ def test_an_agent_that_is_stopped_as_it_starts_ends_at_once(cluster: rig.RealClu
 
     # It may take 300 s while it changes GPUs.
     waiting.until(lambda: new not in cluster.node.containers(), "its end", within_s=60)
-    waiting.until(lambda: judging.is_served(cluster, rig.NODE), "the agent", within_s=120)
+    waiting.until(lambda: node_state.is_served(cluster, rig.NODE), "the agent", within_s=120)
 
 
 def test_commands_in_the_agents_pod_list_layouts_and_find_no_problem(

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.sandbox.driver import states
 from tests import waiting
 from tests.kit import audit
-from tests.realnode import judging, progress, rig
+from tests.realnode import node_state, progress, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -54,4 +54,4 @@ def test_pods_that_need_other_devices_run_after_one_change(cluster: rig.RealClus
     leases = sum(count for name, count in requests.items() if name.endswith(" leases"))
     assert requests.total() - leases <= 4 * PODS, requests
     assert log.evicted_pods() == []
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)

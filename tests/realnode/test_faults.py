@@ -10,7 +10,7 @@ import pytest
 
 from testkit import nvml_faults
 from tests import api_objects, waiting
-from tests.realnode import judging, manifests, rig
+from tests.realnode import manifests, node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -54,7 +54,7 @@ _HALF = Layout("test-half", ("4g.20gb", "3g.20gb"), "half", "4g.20gb")
 
 
 def _kill_agent(cluster: rig.RealCluster) -> None:
-    _kill(cluster, judging.agents)
+    _kill(cluster, node_state.agents)
 
 
 def _delete_agent(cluster: rig.RealCluster) -> None:
@@ -62,7 +62,7 @@ def _delete_agent(cluster: rig.RealCluster) -> None:
 
 
 def _kill_plugin(cluster: rig.RealCluster) -> None:
-    _kill(cluster, judging.plugins)
+    _kill(cluster, node_state.plugins)
 
 
 def _kill(
@@ -72,7 +72,7 @@ def _kill(
     killed: set[str] = set()
 
     def has_killed() -> bool:
-        for container in judging.containers(pods(cluster)):
+        for container in node_state.containers(pods(cluster)):
             # One that is ending may be gone before kubelet reports it.
             with contextlib.suppress(RuntimeError):
                 cluster.node.kill_container(container)
@@ -81,7 +81,7 @@ def _kill(
 
     waiting.until(has_killed, "a running container")
     waiting.until(
-        lambda: killed.isdisjoint(judging.containers(pods(cluster))), "the end of a container"
+        lambda: killed.isdisjoint(node_state.containers(pods(cluster))), "the end of a container"
     )
 
 
@@ -155,7 +155,7 @@ def test_a_change_ends_well_whatever_dies_in_whichever_phase(
 ) -> None:
     change = StruckChange(busy)
     change.play({phase: _DEATHS[dies] for phase, dies in deaths.items()})
-    change.judge(awaits_plugin=deaths.get("Verify") == "plugin")
+    change.assert_good_end(awaits_plugin=deaths.get("Verify") == "plugin")
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_a_change_ends_well_if_kubelet_is_down_until_its_node_is_not_ready(
 ) -> None:
     change = StruckChange(busy)
     change.play({phase: _stop_kubelet})
-    change.judge()
+    change.assert_good_end()
 
 
 class StruckChange:
@@ -174,14 +174,14 @@ class StruckChange:
     def __init__(self, cluster: rig.RealCluster) -> None:
         self._cluster = cluster
         self._source, self._target = _source_and_target(cluster)
-        self._kept = judging.use(cluster, *_KEPT)
+        self._kept = node_state.use(cluster, *_KEPT)
         self._affected_pods = cluster.running(self._source.app)
         self._log = cluster.listen()
 
     def play(self, deaths: Mapping[str, Callable[[rig.RealCluster], None]]) -> None:
         """Request the other layout, and let something die in each of some phases."""
         cluster, gpus = self._cluster, self._cluster.driver.gpus
-        pods = judging.containers(cluster.pods(app=self._source.app))
+        pods = node_state.containers(cluster.pods(app=self._source.app))
         if "Drain" in deaths:
             self._signal(pods, "SIGSTOP")
         if "Execute" in deaths:
@@ -207,7 +207,7 @@ class StruckChange:
             cluster.wait_for_phase("Verify")
             deaths["Verify"](cluster)
 
-    def judge(self, *, awaits_plugin: bool = False) -> None:
+    def assert_good_end(self, *, awaits_plugin: bool = False) -> None:
         """Check that the change succeeded and disturbed nothing but the affected pods.
 
         With ``awaits_plugin`` the plugin may have died right after the agent's last look at it:
@@ -220,23 +220,23 @@ class StruckChange:
         assert cluster.allocatable() == target.allocatable
         assert cluster.driver.profiles() == [[*target.profiles], ["7g.40gb"]]
         assert sorted(self._log.evicted_pods()) == sorted(self._affected_pods)
-        judging.assert_at_rest(cluster)
+        node_state.assert_at_rest(cluster)
         assert awaits_plugin or cluster.refused_pods() == []
         waiting.until(self._is_target_used, "the pods that waited")
-        assert judging.use(cluster, *_KEPT) == self._kept
+        assert node_state.use(cluster, *_KEPT) == self._kept
 
     def _stop_plugin(self) -> list[str]:
         """Make the plugin deaf to the signal that ends it."""
         cluster = self._cluster
-        waiting.until(lambda: bool(judging.containers(judging.plugins(cluster))), "a plugin")
-        containers = judging.containers(judging.plugins(cluster))
+        waiting.until(lambda: bool(node_state.containers(node_state.plugins(cluster))), "a plugin")
+        containers = node_state.containers(node_state.plugins(cluster))
         self._signal(containers, "SIGSTOP")
         return containers
 
     def _is_draining(self) -> bool:
         pods = self._cluster.pods(app=self._source.app)
         return all(
-            judging.is_terminating(pod)
+            node_state.is_terminating(pod)
             for pod in pods
             if pod["metadata"]["name"] in self._affected_pods
         )
@@ -250,7 +250,7 @@ class StruckChange:
         return len(self._cluster.running(self._target.app)) == self._target.count
 
     def _is_pausing(self) -> bool:
-        return any(map(judging.is_terminating, judging.plugins(self._cluster)))
+        return any(map(node_state.is_terminating, node_state.plugins(self._cluster)))
 
     def _signal(self, containers: Iterable[str], name: str) -> None:
         for container in containers:
@@ -297,9 +297,9 @@ def _renew_agent(cluster: rig.RealCluster) -> None:
     """Have an agent that was never restarted: kubelet waits longer after each death of a pod."""
     restarts = [
         each["restartCount"]
-        for pod in judging.agents(cluster)
+        for pod in node_state.agents(cluster)
         for each in pod["status"].get("containerStatuses", ())
     ]
     if any(restarts):
         cluster.kubectl("delete", "pods", "-n", "mig-manager", "--all")
-        waiting.until(lambda: judging.is_served(cluster), "a new agent")
+        waiting.until(lambda: node_state.is_served(cluster), "a new agent")

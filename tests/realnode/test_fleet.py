@@ -9,7 +9,7 @@ import pytest
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import waiting
-from tests.realnode import judging, manifests, rig, watching
+from tests.realnode import manifests, node_state, rig, watching
 
 pytestmark = pytest.mark.realnode
 
@@ -80,7 +80,7 @@ def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(
         assert watch.most_at_once(lambda node: node.is_tainted) == 1
     assert profiles(cluster) == dict.fromkeys(NODES, ["1g.5gb"] * 7)
     for name in NODES:
-        judging.assert_at_rest(cluster, name)
+        node_state.assert_at_rest(cluster, name)
 
 
 def test_agents_change_no_more_nodes_at_once_than_there_are_slots(
@@ -103,6 +103,6 @@ def test_agents_change_no_more_nodes_at_once_than_there_are_slots(
         assert 1 <= watch.most_at_once(lambda node: node.is_tainted) <= SLOTS
     assert profiles(cluster) == dict.fromkeys(NODES, ["2g.10gb"] * 3)
     for name in NODES:
-        judging.assert_at_rest(cluster, name)
+        node_state.assert_at_rest(cluster, name)
     leases = cluster.get("leases", "-n", "mig-manager")["items"]
     assert [lease["spec"].get("holderIdentity", "") for lease in leases] == [""] * SLOTS

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import waiting
-from tests.realnode import judging, rig
+from tests.realnode import node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -59,7 +59,7 @@ def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
     cluster.assert_ends("mine")
     cluster.deploy("train", "mig-3g.20gb", 3)
     log, instances = cluster.listen(), cluster.driver.instances()
-    before = judging.use(cluster, "train")
+    before = node_state.use(cluster, "train")
 
     edit(cluster, document({"3g.20gb": 2}, {"3g.20gb": 1}).replace("2", "two", 1))
 
@@ -67,7 +67,7 @@ def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
     assert "config.yaml:" in cluster.status()["configProblem"]
     assert cluster.labels()["nvidia.com/mig.config.state"] == "success"
     assert cluster.driver.instances() == instances
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
     edit(cluster, document({"3g.20gb": 2}, {"3g.20gb": 1, "1g.5gb": 2}))
 
@@ -75,6 +75,6 @@ def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
     assert "configProblem" not in cluster.status()
     assert instances < cluster.driver.instances()
     assert cluster.allocatable() == {"mig-3g.20gb": 3, "mig-1g.5gb": 2}
-    assert judging.use(cluster, "train") == before
+    assert node_state.use(cluster, "train") == before
     assert log.evicted_pods() == []
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)

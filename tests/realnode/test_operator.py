@@ -6,7 +6,7 @@ import pytest
 
 from testkit import nvml_faults
 from tests import waiting
-from tests.realnode import gpu_operator, images, judging, manifests, rig
+from tests.realnode import gpu_operator, images, manifests, node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -33,7 +33,7 @@ def operator(cluster: rig.RealCluster) -> Iterator[gpu_operator.Operator]:
         # The operator requests this layout for a node without the label.
         cluster.outcome("all-disabled")
     yield installed
-    judging.assert_released(cluster)
+    node_state.assert_released(cluster)
     waiting.until(installed.is_ready, "a ClusterPolicy that is ready", within_s=90)
 
 
@@ -59,7 +59,7 @@ def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
     if cluster.driver.profiles() != [["1g.5gb"] * 7] * 2:
         cluster.assert_ends("all-1g.5gb")
     cluster.deploy("serve", "mig-1g.5gb", 2)
-    before, requests = judging.use(cluster, "serve"), cluster.listen()
+    before, requests = node_state.use(cluster, "serve"), cluster.listen()
     agent = operator.wait_for_operand(MANAGER, images.AGENT)
     cluster.apply(manifests.layouts(HALVES, "halves", gpu_operator.NAMESPACE))
 
@@ -68,7 +68,7 @@ def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
     operator.wait_for_operand(PLUGIN, images.PLUGIN, MIG_STRATEGY="single")
     assert operator.wait_for_operand(MANAGER, images.AGENT)["uid"] != agent["uid"]
     waiting.until(lambda: cluster.allocatable() == {"gpu": 14}, "strategy single")
-    assert (judging.use(cluster, "serve"), requests.evicted_pods()) == (before, [])
+    assert (node_state.use(cluster, "serve"), requests.evicted_pods()) == (before, [])
     cluster.assert_ends("halves")
     assert cluster.allocatable() == {"gpu": 4}
     assert sorted(requests.evicted_pods()) == sorted(before)
@@ -90,7 +90,7 @@ def test_nvidias_image_may_return_during_a_change(
 
     waiting.until(lambda: operator.image(MANAGER).startswith("nvcr.io/"), "NVIDIA's image")
     waiting.until(lambda: uid not in uids(cluster), "the end of our agent")
-    judging.assert_released(cluster)
+    node_state.assert_released(cluster)
     assert operands(cluster) == labels
     operator.wait_for_operand(PLUGIN, images.PLUGIN, MIG_STRATEGY="mixed")
     devices = len(cluster.driver.devices())

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.sandbox.driver import state_file
 from tests import programs, waiting
-from tests.realnode import images, judging, manifests, rig
+from tests.realnode import images, manifests, node_state, rig
 from tests.stage import clusters
 
 pytestmark = pytest.mark.realnode
@@ -61,7 +61,7 @@ def test_an_overlay_serves_a_layout_and_leaves_nothing_when_it_is_deleted(
 ) -> None:
     plugin.install(overlay)
     assert_serves(plugin, layout, profile, count)
-    judging.assert_at_rest(plugin)
+    node_state.assert_at_rest(plugin)
     leases = plugin.get("leases", "-n", "mig-manager")["items"]
     owners = [lease["spec"].get("holderIdentity", "") for lease in leases]
     assert owners == ([""] if overlay == "budget" else [])
@@ -84,7 +84,7 @@ def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(
     assert library in plugin.kubectl(*inside, f"/host{LIBRARIES}")
 
     assert_serves(plugin, "all-1g.10gb", "1g.10gb", 4)
-    judging.assert_at_rest(plugin)
+    node_state.assert_at_rest(plugin)
 
     plugin.withdraw()
     plugin.uninstall("privileged")
@@ -104,7 +104,7 @@ def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
     programs.output(helm, *install, *where, cwd=tmp_path)
 
     assert_serves(plugin, "all-3g.20gb", "3g.20gb", 2)
-    judging.assert_at_rest(plugin)
+    node_state.assert_at_rest(plugin)
 
     plugin.withdraw()
     programs.output(helm, "uninstall", "mig-manager", "--wait", *where, cwd=tmp_path)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import waiting
-from tests.realnode import judging, manifests, rig
+from tests.realnode import manifests, node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -68,7 +68,7 @@ def assert_clean(cluster: rig.RealCluster) -> None:
 
     waiting.until(stays_clean, "a node without phantom devices", within_s=180)
     assert cluster.status()["state"] == "success"
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 def test_devices_that_no_gpu_has_are_removed_at_rest(cluster: rig.RealCluster) -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests import api_objects, waiting
-from tests.realnode import judging, manifests, nvidia, rig
+from tests.realnode import manifests, node_state, nvidia, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -54,7 +54,7 @@ def test_every_way_to_run_the_plugin_serves_a_new_layout(
     _serve(cluster, plugin)
     cluster.assert_ends(layout)
     assert cluster.allocatable() == devices
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 def test_a_layout_that_would_end_the_plugin_waits_for_another_strategy(
@@ -62,18 +62,18 @@ def test_a_layout_that_would_end_the_plugin_waits_for_another_strategy(
 ) -> None:
     cluster.ensure_layout("all-7g.40gb")
     _serve(cluster, manifests.plugin(MIG_STRATEGY="single"))
-    plugins = judging.containers(judging.plugins(cluster))
+    plugins = node_state.containers(node_state.plugins(cluster))
     instances = cluster.driver.instances()
     cluster.request("all-balanced")
     waiting.until(lambda: cluster.status().get("reason") == "StrategyMismatch", "a refusal")
 
     assert cluster.driver.instances() == instances
-    assert judging.containers(judging.plugins(cluster)) == plugins
-    judging.assert_at_rest(cluster)
+    assert node_state.containers(node_state.plugins(cluster)) == plugins
+    node_state.assert_at_rest(cluster)
     cluster.apply(manifests.plugin())
     assert cluster.outcome("all-balanced")["state"] == "success"
     assert cluster.allocatable() == {"mig-1g.5gb": 4, "mig-2g.10gb": 2, "mig-3g.20gb": 2}
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 def test_plugin_that_does_not_start_is_named_and_the_layout_stays(
@@ -94,7 +94,7 @@ def test_plugin_that_does_not_start_is_named_and_the_layout_stays(
     assert cluster.outcome("all-3g.20gb")["state"] == "success"
     assert cluster.driver.instances() == instances
     assert cluster.allocatable() == {"mig-3g.20gb": 4}
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealCluster) -> None:
@@ -107,7 +107,7 @@ def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealC
     cluster.assert_ends("all-4g.20gb")
     assert cluster.allocatable() == {"mig-4g.20gb": 2}
     assert sorted(log.evicted_pods()) == sorted(pods)
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
     cluster.kubectl("label", "node", rig.NODE, "nvidia.com/device-plugin.config-")
 
 
@@ -132,7 +132,7 @@ def test_feature_discovery_labels_the_devices_that_pods_can_get(cluster: rig.Rea
     assert {features[f"{name}.product"] for name in labelled_counts()} == {
         f"NVIDIA-A100-SXM4-40GB-MIG-{name.removeprefix('mig-')}" for name in labelled_counts()
     }
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
     assert cluster.labels()[nvidia.DISCOVERY_LABEL] == "true"
     cluster.kubectl("delete", "-n", "kube-system", f"ds/{nvidia.DISCOVERY}")
     cluster.kubectl("label", "node", rig.NODE, f"{nvidia.DISCOVERY_LABEL}-")

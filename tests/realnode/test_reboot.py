@@ -11,7 +11,7 @@ from mig_manager.core import model
 from testkit import nvml_faults
 from tests import waiting
 from tests.kit import systemd_rig
-from tests.realnode import judging, manifests, rig
+from tests.realnode import manifests, node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -39,7 +39,7 @@ def profiles(cluster: rig.RealCluster) -> list[list[str]]:
 def assert_usable(cluster: rig.RealCluster, workload: str, pods: int) -> None:
     """Check that a workload's pods run, each on one MIG device that exists."""
     waiting.until(lambda: len(cluster.running(workload)) == pods, f"{workload}", within_s=90)
-    used = [use.devices for use in judging.use(cluster, workload).values()]
+    used = [use.devices for use in node_state.use(cluster, workload).values()]
     assert [len(devices) for devices in used] == [1] * pods
 
 
@@ -59,7 +59,7 @@ def test_rebooted_node_gets_its_layout_and_workload_without_an_eviction(
     assert_usable(cluster, "train", 1)
     # The pod may run before the agent has seen that all devices are schedulable.
     waiting.until(lambda: cluster.is_idle(rig.NODE), "the end of the run")
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
     assert log.evicted_pods() == []
 
 
@@ -79,7 +79,7 @@ def test_node_rebooted_during_creation_ends_with_the_requested_layout(
     assert cluster.outcome("all-1g.10gb")["state"] == "success"
     assert profiles(cluster) == [["1g.10gb"] * 4, ["1g.10gb"] * 7]
     cluster.deploy("all", "mig-1g.10gb", 11)
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 @contextlib.contextmanager
@@ -103,12 +103,12 @@ def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(
         cluster.request("all-disabled")
         waiting.until(lambda: "Reboot False" in host.calls, "the request for a reboot")
         assert cluster.labels()["nvidia.com/mig.config.state"] == "rebooting"
-        assert judging.HOLD_TAINT in cluster.taints()
+        assert node_state.HOLD_TAINT in cluster.taints()
 
         cluster.reboot()
 
         assert cluster.outcome("all-disabled")["state"] == "success"
         assert modes(cluster) == [False, False]
         waiting.until(lambda: cluster.allocatable() == {"gpu": 2}, "both GPUs")
-        judging.assert_at_rest(cluster)
+        node_state.assert_at_rest(cluster)
         assert host.calls == ["Reboot False"]

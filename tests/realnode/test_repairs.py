@@ -3,7 +3,7 @@
 import pytest
 
 from tests import waiting
-from tests.realnode import judging, manifests, rig
+from tests.realnode import manifests, node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -45,7 +45,7 @@ def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.RealCl
     _request(cluster)
     cluster.deploy("kept", "mig-1g.5gb", 2)
     affected = cluster.deploy("affected", "mig-2g.10gb")
-    kept, profiles = judging.use(cluster, "kept"), cluster.driver.profiles()
+    kept, profiles = node_state.use(cluster, "kept"), cluster.driver.profiles()
     allocatable, log = cluster.allocatable(), cluster.listen()
 
     cluster.driver.gpus.fail_gpu(1, action=_RESET)
@@ -57,11 +57,11 @@ def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.RealCl
     assert log.evicted_pods() == [*affected]
     assert cluster.driver.profiles() == profiles
     assert cluster.allocatable() == allocatable
-    assert judging.use(cluster, "kept") == kept
+    assert node_state.use(cluster, "kept") == kept
     assert cluster.status()["state"] == "success"
     assert {"GpuRepairBegun", "GpuRepaired", "GpuRecovered"} <= _events(cluster)
     assert cluster.refused_pods() == []
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 def test_a_cordon_of_another_program_defers_the_repair(cluster: rig.RealCluster) -> None:
@@ -79,4 +79,4 @@ def test_a_cordon_of_another_program_defers_the_repair(cluster: rig.RealCluster)
     waiting.until(lambda: _condition(cluster)[0] == "False", "the repair", within_s=180)
     waiting.until(lambda: len(cluster.running("busy")) == len(pods), "the successors")
     assert sorted(log.evicted_pods()) == sorted(pods)
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)

@@ -4,7 +4,7 @@ import pytest
 
 from testkit import nvml_faults
 from tests import waiting
-from tests.realnode import images, judging, manifests, rig
+from tests.realnode import images, manifests, node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -14,7 +14,7 @@ def test_a_first_layout_becomes_schedulable(cluster: rig.RealCluster) -> None:
     cluster.assert_ends("all-1g.5gb")
     assert cluster.driver.profiles() == [["1g.5gb"] * 7] * 2
     assert cluster.allocatable() == {"mig-1g.5gb": 14}
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 @pytest.mark.parametrize(
@@ -25,25 +25,25 @@ def test_an_impossible_layout_fails_and_touches_nothing(
 ) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.deploy("busy", "mig-1g.5gb")
-    before, instances = judging.use(cluster, "busy"), cluster.driver.instances()
+    before, instances = node_state.use(cluster, "busy"), cluster.driver.instances()
     log = cluster.listen()
     cluster.request(layout)
 
     outcome = cluster.outcome(layout)
     assert (outcome["state"], outcome["reason"]) == ("failed", reason)
     assert cluster.driver.instances() == instances
-    assert judging.use(cluster, "busy") == before
+    assert node_state.use(cluster, "busy") == before
     # Not even a dry run, a taint or a restart of the plugin.
     published = {"patch nodes", "patch nodes/status", "get nodes", "create events"}
     # The list shows which instances are in use, for the published capacity.
     assert log.requests().keys() <= published | {"list pods"}
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(cluster: rig.RealCluster) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.deploy("busy", "mig-1g.5gb")
-    before, instances = judging.use(cluster, "busy"), cluster.driver.instances()
+    before, instances = node_state.use(cluster, "busy"), cluster.driver.instances()
     gpus = cluster.driver.gpus
 
     def needs_recovery() -> str:
@@ -63,8 +63,8 @@ def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(cluster: rig.Real
     cluster.withdraw()
     waiting.until(lambda: needs_recovery() == "False", "the end of the condition")
     assert cluster.driver.instances() == instances
-    assert judging.use(cluster, "busy") == before
-    judging.assert_at_rest(cluster)
+    assert node_state.use(cluster, "busy") == before
+    node_state.assert_at_rest(cluster)
 
 
 @pytest.mark.parametrize("newer", ["all-1g.5gb", ""])
@@ -75,22 +75,22 @@ def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
     guarded = cluster.deploy("guarded", "mig-1g.5gb")
     cluster.deploy("free", "mig-1g.5gb", 2)
     cluster.kubectl("annotate", "pod", *guarded, "mig-manager.io/do-not-evict=true")
-    before, instances = judging.use(cluster, "guarded", "free"), cluster.driver.instances()
+    before, instances = node_state.use(cluster, "guarded", "free"), cluster.driver.instances()
     log = cluster.listen()
     cluster.request("all-3g.20gb")
     cluster.wait_for_phase("Drain")
-    assert judging.HOLD_TAINT in cluster.taints()
+    assert node_state.HOLD_TAINT in cluster.taints()
 
     if newer:
         cluster.request(newer)
         assert cluster.outcome(newer)["reason"] == "AlreadyApplied"
     else:
         cluster.kubectl("label", "node", rig.NODE, "nvidia.com/mig.config-")
-    waiting.until(lambda: judging.HOLD_TAINT not in cluster.taints(), "an open node")
+    waiting.until(lambda: node_state.HOLD_TAINT not in cluster.taints(), "an open node")
     assert log.evicted_pods() == []
     assert cluster.driver.instances() == instances
-    assert judging.use(cluster, "guarded", "free") == before
-    judging.assert_at_rest(cluster)
+    assert node_state.use(cluster, "guarded", "free") == before
+    node_state.assert_at_rest(cluster)
 
 
 def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
@@ -99,12 +99,12 @@ def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
     cluster.ensure_layout("all-1g.5gb")
     cluster.deploy("busy", "mig-1g.5gb", 14)
     assert set().union(*cluster.node.devices_by_uid().values()) == cluster.driver.devices()
-    before, instances = judging.use(cluster, "busy"), cluster.driver.instances()
+    before, instances = node_state.use(cluster, "busy"), cluster.driver.instances()
     log = cluster.listen()
     cluster.assert_ends("one-slice")
     assert cluster.allocatable() == {"mig-1g.5gb": 12, "mig-2g.10gb": 1}
     assert len(cluster.driver.instances() & instances) == 12
-    after, devices = judging.use(cluster, "busy"), cluster.driver.devices()
+    after, devices = node_state.use(cluster, "busy"), cluster.driver.devices()
     gone = {
         name for name, use in before.items() if not {uuid for uuid, _ in use.devices} & devices
     }
@@ -112,7 +112,7 @@ def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
     assert set(log.evicted_pods()) == gone
     stayed = before.keys() - gone
     assert {name: after[name] for name in stayed} == {name: before[name] for name in stayed}
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
@@ -122,12 +122,12 @@ def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
     cluster.deploy("guarded", "mig-1g.5gb")
     cluster.deploy("free", "mig-1g.5gb", 11)
     cluster.apply(manifests.budget("guarded"))
-    pods, instances = judging.use(cluster, "guarded", "free"), cluster.driver.instances()
+    pods, instances = node_state.use(cluster, "guarded", "free"), cluster.driver.instances()
     log = cluster.listen()
     cluster.request("all-3g.20gb")
     waiting.until(lambda: log.requests()["list poddisruptionbudgets"] > 0, "a look at budgets")
     cluster.wait_for_phase("Drain")
-    assert judging.use(cluster, "guarded", "free") == pods
+    assert node_state.use(cluster, "guarded", "free") == pods
 
     assert cluster.driver.instances() == instances
     assert log.evicted_pods() == []
@@ -137,7 +137,7 @@ def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
     # Those that replace them are still pending: kubelet had none of the former devices for them.
     assert cluster.refused_pods() == []
     assert cluster.driver.profiles() == [["3g.20gb"] * 2] * 2
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
@@ -156,7 +156,7 @@ def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
     assert cluster.outcome("all-2g.10gb")["state"] == "success"
     assert cluster.driver.profiles() == last
     assert cluster.allocatable() == {"mig-2g.10gb": 6}
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)
 
 
 def test_mig_is_disabled_despite_a_deaf_pod_and_settings_stay(
@@ -183,4 +183,4 @@ def test_mig_is_disabled_despite_a_deaf_pod_and_settings_stay(
     assert cluster.labels()[opted_out] == "false"
     cluster.kubectl("uncordon", rig.NODE)
     cluster.kubectl("label", "node", rig.NODE, f"{opted_out}-")
-    judging.assert_at_rest(cluster)
+    node_state.assert_at_rest(cluster)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from tests.realnode import judging, rig
+from tests.realnode import node_state, rig
 
 _COLUMNS = (
     "{.metadata.name}",
@@ -27,7 +27,7 @@ class Version:
     @property
     def is_tainted(self) -> bool:
         """Whether the agent keeps pods away."""
-        return judging.HOLD_TAINT in self.taints
+        return node_state.HOLD_TAINT in self.taints
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

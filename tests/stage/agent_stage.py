@@ -19,7 +19,7 @@ from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
 from tests.kit import c_library, envtest
-from tests.node import gpu_values, judging
+from tests.node import gpu_values, traces
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 _IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
@@ -152,11 +152,11 @@ class AgentStage(stages.Stage):
     def remaining(self, *, is_stopped: bool = False, **owners: Any) -> list[str]:
         """Return what a change has left on the node; nothing, if all is well.
 
-        ``owners``: what its owner wants, as for ``judging.remaining``.
+        ``owners``: what its owner wants, as for ``traces.remaining``.
         """
         view = node_object.parse_node(self.api.get(NODE_PATH))
-        pending_entries = judging.PROOF if is_stopped else ()
-        return judging.remaining(view, *pending_entries, **owners)
+        pending_entries = traces.PROOF if is_stopped else ()
+        return traces.remaining(view, *pending_entries, **owners)
 
     def assert_restored(self) -> None:
         """Check that the agent has restored what it changes for a while."""

@@ -67,8 +67,8 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     # -- what happens to GPUs -----------------------------------------------------------------
 
-    def judge_destruction(self, function: str, gone: Mapping[str, str]) -> None:
-        """Judge a change of a GPU by who holds what it took, whatever our code thinks."""
+    def note_destruction(self, function: str, gone: Mapping[str, str]) -> None:
+        """Note the pods from which a change of a GPU took a device, whatever our code thinks."""
         self.gone_devices.update(gone)
         for uid, pod in self.pods.items():
             lost = self.kubelet.devices_by_pod.get(uid, frozenset()) & gone.keys()
@@ -185,5 +185,5 @@ class Library(nvml_faults.CountingLibrary):
         super()._change(attempt)
         after = simulated_rig.devices(self.state)
         gone = {uuid: name for uuid, name in before.items() if uuid not in after}
-        self._rig.judge_destruction(attempt.name, gone)
+        self._rig.note_destruction(attempt.name, gone)
         self._rig.script.after_change()

@@ -14,7 +14,7 @@ from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
-from tests.node import fake_cluster, fakes, judging, simulated_rig
+from tests.node import fake_cluster, fakes, simulated_rig, traces
 
 ROLLBACK_FAILED_TEXTS = ("failed as well", "could not be rolled back", "still to restore")
 """How a message says that the former instances are not restored."""
@@ -227,12 +227,12 @@ class Soak(stateful.RuleBasedStateMachine):
         rig, outcome = self.rig, self.step.outcome
         # Without a request, or at the end of the process, the next start or request rolls back.
         is_retried = outcome is None or outcome.should_retry
-        pending = set(judging.ENTRIES) - _RESTORED if is_retried else set()
+        pending = set(traces.ENTRIES) - _RESTORED if is_retried else set()
         # A drain that is tried again keeps its taint: pods have left the node already.
         pending -= {"hold_taint"} if outcome is None else set()
         deployed = {key: value for key, value in rig.wanted_labels.items() if value}
         view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
-        remaining = judging.remaining(
+        remaining = traces.remaining(
             view, *pending, is_cordoned=rig.wants_cordon, deployed=deployed
         )
         assert remaining == []
@@ -250,13 +250,13 @@ class Soak(stateful.RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             if hasattr(self, "rig"):
-                self._judge_undisturbed()
+                self._assert_converges_undisturbed()
         finally:
             self._abandon()
             simulated_nvml.load(None)
             structlog.reset_defaults()
 
-    def _judge_undisturbed(self) -> None:
+    def _assert_converges_undisturbed(self) -> None:
         """End all disturbance: then every layout that the GPUs can have becomes active."""
         self._clear_faults()
         self.rig.remove_obstacles()
@@ -321,7 +321,7 @@ class Soak(stateful.RuleBasedStateMachine):
             assert step.outcome.reason is not errors.Reason.INTERNAL, step.outcome.message
             assert process.state_of(self.rig) is step.outcome.state
             if step.outcome.state is model.State.SUCCESS:
-                self._judge_success(step.successes[-1])
+                self._assert_applied(step.successes[-1])
         elif step.is_killed and step.names:
             # A success may have been reported before the kill.
             name = step.names[-1]
@@ -331,7 +331,7 @@ class Soak(stateful.RuleBasedStateMachine):
             ):
                 assert self._differences(self._note_applied(name)) == []
         if self.is_at_rest:
-            self._judge_geometry()
+            self._assert_geometry_is_known()
 
     def _note_applied(self, name: str) -> layouts.Layout:
         layout = self.layouts[name]
@@ -358,7 +358,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.rig.state.clear_faults()
         self.strikes_before = self._strikes_by_gpu()
 
-    def _judge_geometry(self) -> None:
+    def _assert_geometry_is_known(self) -> None:
         """Find the GPUs as before, or as a layout that was requested has them.
 
         A message that the former instances are not restored excuses a GPU only if something in
@@ -436,7 +436,7 @@ class Soak(stateful.RuleBasedStateMachine):
             if fired[index] or board.uuid in users
         }
 
-    def _judge_success(self, name: str) -> None:
+    def _assert_applied(self, name: str) -> None:
         assert self._differences(self._note_applied(name)) == []
         if self.rig.pods.plugins:
             allocatable = {uuid for ids in self.rig.kubelet.schedulable.values() for uuid in ids}

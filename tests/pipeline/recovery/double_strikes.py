@@ -1,4 +1,4 @@
-"""Strike an agent on the node in memory, strike its successor, and judge where that ends.
+"""Strike an agent on the node in memory, strike its successor, and check where that ends.
 
 A strike is a kill, or a write of another program, just before a call of a port or a step of the
 driver. Strikes that meet the same node with the same journal in the same phase count once.
@@ -29,7 +29,7 @@ class Exploration:
     moments: int | None = None  # where an agent that nothing disturbs can be struck
     nodes_after_a_kill: int
     nodes_after_two_kills: int | None = None
-    judged: int
+    checked: int
     converged: int
     kills: int
     writes: int
@@ -102,9 +102,9 @@ class _Explorer:
         self._change = change
         self._step = step
         self._visited: set[Hashable] = set()
-        self._judged_keys: set[Hashable] = set()
+        self._checked_keys: set[Hashable] = set()
         self._tried = self._struck = self._kills = self._writes = 0
-        self._judged = self._converged = 0
+        self._checked = self._converged = 0
         self._problems: list[str] = []
 
     def kill_everywhere(self, plays: Sequence[PlayedChange]) -> Sequence[PlayedChange]:
@@ -127,7 +127,7 @@ class _Explorer:
         return nodes
 
     def disturb(self, play: PlayedChange, write: Write, numbers: Iterable[int]) -> None:
-        """Have another program write at moments of an agent, and judge how each run ends."""
+        """Have another program write at moments of an agent, and check how each run ends."""
         for number in numbers:
             forked, strike = play.fork(), _Strike(number, functools.partial(self._write, write))
             forked.path = (*play.path, f"{write.name} at {number}")
@@ -140,7 +140,7 @@ class _Explorer:
                 self._writes += 1
                 # The journal is read when the agent starts, and again under the lock.
                 unread = None if number > 2 else layout_table.layout_of(play.rig.gpus)
-                self._judge(forked, outcome, write.ends(self._change, unread))
+                self._check_end(forked, outcome, write.ends(self._change, unread))
 
     def result(self, once: Sequence[PlayedChange]) -> Exploration:
         """Return all counts and problems; ``once`` are the nodes after a kill."""
@@ -148,7 +148,7 @@ class _Explorer:
             tried=self._tried,
             struck=self._struck,
             nodes_after_a_kill=len(once),
-            judged=self._judged,
+            checked=self._checked,
             converged=self._converged,
             kills=self._kills,
             writes=self._writes,
@@ -163,20 +163,20 @@ class _Explorer:
         self._visited.add(key)
 
     def rest(self, play: PlayedChange, allowed: Sequence[NodeEnd]) -> int:
-        """Let an agent serve undisturbed, and judge its end; return how many moments it had."""
-        self._judge(play, play.serve(_nothing_happens), allowed)
+        """Let an agent serve undisturbed, and check its end; return how many moments it had."""
+        self._check_end(play, play.serve(_nothing_happens), allowed)
         return play.moment
 
-    def _judge(
+    def _check_end(
         self, play: PlayedChange, outcome: outcomes.Outcome | None, allowed: Sequence[NodeEnd]
     ) -> None:
-        problems = play.judge(outcome, allowed)
+        problems = play.problems_at_rest(outcome, allowed)
         self._problems += (f"{', '.join(play.path)}: {problem}" for problem in problems)
-        self._judged += 1
+        self._checked += 1
         self._converged += not problems
-        if problems or play.key in self._judged_keys:
+        if problems or play.key in self._checked_keys:
             return
-        self._judged_keys.add(play.key)
+        self._checked_keys.add(play.key)
         # The next request works, despite what was written before.
         following = play.fork()
         following.config.text = agents.CONFIG
@@ -185,7 +185,7 @@ class _Explorer:
         outcome = following.serve(_nothing_happens)
         self._problems += (
             f"{', '.join(play.path)}, then the next request: {problem}"
-            for problem in following.judge(outcome, (_NEXT,))
+            for problem in following.problems_at_rest(outcome, (_NEXT,))
         )
 
 
@@ -206,7 +206,7 @@ class _Strike:
         before = play.key, play.request_key
         self._what(play)
         self.has_struck = (play.key, play.request_key) != before
-        # A run without a strike was judged before.
+        # A run without a strike was checked before.
         play.is_dead |= not self.has_struck
 
 

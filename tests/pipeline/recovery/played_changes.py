@@ -23,10 +23,10 @@ from tests.node import (
     ends,
     fakes,
     inboxes,
-    judging,
     node_rig,
     parts,
     strikes,
+    traces,
 )
 from tests.pipeline import agent_loop, dra_scenes
 from tests.pipeline.swept_changes import Change, NodeEnd
@@ -110,7 +110,7 @@ class PlayedChange:
         play.request(change.layout, change.custom)
         assert layout_table.layout_of(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
-        play.deploy_labels = judging.deploy_labels(rig.node.labels)
+        play.deploy_labels = traces.deploy_labels(rig.node.labels)
         return play
 
     def fork(self) -> "PlayedChange":
@@ -219,7 +219,7 @@ class PlayedChange:
             if devices_of(self.rig, uid) & doomed
         )
 
-    # -- judging ------------------------------------------------------------------------------
+    # -- what is compared, and what must hold --------------------------------------------------
 
     @property
     def key(self) -> Hashable:
@@ -243,7 +243,9 @@ class PlayedChange:
             len(rig.verified_layout_file.saved),
         )
 
-    def judge(self, outcome: outcomes.Outcome | None, node_ends: Sequence[NodeEnd]) -> list[str]:
+    def problems_at_rest(
+        self, outcome: outcomes.Outcome | None, node_ends: Sequence[NodeEnd]
+    ) -> list[str]:
         """Return what is not as it must be at rest."""
         rig = self.rig
         if not self.is_over:

@@ -26,7 +26,7 @@ def play(
     note(section, {"change": name, **explored.row})
     assert explored.problems == []
     assert explored.struck == explored.tried
-    assert explored.converged == explored.judged
+    assert explored.converged == explored.checked
     assert explored.kills > 0
     assert explored.writes > 0
 
@@ -58,7 +58,7 @@ def test_a_strike_at_any_moment_ends_in_an_allowed_state(
 def test_the_published_counts_are_of_present_changes() -> None:
     for counts in matrix_rows.require_rows(_MATRIX, [{"change": name} for name in STRUCK_TWICE]):
         assert counts["struck"] == counts["tried"] == counts["kills"] + counts["writes"]
-        assert counts["converged"] == counts["judged"]
+        assert counts["converged"] == counts["checked"]
 
 
 @pytest.mark.parametrize("name", [each["change"] for each in matrix_rows.published_rows(_MATRIX)])

@@ -1,4 +1,4 @@
-"""Judge a node at rest: what a change has left on it."""
+"""What a change has left on a node at rest."""
 
 import dataclasses
 from collections.abc import Mapping
