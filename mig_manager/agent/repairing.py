@@ -5,6 +5,7 @@ layout's next run, a run of its own resets the GPU. Its pods are evicted, the cl
 the instances return to their placements, whatever the layout.
 """
 
+import contextlib
 import dataclasses
 
 import structlog
@@ -66,19 +67,28 @@ def repair(
         return None
     with served.begin(dataclasses.replace(request, repairs=repairs), cancel) as attempt:
         # An earlier agent may have begun it, with other settings.
-        if why := _why_forbidden(attempt):
-            # The layout's run takes over the journal, and restores the node.
-            _postpone(attempt, why)
-            return None
-        outcome = run.run(attempt)
-        if outcome.reason is errors.Reason.LOCKED:
-            labels = attempt.node_labels
-            if labels.get(well_known.STATE_LABEL) != model.State.SUCCESS.value:
-                return outcome
-            raise errors.LockedError(outcome.description)
-        _end(attempt, outcome)
-        attempt.journal.abandon()
-        return None
+        if not (why := _why_forbidden(attempt)):
+            return _repair(attempt)
+        _postpone(attempt, why)
+    if not served.journal.is_empty:
+        # The layout's run would not restore the instances of a GPU that awaits a reset. It meets
+        # the same lock, and reports it.
+        with contextlib.suppress(errors.LockedError):
+            served.undo()
+    return None
+
+
+def _repair(attempt: attempts.Attempt) -> outcomes.Outcome | None:
+    """Run the repairs, and record their end; return and raise as ``repair``."""
+    outcome = run.run(attempt)
+    if outcome.reason is errors.Reason.LOCKED:
+        labels = attempt.node_labels
+        if labels.get(well_known.STATE_LABEL) != model.State.SUCCESS.value:
+            return outcome
+        raise errors.LockedError(outcome.description)
+    _end(attempt, outcome)
+    attempt.journal.abandon()
+    return None
 
 
 def follow_up(
@@ -98,6 +108,9 @@ def follow_up(
             decision = dataclasses.replace(decision, gpus=())
         return _with_problems(outcome, attempt.journal.record), decision
     if not decision.gpus:
+        if outcome.reason is errors.Reason.GPU_NEEDS_RESET and decision.why_not:
+            later = f"{decision.why_not} The agent resets it once nothing prevents that."
+            outcome = dataclasses.replace(outcome, remedy=f"{later} {outcome.remedy}")
         return outcome, decision
     begin(attempt, decision)
     now = f"To be reset by the agent: {messages.list_names([*map(str, decision.gpus)])}."

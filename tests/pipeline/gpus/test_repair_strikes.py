@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests.node import agents, ends, fake_cluster, fakes, node_rig, nodes, strikes
+from tests.node import agents, ends, fake_cluster, fakes, gpu_values, node_rig, nodes, strikes
 from tests.pipeline import custom_requests, repairs
 
 USED_BY_B = slots.Denial(limit=1, changing=("node-b",))
@@ -159,6 +159,7 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
     call: str, *, is_cordoned: bool
 ) -> None:
     rig = repairs.faulty_node()
+    before = gpu_values.geometry(rig.gpus)
     rig.node.taints = {"dedicated"}
     rig.pods.remove(rig.pods.uid_of("spared"))
     affected = rig.pods.uid_of("affected")
@@ -166,9 +167,11 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
     strikes.kill_when(rig, lambda: call in rig.log[:-1], repairs.serve)
     rig.node.is_unschedulable = is_cordoned
 
-    repairs.serve(rig)
+    outcome = repairs.serve(rig)
 
     assert repairs.resets(rig) == (0 if is_cordoned else 1)
+    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert gpu_values.geometry(rig.gpus) == before
 
 
 @pytest.mark.parametrize("pods_at_kill", [{"affected", "spared"}, {"spared"}])

@@ -102,6 +102,7 @@ def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> 
     agent = repairs.agent_of(rig)
     outcome = repairs.request_other(rig, agent)
     assert (outcome.reason, outcome.should_retry) == (errors.Reason.GPU_NEEDS_RESET, False)
+    assert "Not reset now: GPU 0 (the node is cordoned)." in outcome.message
     assert {"affected", "spared"} <= rig.pods.names
     assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REST
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
