@@ -46,8 +46,8 @@ class Hold:
 class HoldRecord:
     """The GPUs on hold for a pod, between decisions."""
 
-    since: dt.datetime
-    gpus: frozenset[tuple[str, str]]  # node, UUID
+    since: dt.datetime  # when its first hold began
+    gpus: frozenset[tuple[str, str]]  # node, UUID; empty: none is on hold now
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,8 @@ class GpuHolds:
     """The GPUs on hold in one decision, and what the next decision must know of them."""
 
     holds: tuple[Hold, ...]
-    records: Mapping[str, HoldRecord]  # by UID of a pending pod
+    records: Mapping[str, HoldRecord]
+    """By UID of a pod. It may have no hold now."""
 
     @property
     def nodes(self) -> node_sets.NodeSet:
@@ -146,23 +147,22 @@ class _Selection:
 
     def choose(self, ranks: Iterable[int]) -> GpuHolds:
         holds: list[Hold] = []
-        records: dict[str, HoldRecord] = {}
+        records = self._earlier_records()
         without_choice: set[batches.Group] = set()  # no early hold is possible any more
         for rank in ranks:
-            if len(holds) >= _MAX_HOLDS:
+            free_holds = _MAX_HOLDS - len(holds)
+            if not free_holds:
                 break
             uid, group = self._batch.pods[rank].uid, self._batch.group[rank]
-            record = self._record(uid)
-            if self._age_s(record.since) > _TIMEOUT_S:
-                records[uid] = dataclasses.replace(record, gpus=frozenset())
-                continue
+            since = records[uid].since if uid in records else self._now
             is_due = self._waited_s(rank) >= _LATE_S and all(hold.is_early for hold in holds)
-            if not is_due and group in without_choice:
+            is_in_vain = group in without_choice and not is_due
+            if self._age_s(since) > _TIMEOUT_S or is_in_vain:
                 continue
-            added = self._for_pod(rank, record.gpus, holds, is_due=is_due)
+            added = self._for_pod(rank, holds, is_due=is_due)[:free_holds]
             if added:
                 holds += added
-                records[uid] = dataclasses.replace(record, gpus=self._uuids(added))
+                records[uid] = HoldRecord(since=since, gpus=self._uuids(added))
             else:
                 without_choice.add(group)
         return GpuHolds(holds=tuple(holds), records=records)
@@ -175,28 +175,25 @@ class _Selection:
         """Return the time since then; 0 if it is unknown."""
         return (self._now - since).total_seconds() if since else 0.0
 
-    def _record(self, uid: str) -> HoldRecord:
-        """Return a pod's record of the last decision, or a new one.
+    def _earlier_records(self) -> dict[str, HoldRecord]:
+        """Return the records of the last decision, without GPUs.
 
-        A pod whose hold took too long gets none for as long; then its record ends.
+        A record stays while its pod has no hold: the times count from the first one. A pod whose
+        hold took too long gets none for as long; then its record ends.
         """
-        before = self._before.get(uid)
-        if before is None or self._age_s(before.since) > 2 * _TIMEOUT_S:
-            return HoldRecord(since=self._now, gpus=frozenset())
-        return before
+        return {
+            uid: dataclasses.replace(record, gpus=frozenset())
+            for uid, record in self._before.items()
+            if self._age_s(record.since) <= 2 * _TIMEOUT_S
+        }
 
-    def _for_pod(
-        self,
-        rank: int,
-        earlier_gpus: frozenset[tuple[str, str]],
-        holds: Iterable[Hold],
-        *,
-        is_due: bool,
-    ) -> list[Hold]:
+    def _for_pod(self, rank: int, holds: Iterable[Hold], *, is_due: bool) -> list[Hold]:
         """Return the holds for a pod, beside those for pods before it."""
         on_hold = {(hold.position, index) for hold in holds for index in hold.indices}
         cost = sum(self._states[each].free_slices for each in on_hold)
         added: list[Hold] = []
+        record = self._before.get(self._batch.pods[rank].uid)
+        earlier_gpus = record.gpus if record else frozenset()
         choices = self._choices(self._batch.group[rank], earlier_gpus, on_hold)
         for _, _, position, indices in heapq.nsmallest(_MAX_CHOICES, choices):
             cost += sum(self._states[position, index].free_slices for index in indices)

@@ -3,13 +3,17 @@
 import datetime as dt
 from typing import Any
 
-from mig_manager.core.partitioning import decisions, holds, partitioned, past_decisions
+import pytest
+
+from mig_manager.core.partitioning import decisions, partitioned, past_decisions
 from tests.kit import partitions
 from tests.kit.partitions import NOW, decide, node, pod
 from tests.node import samples
 
 _ONE = ["1g.5gb@0*"]
 _FULL = ["4g.20gb@0*", "3g.20gb@4*"]
+_NOT_READY = [node("a", _ONE, _FULL, is_ready=False)]  # no GPU can be on hold
+_IDLE = [node("a", ["7g.40gb@0"], _FULL)]  # the pod needs no hold
 
 
 def remember(
@@ -69,13 +73,22 @@ def test_a_hold_stays_on_gpus_that_are_used_as_little_as_others() -> None:
     assert gpus_on_hold(again, equal)[-1] == "b0"
 
 
-def test_a_pod_gets_no_hold_for_as_long_as_it_had_one() -> None:
+@pytest.mark.parametrize(
+    "at_minutes",
+    [{}, {10: _NOT_READY, 29: _NOT_READY}, {32: _IDLE}, {30: _NOT_READY, 58: _IDLE}],
+    ids=["always", "no GPU during the hold", "room after it", "no GPU, then room"],
+)
+def test_a_pod_gets_no_hold_for_as_long_as_it_had_one(
+    at_minutes: dict[float, list[dict[str, Any]]],
+) -> None:
     nodes, pods = [node("a", _ONE, _FULL)], [pod("large", "7g.40gb", age_s=700)]
     history, have = past_decisions.History(), []
-    for minutes in (0, 29, 31, 59, 61):
+    for minutes in sorted({0, 29.5, 31, 59, 61, *at_minutes}):
         now = NOW + dt.timedelta(minutes=minutes)
-        decision, history = remember(nodes, pods, now, history)
-        have.append(any(each.gpus for each in decision.gpu_holds.values()))
+        decision, history = remember(at_minutes.get(minutes, nodes), pods, now, history)
+        has_hold = any(each.gpus for each in decision.gpu_holds.values())
+        assert not (has_hold and minutes in at_minutes)
+        have += [has_hold] if minutes not in at_minutes else []
 
     assert have == [True, True, False, False, True]
 
@@ -91,11 +104,13 @@ def test_holds_go_by_priority_then_age() -> None:
     assert list(decide(nodes, pods[:1]).gpu_holds) == ["uid-old"]
 
 
-def test_the_number_of_holds_is_bounded() -> None:
+@pytest.mark.parametrize("single", [[], [_ONE]], ids=["four a pod", "first pod has one"])
+def test_the_number_of_holds_is_bounded(single: list[list[str]]) -> None:
     nodes = [node(f"n{n:02}", *([_ONE] * 4)) for n in range(20)]
-    pods = [pod(f"p{n:02}", "7g.40gb", age_s=900 - n) for n in range(40)]
+    nodes.append(node("single", *single, labels={"kind": "single"}))
+    first = pod("first", "7g.40gb", age_s=900, spec={"nodeSelector": {"kind": "single"}})
+    pods = [first, *(pod(f"p{n:02}", "7g.40gb", age_s=800 - n) for n in range(40))]
 
     decision = decide(nodes, pods)
 
-    assert sum(len(each.gpus) for each in decision.gpu_holds.values()) <= 16
-    assert all(isinstance(each, holds.HoldRecord) for each in decision.gpu_holds.values())
+    assert sum(len(each.gpus) for each in decision.gpu_holds.values()) == 16
