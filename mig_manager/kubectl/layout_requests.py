@@ -56,10 +56,8 @@ def apply(
     """
     node = report.node
     if report.gpus is None and not is_dry_run:
-        raise errors.UsageError(
-            f"no agent shows the GPUs of node {node.name}: either none runs there, or it can "
-            "observe none"
-        )
+        _, why = fleet_nodes.published_gpus(node)
+        raise errors.UsageError(f"nothing is requested of node {node.name}: {why}")
     name, text, plans = _plan(command, report, requested, document)
     if plans.nodes[0].fit.fits is False:
         outcome = f"Layout {name} does not fit {node.name}. Nothing was requested."

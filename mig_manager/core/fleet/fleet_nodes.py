@@ -27,6 +27,8 @@ _NO_USE = (
     "its agent has not published which instances are in use: it is outdated, has not finished a "
     "run, or got no answer from kubelet"
 )
+_OF_GPUS = ((well_known.RECOVERY_CONDITION, "True"), (well_known.READY_CONDITION, "Unknown"))
+"""The agent's conditions while it can observe no GPU, best first, with their status."""
 _CHANGING = (model.State.PENDING.value, model.State.REBOOTING.value)
 
 
@@ -39,6 +41,7 @@ class FleetNode:
     version: str = ""  # ``resourceVersion``
     status: run_status.PublishedStatus | None = None  # None: missing or invalid
     status_error: str = ""  # why the status is invalid; empty if it is valid or missing
+    gpu_problem: str = ""  # what the agent's conditions say about GPUs that it cannot observe
     mark: marks.Mark | None = None
     requested_by: str = ""  # last writer of the request, by ``managedFields``; empty if unknown
     requested_at: dt.datetime | None = None
@@ -183,6 +186,7 @@ def parse(item: Mapping[str, Any]) -> FleetNode:
     view = node_object.parse_node(item)
     with api_values.as_cluster_error(f"node {view.name}"):
         is_ready = api_values.is_ready(item.get("status") or {})
+        gpu_problem = _gpu_problem(item.get("status") or {})
         metadata = item["metadata"]
         requested_by, requested_at = _writer(metadata)
     published, status_error = None, ""
@@ -197,10 +201,21 @@ def parse(item: Mapping[str, Any]) -> FleetNode:
         version=str(metadata.get("resourceVersion") or ""),
         status=published,
         status_error=status_error,
+        gpu_problem=gpu_problem,
         mark=marks.parse(view.annotations.get(well_known.ROLLOUT_ANNOTATION)),
         requested_by=requested_by,
         requested_at=requested_at,
     )
+
+
+def _gpu_problem(status: Mapping[str, Any]) -> str:
+    """Return the message of the agent's condition about its GPUs; empty without a problem."""
+    problems = {
+        (each.get("type"), each.get("status")): each.get("message")
+        for each in status.get("conditions") or ()
+    }
+    text = next(filter(None, map(problems.get, _OF_GPUS)), "")
+    return messages.fit(messages.printable(str(text), " "), messages.MAX_BYTES)
 
 
 def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
@@ -216,7 +231,7 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
 def published_gpus(node: FleetNode) -> tuple[model.ObservedGpus | None, str]:
     """Return the GPUs that an agent has published, or None and the reason."""
     if not node.gpus:
-        return None, NO_GPUS_SHOWN
+        return None, node.gpu_problem or NO_GPUS_SHOWN
     try:
         return inventory_codec.from_json(node.gpus), ""
     except ValueError as error:

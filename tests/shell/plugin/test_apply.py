@@ -234,7 +234,7 @@ def test_a_node_without_an_agent_is_only_planned_for(
     assert apply(empty_cluster, "--dry-run").status == 0
     answer = apply(empty_cluster)
     assert answer.status == 2
-    assert "no agent shows the GPUs" in answer.err
+    assert "no agent shows its GPUs" in answer.err
     assert_nothing_requested(empty_cluster.server)
 
 

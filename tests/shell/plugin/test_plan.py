@@ -9,6 +9,7 @@ import pytest
 from mig_manager.cli import main
 from mig_manager.core import model
 from mig_manager.core.layout import config
+from mig_manager.core.records import gpu_recovery
 from tests import api_objects
 from tests.kit import plugin_rig
 
@@ -82,9 +83,10 @@ def test_gpus_that_their_agent_cannot_observe_are_unknown(
 ) -> None:
     (tmp_path / "layouts.yaml").write_text(plugin_rig.CONFIG)
     product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
-    empty_cluster.server.store.create(
-        plugin_rig.node("lost", requested="all-1g.5gb", labels=product)
-    )
+    lost = plugin_rig.node("lost", requested="all-1g.5gb", labels=product)
+    condition = gpu_recovery.none_reachable("GPU 0 is lost")
+    lost["status"]["conditions"].append(condition.entry(None, plugin_rig.ago()))
+    empty_cluster.server.store.create(lost)
 
     options = ("-f", str(tmp_path / "layouts.yaml"))
     answer = empty_cluster.run_plugin("plan", "all-disabled", "lost", *options, "-o", "json")
@@ -92,7 +94,7 @@ def test_gpus_that_their_agent_cannot_observe_are_unknown(
 
     (planned,) = answer.data["nodes"]
     assert (planned["verdict"], planned["plan"]) == ("unknown", None)
-    assert planned["message"].startswith("no agent shows its GPUs")
+    assert planned["message"].startswith("No GPU can be observed: GPU 0 is lost.")
     assert unknown.status == 2
     assert "Name a layout of this file" in unknown.err
 

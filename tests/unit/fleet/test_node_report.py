@@ -13,7 +13,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.node import well_known
-from mig_manager.core.records import inventory_codec, run_status
+from mig_manager.core.records import gpu_recovery, inventory_codec, readiness, run_status
 from tests.node import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
@@ -41,6 +41,17 @@ def at(**ago: float) -> str:
     return (NOW - dt.timedelta(**ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+READY = {"type": "Ready", "status": "True"}
+LOST, UNKNOWN, WELL = (
+    condition.entry({"status": "new"}, at())
+    for condition in (
+        gpu_recovery.none_reachable("GPU 0 is lost"),
+        readiness.unknown("wide", errors.Reason.DRIVER_NOT_LOADED, "no driver"),
+        gpu_recovery.NONE_NEEDED,
+    )
+)
+
+
 def status(**members: object) -> str:
     return json.dumps(
         {"config": "wide", "state": "success", "phase": "Done", "startedAt": at(minutes=5)}
@@ -55,7 +66,7 @@ def report(
     applied: str = "wide",
     labels: Mapping[str, str] | None = None,
     gpus: str | None = GPUS,
-    is_ready: bool = True,
+    condition: Mapping[str, str] | None = READY,
 ) -> node_reports.NodeReport:
     requested = {well_known.CONFIG_LABEL: requested_layout} if requested_layout is not None else {}
     annotations = {well_known.STATUS_ANNOTATION: published, well_known.GPUS_ANNOTATION: gpus}
@@ -65,7 +76,7 @@ def report(
             "labels": requested | {well_known.APPLIED_LABEL: applied} | dict(labels or {}),
             "annotations": {key: text for key, text in annotations.items() if text is not None},
         },
-        "status": {"conditions": [{"type": "Ready", "status": str(is_ready)}]},
+        "status": {"conditions": [condition]},
     }
     return node_reports.of(fleet_nodes.parse(item), NOW)
 
@@ -120,9 +131,12 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
 @pytest.mark.parametrize(
     ("node_report", "note"),
     [
-        (report(status(), is_ready=False), "not ready"),
+        (report(status(), condition=READY | {"status": "False"}), "not ready"),
         (report(status(), applied="other"), "is other"),
         (report(status(), gpus=None), "no agent shows"),
+        (report(status(), gpus=None, condition=LOST), "No GPU can be observed: GPU 0 is lost."),
+        (report(status(), gpus=None, condition=UNKNOWN), "no GPU can be observed: no driver."),
+        (report(status(), gpus=None, condition=WELL), "no agent shows"),
         (report(status(), gpus="{"), "cannot be read"),
         (
             report(status(), gpus=WITHOUT_ONE),
