@@ -41,8 +41,6 @@ def main(
     status = terminal.exit_status(
         lambda: _run(argv, terminal),
         remedy=lambda error: _remedy(error, argv),
-        bug_remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
-        has_traceback=not {"-d", "--debug"}.isdisjoint(argv),
         priority=log.Priority.ERROR,
     )
     is_parted = program == _MIG_PARTED and status == console.UNUSABLE
@@ -61,21 +59,22 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
 
 
 def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
+    _, words = parser.split(argv)
     usage = registry.PROGRAM.usage_remedy(error, argv)
     remedy = error.own_remedy or usage or error.reason.remedy_at_shell
     if isinstance(remedy, errors.CommandRemedy):
-        remedy = remedy.text.format(_with_same_flags(remedy.command, argv))
+        remedy = remedy.text.format(_with_same_flags(remedy.command, words))
     hints: Mapping[str, str] = {}
     if error.reason is errors.Reason.DRIVER_NOT_LOADED:
         hints = _WITHOUT_GPU
     elif parser.is_surplus_operand(error):
         hints = _OTHER_OPERANDS
-    return " ".join((remedy, *(hints[word] for word in argv[:1] if word in hints)))
+    return " ".join((remedy, *(hints[word] for word in words[:1] if word in hints)))
 
 
-def _with_same_flags(command: str, argv: Sequence[str]) -> str:
+def _with_same_flags(command: str, failed: Sequence[str]) -> str:
     """Return a command that a remedy names, for the GPUs and the file of the one that failed."""
-    kept, (spelt, _) = _KEPT_FLAGS[command], go_spellings.respell(argv[0], argv[1:])
+    kept, (spelt, _) = _KEPT_FLAGS[command], go_spellings.respell(failed[0], failed[1:])
     words = []
     for word, following in itertools.pairwise((*spelt, "")):
         is_short = word[:2] in kept and not word.startswith("--")

@@ -53,8 +53,6 @@ def run(argv: Sequence[str], terminal: console.Console) -> int:
             or plugin_registry.PROGRAM.usage_remedy(error, argv)
             or _REMEDIES.get(error.reason, error.reason.remedy_at_shell)
         ),
-        bug_remedy="This is a bug in kubectl-mig; please report it with these lines:",
-        has_traceback=True,
     )
 
 

@@ -394,6 +394,7 @@ def test_a_dry_run_of_apply_is_plan_and_changes_nothing(
     ("argv", "hint"),
     [
         (("status",), "add --simulate 1xA100-SXM4-40GB."),
+        (("--debug", "status"), "add --simulate 1xA100-SXM4-40GB."),
         (("plan", "all-disabled"), "add --simulate 1xA100-SXM4-40GB."),
         (("export",), "add --simulate 1xA100-SXM4-40GB."),
         (("apply", "all-disabled"), "add --simulate 1xA100-SXM4-40GB."),

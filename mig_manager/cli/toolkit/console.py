@@ -246,8 +246,6 @@ class Console:
         run: Callable[[], int],
         *,
         remedy: Callable[[errors.MigManagerError], str],
-        bug_remedy: str,
-        has_traceback: bool,
         priority: log.Priority = log.Priority.NOTICE,
     ) -> int:
         """Run a command line, report its exception, and return its exit status."""
@@ -266,11 +264,11 @@ class Console:
             self.note(str(error), priority=priority)
             self.forget()
             return FAILED
-        except Exception as error:  # noqa: BLE001 - a bug must not end in a bare traceback
+        except Exception as error:  # noqa: BLE001 - a bug gets a remedy, too
             what = f"internal error: {type(error).__name__}: {error}"
-            self.note(what, remedy=bug_remedy, priority=priority)
-            if has_traceback:
-                traceback.print_exception(error, file=self.remarks)
+            remedy_text = f"This is a bug in {self.program}; please report it with these lines:"
+            self.note(what, remedy=remedy_text, priority=priority)
+            traceback.print_exception(error, file=self.remarks)
             return FAILED
 
     def forget(self) -> None:

@@ -61,16 +61,22 @@ def parse(command_line: program.CommandLine, argv: Sequence[str]) -> dict[str, o
     if command_line.anywhere:
         values, argv = Parser(command_line, "", command_line.anywhere).parse_known_args(argv)
         anywhere = vars(values)
-    at = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
-    word = "".join(argv[at : at + 1])
+    leading, words = split(argv)
+    word = "".join(words[:1])
     name = command_line.aliases.get(word, word)
-    _refuse_early(command_line, argv[:at])
-    if at < len(argv):
+    _refuse_early(command_line, leading)
+    if words:
         command_line.command(name)
-    before = _parse_words(command_line, "", argv[:at])
-    after = _parse_words(command_line, name, argv[at + 1 :]) if name else {}
+    before = _parse_words(command_line, "", leading)
+    after = _parse_words(command_line, name, words[1:]) if name else {}
     present = {key: value for key, value in after.items() if value is not None}
     return {**after, **before, **present, **anywhere, "command": name or None}
+
+
+def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the options before the command, and the rest, which begins with the command."""
+    at = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
+    return argv[:at], argv[at:]
 
 
 def _refuse_early(command_line: program.CommandLine, before: Sequence[str]) -> None:
