@@ -41,7 +41,7 @@ class GpuCommand(gpu_access.CommandAdapters):
         """Return the layout that the command line, a variable or the document selects.
 
         Raises:
-            ConfigError: The document cannot be read.
+            ConfigError: The document cannot be read, or has no layouts.
             LayoutError: The name is unknown (UNKNOWN_CONFIG).
             UsageError: No layout is named, and the document has several.
         """
@@ -63,11 +63,12 @@ class GpuCommand(gpu_access.CommandAdapters):
                 if settings.config_file is None and name not in source.layouts:
                     return self._generate(name, source)
                 return source.layout(name)
-        if len(source.layouts) == 1:
-            return next(iter(source.layouts.values()))
+        candidates = source.select(())
+        if len(candidates) == 1:
+            return candidates[0]
         names = messages.list_names(self._fitting(source), limit=_MAX_NAMED)
         raise errors.UsageError(
-            f"name a layout; {source.source} has {names or 'none'}",
+            f"name a layout; {source.source} has {names}",
             remedy=errors.CommandRemedy("{} shows which ones fit.", "validate"),
         )
 

@@ -23,6 +23,7 @@ _REMEDIES = {
     errors.Reason.UNKNOWN_CONFIG: (
         "Name a layout of this file, or another file with -f or --config-map."
     ),
+    errors.Reason.UNKNOWN_PROFILE: "Use a profile that the message lists.",
 }
 """Remedies that differ from those on the node."""
 _COMPLETION_TIMEOUT_S = 5.0  # how long a prompt may hang while a person waits for completion

@@ -57,7 +57,11 @@ def apply(
     node = report.node
     if report.gpus is None and not is_dry_run:
         _, why = fleet_nodes.published_gpus(node)
-        raise errors.UsageError(f"nothing is requested of node {node.name}: {why}")
+        raise errors.UsageError(
+            f"nothing is requested of node {node.name}: {why}",
+            remedy="List the node's pods, and read the agent's log: "
+            f"'kubectl get pods -A --field-selector spec.nodeName={node.name}'.",
+        )
     name, text, plans = _plan(command, report, requested, document)
     if plans.nodes[0].fit.fits is False:
         outcome = f"Layout {name} does not fit {node.name}. Nothing was requested."

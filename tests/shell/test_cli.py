@@ -276,6 +276,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("apply", __file__, *SPEC), 2, f"'{__file__}' is a file: write -f {__file__}"),
         (("validate", __file__, "--gpu", "A30"), 2, f"is a file: write -f {__file__}"),
         (("plan", "x", "-f", "/dev/null", *SPEC), 2, "/dev/null has no layouts"),
+        (("plan", "-f", "/dev/null", *SPEC), 2, "/dev/null has no layouts"),
         (("apply", "all-disabled", "-k", "/hooks.yaml"), 2, "cannot read /hooks.yaml"),
         (("apply", "all-disabled", "--hook-timeout-s", "0"), 2, "--hook-timeout-s: '0' is not"),
         (("capacity",), 3, "unknown command 'capacity'; run 'kubectl mig capacity'"),

@@ -170,9 +170,8 @@ def _entries(
             why = f"its agent's list of layouts cannot be read ({error})"
     else:
         why = "its agent has published no layouts"
-    return [layout_list.Entry.of(layout) for layout in generated.values()], (
-        f"{why}: these layouts can be generated for its GPUs"
-    )
+    what = ": these layouts can be generated for its GPUs" if generated else ""
+    return [layout_list.Entry.of(layout) for layout in generated.values()], why + what
 
 
 def pictures(result: Layouts, *, style: bar.Style) -> str:

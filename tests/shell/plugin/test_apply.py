@@ -235,6 +235,7 @@ def test_a_node_without_an_agent_is_only_planned_for(
     answer = apply(empty_cluster)
     assert answer.status == 2
     assert "no agent shows its GPUs" in answer.err
+    assert "'kubectl get pods -A --field-selector spec.nodeName=gpu-1'" in answer.err
     assert_nothing_requested(empty_cluster.server)
 
 

@@ -223,4 +223,5 @@ def test_a_node_that_is_missing_or_shows_no_gpus_fails_in_a_line(
     answer = empty_cluster.run_plugin("layouts", "plain")
     assert answer.status == 1
     assert answer.out.startswith("plain: 0 layouts")
+    assert "can be generated" not in answer.out
     assert empty_cluster.complete("layouts", "").out.splitlines()[0] == "plain"
