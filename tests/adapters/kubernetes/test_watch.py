@@ -137,26 +137,46 @@ def workloads(kube: FaultyApi, of_pods: PodFollower) -> pods.KubeWorkloads:
     return pods.KubeWorkloads(kube, node_name="n1", clock=fakes.FakeClock(), watch=of_pods.watch)
 
 
-def test_changes_of_the_nodes_pods_are_reported_during_a_run_only(
+def start_watch(server: apiserver.ApiServer, of_pods: PodFollower) -> None:
+    of_pods.watch.expect_change()
+    assert of_pods.watch.first_list() == ()
+    wait_for_watch(server)
+
+
+def test_pods_are_listed_and_watched_only_once_a_change_is_expected(
     server: apiserver.ApiServer, of_pods: PodFollower
 ) -> None:
     of_pods.watch.prepare()
     assert pod_watches() == []
-    of_pods.watch.expect_change()
-    assert of_pods.watch.first_list() == ()
+    start_watch(server, of_pods)
     of_pods.watch.expect_change()
     assert of_pods.watch.first_list() is None
-    wait_for_watch(server)
+
+
+def test_only_changes_of_the_nodes_own_pods_are_reported(
+    server: apiserver.ApiServer, of_pods: PodFollower
+) -> None:
+    start_watch(server, of_pods)
+
     server.create(api_objects.a_pod("elsewhere", node="n2"), api_objects.a_pod("here"))
+
     assert of_pods.hears()
     assert not of_pods.news.acquire(blocking=False)
-    assert server.watch_count == 1
+
+
+def test_a_dismissed_pod_watch_ends_until_the_next_change_is_expected(
+    server: apiserver.ApiServer, of_pods: PodFollower
+) -> None:
+    start_watch(server, of_pods)
 
     of_pods.watch.dismiss()
     of_pods.watch.dismiss()
     waiting.until(lambda: server.watch_count == 0, "the end of the watches")
+    server.create(api_objects.a_pod("meanwhile"))
+    assert not of_pods.news.acquire(blocking=False)
+
     of_pods.watch.expect_change()
-    assert of_pods.watch.first_list() is not None
+    assert [pod.name for pod in of_pods.watch.first_list() or ()] == ["meanwhile"]
     assert of_pods.hears()
 
 

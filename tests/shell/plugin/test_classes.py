@@ -70,18 +70,19 @@ def test_no_tags_are_printed_that_no_node_would_have(
     assert message in answer.err
 
 
-@pytest.mark.slow
-def test_device_classes_are_a_list_that_kubectl_applies(
-    empty_cluster: plugin_rig.KubectlUser,
-) -> None:
-    empty_cluster.server.create(
-        plugin_rig.node("gpu-1", gpus=plugin_rig.gpus_with("1xH100-SXM5-80GB"))
-    )
-    answer = empty_cluster.run_plugin_with_kubectl("device-classes", "-o", "yaml")
+@pytest.fixture
+def hopper_cluster(empty_cluster: plugin_rig.KubectlUser) -> plugin_rig.KubectlUser:
+    gpus = plugin_rig.gpus_with("1xH100-SXM5-80GB")
+    empty_cluster.server.create(plugin_rig.node("gpu-1", gpus=gpus))
+    return empty_cluster
 
-    items = yaml.safe_load(answer.out)["items"]
+
+def test_device_class_of_a_resource_selects_the_devices_of_its_profile(
+    hopper_cluster: plugin_rig.KubectlUser,
+) -> None:
+    items = hopper_cluster.run_plugin("device-classes", "-o", "json").data["items"]
+
     by_resource = {each["spec"]["extendedResourceName"]: each for each in items}
-    assert answer.status == 0
     assert len(by_resource) == len(items)
     small = by_resource["nvidia.com/mig-1g.10gb"]
     assert small["metadata"]["name"] == "mig-1g-10gb.gpu.nvidia.com"
@@ -92,9 +93,20 @@ def test_device_classes_are_a_list_that_kubectl_applies(
     )
     media = by_resource["nvidia.com/mig-1g.10gb.me"]
     assert media["metadata"]["name"] == "mig-1g-10gb-me.gpu.nvidia.com"
+
+
+@pytest.mark.slow
+def test_device_classes_are_listed_as_present_once_they_are_applied(
+    hopper_cluster: plugin_rig.KubectlUser,
+) -> None:
+    answer = hopper_cluster.run_plugin_with_kubectl("device-classes", "-o", "yaml")
+    items = yaml.safe_load(answer.out)["items"]
+    assert answer.status == 0
+
     for item in items:
-        empty_cluster.server.create(item)
-    lines = empty_cluster.run_plugin("device-classes").out.splitlines()
+        hopper_cluster.server.create(item)
+
+    lines = hopper_cluster.run_plugin("device-classes").out.splitlines()
     assert len(lines) == 1 + len(items)
     assert lines[1].split() == [
         *("mig-7g-80gb.gpu.nvidia.com", "nvidia.com/mig-7g.80gb", "yes", "1"),
