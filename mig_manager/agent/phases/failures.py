@@ -7,6 +7,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import host, recovery, resolving, verification
+from mig_manager.agent.pods import pausing
 from mig_manager.core import messages, model
 from mig_manager.core.records import requests
 
@@ -81,6 +82,7 @@ def _is_final(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
 def undo(attempt: attempts.Attempt) -> str:
     """Undo an unfinished change; return the result as part of a sentence."""
     result = "" if attempt.journal.has_begun_rollback else recovery.roll_back(attempt)
+    pausing.record_present(attempt)
     return messages.join(result, host.restore(attempt))
 
 

@@ -105,6 +105,9 @@ def verify_restored(
         attempt.journal.set_entries(applied="")
         description = messages.join(outcome.description, error.message)
         return dataclasses.replace(outcome, description=description)
+    else:
+        labels = {each.deploy_label for each in advertisers}
+        attempt.journal.set_record(attempt.journal.record.without_awaited(labels))
     return outcome
 
 

@@ -6,6 +6,7 @@ has our taint. The DRA driver is paused last and resumed first: a pod with a Res
 and ends only while the driver runs (gpu-operator, ``controllers/nodelabeling_controller.go``).
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,6 +88,24 @@ def record_awaited(journal: run_journal.RunJournal, pods: Iterable[pod_object.Po
     """Record which advertisers must serve the node again although no deploy label shows it."""
     awaited = advertising.labels_to_await(pods)
     journal.set_record(journal.record.with_awaited(awaited))
+
+
+def record_present(attempt: attempts.Attempt) -> None:
+    """Record that advertisers with a pod need not serve the node again, unless they were paused.
+
+    Once the taint is removed, nothing keeps their next pods away but their owner.
+    """
+    entries = attempt.journal.entries
+    if entries.draining:
+        return
+    with contextlib.suppress(errors.ClusterError):
+        pods = (pod for pod in attempt.deps.workloads.present() if not pod.is_terminating)
+        labels = {
+            each.deploy_label
+            for each in advertising.owners(pods)
+            if not each.was_paused(entries.node)
+        }
+        attempt.journal.set_record(attempt.journal.record.without_awaited(labels))
 
 
 def require_none_stuck(shared: attempts.Shared, pods: Iterable[pod_object.Pod]) -> None:

@@ -239,6 +239,10 @@ class RequestRecord:
         """Return the request with more advertisers that must serve the node again."""
         return dataclasses.replace(self, awaited=self.awaited.union(deploy_labels))
 
+    def without_awaited(self, deploy_labels: Collection[str]) -> "RequestRecord":
+        """Return the request without advertisers that serve the node."""
+        return dataclasses.replace(self, awaited=self.awaited.difference(deploy_labels))
+
     def with_failed_change(self, failed: FailedChanges) -> "RequestRecord":
         """Return the request after one more change that failed."""
         last = self.failed_changes

@@ -1,5 +1,6 @@
 """Agents that start where a layout is active: what they take for the same request."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -176,3 +177,30 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
 
     assert reason in {Reason.APPLIED, Reason.ALREADY_APPLIED}
     assert bool(rig.pods.plugins) is (end == "is back")
+
+
+def refuse_eviction(rig: node_rig.NodeRig) -> None:
+    rig.pods.add("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
+    rig.disruptions.refusals["affected"] = "budget"
+
+
+def refuse_instance(rig: node_rig.NodeRig) -> None:
+    rig.driver.step_error = strikes.refuse(
+        steps.CreateGpuInstance, times=1, reason=Reason.NOT_SUPPORTED
+    )
+
+
+@pytest.mark.parametrize("refuse", [refuse_eviction, refuse_instance])
+def test_a_plugin_that_is_removed_after_a_failed_run_is_not_awaited(
+    refuse: Callable[[node_rig.NodeRig], None],
+) -> None:
+    rig = nodes.node(layout="all-balanced", label_managed=False)
+    refuse(rig)
+    assert agents.run(rig, "one-slice-changed").state is model.State.FAILED
+    (plugin,) = rig.pods.plugins
+    rig.plugin.is_label_managed = True
+    rig.pods.remove(plugin.uid)
+    rig.kubelet.schedulable = {}
+    rig.disruptions.refusals.clear()
+
+    assert start(rig, agents.CONFIG, layout="one-slice-changed") is Reason.APPLIED
