@@ -40,7 +40,7 @@ class Publisher:
         ClusterError: From every method: the API refused or does not answer.
     """
 
-    def __init__(self, node: ports.Node, request_file: ports.KeptText | None = None) -> None:
+    def __init__(self, node: ports.Node, request_file: ports.KeptText) -> None:
         self._node = node
         self._request_file = request_file
         self._on_host = ""
@@ -81,7 +81,7 @@ class Publisher:
     def save_on_host(self, record: requests.RequestRecord, journal: journals.Journal) -> None:
         """Copy a published record and journal to the host; the next call repeats a failed save."""
         text = host_copy.to_json(record, journal)
-        if self._request_file is None or text == self._on_host:
+        if text == self._on_host:
             return
         try:
             self._request_file.save(text)

@@ -1,6 +1,6 @@
 """The layout that was verified last, saved on the host for the next boot.
 
-No MIG instance survives a reboot. Without a file, nothing is saved or restored.
+No MIG instance survives a reboot.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ from mig_manager.core.records import verified_layouts
 class VerifiedLayoutStore:
     """The saved layout; only the process that has the node's lock writes it."""
 
-    file: ports.KeptText | None
+    file: ports.KeptText
     boot_id: str
 
     def parse(self) -> verified_layouts.VerifiedLayout | None:
         """Return the layout, None if there is none; ConfigError if unreadable or invalid."""
-        text = self.file.read() if self.file else None
+        text = self.file.read()
         try:
             return None if text is None else verified_layouts.VerifiedLayout.from_json(text)
         except ValueError as error:
@@ -92,8 +92,7 @@ class VerifiedLayoutStore:
 
     def _write(self, layout: verified_layouts.VerifiedLayout) -> str:
         try:
-            if self.file:
-                self.file.save(layout.to_json())
+            self.file.save(layout.to_json())
         except errors.ConfigError as error:
             return error.message
         return ""

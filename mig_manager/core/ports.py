@@ -486,6 +486,8 @@ class Dependencies:
     configs: ConfigSource
     clock: timing.Clock
     lock: NodeLock
+    verified_layout_file: KeptText  # keeps the verified layout for the next boot
+    request_file: KeptText  # keeps a copy of the request's record
     telemetry: Telemetry = dataclasses.field(default_factory=Telemetry)
     standby: standbys.Standby = dataclasses.field(default_factory=standbys.Standbys)
     """Prepares worker processes before the GPUs are observed or changed."""
@@ -498,9 +500,6 @@ class Dependencies:
     refresh_files: Callable[[], object] = lambda: None
     """Brings device nodes and CDI specs up to date, if no other program writes them; raises
     HostError DEVICE_FILES_FAILED."""
-    verified_layout_file: KeptText | None = None  # keeps the verified layout for the next boot
-    request_file: KeptText | None = None
-    """Keeps a copy of the request's record; None: only the Node has it."""
     hooks: Hooks | None = None
     own_pod_uid: str | None = None  # None: the agent does not run in a pod
     is_advertiser: bool = False

@@ -11,7 +11,9 @@ class FakeKeptFile:
     def __init__(self) -> None:
         self.text: str | None = None
         self.aside: str | None = None
-        self.saved: list[str] = []  # every text, in order
+        self.saved: list[str] = []
+        """The last ones, in order: some tests play thousands of runs, and measure what they
+        leave."""
         self.failing_operations: set[str] = set()
         self.on_save: Callable[[], object] = lambda: None
 
@@ -27,7 +29,7 @@ class FakeKeptFile:
         self._act("write")
         self.on_save()
         self.text = text
-        self.saved.append(text)
+        self.saved = [*self.saved[-9:], text]
 
     def clear(self) -> None:
         self._act("clear")

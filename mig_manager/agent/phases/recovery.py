@@ -148,7 +148,7 @@ def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     )
 
 
-def read_saved(request_file: ports.KeptText | None, view: node_object.NodeView) -> str:
+def read_saved(request_file: ports.KeptText, view: node_object.NodeView) -> str:
     """Return what an agent saved on the host before the Node was registered again; else empty.
 
     A Node with a status is the one that an agent wrote to last.
@@ -157,10 +157,8 @@ def read_saved(request_file: ports.KeptText | None, view: node_object.NodeView) 
     return _read_host(request_file) if published is None else ""
 
 
-def _read_host(request_file: ports.KeptText | None) -> str:
+def _read_host(request_file: ports.KeptText) -> str:
     """Return what an agent saved on the host; empty if nothing, or if it cannot be read."""
-    if request_file is None:
-        return ""
     try:
         return request_file.read() or ""
     except errors.ConfigError as error:

@@ -81,8 +81,8 @@ class Process:
             ),
             clock=rig.clock,
             lock=fakes.FakeLock(),
-            verified_layout_file=None,
-            request_file=None,
+            verified_layout_file=rig.verified_layout_file,
+            request_file=rig.request_file,
             **heard,
         )
         self._error: BaseException | None = None
