@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
@@ -23,6 +23,21 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - content
     return data
+
+
+def string(data: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    """Return a string of an object; ValueError if it is none, or missing without a default."""
+    value = data.get(key, default)
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is not a string")  # noqa: TRY004 - content
+    return value
+
+
+def strings(value: object) -> dict[str, str]:
+    """Return an object whose members are all strings; ValueError if it is anything else."""
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object of strings")  # noqa: TRY004 - content
+    return {key: string(value, key) for key in value}
 
 
 @contextlib.contextmanager

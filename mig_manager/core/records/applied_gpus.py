@@ -7,6 +7,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import model
+from mig_manager.core.files import json_text
 from mig_manager.core.records import snapshot_codec
 
 _HASH_DIGITS = 12
@@ -39,11 +40,10 @@ class Applied:
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "Applied":
         """Parse plain data; see ``json_text.decoding`` for its exceptions."""
-        names = data.get("names", {})
         return Applied(
-            boot_id=str(data["bootId"]),
-            gpus={str(uuid): str(text) for uuid, text in data["gpus"].items()},
-            names={str(uuid): str(name) for uuid, name in names.items()},
+            boot_id=json_text.string(data, "bootId"),
+            gpus=json_text.strings(data["gpus"]),
+            names=json_text.strings(data.get("names", {})),
         )
 
     def has_same(self, gpus: Collection[model.Gpu]) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import messages, model, timing
+from mig_manager.core.files import json_text
 from mig_manager.core.node import node_object, pod_object, well_known
 
 _PAUSES = timing.Backoff(first_s=900.0, max_s=86400.0, factor=4.0)
@@ -49,11 +50,11 @@ class RepairAttempts:
     def from_data(data: Mapping[str, Any]) -> "RepairAttempts":
         """Parse plain data; see ``json_text.decoding`` for its exceptions."""
         return RepairAttempts(
-            gpu=str(data["gpu"]),
+            gpu=json_text.string(data, "gpu"),
             attempts=int(data["attempts"]),
             next_s=float(int(data["next"])),
             is_open=data["open"] is True,
-            problem=str(data["problem"]),
+            problem=json_text.string(data, "problem"),
         )
 
 

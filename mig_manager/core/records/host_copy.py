@@ -20,6 +20,6 @@ def to_json(record: requests.RequestRecord, journal: journals.Journal) -> str:
 def parse_journal(text: str) -> journals.Journal | None:
     """Return the journal in a saved text; None if it has none, or one is invalid."""
     try:
-        return journals.parse_or_none(str(json_text.parse_object(text).get(_JOURNAL, "")))
+        return journals.parse_or_none(json_text.string(json_text.parse_object(text), _JOURNAL, ""))
     except ValueError:
         return None

@@ -231,15 +231,13 @@ class Journal:
         data = json_text.parse_object(text)
         if data.get("version") not in _READABLE:
             raise ValueError("not a journal of a version this agent knows")
-        config, applied = data.get("config"), data.get("applied", "")
-        if not isinstance(config, str):
-            raise ValueError("bad type of config")  # noqa: TRY004 - content
+        applied = data.get("applied", "")
         if not node_entries.is_label_value(applied):
             raise ValueError("applied is not a label's value")
         return Journal(
-            config=config,
-            annotation_hash=str(data.get("annotationHash", "")),
-            boot_id=str(data.get("bootId", "")),
+            config=json_text.string(data, "config"),
+            annotation_hash=json_text.string(data, "annotationHash", ""),
+            boot_id=json_text.string(data, "bootId", ""),
             applied=applied,
             draining=data.get("draining") is True,
             has_evicted=data.get("hasEvicted") is True,

@@ -5,6 +5,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from mig_manager.core.files import json_text
 from mig_manager.core.node import node_object, well_known
 
 
@@ -92,7 +93,7 @@ class NodeEntries:
             plugin_config=_plugin_config(data.get("pluginConfig")),
             has_plugin=data.get("hasPlugin") is True,
             has_dra_driver=data.get("hasDraDriver") is True,
-            rebooted_from=str(data.get("rebootedFrom", "")),
+            rebooted_from=json_text.string(data, "rebootedFrom", ""),
         )
 
 

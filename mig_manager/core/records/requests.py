@@ -52,7 +52,7 @@ class Verified:
     def from_data(data: Mapping[str, Any]) -> "Verified":
         """Parse plain data; see ``json_text.decoding`` for its exceptions."""
         return Verified(
-            config_hash=str(data["configHash"]),
+            config_hash=json_text.string(data, "configHash"),
             is_from_owner=data["owners"] is True,
             is_as_applied=data.get("asApplied") is True,
         )
@@ -92,10 +92,10 @@ class FailedChanges:
         if data["reason"] not in {reason.value for reason in errors.Reason}:
             return None
         return FailedChanges(
-            config_hash=str(data["configHash"]),
-            boot_id=str(data["bootId"]),
+            config_hash=json_text.string(data, "configHash"),
+            boot_id=json_text.string(data, "bootId"),
             reason=errors.Reason(data["reason"]),
-            problem=str(data["problem"]),
+            problem=json_text.string(data, "problem"),
             count=int(data["count"]),
         )
 
@@ -286,15 +286,15 @@ class RequestRecord:
             verified, rebooted = data.get("verified"), data.get("rebootedHash")
             applied, failed = data.get("applied"), data.get("failedChanges")
             return RequestRecord(
-                config=str(data["config"]),
-                annotation_hash=str(data.get("annotationHash", "")),
+                config=json_text.string(data, "config"),
+                annotation_hash=json_text.string(data, "annotationHash", ""),
                 origin=Origin(data["origin"]),
                 # Only the word itself allows evictions.
                 may_evict=data["mayEvict"] is True,
                 verified=None if verified is None else Verified.from_data(verified),
-                goals={str(uuid): str(goal) for uuid, goal in data.get("goals", {}).items()},
+                goals=json_text.strings(data.get("goals", {})),
                 rebooted_hash=None if rebooted is None else str(rebooted),
-                rebooted_from=str(data.get("rebootedFrom", "")),
+                rebooted_from=json_text.string(data, "rebootedFrom", ""),
                 awaited=frozenset(map(str, data.get("awaited", ()))),
                 applied=None if applied is None else applied_gpus.Applied.from_data(applied),
                 failed_changes=FailedChanges.from_data(failed) if failed else None,

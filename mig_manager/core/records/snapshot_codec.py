@@ -56,15 +56,12 @@ def from_data(data: object) -> tuple[model.GpuSnapshot, ...]:
 
 
 def _snapshot(data: Mapping[str, Any]) -> model.GpuSnapshot:
-    if not isinstance(data["uuid"], str):
-        raise ValueError("the uuid of a GPU is not a text")  # noqa: TRY004 - content
-
     def mode(value: object) -> model.MigMode | None:
         return None if value is None else model.MigMode(value)
 
     created = data.get("created")
     return model.GpuSnapshot(
-        uuid=data["uuid"],
+        uuid=json_text.string(data, "uuid"),
         current_mode=mode(data.get("mode")),
         pending_mode=mode(data.get("pending")),
         gpu_instances=_instances(json.dumps(data["instances"])),

@@ -55,9 +55,9 @@ class VerifiedLayout:
             gpus = inventory_codec.from_data(data.get("inventory", {}))
         earlier, covered = data.get("earlier"), json_values.items(data.get("covered"))
         return VerifiedLayout(
-            config=str(data.get("config", "")),
-            config_hash=str(data.get("configHash", "")),
-            boot_id=str(data.get("bootId", "")),
+            config=json_text.string(data, "config", ""),
+            config_hash=json_text.string(data, "configHash", ""),
+            boot_id=json_text.string(data, "bootId", ""),
             snapshot=snapshot_codec.from_data(data.get("snapshot")),
             gpus=gpus,
             covered=tuple(map(str, covered)),

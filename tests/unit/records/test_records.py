@@ -43,6 +43,9 @@ REQUEST = requests.RequestRecord(
     ),
 )
 REPAIR = gpu_repair.RepairAttempts(gpu="GPU-1", attempts=1, next_s=0).to_data()
+FAILED = requests.FailedChanges(
+    config_hash="x", boot_id="b1", reason=errors.Reason.HOOK_FAILED, problem="it failed"
+)
 AT = "2026-03-01T12:00:00+00:00"
 NONSENSE = ("", "[", "null", "[]", "{}", "[" * 100_000, '{"version": 99}')
 
@@ -94,10 +97,14 @@ def use_with(gpu: object, **changed: object) -> str:
 OTHER_LIST = '{"version": 2, "layouts": {}, "custom": true}'
 MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
     inventory_codec.from_json: (),
-    verified_layouts.VerifiedLayout.from_json: ('{"version": 1}',),
+    verified_layouts.VerifiedLayout.from_json: (
+        '{"version": 1}',
+        '{"version": 1, "snapshot": [], "covered": [], "bootId": null}',
+    ),
     journals.Journal.from_json: (
         '{"version": 1}',
         journal_with(version=3),
+        *(journal_with(**{key: None}) for key in ("annotationHash", "bootId", "rebootedFrom")),
         journal_with(holdTaint=1),
         journal_with(pausedLabels=3),
         journal_with(pausedLabels={"a": 1}),
@@ -121,11 +128,18 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
         '{"version": 1, "config": "a", "mayEvict": true}',
         request_with(version=2),
         request_with(origin="another"),
+        *(request_with(**{key: None}) for key in ("config", "annotationHash", "rebootedFrom")),
+        request_with(goals={"GPU-1": None}),
+        request_with(verified={"configHash": None, "owners": True}),
+        request_with(failedChanges=FAILED.to_data() | {"bootId": None}),
         request_with(verified=1),
         request_with(verified={}),
         request_with(applied=1),
         request_with(applied={}),
         request_with(applied={"bootId": "b", "gpus": 1}),
+        request_with(applied={"bootId": None, "gpus": {}}),
+        request_with(applied={"bootId": "b", "gpus": {"GPU-1": None}}),
+        request_with(repairs=[REPAIR | {"gpu": None}]),
         request_with(repairs=[REPAIR | {"next": float("inf")}]),
     ),
     capacity.from_json: (
@@ -338,11 +352,6 @@ def test_label_is_outdated_unless_the_gpus_have_or_may_have_the_layout(
 ) -> None:
     applied = applied_gpus.Applied.of(model.ObservedGpus((GPU, SECOND)), "b")
     assert applied.is_outdated(gpus, boot_id) is is_outdated
-
-
-FAILED = requests.FailedChanges(
-    config_hash="x", boot_id="b1", reason=errors.Reason.HOOK_FAILED, problem="it failed"
-)
 
 
 @pytest.mark.parametrize(
