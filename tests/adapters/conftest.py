@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from mig_manager.adapters.kubernetes import api
 from testkit import apiserver
 from tests.kit import kubelet_rig, proc_tree, processes
 from tests.node import nvml_rig
 from tests.stage import apirig
-
-kube = apirig.kube
 
 
 @pytest.fixture
@@ -33,6 +32,12 @@ def node(boot: nvml_rig.Boot) -> nvml_rig.NvmlRig:
 def server() -> Iterator[apiserver.ApiServer]:
     with apiserver.serve() as running:
         yield running
+
+
+@pytest.fixture
+def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
+    with apirig.quick_client(server) as client:
+        yield client
 
 
 @pytest.fixture

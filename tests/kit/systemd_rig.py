@@ -278,12 +278,6 @@ def fake_systemd(
         yield fake
 
 
-@pytest.fixture
-def bus(tmp_path: pathlib.Path) -> Iterator[DBusDaemon]:
-    with a_bus(tmp_path) as running:
-        yield running
-
-
 def services(
     bus: DBusDaemon, *, stop_timeout_s: float = 10.0, start_timeout_s: float = 10.0
 ) -> systemd.Systemd:

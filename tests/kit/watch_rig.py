@@ -4,8 +4,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from mig_manager.adapters.kubernetes import api, responses, watch
 from mig_manager.core import timing
 from mig_manager.core.node import well_known
@@ -48,12 +46,6 @@ def serving() -> Iterator[apiserver.ApiServer]:
         yield running
 
 
-@pytest.fixture
-def server() -> Iterator[apiserver.ApiServer]:
-    with serving() as running:
-        yield running
-
-
 def wait_for_watch(server: apiserver.ApiServer) -> None:
     waiting.until(lambda: server.watch_count == 1, "the watch")
 
@@ -63,9 +55,3 @@ def faulty_api(server: apiserver.ApiServer, **options: Any) -> Iterator[FaultyAp
     kube = FaultyApi.at(server.url, sleep=lambda _seconds: None, **options)
     yield kube
     kube.close()
-
-
-@pytest.fixture
-def kube(server: apiserver.ApiServer) -> Iterator[FaultyApi]:
-    with faulty_api(server) as client:
-        yield client

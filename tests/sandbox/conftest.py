@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from mig_manager.adapters.kubernetes import api
 from testkit import apiserver
 from tests.kit import nvidia_functions  # noqa: F401 - registers what NVIDIA's programs call
 from tests.node import nvml_rig
 from tests.stage import apirig
-
-kube = apirig.kube
 
 
 @pytest.fixture
@@ -24,6 +23,12 @@ def ask() -> Iterator[apirig.Client]:
 @pytest.fixture
 def server(ask: apirig.Client) -> apiserver.ApiServer:
     return ask.server
+
+
+@pytest.fixture
+def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
+    with apirig.quick_client(server) as client:
+        yield client
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import urllib3
 
 from mig_manager.adapters.kubernetes import api
@@ -73,8 +72,6 @@ def serving(server: apiserver.ApiServer | None = None) -> Iterator[Client]:
         client.http.clear()
 
 
-@pytest.fixture
-def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
+def quick_client(server: apiserver.ApiServer) -> contextlib.closing[api.KubeApi]:
     """Return a client of the server that repeats requests at once."""
-    with contextlib.closing(api.KubeApi.at(server.url, sleep=lambda _seconds: None)) as client:
-        yield client
+    return contextlib.closing(api.KubeApi.at(server.url, sleep=lambda _seconds: None))

@@ -18,8 +18,6 @@ from tests.kit import processes, systemd_rig
 from tests.kit.systemd_rig import NVSM, Act, Unit, fails, fake_systemd, services
 from tests.kit.systemd_rig import DBusDaemon as Bus
 
-bus = systemd_rig.bus
-
 # -- the bus ----------------------------------------------------------------------------------
 
 

@@ -12,7 +12,6 @@ from tests.kit import systemd_rig
 from tests.kit.systemd_rig import NO_LIMIT_US, NVSM, Act, Unit, fails, fake_systemd, services
 from tests.kit.systemd_rig import DBusDaemon as Bus
 
-bus = systemd_rig.bus
 DCGM, OTHER = "nvidia-dcgm.service", "other.service"
 EXPORTER, SOCKET = "dcgm-exporter.service", "nvsm.socket"
 

@@ -8,7 +8,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
 import pytest
@@ -91,12 +91,6 @@ class KubeServer(http.server.ThreadingHTTPServer):
 
     def handle_error(self, *_args: object) -> None:
         """Broken connections are what these tests are about."""
-
-
-@pytest.fixture
-def server() -> Iterator[KubeServer]:
-    with KubeServer() as running:
-        yield running
 
 
 def kubeconfig(path: pathlib.Path, cluster: dict[str, Any], user: dict[str, Any]) -> str:

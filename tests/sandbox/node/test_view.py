@@ -7,7 +7,6 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 from testkit import apiserver
 from tests import waiting
-from tests.stage import apirig
 
 _POD = manifests.gpu_pod("p1", "nvidia.com/gpu")
 _PATH = "/api/v1/namespaces/default/pods"
@@ -19,25 +18,22 @@ def cluster(server: apiserver.ApiServer) -> Iterator[cluster_view.ClusterView]:
         yield result
 
 
-others = apirig.kube
-
-
 def names(cluster: cluster_view.ClusterView) -> set[str]:
     return {objects.name(pod) for pod in cluster.list(cluster_view.WatchedKind.POD)}
 
 
 def test_changes_by_others_are_visible_and_reported(
-    cluster: cluster_view.ClusterView, others: api.KubeApi
+    cluster: cluster_view.ClusterView, kube: api.KubeApi
 ) -> None:
     reported: list[str] = []
     forget = cluster.listen(lambda _kind, obj: reported.append(objects.name(obj)))
-    others.post(_PATH, _POD)
+    kube.post(_PATH, _POD)
     waiting.until(lambda: names(cluster) == {"p1"}, "the pods")
-    others.delete(f"{_PATH}/p1")
+    kube.delete(f"{_PATH}/p1")
     waiting.until(lambda: not names(cluster), "the pods")
     forget()
     heard = len(reported)
-    others.post(_PATH, _POD)
+    kube.post(_PATH, _POD)
     waiting.until(lambda: names(cluster) == {"p1"}, "the pods")
 
     assert set(reported) == {"p1"}
@@ -56,11 +52,11 @@ def test_our_own_writes_are_visible_at_once(cluster: cluster_view.ClusterView) -
 
 
 def test_late_answer_does_not_restore_a_deleted_object(
-    cluster: cluster_view.ClusterView, others: api.KubeApi
+    cluster: cluster_view.ClusterView, kube: api.KubeApi
 ) -> None:
     cluster.create(cluster_view.WatchedKind.POD, _POD)
-    late = others.patch(f"{_PATH}/p1", {"metadata": {"labels": {"a": "b"}}})
-    others.delete(f"{_PATH}/p1")
+    late = kube.patch(f"{_PATH}/p1", {"metadata": {"labels": {"a": "b"}}})
+    kube.delete(f"{_PATH}/p1")
     waiting.until(lambda: not names(cluster), "the pods")
 
     cluster._put(cluster_view.WatchedKind.POD, late)

@@ -22,8 +22,6 @@ from tests import waiting
 from tests.kit import watch_rig
 from tests.kit.watch_rig import SOON_S, FaultyApi, a_node, label, wait_for_watch
 
-server, kube = watch_rig.server, watch_rig.kube
-
 
 @dataclasses.dataclass
 class Follower:

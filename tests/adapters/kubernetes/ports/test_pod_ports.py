@@ -8,12 +8,10 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core.node import evictions, pod_object
-from tests.adapters.kubernetes import port_rigs
-from tests.adapters.kubernetes.port_rigs import GPU, Rig
+from tests.adapters.kubernetes.ports import port_rigs
+from tests.adapters.kubernetes.ports.port_rigs import GPU, Rig
 
 Answer = evictions.Eviction
-
-rig = port_rigs.rig
 
 
 def test_pods_of_the_node_are_listed_in_every_phase(rig: Rig) -> None:

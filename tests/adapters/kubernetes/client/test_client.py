@@ -55,8 +55,6 @@ assert kubernetes.utils.parse_quantity('1k') == 1000
 assert importlib.metadata.version('urllib3')
 """
 
-server = kube_rig.server
-
 
 def loaded_by(script: str, *argv: str, then: str = "", **environ: str) -> set[str]:
     """Run a script in a new process; return what that has loaded of what is heavy."""

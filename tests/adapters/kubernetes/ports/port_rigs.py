@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.adapters.host import lock_file
@@ -24,6 +22,7 @@ from testkit import apiserver
 from tests import api_objects
 from tests.kit import kubelet_rig
 from tests.node import cluster_parts, fake_cluster, fakes, node_rig, samples
+from tests.stage import apirig
 
 NODE = "node-a"
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/hostdev"
@@ -217,15 +216,9 @@ def on_servers() -> Iterator[Rig]:
     with (
         apiserver.serve() as server,
         kubelet_rig.a_kubelet() as kubelet,
-        contextlib.closing(api.KubeApi.at(server.url, sleep=lambda _seconds: None)) as kube,
+        apirig.quick_client(server) as kube,
     ):
         rig = OnServers(server, kubelet, kube)
         yield rig
         server.clear_faults()
         rig.slots.release()
-
-
-@pytest.fixture(params=[in_memory, on_servers], ids=["fakes", "adapters"])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    with request.param() as running:
-        yield running

@@ -9,10 +9,8 @@ from mig_manager import errors
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
-from tests.adapters.kubernetes import port_rigs
-from tests.adapters.kubernetes.port_rigs import GPU, OTHER, Rig
-
-rig = port_rigs.rig
+from tests.adapters.kubernetes.ports import port_rigs
+from tests.adapters.kubernetes.ports.port_rigs import GPU, OTHER, Rig
 
 
 def test_patch_writes_its_keys_alone_and_returns_the_node(rig: Rig) -> None:

@@ -17,7 +17,6 @@ from mig_manager.core.node import gpu_use
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects, waiting
-from tests.kit import watch_rig
 from tests.kit.watch_rig import (
     BRISK,
     SOON_S,
@@ -26,8 +25,6 @@ from tests.kit.watch_rig import (
     wait_for_watch,
 )
 from tests.node import agents, driver_rules, fakes, node_rig, parts
-
-server, kube = watch_rig.server, watch_rig.kube
 
 
 @contextlib.contextmanager

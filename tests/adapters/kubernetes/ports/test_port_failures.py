@@ -7,10 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import evictions, node_object, pod_object
 from mig_manager.core.records import readiness
-from tests.adapters.kubernetes import port_rigs
-from tests.adapters.kubernetes.port_rigs import GPU, OTHER, Rig
-
-rig = port_rigs.rig
+from tests.adapters.kubernetes.ports.port_rigs import GPU, OTHER, Rig
 
 POD = pod_object.Pod(namespace="default", name="train", uid="u", phase="Running")
 BUDGET = evictions.Budget(

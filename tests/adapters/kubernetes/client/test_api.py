@@ -29,7 +29,6 @@ from tests.adapters.kubernetes.kube_rig import (
     silence,
 )
 
-server = kube_rig.server
 FORBIDDEN = errors.Reason.FORBIDDEN
 UNAVAILABLE = errors.Reason.API_UNAVAILABLE
 OTHER = errors.Reason.API_ERROR

@@ -1,0 +1,20 @@
+"""An API server whose watches tests break, and a client of it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from testkit import apiserver
+from tests.kit import watch_rig
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with watch_rig.serving() as running:
+        yield running
+
+
+@pytest.fixture
+def kube(server: apiserver.ApiServer) -> Iterator[watch_rig.FaultyApi]:
+    with watch_rig.faulty_api(server) as client:
+        yield client
