@@ -67,6 +67,7 @@ class _Result:
 
     has_begun: bool = False
     """Whether all affected pods were evictable at some time, or force was announced."""
+    checked_uids: frozenset[str] = frozenset()  # of the pods that were evictable then
     blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Key of a pod -> why it was not evicted."""
     spent: tuple[evictions.Budget, ...] = ()  # the budgets that did not grant all evictions
@@ -216,13 +217,18 @@ class Evictions:
     ) -> _Result:
         counted, error = self._count(pending)
         current = _Round(remaining=remaining, began_s=self.deps.clock.monotonic())
-        why_not = {} if self._last.has_begun else self._why_not_begun(pending, counted, remaining)
+        uids = frozenset(pod.uid for pod in pending)
+        # Other pods may have come before the first eviction, if the checks took long.
+        is_checked = bool(self._evicted) or uids <= self._last.checked_uids
+        has_begun = self._last.has_begun and is_checked
+        why_not = {} if has_begun else self._why_not_begun(pending, counted, remaining)
         blocked = why_not or self._evict_granted(pending, counted, current)
         not_before_s = min(self._last_attempt(pod).not_before_s for pod in pending)
         now_s = self.deps.clock.monotonic()
         pause_s = 0.0 if current.is_old(now_s) else _RETRY_S
         return _Result(
             has_begun=not why_not,
+            checked_uids=uids,
             blocked=blocked,
             spent=counted.spent,
             error=error,

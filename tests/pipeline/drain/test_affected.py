@@ -342,6 +342,21 @@ def test_a_pod_is_spared_once_an_equal_device_is_free_before_the_evictions() -> 
     assert "workloads.evict" not in rig.log
 
 
+def test_no_pod_is_evicted_if_one_that_came_during_slow_checks_must_stay() -> None:
+    rig = nodes.busy_node()
+    devices = one_device(rig, is_destroyed=True) | one_device(rig, is_destroyed=False)
+    rig.disruptions.refusals["late"] = "budget"
+
+    def start_late() -> None:
+        rig.clock.wait(11)
+        rig.pods.add("late", devices=devices)
+
+    strikes.act_once(rig, lambda: rig.log[-1] == "workloads.can_evict", start_late)
+    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="one-of-three", text=ONE_OF_THREE)
+
+    assert {"affected", "late"} <= rig.pods.names
+
+
 @pytest.mark.parametrize("call", ["workloads.can_evict", "workloads.evict"])
 def test_a_newer_request_ends_a_drain_between_two_evictions(call: str) -> None:
     rig = nodes.node(layout="all-1g.5gb")
