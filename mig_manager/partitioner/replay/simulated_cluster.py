@@ -72,11 +72,11 @@ class SimulatedCluster:
     """By node and UUID, the state to which idle instances are merged back."""
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
     """The waits and ends of the pods, and the changes of the nodes."""
 
-    waits: dict[str, float | None]
+    waits: Mapping[str, float | None]
     """By UID: from a pod's creation to its binding; None: it is not bound by the end."""
     changes: int = 0
     refused: int = 0  # changes, because an instance was in use
@@ -84,7 +84,7 @@ class SimulationResult:
     tainted_s: float = 0.0  # all nodes together
     decisions: int = 0
     lost: int = 0  # instances in use that a change destroyed: always 0
-    unmet: dict[str, str] = dataclasses.field(default_factory=dict)
+    unmet: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """By UID: why no node could serve the pod at the last decision about it."""
     end_s: float  # the time that was reached
 
@@ -146,10 +146,12 @@ class _Run:
         self._history = past_decisions.History()
         self._cache = node_index.NodeCache()
         self._arrivals = arrivals.Arrivals()
+        self._waits: dict[str, float | None] = {}
+        self._unmet: dict[str, str] = {}
         self._result = SimulationResult(waits={}, end_s=end_s)
         self._now_s = 0.0
         for job in {job.pod.uid: job for job in jobs}.values():
-            self._result.waits[job.pod.uid] = None
+            self._waits[job.pod.uid] = None
             self._add(job.at_s, self._arrive, job)
 
     def result(self, proceed: Callable[[float], bool]) -> SimulationResult:
@@ -161,13 +163,13 @@ class _Run:
                 break
             self._now_s = min(decide_s, event_s)
             if not proceed(self._now_s):
-                self._result.end_s = self._now_s
+                self._result = dataclasses.replace(self._result, end_s=self._now_s)
                 break
             if self._limits is not None and decide_s <= event_s:
                 self._decide(self._limits)
             else:
                 heapq.heappop(self._events)[2]()
-        return self._result
+        return dataclasses.replace(self._result, waits=self._waits, unmet=self._unmet)
 
     def _add(self, at_s: float, act: Callable[..., None], *about: object) -> None:
         event = (at_s, next(self._sequence), functools.partial(act, *about))
@@ -227,7 +229,7 @@ class _Run:
         uid = job.pod.uid
         node.bind(job.pod, self._draw)
         del self._pending[uid]
-        self._result.waits[uid] = self._now_s - job.at_s
+        self._waits[uid] = self._now_s - job.at_s
         self._add(self._now_s + job.run_s, self._end, job.pod, node)
 
     def _end(self, pod: demand.Pending, node: simulated_node.SimulatedNode) -> None:
@@ -247,15 +249,19 @@ class _Run:
             at_s = self._now_s + self._cluster.times.change_s
             self._add(at_s, self._finish, node, change)
         else:
-            self._result.refused += 1
+            self._result = dataclasses.replace(self._result, refused=self._result.refused + 1)
         self._react()
 
     def _finish(self, node: simulated_node.SimulatedNode, change: decisions.NodeChange) -> None:
         destroyed, lost = node.change(change, now=self._time())
-        self._result.destroyed += destroyed
-        self._result.lost += lost
-        self._result.changes += 1
-        self._result.tainted_s += self._cluster.times.change_s
+        before = self._result
+        self._result = dataclasses.replace(
+            before,
+            destroyed=before.destroyed + destroyed,
+            lost=before.lost + lost,
+            changes=before.changes + 1,
+            tainted_s=before.tainted_s + self._cluster.times.change_s,
+        )
         self._react()
 
     # -- the partitioner -----------------------------------------------------------------------
@@ -288,8 +294,8 @@ class _Run:
             node = self._nodes[change.node]
             node.request(now=now)
             self._add(self._now_s + self._cluster.times.begin_s, self._begin, node, change)
-        self._result.decisions += 1
-        self._result.unmet |= {each.pod.uid: each.message for each in decision.unmet}
+        self._result = dataclasses.replace(self._result, decisions=self._result.decisions + 1)
+        self._unmet |= {each.pod.uid: each.message for each in decision.unmet}
         is_idle = is_recheck and not decision.changes
         times = self._cluster.times
         longer_s = min(2 * self._pause_s, times.max_recheck_s)
