@@ -13,7 +13,6 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.core import timestamps
 from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import node_moments, node_reports
-from mig_manager.core.records import run_status
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -42,7 +41,7 @@ class NodeHistory:
             if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:
                 continue
             is_applied = moment.what == errors.Reason.APPLIED.value
-            if is_applied and _title(run) in moment.message:
+            if is_applied and run.title in moment.message:
                 return min(filter(None, (moment.at, run.at)), default=None)
             # Custom layouts share one name; the previous one had other content.
             if moment.is_warning or (is_applied and run.annotation_hash):
@@ -63,11 +62,6 @@ class NodeHistory:
                 for moment in self.moments
             ],
         }
-
-
-def _title(run: run_status.PublishedStatus) -> str:
-    """Return the name of a run's layout in Events."""
-    return f"{run.config} ({run.config_hash})" if run.annotation_hash else run.config
 
 
 def collect(

@@ -62,8 +62,7 @@ class RunStatus:
     @property
     def title(self) -> str:
         """The layout's name, with its hash if many layouts share the name."""
-        is_shared = self.annotation_hash and self.config_hash
-        return f"{self.config} ({self.config_hash})" if is_shared else self.config
+        return _title(self)
 
     def in_phase(self, phase: model.Phase, message: str) -> "RunStatus":
         """Return the status in a new phase."""
@@ -151,6 +150,11 @@ class PublishedStatus:
     annotation_hash: str = ""  # hash of the annotation with the layout; empty for other layouts
 
     @property
+    def title(self) -> str:
+        """As ``RunStatus.title``."""
+        return _title(self)
+
+    @property
     def key(self) -> RequestKey:
         """Which request the run is for."""
         return RequestKey(self.config, self.annotation_hash)
@@ -159,6 +163,11 @@ class PublishedStatus:
     def at(self) -> dt.datetime | None:
         """When the run finished; when it started, if it has not finished."""
         return self.finished_at or self.started_at
+
+
+def _title(status: RunStatus | PublishedStatus) -> str:
+    is_shared = status.annotation_hash and status.config_hash
+    return f"{status.config} ({status.config_hash})" if is_shared else status.config
 
 
 def parse(text: str) -> PublishedStatus:
