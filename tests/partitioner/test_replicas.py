@@ -8,7 +8,7 @@ import structlog.testing
 from mig_manager.adapters import host
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import main
-from mig_manager.sandbox.apiserver import kinds
+from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests import waiting
 from tests.node import strikes
@@ -98,6 +98,27 @@ def test_leader_that_lost_the_lease_serves_pods_that_still_wait(rig: Partitioner
 
     assert replica.leads
     assert len(replica.kube.patches) == 2
+
+
+def test_leader_that_loses_the_lease_while_it_requests_requests_no_more(
+    rig: PartitionerRig,
+) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1", "p2", profile="4g.20gb")
+    replica = rig.replica(max_unavailable="2")
+
+    def lose_lease(record: store.Record) -> None:
+        if record.key[0] == kinds.NODES.plural:
+            rig.server.inject(apiserver.Fault(path="/leases", status=500, times=None))
+            rig.clock.now_s += TERM_S
+
+    rig.sync(replica)
+    rig.server.store.subscribe(lose_lease)
+    with structlog.testing.capture_logs():
+        rig.pass_time(SOON_S, replica)
+
+    assert len(replica.kube.patches) == 1
 
 
 @pytest.mark.slow
