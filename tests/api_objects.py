@@ -11,6 +11,8 @@ from tests import contract
 
 Object = dict[str, Any]
 
+HOLD_TAINT: Object = {"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}
+
 
 def a_node(
     name: str = "n1",

@@ -1,7 +1,7 @@
 """Agents as light as can be: they follow the published contract on labels and annotations.
 
 One thread plays the agents of all nodes, straight on the server's store: each sees its label,
-says ``pending`` and cordons, and after a while says how it ended.
+publishes ``pending`` and taints its node, and after a while says how it ended.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ class FakeAgents:
             # Refused before anything is touched.
             self._end(name, wanted, run)
             return
-        self._write(name, wanted, model.State.PENDING, phase=model.Phase.TAINT, is_cordoned=True)
+        self._write(name, wanted, model.State.PENDING, phase=model.Phase.TAINT)
         self._after(self.work_s, lambda: self._end(name, wanted, run))
 
     def _end(self, name: str, wanted: str, run: int) -> None:
@@ -131,7 +131,6 @@ class FakeAgents:
             model.State.FAILED if failure else model.State.SUCCESS,
             phase=model.Phase.DONE,
             failure=failure,
-            is_cordoned=False,
         )
         if failure and failure.is_retried:
             self._after(4 * self.work_s, lambda: self._begin(name, wanted, run))
@@ -143,7 +142,6 @@ class FakeAgents:
         state: model.State,
         *,
         phase: model.Phase,
-        is_cordoned: bool,
         failure: NodeFailure | None = None,
     ) -> None:
         members: dict[str, object] = {}
@@ -160,7 +158,8 @@ class FakeAgents:
             "labels": {well_known.STATE_LABEL: state.value} | applied,
             "annotations": {well_known.STATUS_ANNOTATION: text},
         }
-        change = {"metadata": metadata, "spec": {"unschedulable": is_cordoned}}
+        taints = [api_objects.HOLD_TAINT] if state is model.State.PENDING else []
+        change = {"metadata": metadata, "spec": {"taints": taints}}
         self._server.merge(kinds.NODES, name, change)
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:

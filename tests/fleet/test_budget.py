@@ -13,7 +13,7 @@ from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import waiting
+from tests import api_objects, waiting
 from tests.fleet import agents, census
 
 LAYOUT = "all-1g.5gb"
@@ -42,7 +42,7 @@ def test_agents_with_a_budget_of_two_never_have_three_nodes_under_change() -> No
 
 
 class Contender:
-    """An agent as far as slots go: it waits, marks its node, and gives all back."""
+    """An agent as far as slots go: it waits, taints its node, and releases the slot."""
 
     def __init__(self, server: apiserver.ApiServer, name: str, *, limit: int) -> None:
         self._server = server
@@ -65,14 +65,14 @@ class Contender:
             wait_s = timing.Backoff(first_s=1.0, max_s=5.0).delay_s(attempt)
             self._clock.wait(wait_s * spread.uniform(0.5, 1.0))
         self._slots.check()
-        self._mark(is_cordoned=True)
+        self._set_taints(api_objects.HOLD_TAINT)
         self._clock.wait(0.05)
-        self._mark(is_cordoned=False)
+        self._set_taints()
         self._slots.release()
         self._kube.close()
 
-    def _mark(self, *, is_cordoned: bool) -> None:
-        self._server.merge(kinds.NODES, self._name, {"spec": {"unschedulable": is_cordoned}})
+    def _set_taints(self, *taints: api_objects.Object) -> None:
+        self._server.merge(kinds.NODES, self._name, {"spec": {"taints": [*taints]}})
 
 
 def contend(server: apiserver.ApiServer, count: int, *, limit: int) -> census.Census:

@@ -15,9 +15,9 @@ from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
+from tests import api_objects
 from tests.node import fakes
 
-HOLD = {"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}
 OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
 RIVAL = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 NODE = {
@@ -161,7 +161,7 @@ def test_update_of_a_known_node_sends_one_request_with_differences(rig: KubeNode
     assert node_view.taint_keys == {"dedicated", well_known.HOLD_TAINT}
     assert len(rig.server.log.requests()) == 2
 
-    for is_tainted, taints in ((True, [OTHER, HOLD]), (False, [OTHER])):
+    for is_tainted, taints in ((True, [OTHER, api_objects.HOLD_TAINT]), (False, [OTHER])):
         rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=is_tainted))  # noqa: B023
         stored = rig.stored_node()
         assert stored["spec"]["taints"] == taints
@@ -188,7 +188,7 @@ def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: KubeNodeRig
 
     assert decided == [None, "theirs"]
     assert node_view.labels["x"] == "theirs"
-    assert rig.stored_node()["spec"]["taints"] == [OTHER, RIVAL, HOLD]
+    assert rig.stored_node()["spec"]["taints"] == [OTHER, RIVAL, api_objects.HOLD_TAINT]
 
 
 def test_an_update_outlasts_a_storm_of_other_writes(rig: KubeNodeRig) -> None:
@@ -204,7 +204,7 @@ def test_an_update_outlasts_a_storm_of_other_writes(rig: KubeNodeRig) -> None:
 
     rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=True))
 
-    assert rig.stored_node()["spec"]["taints"] == [OTHER, HOLD]
+    assert rig.stored_node()["spec"]["taints"] == [OTHER, api_objects.HOLD_TAINT]
     assert rig.patches() < 20
 
 
@@ -228,7 +228,7 @@ def test_a_patch_whose_response_was_lost_is_applied_once(rig: KubeNodeRig) -> No
 
     assert rig.node_port.update(switch).labels["x"] == "y"
     assert decided == [None]
-    assert rig.stored_node()["spec"]["taints"] == [OTHER, HOLD]
+    assert rig.stored_node()["spec"]["taints"] == [OTHER, api_objects.HOLD_TAINT]
 
 
 def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: KubeNodeRig) -> None:
@@ -395,7 +395,7 @@ def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(
     rig: KubeNodeRig,
 ) -> None:
     twice = [{"key": "a.b/c", "effect": effect} for effect in ("NoSchedule", "NoExecute")]
-    rig.change(lambda thing: thing["spec"].update(taints=[*twice, OTHER, HOLD]))
+    rig.change(lambda thing: thing["spec"].update(taints=[*twice, OTHER, api_objects.HOLD_TAINT]))
 
     rig.node_port.update(
         lambda _view: node_object.NodePatch(

@@ -1,10 +1,11 @@
 """Nodes in each state of a rollout, and what it decides."""
 
+import dataclasses
 from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
-from mig_manager.core.node import well_known
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import run_status
 from tests import api_objects
 from tests.node import samples
@@ -22,6 +23,10 @@ def run(config: str, state: model.State, **members: Any) -> run_status.Published
     return run_status.parse(api_objects.a_status(config, state, **members))
 
 
+HOLD = frozenset({well_known.HOLD_TAINT})
+
+_VIEW_FIELDS = {field.name for field in dataclasses.fields(node_object.NodeView)} - {"name"}
+
 APPLIED = run(FORMER, model.State.SUCCESS)
 
 
@@ -31,10 +36,10 @@ def node(
     requested: str | None = FORMER,
     state: model.State | None = model.State.SUCCESS,
     applied: str = FORMER,
-    is_cordoned: bool = False,
     gpus: str = "",
     **changed: Any,
 ) -> fleet_nodes.FleetNode:
+    """Build a node; ``changed`` are fields of it or of its view."""
     labels = {
         well_known.CONFIG_LABEL: requested,
         well_known.STATE_LABEL: state and state.value,
@@ -44,7 +49,7 @@ def node(
         name=name,
         labels={key: value for key, value in labels.items() if value},
         annotations={well_known.GPUS_ANNOTATION: gpus} if gpus else {},
-        is_unschedulable=is_cordoned,
+        **{key: changed.pop(key) for key in _VIEW_FIELDS & changed.keys()},
     )
     return fleet_nodes.FleetNode(**{"view": view, "is_ready": True, "status": APPLIED, **changed})
 
@@ -60,7 +65,7 @@ def busy_node(name: str = "a", *, phase: str = "Drain") -> fleet_nodes.FleetNode
     return requested_node(
         name,
         state=pending,
-        is_cordoned=phase == "Drain",
+        taint_keys=HOLD if phase == "Drain" else frozenset(),
         status=run(LAYOUT, pending, phase=phase),
     )
 

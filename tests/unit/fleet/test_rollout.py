@@ -17,6 +17,7 @@ from mig_manager.core.records import inventory_codec
 from tests.unit.fleet.rollouts import (
     APPLIED,
     FORMER,
+    HOLD,
     LAYOUT,
     NodeState,
     Phase,
@@ -36,7 +37,7 @@ def draining_node(name: str) -> fleet_nodes.FleetNode:
     """A node that another rollout drains."""
     pending = model.State.PENDING
     status = run("third", pending, phase="Drain")
-    return node(name, requested="third", state=pending, status=status, is_cordoned=True)
+    return node(name, requested="third", state=pending, status=status, taint_keys=HOLD)
 
 
 RETRYING = run("third", model.State.FAILED, reason="InUse", retryAt="2026-01-01T00:00:00Z")
@@ -49,19 +50,19 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
         pytest.param([*map(node, "edcba")], "2", ("a", "b"), id="as many as may be unavailable"),
         pytest.param([node("n10"), node("n9")], "1", ("n9",), id="in the order of numbers"),
         pytest.param(
-            [node("a"), node("z", is_cordoned=True)],
+            [node("a"), node("z", is_unschedulable=True)],
             "1",
             ("z",),
             id="first one cordoned by others",
         ),
         pytest.param(
-            [node(name, is_cordoned=True) for name in "abcdef"],
+            [node(name, is_unschedulable=True) for name in "abcdef"],
             "2",
             ("a", "b"),
             id="not all that are cordoned by others at once",
         ),
         pytest.param(
-            [busy_node("a"), node("z", is_cordoned=True)],
+            [busy_node("a"), node("z", is_unschedulable=True)],
             "1",
             (),
             id="none cordoned by others beside one in progress",
@@ -90,7 +91,7 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
             id="a percentage of the nodes with an agent",
         ),
         pytest.param(
-            [node("cpu", is_cordoned=True, **NO_GPUS), node("z")],
+            [node("cpu", is_unschedulable=True, **NO_GPUS), node("z")],
             "1",
             ("z",),
             id="whatever nodes without GPUs do",
@@ -134,7 +135,8 @@ def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
 @pytest.mark.parametrize(
     "away",
     [
-        {"is_cordoned": True},
+        {"is_unschedulable": True},
+        {"taint_keys": HOLD},
         {"is_ready": False},
         {"state": model.State.PENDING},
         {"status": run(FORMER, model.State.FAILED, retryAt="2026-01-01T00:00:00Z")},
@@ -544,7 +546,7 @@ def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
     unlabelled = node("a", requested=None, mark=dataclasses.replace(mark, is_undone=True))
     assert goals.Goal(layout=None).target(done_node("a", mark=mark)) is None
     assert undo(unlabelled).phase is Phase.DONE
-    tainted = dataclasses.replace(unlabelled.view, taint_keys=frozenset({well_known.HOLD_TAINT}))
+    tainted = dataclasses.replace(unlabelled.view, taint_keys=HOLD)
     pending = {**unlabelled.view.labels, well_known.STATE_LABEL: model.State.PENDING.value}
     for view in (tainted, dataclasses.replace(unlabelled.view, labels=pending)):
         assert undo(dataclasses.replace(unlabelled, view=view)).phase is Phase.ROLLING

@@ -86,7 +86,7 @@ def test_no_more_nodes_are_unavailable_than_allowed_and_every_rollout_ends(
         played.act(decision)
         if played.movable:
             played.move(steps.draw(st.sampled_from(played.movable)))
-        assert sum(each.view.is_unschedulable for each in played.nodes.values()) <= most
+        assert sum(each.is_unavailable for each in played.nodes.values()) <= most
     assert phases[-1].is_over
     if phases[-1] is Phase.DONE:
         assert all(each.applied == LAYOUT for each in played.nodes.values())
