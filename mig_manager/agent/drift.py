@@ -131,6 +131,8 @@ def act(
         case _Verdict.ACTIVE_AGAIN:
             attempt.deps.telemetry.drift_found(is_drifted=False)
             _finish_active_again(attempt)
+            # A next drift may destroy the same devices.
+            attempt.memory.set_checked(None)
             now = dataclasses.replace(now, has_phantoms=False)
         case _Verdict.ACTIVE:
             now = dataclasses.replace(

@@ -222,6 +222,19 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
     assert rig.node.events == ["Drifted", "DestroyedDevices", "DestroyedDevices"]
 
 
+def test_each_drift_to_the_same_devices_restarts_the_plugin() -> None:
+    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    for _ in range(2):
+        before = tamper(rig)
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+        rig.clock.wait(1)
+        assert rig.kubelet.schedulable == rig.plugin_devices
+        # The other program restores the instance, and restarts the plugin.
+        rig.gpus = before
+        rig.register_devices()
+        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+
+
 def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
     rig, agent, outcome = nodes.at_rest(LAYOUT)
     served = rig.kubelet.schedulable
