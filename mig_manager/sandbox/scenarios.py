@@ -129,7 +129,7 @@ def say_next(
     where = ", in another terminal" if options.is_kept else ""
     say(f"\n{style.paint(f'Try next{where}', bar.Tone.STRONG)}\n")
     if options.is_kept:
-        say(f"  export KUBECONFIG={stage.kubeconfig}")
+        say(f"  export KUBECONFIG={shlex.quote(str(stage.kubeconfig))}")
     for line in options.exports:
         say(f"  {line}")
     for purpose, command in suggestions:

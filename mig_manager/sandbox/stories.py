@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -144,9 +145,8 @@ def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) ->
     before = stage.devices_by_pod()
     gpus = stage.gpus.observe()
     faulty = {device for gpu in gpus[:1] for device in gpu.mig_uuids}
-    say(
-        f"mig-manager status --simulate-state {stage.machine.state_file} --simulate-event {_FAULT}"
-    )
+    state_file = shlex.quote(str(stage.machine.state_file))
+    say(f"mig-manager status --simulate-state {state_file} --simulate-event {_FAULT}")
     events.simulate(_FAULT, stage.machine.state_file)
 
     def is_repaired() -> bool:

@@ -36,7 +36,7 @@ class Demo:
     """A demo in a session of its own, with its own home and temporary folder."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.home, self.temporary = folder / "home", folder / "tmp"
+        self.home, self.temporary = folder / "home", folder / "my tmp"
         self.home.mkdir()
         self.temporary.mkdir()
         self.log = folder / "output.txt"
@@ -167,7 +167,7 @@ def test_kept_node_serves_its_layouts_to_the_plugin(demo: Demo) -> None:
     demo.start_logged(*DEMO, "--scenario", "first-layout", "--keep")
     demo.wait_for(KEPT)
     kubeconfig, *_path, layouts, rollout, label = commands(demo.output())
-    assert kubeconfig.startswith(f"export KUBECONFIG={demo.temporary}")
+    assert kubeconfig.startswith(f"export KUBECONFIG='{demo.temporary}")
 
     listed = shell(demo, kubeconfig, layouts)
     assert "all-balanced · " in listed
