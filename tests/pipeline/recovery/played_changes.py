@@ -62,13 +62,15 @@ _NOT_COMPARED: Mapping[type, frozenset[str]] = {
     ),
     parts.Kubelet: frozenset(
         {
-            # Times, and what is listed by the serial numbers of pods.
+            # Times.
             *("all_listed_from_s", "pod_listed_from_s", "all_end_from_s", "pod_ends_from_s"),
-            *("reports_from_s", "devices_by_pod", "claims"),
+            "reports_from_s",
+            *("devices_by_pod", "claims"),  # ``PlayedChange.key`` has them by names of pods
             *("withdrawn", "reported_devices"),  # they repeat what is schedulable
         }
     ),
-    parts.DraDriver: frozenset({"slices"}),  # numbered by start of the driver
+    # Their numbers are those of the driver's starts: ``PlayedChange.key`` has only the devices.
+    parts.DraDriver: frozenset({"slices"}),
     parts.Daemons: frozenset({"controller_away_until_s"}),
     parts.Driver: frozenset({"step_error", "executed_steps"}),
     parts.Host: frozenset({"refreshes"}),
@@ -228,7 +230,15 @@ class PlayedChange:
         Every field of the node and of its parts is compared, but those in ``_NOT_COMPARED``.
         """
         rig = self.rig
-        pods = sorted((p.name, p.is_terminating, p.is_ready, p.phase) for p in rig.pods.values())
+        pods = sorted(
+            (pod.name, pod.is_terminating, pod.is_ready, pod.phase, uid in rig.kubelet.claims)
+            for uid, pod in rig.pods.items()
+        )
+        listed = {
+            (rig.pods[uid].name if uid in rig.pods else "", devices)
+            for uid, devices in rig.kubelet.devices_by_pod.items()
+        }
+        slices = rig.dra_driver.slices
         return (
             _as_key(rig),
             *(rig.node.status.get(name) for name in ("config", "configHash", "state", "phase")),
@@ -237,6 +247,8 @@ class PlayedChange:
             tuple(gpu.awaits_reset for gpu in rig.gpus),
             tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
             tuple(pods),
+            frozenset(listed),
+            None if slices is None else tuple(_as_key(each.uuids) for each in slices),
             rig.clock.now_s < rig.daemons.controller_away_until_s,
             rig.kubelet.withdrawn is rig.kubelet.schedulable,
             rig.kubelet.all_listed_from_s > rig.clock.now_s,
