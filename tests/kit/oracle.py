@@ -90,20 +90,22 @@ def goals(gpu: model.Gpu, devices: Mapping[model.Profile, int]) -> Iterator[Stat
 
 def price(gpu: model.Gpu, goal: State, busy: frozenset[str]) -> tuple[int, int]:
     """Return how many busy devices end and how many calls it takes to reach ``goal``."""
-    lost = calls = 0
-    live = state_of(gpu)
-    for gi in gpu.gpu_instances:
-        spot = gi.profile, gi.placement.start
-        stays = goal.get(spot, frozenset())
-        for ci in gi.compute_instances:
-            at = ci.placement.start if ci.placement else -1
-            if (ci.profile.compute_slices, at) not in stays:
-                calls += 1
-                lost += ci.uuid in busy
-        calls += spot not in goal
+    live, destroyed = state_of(gpu), destroyed_uuids(gpu, goal)
+    calls = len(destroyed) + len(live.keys() - goal.keys())
     for spot, inside in goal.items():
         calls += len(inside - live[spot]) if spot in live else 1 + len(inside)
-    return lost, calls
+    return len(busy.intersection(destroyed)), calls
+
+
+def destroyed_uuids(gpu: model.Gpu, goal: State) -> list[str | None]:
+    """Return the UUID of each device that must end to reach ``goal``."""
+    return [
+        ci.uuid
+        for gi in gpu.gpu_instances
+        for ci in gi.compute_instances
+        if (ci.profile.compute_slices, ci.placement.start if ci.placement else -1)
+        not in goal.get((gi.profile, gi.placement.start), frozenset())
+    ]
 
 
 def room(gpu: model.Gpu, goal: State) -> tuple[int, ...]:

@@ -1,11 +1,12 @@
 """The cluster side of the soak: the fake node over simulated GPUs, and its other inhabitants."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from mig_manager.core.node import clients, evictions, pod_object, well_known
+from mig_manager.core.node import clients, pod_object, well_known
+from mig_manager.core.node import evictions as api_evictions
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
-from tests.crash.soak import driver, script
+from tests.crash.soak import driver, evictions, script
 from tests.node import fake_cluster, simulated_rig
 
 MONITOR_LABEL = well_known.DEPLOY_LABEL_PREFIX + "dcgm"
@@ -28,6 +29,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
         script_.acts |= {
             script.FaultKind.POD_STARTS: self.start_pod,
             script.FaultKind.POD_ENDS: self.end_pod,
+            script.FaultKind.SILENCE: lambda _pick: self.silence_kubelet(),
             script.FaultKind.CORDON: lambda _pick: self.cordon(is_on=True),
             script.FaultKind.UNCORDON: lambda _pick: self.cordon(is_on=False),
             script.FaultKind.DECIDE_MONITOR: lambda pick: self.decide(MONITOR_LABEL, pick),
@@ -40,10 +42,8 @@ class SoakCluster(simulated_rig.SimulatedRig):
         self.other_clients: list[states.Client] = []
         """Processes on the GPUs that no pod owns."""
         self.violations: list[str] = []
-        self.gone_devices: set[str] = set()
-        """Those that ended since this was last cleared."""
-        self.evicted_devices: dict[str, frozenset[str]] = {}
-        """UID of a pod -> its devices when its eviction was granted; cleared alike."""
+        self.evictions: list[evictions.Eviction] = []
+        """Those granted since this was last cleared."""
         self.daemons.is_ready_by_label = {MONITOR_LABEL: True}
         self.advance()
 
@@ -69,11 +69,15 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     def note_destruction(self, function: str, gone: Mapping[str, str]) -> None:
         """Note the pods from which a change of a GPU took a device, whatever our code thinks."""
-        self.gone_devices.update(gone)
         for uid, pod in self.pods.items():
             lost = self.kubelet.devices_by_pod.get(uid, frozenset()) & gone.keys()
             if lost and not pod.is_finished:
                 self.violations.append(f"{function} took {sorted(lost)} from {pod.name}")
+
+    @property
+    def schedulable_devices(self) -> frozenset[str]:
+        """The devices that kubelet offers to pods."""
+        return frozenset().union(*self.kubelet.schedulable.values())
 
     # -- other people -------------------------------------------------------------------------
 
@@ -112,6 +116,11 @@ class SoakCluster(simulated_rig.SimulatedRig):
         del self.kubelet.devices_by_pod[uid]
         if uid in self.client_of:
             self.state.remove_client(self.client_of.pop(uid))
+        return True
+
+    def silence_kubelet(self) -> bool:
+        """Have kubelet answer no more until the end of the step."""
+        self.kubelet.is_silent = True
         return True
 
     def cordon(self, *, is_on: bool) -> bool:
@@ -157,18 +166,26 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
 
 class Workloads(fake_cluster.FakeWorkloads):
-    """Records the pods whose eviction was granted, and their devices."""
+    """Records each granted eviction."""
 
-    def __init__(self, rig: SoakCluster) -> None:
+    def __init__(self, rig: SoakCluster, served_layout: Callable[[], str | None]) -> None:
         super().__init__(rig)
         self._cluster = rig
+        self._served_layout = served_layout
 
-    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+    def evict(self, pod: pod_object.Pod) -> api_evictions.EvictionResponse:
+        cluster, devices = self._cluster, self._cluster.kubelet.devices_by_pod
+        remaining = [uid for uid, each in cluster.pods.items() if not each.is_terminating]
+        eviction = evictions.Eviction(
+            pod.name,
+            self._served_layout(),
+            devices.get(pod.uid, frozenset()),
+            frozenset().union(*(devices.get(uid, ()) for uid in remaining)),
+            cluster.state.read(),
+        )
         verdict = super().evict(pod)
-        if verdict.answer is evictions.Eviction.ACCEPTED:
-            self._cluster.evicted_devices[pod.uid] = self._cluster.kubelet.devices_by_pod.get(
-                pod.uid, frozenset()
-            )
+        if verdict.answer is api_evictions.Eviction.ACCEPTED:
+            cluster.evictions.append(eviction)
         return verdict
 
 

@@ -18,8 +18,6 @@ from tests.node import fake_cluster, fakes, simulated_rig, traces
 
 ROLLBACK_FAILED_TEXTS = ("failed as well", "could not be rolled back", "still to restore")
 """How a message says that the former instances are not restored."""
-_RESTORED = {"paused_labels", "plugin_config", "stopped_services", "exit_hook"}
-"""Entries of the journal that a run restores at its end, also where it is tried again."""
 _PORTS_OF_ROLLBACK = {"gpus", "node", "workloads", "allocations"}  # ports that a rollback calls
 COUNTS: collections.Counter[str] = collections.Counter()  # what all machines of this process did
 
@@ -102,6 +100,13 @@ class Soak(stateful.RuleBasedStateMachine):
     request_undisturbed = stateful.rule(
         name=st.sampled_from(layouts.NAMES), faults=script.no_faults
     )(request)
+
+    @stateful.rule(name=st.sampled_from(layouts.NAMES))
+    def request_from_silent_kubelet(self, name: str) -> None:
+        for pick in range(5):
+            self.rig.start_pod(pick)
+        self.rig.silence_kubelet()
+        self.request(name, [])
 
     @stateful.rule(faults=st.one_of(script.no_faults, script.faults))
     def serve_again(self, faults: list[script.PortFault]) -> None:
@@ -188,9 +193,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.process.box.put_gpu_change()
         self._end_step(self.process.step())
         COUNTS["reads"] += 1
-        assert not (
-            self.step.names and self.heals and self.rig.evicted_devices and self.is_foreign
-        )
+        assert not self.rig.evictions
 
     # -- what others do -----------------------------------------------------------------------
 
@@ -225,11 +228,15 @@ class Soak(stateful.RuleBasedStateMachine):
         if not self.is_at_rest:
             return
         rig, outcome = self.rig, self.step.outcome
-        # Without a request, or at the end of the process, the next start or request rolls back.
-        is_retried = outcome is None or outcome.should_retry
-        pending = set(traces.ENTRIES) - _RESTORED if is_retried else set()
-        # A drain that is tried again keeps its taint: pods have left the node already.
-        pending -= {"hold_taint"} if outcome is None else set()
+        pending: tuple[str, ...] = ()
+        if outcome is None:
+            # Without a request, or at the end of the process, the next start or request rolls back
+            # and finds out whether the devices are advertised.
+            pending = ("snapshot", "has_plugin")
+        elif outcome.should_retry:
+            # A drain that is tried again keeps its taint: pods have left the node already. The
+            # next try rolls back where a process prevented that.
+            pending = ("snapshot", "hold_taint")
         deployed = {key: value for key, value in rig.wanted_labels.items() if value}
         view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
         remaining = traces.remaining(
@@ -290,14 +297,14 @@ class Soak(stateful.RuleBasedStateMachine):
     def _begin_step(self) -> None:
         rig = self.rig
         self.former_journal = rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
-        rig.gone_devices.clear()
         rig.node.event_messages.clear()
         rig.node.status_messages.clear()
-        rig.evicted_devices.clear()
+        rig.evictions.clear()
         self.strikes_before = self._strikes_by_gpu()
 
     def _end_step(self, step: process.LoopStep) -> None:
         self.step = step
+        self._assert_evictions_are_justified()
         # The next start undoes what the API refuses to a stopped agent. And a journal of an
         # earlier process that could not be read may be that of a run under way: it stays as it is.
         text = self.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
@@ -313,6 +320,7 @@ class Soak(stateful.RuleBasedStateMachine):
         )
         if step.is_over:
             self.process = None
+        # Also a run that fails keeps what it has verified: the plugin or the API came after that.
         self.tried_layouts += [self.layouts[name] for name in step.names if name in self.layouts]
         for name in step.successes:
             self._note_applied(name)
@@ -332,15 +340,29 @@ class Soak(stateful.RuleBasedStateMachine):
                 assert self._differences(self._note_applied(name)) == []
         if self.is_at_rest:
             self._assert_geometry_is_known()
+            # The agent cannot restart the plugin before it finds what others changed.
+            phantoms = self.rig.schedulable_devices - simulated_rig.devices(self.rig.state).keys()
+            assert self.is_foreign or not phantoms, step
+        self.rig.kubelet.is_silent = False
+
+    def _assert_evictions_are_justified(self) -> None:
+        for eviction in self.rig.evictions:
+            COUNTS["evictions"] += 1
+            layout = self._layout_of(eviction.layout)
+            assert eviction.is_justified(layout), (eviction, layout)
 
     def _note_applied(self, name: str) -> layouts.Layout:
-        layout = self.layouts[name]
+        layout = self._layout_of(name)
+        self.applied_layout, self.is_foreign = (name, layout), False
+        return layout
+
+    def _layout_of(self, name: str | None) -> layouts.Layout:
+        """Return the layout that the agent served by this name; without one, it may do nothing."""
         if self.configs.text == layouts.BROKEN:
             # The agent may have read no edit since it applied the layout.
             assert self.applied_layout is not None
-            layout = self.applied_layout[1]
-        self.applied_layout, self.is_foreign = (name, layout), False
-        return layout
+            return self.applied_layout[1]
+        return self.layouts.get(name or "", ())
 
     def _abandon(self) -> None:
         if self.process is not None:
@@ -421,7 +443,8 @@ class Soak(stateful.RuleBasedStateMachine):
         """
         everywhere = frozenset(range(len(self.products)))
         fired = self._strikes_by_gpu() - self.strikes_before
-        if fired[None] or _PORTS_OF_ROLLBACK & self.rig.script.failed_ports:
+        is_blind = self.rig.kubelet.is_silent
+        if fired[None] or is_blind or _PORTS_OF_ROLLBACK & self.rig.script.failed_ports:
             return everywhere
         users = {client.gpu_uuid for client in self.rig.state.read().clients}
         text = self.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
@@ -439,16 +462,8 @@ class Soak(stateful.RuleBasedStateMachine):
     def _assert_applied(self, name: str) -> None:
         assert self._differences(self._note_applied(name)) == []
         if self.rig.pods.plugins:
-            allocatable = {uuid for ids in self.rig.kubelet.schedulable.values() for uuid in ids}
-            there = simulated_rig.devices(self.rig.state)
-            assert allocatable == there.keys(), (
-                self.step.outcome,
-                self.rig.kubelet.schedulable,
-                there,
-            )
-        if not self.rig.script.struck and len(self.step.names) == 1:
-            for uid, devices in self.rig.evicted_devices.items():
-                assert devices & self.rig.gone_devices, f"{uid} was evicted in vain"
+            missing = simulated_rig.devices(self.rig.state).keys() - self.rig.schedulable_devices
+            assert not missing, self.step
 
     def _differences(self, layout: layouts.Layout) -> list[str]:
         """Compare with the GPUs by counting."""

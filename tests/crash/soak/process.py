@@ -65,7 +65,7 @@ class Process:
             "gpus": driver.real_adapter(rig.clock),
             "reset": resets.SimulatedReset(rig.state),
             "node": fake_cluster.FakeNode(rig),
-            "workloads": soak_cluster.Workloads(rig),
+            "workloads": soak_cluster.Workloads(rig, lambda: self.box.served_layout),
             "allocations": fake_cluster.FakeAllocations(rig),
             "configs": configs,
         }

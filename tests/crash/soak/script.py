@@ -24,6 +24,7 @@ class FaultKind(enum.Enum):
     FAIL_AFTER = "the call works and its answer is lost"
     POD_STARTS = "a pod starts"
     POD_ENDS = "a pod ends"
+    SILENCE = "kubelet falls silent"
     CORDON = "an administrator cordons"
     UNCORDON = "an administrator uncordons"
     DECIDE_MONITOR = "an administrator sets a monitor's label"
