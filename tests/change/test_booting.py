@@ -182,7 +182,7 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: ApplyingN
     assert len(ampere.boot("mixed").problems) == 1
 
     assert ampere.is_restored()
-    assert (ampere.verified_layout.config, ampere.verified_layout.boot_id) == ("mixed", "boot-1+")
+    assert (ampere.verified_layout.config, ampere.verified_layout.boot_id) == ("mixed", "boot-2")
     ampere.verified_layout_file.failing_operations = {"read", "set_aside"}
     with pytest.raises(errors.UsageError, match="--verified-layout-file"):
         ampere.boot()

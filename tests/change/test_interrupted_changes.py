@@ -54,8 +54,7 @@ def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
 
     node.pods.clear()
     if is_rebooted:
-        node.lose_instances()
-        node.host.boot_id += "+"
+        node.restart_machine()
         node.boot()
     else:
         node.change_to("first-only")
@@ -188,8 +187,7 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
 ) -> None:
     before = node.shape
     assert node.kill_apply("first-only", at=3)
-    node.host.boot_id = "boot-2"
-    node.lose_instances()
+    node.restart_machine()
     whole = samples.desired_gpu({"7g.40gb": 1})
     node.gpus = (node.gpus[0], *gpu_values.with_desired(node.gpus[1:], whole))
     other = node.shape[1]

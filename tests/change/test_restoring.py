@@ -30,8 +30,7 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     # What is right already is not touched.
     assert set(right) <= set(node.gpus[0].gpu_instances)
 
-    node.lose_instances()
-    node.host.boot_id = "boot-2"
+    node.restart_machine()
     back = node.boot()
     assert (back.layout, back.problems) == ("checkpoint c.json", ())
     assert node.shape == THEN.shape

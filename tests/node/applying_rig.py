@@ -8,7 +8,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.change import apply as applying
 from mig_manager.change import boot, local, pod_use
-from mig_manager.core import model, steps
+from mig_manager.core import steps
 from mig_manager.core.layout import config, layouts, plans
 from mig_manager.core.records import journals, verified_layouts
 from tests import layout_table
@@ -107,20 +107,6 @@ class ApplyingNode(node_rig.NodeRig):
             yield
         finally:
             self.refuses_step = before
-
-    def lose_instances(self) -> None:
-        """Lose in a reboot all instances, and MIG mode where that needs no reset."""
-        self.gpus = tuple(
-            dataclasses.replace(gpu, gpu_instances=())
-            if gpu.mode_change_needs_reset
-            else dataclasses.replace(
-                gpu,
-                gpu_instances=(),
-                current_mode=model.MigMode.DISABLED,
-                pending_mode=model.MigMode.DISABLED,
-            )
-            for gpu in self.gpus
-        )
 
     def apply(
         self,
@@ -224,9 +210,8 @@ mig-configs:
         self.before = self.shape
 
     def reboot(self) -> None:
-        self.lose_instances()
+        self.restart_machine()
         self.steps = 0
-        self.host.boot_id = f"{self.host.boot_id}+"
         self.notes.clear()
 
     def is_restored(self) -> bool:

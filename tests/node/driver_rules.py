@@ -33,6 +33,14 @@ def run(gpu: model.Gpu, planned: Iterable[steps.Step]) -> model.Gpu:
     return gpu
 
 
+def reboot(gpu: model.Gpu) -> model.Gpu:
+    """Lose the instances, and MIG mode where it survives no reboot: where it needs no reset."""
+    mode = gpu.pending_mode
+    if mode is model.MigMode.ENABLED and not gpu.mode_change_needs_reset:
+        mode = model.MigMode.DISABLED
+    return dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=())
+
+
 def spans(size: int, slices: int) -> list[int]:
     """Return the starts a compute instance of that size may have."""
     if size == slices:

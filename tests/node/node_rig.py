@@ -8,7 +8,7 @@ from collections.abc import Callable
 from mig_manager.core import model, ports
 from mig_manager.core.node import claims as dra
 from mig_manager.core.node import clients, policies, well_known
-from tests.node import cluster_parts, fakes, gpu_values, parts, samples
+from tests.node import cluster_parts, driver_rules, fakes, gpu_values, parts, samples
 from tests.node.kept_file import FakeKeptFile
 
 
@@ -84,12 +84,9 @@ class NodeRig:
         self.kubelet.schedulable = self.plugin_devices
 
     def restart_machine(self) -> None:
-        """Reboot: pending modes are active, and no instance is left on the GPUs."""
+        """Reboot: all instances are lost; pending modes become active, or MIG is off."""
         self.host.boot_id = f"boot-{int(self.host.boot_id.removeprefix('boot-')) + 1}"
-        self.gpus = tuple(
-            dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
-            for gpu in self.gpus
-        )
+        self.gpus = tuple(map(driver_rules.reboot, self.gpus))
         self.lose_pods()
 
     def lose_pods(self) -> None:
