@@ -225,7 +225,8 @@ class _LockedChange:
                 if self.points.has_hooks or not first.plan.is_empty:
                     check = stack.enter_context(self.deps.uninterrupted())
                 if self.points.has_hooks:
-                    stack.enter_context(self.points.around(check))
+                    stack.enter_context(self.points.with_exit())
+                    self.points.start(check)
                     # Hooks may change the GPUs.
                     after = self.deps.gpus.observe()
                     combined = self._combine(after)

@@ -3,8 +3,9 @@
     apply-start -> pre-apply-mode -> (MIG mode) -> pre-apply-config -> (instances) -> apply-exit
 
 Each point comes once; the middle two only before a change of mode or of instances. A change that
-passes ``apply-start`` passes ``apply-exit``, even if it fails. After a kill, the agent's next run
-passes it; a command does not.
+begins ``apply-start`` passes ``apply-exit``, even if a hook fails. (mig-parted skips it if one of
+``apply-start`` does: ``ApplyMigConfigWithHooks`` of cmd/nvidia-mig-parted/apply.) After a kill,
+the agent's next run passes it; a command does not.
 """
 
 import contextlib
@@ -84,8 +85,9 @@ class HookPoints:
         ``check`` is called while a hook runs; its exceptions end the hook and the change.
 
         Raises:
-            HostError: HOOK_FAILED; then ``apply-exit`` need not run.
-            Superseded: ``check`` raised it; ``apply-exit`` must run if ``has_run``.
+            HostError: HOOK_FAILED. ``apply-exit`` must run all the same: hooks before this one may
+                have stopped services.
+            Superseded: ``check`` raised it; likewise.
         """
         self._check = check
         self._run_once(hook_files.Point.APPLY_START)
@@ -118,26 +120,18 @@ class HookPoints:
         self._run_once(hook_files.Point.APPLY_EXIT)
 
     @contextlib.contextmanager
-    def around(self, check: Check) -> Iterator[None]:
-        """Run the ``apply-start`` hooks, and the ``apply-exit`` hooks when the context ends.
+    def with_exit(self) -> Iterator[None]:
+        """Run the ``apply-exit`` hooks when the context ends.
 
         Raises:
-            HostError: HOOK_FAILED: on entering; on leaving, if nothing else failed.
+            HostError: HOOK_FAILED, if nothing else failed.
         """
         try:
-            self.start(check)
-        except errors.Superseded:
-            if self.has_run:
-                self.try_exit()
-            raise
-        try:
             yield
-        except errors.MigManagerError as error:
-            if failure := self.try_exit():
+        except BaseException as error:
+            failure = self.try_exit()
+            if failure and isinstance(error, errors.MigManagerError):
                 error.add(failure)
-            raise
-        except BaseException:
-            self.try_exit()
             raise
         try:
             self.exit()

@@ -139,7 +139,7 @@ def test_variables_of_the_change_precede_those_of_the_hooks_file() -> None:
 
 
 AFTER_A_FAILURE = {
-    "start": ["start"],
+    "start": ["start", "exit"],
     "mode": ["start", "mode", "exit"],
     "config": ["start", "mode", "MODE", "config", "MODE", "exit"],
     "exit": ["start", "mode", "MODE", "config", "CREATE", "exit"],
@@ -295,6 +295,7 @@ def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
         node.change_to("wanted")
 
     assert node.shape == node.before
+    assert node.history[1:] == ["start", "CREATE", "exit"]
 
 
 def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> None:

@@ -113,27 +113,18 @@ def _start(attempt: attempts.Attempt, name: str) -> None:
 def start_hooks(attempt: attempts.Attempt, plan: steps.Plan) -> None:
     """Run the ``apply-start`` hooks, if the programs of all hooks for this change exist.
 
-    After ``apply-start``, ``apply-exit`` must run. The journal records this first, so that the
-    next run does it after a crash.
+    Once ``apply-start`` has begun, ``apply-exit`` must run. The journal records this first.
 
     Raises:
         ClusterError: The API refused or does not answer.
-        HostError: HOOK_FAILED; nothing was changed.
-        Superseded: Another layout is requested; ``apply-exit`` must run if a hook was running.
+        HostError: HOOK_FAILED; no pod or GPU was changed.
+        Superseded: Another layout is requested.
     """
     attempt.hooks.require(plan)
     if not attempt.hooks.has_hooks:
         return
-    is_exit_pending = attempt.journal.entries.host.exit_hook
     attempt.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
-    try:
-        attempt.hooks.start(attempt.cancel.check)
-    except errors.MigManagerError:
-        attempt.journal.set_entries(exit_hook=is_exit_pending)
-        raise
-    except errors.Superseded:
-        attempt.journal.set_entries(exit_hook=is_exit_pending or attempt.hooks.has_run)
-        raise
+    attempt.hooks.start(attempt.cancel.check)
 
 
 def exit_hooks(attempt: attempts.Attempt) -> None:

@@ -32,7 +32,7 @@ class HostEntries:
     stopped_services: tuple[str, ...] = ()
     """Services of the machine that were stopped, in the order of the stop."""
     exit_hook: bool = False
-    """Whether the ``apply-exit`` hooks must run, because ``apply-start`` hooks have."""
+    """Whether the ``apply-exit`` hooks must run, because ``apply-start`` hooks have begun."""
 
     def to_data(self) -> dict[str, Any]:
         """Return the members of the journal's JSON."""
