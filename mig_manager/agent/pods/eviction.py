@@ -356,6 +356,7 @@ class Evictions:
                 verdict = self.deps.workloads.evict(pod)
         except errors.ClusterError as error:
             if error.may_be_done:
+                self.returning.record_removed(pod)
                 self._count_evicted(pod, is_forced=current.is_forced)
             raise
         if verdict.answer is not evictions.Eviction.BLOCKED:
@@ -382,7 +383,6 @@ class Evictions:
             self.journal.publish(draining=True, has_evicted=True)
 
     def _count_evicted(self, pod: pod_object.Pod, *, is_forced: bool) -> None:
-        self.returning.record_removed(pod)
         if is_forced and pod.key not in self.forced:
             self.forced += (pod.key,)
         if pod.uid not in self._evicted:
