@@ -52,7 +52,7 @@ def _of_node(
         notes.append("the node is changing right now: plan again when it has finished")
     why_not = ""
     # An agent that ran, and shows no GPUs, can observe none: they may be partitioned.
-    if report.gpus is None and run is None:
+    if report.gpus is None and run is None and not report.node.gpu_problem:
         gpus, why_not = presumed_gpus.of(report)
         presumed = gpus or None
         notes += [why_not] if presumed else []

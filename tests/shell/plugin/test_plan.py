@@ -78,12 +78,13 @@ def test_a_layout_may_come_from_a_file_or_from_a_pipe(
     assert five_node_cluster.run_plugin("plan", "mine", "gpu-1").status == 2
 
 
+@pytest.mark.parametrize("requested", ["all-1g.5gb", None])
 def test_gpus_that_their_agent_cannot_observe_are_unknown(
-    empty_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
+    empty_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path, requested: str | None
 ) -> None:
     (tmp_path / "layouts.yaml").write_text(plugin_rig.CONFIG)
     product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
-    lost = plugin_rig.node("lost", requested="all-1g.5gb", labels=product)
+    lost = plugin_rig.node("lost", requested=requested, labels=product)
     condition = gpu_recovery.none_reachable("GPU 0 is lost")
     lost["status"]["conditions"].append(condition.entry(None, plugin_rig.ago()))
     empty_cluster.server.store.create(lost)
