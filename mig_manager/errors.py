@@ -313,7 +313,7 @@ class MigManagerError(Exception):
 
     @property
     def place(self) -> str:
-        """What the message is about, and begins with."""
+        """The place in the document, with which the message begins; empty if unknown."""
         return str(self.location or "")
 
     @property

@@ -26,7 +26,7 @@ _OTHER_OPERANDS = {
 """By the command that is given too many operands."""
 _SIMULATION = ("--simulate", "--simulate-state")
 _KEPT_FLAGS = {"status": _SIMULATION, "validate": ("-f", "--config-file", *_SIMULATION, "--gpu")}
-"""What the command that a remedy names must have in common with the one that failed."""
+"""By the command that a remedy names: the flags of the failed command that it repeats."""
 
 
 def main(

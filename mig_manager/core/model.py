@@ -29,7 +29,7 @@ class Architecture(enum.Enum):
 
 
 class Virtualization(enum.Enum):
-    """How the machine has a GPU (``nvmlGpuVirtualizationMode_t``)."""
+    """Whether a GPU is physical, passed through or shared (``nvmlGpuVirtualizationMode_t``)."""
 
     NONE = "none"  # bare metal, or unknown to the driver
     PASSTHROUGH = "passthrough"

@@ -1,4 +1,4 @@
-"""What the plugin's commands on a cluster share."""
+"""Helpers of the plugin's commands on a cluster."""
 
 import contextlib
 import datetime as dt

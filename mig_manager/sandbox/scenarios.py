@@ -21,7 +21,7 @@ from mig_manager.sandbox.node import cluster_view
 
 SPEC = "8xA100-SXM4-40GB"
 STARTING = "The Kubernetes API and the daemons are starting."
-"""What a reader waits for after the title."""
+"""Printed after the title, because the start takes seconds."""
 _DISABLED = "all-disabled"
 _CONFIG_MAP = ("mig-manager", "mig-manager-config")
 """Namespace and name of the agents' layout file, as in the shipped manifests."""

@@ -311,7 +311,7 @@ def _require_mode(device: gpu_device.Device, mode: model.MigMode, activation: in
 
 
 class _Kind(NamedTuple):
-    """What NVML calls for GPU instances or for compute instances."""
+    """NVML's type and functions for GPU instances, or for compute instances."""
 
     placement: Any
     create_at: Callable[..., Any]

@@ -16,7 +16,7 @@ _log = structlog.get_logger()
 
 
 class Target(Protocol):
-    """What a run changes the GPUs to."""
+    """The desired state of GPUs, which a run plans and verifies."""
 
     @property
     def observed(self) -> model.ObservedGpus | None:

@@ -1,4 +1,4 @@
-"""What people can set for a rollout."""
+"""The options of ``rollout``."""
 
 import pathlib
 import shlex

@@ -137,7 +137,7 @@ class ClusterPlan:
 
     @property
     def title(self) -> str:
-        """What is planned, for a sentence."""
+        """The layout or undo that is previewed, as the subject of a sentence."""
         return f"Layout {self.layout} of {self.source}" if self.layout else "Undo of the rollout"
 
     def to_data(self) -> "answers.ClusterPlan":

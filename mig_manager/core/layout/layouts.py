@@ -106,7 +106,7 @@ class Document:
     layouts: Mapping[str, Layout]
     warnings: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
     extensions: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
-    """What mig-parted does not support, in the order of the file."""
+    """Uses of features that mig-parted does not support, in the order of the file."""
     is_presumed: bool = dataclasses.field(default=False, compare=False)
     """Whether no person named it: agents may have another file."""
 

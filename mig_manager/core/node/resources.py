@@ -178,7 +178,7 @@ class Loss:
 
     @property
     def least(self) -> int:
-        """How many devices in use are destroyed even if unused ones go first."""
+        """The fewest devices in use that are destroyed: unused ones are counted first."""
         if self.has_unknown:
             return 0
         in_use = math.ceil(self.kind.requested / self.replicas)

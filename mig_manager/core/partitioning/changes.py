@@ -61,7 +61,7 @@ class Changes:
 
     @property
     def spare(self) -> int:
-        """How many nodes may change so that another one still may."""
+        """How many nodes may start a change without using up the budget."""
         return max(0, self._budget - 1)
 
     def can_change(self, position: int) -> bool:

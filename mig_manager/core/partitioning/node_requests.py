@@ -1,4 +1,4 @@
-"""What the pods of nodes show: requests, lost agents and nominations."""
+"""Collect facts about nodes from pods: requests, lost agents and nominations."""
 
 import collections
 import contextlib

@@ -21,7 +21,7 @@ _REPEATABLE = (errors.Reason.IN_USE.value, errors.Reason.DRIFTED.value)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
-    """What a node's pods show, counted by ``node_requests``."""
+    """Facts about a node from its pods, collected by ``node_requests``."""
 
     allocated: demand.Amounts = ()  # requests of the pods bound to it
     has_lost_agent: bool = False  # whether its agent's pod is gone or not ready
