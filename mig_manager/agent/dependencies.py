@@ -13,7 +13,7 @@ from mig_manager.adapters.host import (
     lock_file,
     procfs,
 )
-from mig_manager.adapters.kubernetes import api, claims, node, pods, watch
+from mig_manager.adapters.kubernetes import api, kube_node, pod_claims, pods, watch
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.agent import agent_settings, gpu_ports
 from mig_manager.core import ports, standbys, timing
@@ -47,7 +47,7 @@ def of_node(
         if settings.advertises_simulated
         else workers,
         standby=standbys.Standbys(workers, kubelet),
-        node=node.KubeNode(
+        node=kube_node.KubeNode(
             kube,
             name=settings.node_name,
             clock=system,
@@ -59,7 +59,7 @@ def of_node(
         allocations=kubelet,
         is_advertiser=settings.advertises_simulated,
         processes=workers.processes,
-        slices=claims.KubeSlices(kube, node_name=settings.node_name),
+        slices=pod_claims.KubeSlices(kube, node_name=settings.node_name),
         configs=files.ConfigFile(settings.config_file),
         extra_clients=functools.partial(_extra_clients, settings),
         clock=system,
@@ -92,9 +92,9 @@ def _advertising_gpus(
     settings: agent_settings.AgentSettings, workers: ports.Gpus, kube: api.KubeApi
 ) -> ports.Gpus:
     """Return simulated GPUs whose devices are advertised on the Node from now on."""
-    from mig_manager.sandbox import advertising  # noqa: PLC0415 - not for real GPUs
+    from mig_manager.sandbox import advertising_gpus  # noqa: PLC0415 - not for real GPUs
 
-    advertised = advertising.AdvertisingGpus(workers, kube, name=settings.node_name)
+    advertised = advertising_gpus.AdvertisingGpus(workers, kube, name=settings.node_name)
     advertised.start()
     return advertised
 

@@ -22,7 +22,7 @@ from mig_manager.agent import (
 )
 from mig_manager.agent.phases import recovery
 from mig_manager.agent.pods import withdrawing
-from mig_manager.agent.reports import capacity, faults, gpu_report, layout_report
+from mig_manager.agent.reports import capacity_report, faults, gpu_report, layout_report
 from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import journals, readiness, requests
@@ -47,7 +47,7 @@ class Reconciler:
         self._layouts = layout_report.LayoutReport(self._shared)
         self._drift = drift.DriftMemory()
         self.node = deps.node
-        self.capacity = capacity.CapacityReport(self._shared)
+        self.capacity = capacity_report.CapacityReport(self._shared)
         self._attempts = attempt_series.AttemptSeries(self._shared, self.capacity.update_gpus)
         is_reported = limits.repair is not node_settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)

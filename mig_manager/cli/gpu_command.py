@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
 from mig_manager.change import local_journal
 from mig_manager.cli import gpu_access, gpu_settings
-from mig_manager.cli.toolkit import console, gpu_report
+from mig_manager.cli.toolkit import console, gpu_text
 from mig_manager.core import messages, model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layouts, plans, served
@@ -119,7 +119,7 @@ class GpuCommand(gpu_access.CommandAdapters):
     ) -> None:
         """Summarize what was changed, for people; ``after`` are the GPUs after it."""
         for planned in rounds:
-            self._terminal.note(gpu_report.summary(planned, after))
+            self._terminal.note(gpu_text.summary(planned, after))
             self.warn(vgpus.host_warnings(planned.gpus, planned.plan))
 
     def warn(self, diagnostics: Iterable[yaml_tree.Diagnostic | str]) -> None:

@@ -12,7 +12,7 @@ from mig_manager.core.files import yaml_tree
 from mig_manager.core.fleet import fleet_nodes, node_reports, preview
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import well_known
-from mig_manager.kubectl import cluster, node_plans
+from mig_manager.kubectl import cluster_command, node_plans
 
 _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
 
@@ -36,7 +36,7 @@ class RequestedPlan:
 
 
 def apply(
-    command: cluster.ClusterCommand,
+    command: cluster_command.ClusterCommand,
     report: node_reports.NodeReport,
     requested: layouts.Layout | str,
     document: layouts.Document,
@@ -82,7 +82,7 @@ def apply(
 
 
 def _plan(
-    command: cluster.ClusterCommand,
+    command: cluster_command.ClusterCommand,
     report: node_reports.NodeReport,
     requested: layouts.Layout | str,
     document: layouts.Document,
@@ -136,7 +136,7 @@ def _notes(node: fleet_nodes.FleetNode) -> list[str]:
 
 
 def _request(
-    command: cluster.ClusterCommand,
+    command: cluster_command.ClusterCommand,
     report: node_reports.NodeReport,
     name: str,
     custom: str | None,

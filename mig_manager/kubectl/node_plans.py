@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import gpu_report, plan_table
+from mig_manager.cli.toolkit import gpu_text, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
@@ -88,7 +88,7 @@ def pictures(plans: preview.ClusterPlan, *, style: bar.Style) -> str:
             lines.append(style.wrap(f"{node.fit.words}: {node.message}", indent="  "))
         else:
             evicts = bool(node.evicted or node.maybe_evicted)
-            picture = gpu_report.plan(
+            picture = gpu_text.plan(
                 node.planned,
                 is_wide=False,
                 style=style,

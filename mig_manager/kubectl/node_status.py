@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import gpu_report
+from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core import gpu_answers, messages, timestamps
 from mig_manager.core.display import bar, picture
 from mig_manager.core.fleet import node_reports, overview
@@ -106,7 +106,7 @@ def pictures(status: ClusterStatus, *, style: bar.Style) -> str:
             lines.append(style.wrap(report.run.message, indent="  "))
         lines += [style.wrap(note, indent="  ! ") for note in report.notes]
         if report.gpus is not None:
-            drawn = picture.draw_gpus(report.gpus, style=style) or gpu_report.NO_GPU
+            drawn = picture.draw_gpus(report.gpus, style=style) or gpu_text.NO_GPU
             lines += ["", drawn, "", *_users(status, report, style)]
         blocks.append("\n".join(lines).rstrip())
     return "\n\n".join(blocks)
@@ -164,7 +164,7 @@ def line(report: node_reports.NodeReport) -> str:
     words = [node.name, report.state.value, (run.reason or run.phase) if run else ""]
     words.append(f"requested {node.requested or 'nothing'}")
     words.append(f"applied {node.applied_text or 'nothing'}")
-    words.append("" if report.gpus is None else gpu_report.slices(report.gpus))
+    words.append("" if report.gpus is None else gpu_text.slices(report.gpus))
     return ", ".join(filter(None, words))
 
 

@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import demo_layouts, stages
-from mig_manager.sandbox.driver import events
+from mig_manager.sandbox.driver import simulated_events
 from mig_manager.sandbox.node import objects
 
 _FAULT = "0=gpu-reset"
@@ -147,7 +147,7 @@ def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) ->
     faulty = {device for gpu in gpus[:1] for device in gpu.mig_uuids}
     state_file = shlex.quote(str(stage.machine.state_file))
     say(f"mig-manager status --simulate-state {state_file} --simulate-event {_FAULT}")
-    events.simulate(_FAULT, stage.machine.state_file)
+    simulated_events.simulate(_FAULT, stage.machine.state_file)
 
     def is_repaired() -> bool:
         is_at_rest = stage.status()["state"] == model.State.SUCCESS.value

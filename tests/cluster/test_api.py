@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mig_manager.adapters import host
-from mig_manager.adapters.kubernetes import api, lease_slots, node, pods, responses
+from mig_manager.adapters.kubernetes import api, kube_node, lease_slots, pods, responses
 from mig_manager.core.node import evictions, pod_object, well_known
 from tests import api_objects, waiting
 from tests.stage import clusters
@@ -388,7 +388,7 @@ def test_a_watch_delivers_what_came_after_its_version_and_only_of_its_node(
 
 
 def test_kubectl_describe_node_shows_the_event(kube: api.KubeApi) -> None:
-    node_port = node.KubeNode(kube, name=NAME, clock=host.SystemClock())
+    node_port = kube_node.KubeNode(kube, name=NAME, clock=host.SystemClock())
 
     node_port.emit(reason="Applied", message="all is well", is_warning=False)
     assert node_port.flush_events(30)

@@ -11,11 +11,11 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.kubernetes import api, node
+from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core import answers
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
-from mig_manager.sandbox import advertising
+from mig_manager.sandbox import advertising_gpus
 from mig_manager.sandbox.node import objects
 from tests import api_objects, waiting
 from tests.kit import doctor_rig, envtest
@@ -270,7 +270,7 @@ AGENT = f"mig-manager of node {NODE}"
                 patching(OUR_STATE, OTHER),
                 patching(annotations(**{well_known.STATUS_ANNOTATION: "{}"}), OTHER),
                 patching(CORDON, OTHER),
-                lambda scene: advertising.publish_resources(
+                lambda scene: advertising_gpus.publish_resources(
                     scene.agent, OTHER, {"nvidia.com/gpu": 8}
                 ),
             ],
@@ -353,7 +353,7 @@ def test_the_agent_may_write_all_that_it_needs_on_its_own_node(scene: PolicyScen
 
 
 def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: PolicyScene) -> None:
-    port = node.KubeNode(scene.agent, name=NODE, clock=host.SystemClock())
+    port = kube_node.KubeNode(scene.agent, name=NODE, clock=host.SystemClock())
     conditions: dict[str, Any] = {}
     for condition in (PENDING, VERIFIED, FAULTY, gpu_recovery.NONE_NEEDED):
         port.set_condition(condition)
@@ -385,8 +385,8 @@ def test_the_agent_may_lift_no_cordon(scene: PolicyScene) -> None:
 
 
 def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(scene: PolicyScene) -> None:
-    advertising.publish_resources(scene.agent, NODE, {"nvidia.com/gpu": 8})
-    advertising.publish_resources(scene.agent, NODE, {"nvidia.com/mig-1g.5gb": 56})
+    advertising_gpus.publish_resources(scene.agent, NODE, {"nvidia.com/gpu": 8})
+    advertising_gpus.publish_resources(scene.agent, NODE, {"nvidia.com/mig-1g.5gb": 56})
 
     status = scene.people.get(f"{NODES}/{NODE}")["status"]
     expected = {"memory": "1Gi", "nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
@@ -394,9 +394,9 @@ def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(scene: Pol
 
 
 def test_the_agent_may_remove_resources_of_gpus_from_its_own_node(scene: PolicyScene) -> None:
-    advertising.publish_resources(scene.agent, NODE, {"nvidia.com/mig-3g.20gb": 4})
+    advertising_gpus.publish_resources(scene.agent, NODE, {"nvidia.com/mig-3g.20gb": 4})
 
-    port = node.KubeNode(scene.agent, name=NODE, clock=host.SystemClock())
+    port = kube_node.KubeNode(scene.agent, name=NODE, clock=host.SystemClock())
     view = port.remove_resources(["nvidia.com/mig-3g.20gb"])
 
     assert "nvidia.com/mig-3g.20gb" not in {**view.capacity, **view.allocatable}

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli.toolkit import gpu_report
+from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.layout import config, layouts, plans, validate
@@ -46,7 +46,7 @@ def with_layout(name: str, *, count: int = 2) -> ApplyingNode:
 
 
 def drawn(planned: plans.Planned, *, is_wide: bool = False) -> str:
-    return gpu_report.plan(planned, is_wide=is_wide, style=bar.Style())
+    return gpu_text.plan(planned, is_wide=is_wide, style=bar.Style())
 
 
 def test_apply_changes_only_what_differs() -> None:
@@ -60,7 +60,7 @@ def test_apply_changes_only_what_differs() -> None:
     assert has(node, "balanced")
     assert [len(gpu.gpu_instances) for gpu in node.gpus] == [4, 4]
     (planned,) = node.apply(layout("small")).rounds
-    assert gpu_report.summary(planned) == "2 instances destroyed, 4 created, 6 kept; no reset"
+    assert gpu_text.summary(planned) == "2 instances destroyed, 4 created, 6 kept; no reset"
 
 
 def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
@@ -111,7 +111,7 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
     checked = plans.plan(with_layout("balanced").deps.gpus.observe(), layout("small"))
 
     assert not checked.is_applied
-    assert gpu_report.difference(checked) == (
+    assert gpu_text.difference(checked) == (
         "GPU 0: 1x 3g.20gb, 1x 2g.10gb, 2x 1g.5gb; the layout has 1x 3g.20gb, 4x 1g.5gb; "
         "1 more GPU differs"
     )

@@ -6,7 +6,7 @@ Functions and methods raise ``ClusterError`` if the API refuses or does not answ
 
 import threading
 
-from mig_manager.adapters.kubernetes import api, collection, node, watch
+from mig_manager.adapters.kubernetes import api, collection, kube_node, watch
 from mig_manager.core import timing
 from mig_manager.core.fleet import fleet_nodes, marks
 from mig_manager.core.node import well_known
@@ -68,5 +68,6 @@ class Fleet(collection.Collection[fleet_nodes.FleetNode]):
             "annotations": {well_known.ROLLOUT_ANNOTATION: mark and mark.to_json()},
         }
         return (
-            node.patch_version(self._kube, observed.name, observed.version, metadata) is not None
+            kube_node.patch_version(self._kube, observed.name, observed.version, metadata)
+            is not None
         )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, leases, node
+from mig_manager.adapters.kubernetes import api, kube_node, leases
 from mig_manager.core import timing
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import lease, node_object
@@ -124,7 +124,7 @@ class LeaseSlots:
 
     def _is_disrupted(self, name: str) -> bool:
         try:
-            return slots.is_disrupted(node_object.parse_node(self._kube.get(node.path(name))))
+            return slots.is_disrupted(node_object.parse_node(self._kube.get(kube_node.path(name))))
         except errors.ClusterError as error:
             if error.is_not_found:
                 return False

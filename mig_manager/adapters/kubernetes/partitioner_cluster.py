@@ -11,7 +11,14 @@ from collections.abc import Collection
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, collection, device_claims, events, node, watch
+from mig_manager.adapters.kubernetes import (
+    api,
+    collection,
+    device_claims,
+    events,
+    kube_node,
+    watch,
+)
 from mig_manager.core import timing
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import arrivals, decisions, demand, node_requests, partitioned
@@ -129,7 +136,7 @@ class PartitionerCluster:
             "labels": {well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
             "annotations": {well_known.LAYOUT_ANNOTATION: change.layout},
         }
-        item = node.patch_version(self._kube, change.node, change.version, metadata)
+        item = kube_node.patch_version(self._kube, change.node, change.version, metadata)
         if item is None:
             return False
         after = partitioned.parse(item)

@@ -10,7 +10,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters import rest
-from mig_manager.adapters.kubernetes import api, claims, collection, responses
+from mig_manager.adapters.kubernetes import api, collection, pod_claims, responses
 from mig_manager.core import standbys, timing
 from mig_manager.core.node import api_values, evictions, instance_use, pod_object
 
@@ -34,7 +34,7 @@ class KubeWorkloads:
     ) -> None:
         self._kube = kube
         self._node_name = node_name
-        self._claims = claims.PodClaims(kube, node_name=node_name, clock=clock)
+        self._claims = pod_claims.PodClaims(kube, node_name=node_name, clock=clock)
         self._watch = watch
         self._clock = clock
         self._listed_s = -math.inf

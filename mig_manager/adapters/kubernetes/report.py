@@ -11,7 +11,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, rest
-from mig_manager.adapters.kubernetes import api, node
+from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core.files import json_text
 from mig_manager.core.node import api_values, mig_managers, pod_object
 
@@ -26,7 +26,7 @@ def of_node(kube: api.KubeApi, name: str) -> dict[str, Any]:
 
     Annotations with JSON are parsed.
     """
-    item = kube.get(node.path(name))
+    item = kube.get(kube_node.path(name))
     with api_values.as_cluster_error(f"node {name}"):
         meta, spec, status = (item.get(key) or {} for key in ("metadata", "spec", "status"))
         annotations = _our_entries(meta.get("annotations"))

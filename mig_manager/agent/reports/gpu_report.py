@@ -4,7 +4,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts, publish
-from mig_manager.agent.reports import capacity, faults, layout_report
+from mig_manager.agent.reports import capacity_report, faults, layout_report
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
 
@@ -41,7 +41,7 @@ def publish_gpus(
     shared: attempts.Shared,
     gpus: model.ObservedGpus,
     layouts: layout_report.LayoutReport,
-    report: capacity.CapacityReport,
+    report: capacity_report.CapacityReport,
     change: node_object.NodePatch = _UNCHANGED,
 ) -> None:
     """Publish the GPUs, their use and layouts: requests are planned before a label is set.

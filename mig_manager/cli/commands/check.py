@@ -65,7 +65,7 @@ class Settings(
 def run(settings: Settings, terminal: console.Console) -> int:
     """Compare the GPUs with a layout; 1 if they differ."""
     from mig_manager.cli import gpu_command
-    from mig_manager.cli.toolkit import gpu_report
+    from mig_manager.cli.toolkit import gpu_text
     from mig_manager.core.layout import plans
 
     command = gpu_command.GpuCommand(settings, terminal)
@@ -83,7 +83,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     if settings.output_format is not node_settings.OutputFormat.TEXT:
         command.answer(result.to_data, lambda: "")
     terminal.note(
-        f"layout '{layout.name}' is not applied: {gpu_report.difference(result)}",
+        f"layout '{layout.name}' is not applied: {gpu_text.difference(result)}",
         remedy="'plan' in place of 'assert' shows all differences, 'apply' removes them.",
     )
     return console.FAILED

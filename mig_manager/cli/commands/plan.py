@@ -41,7 +41,7 @@ class Settings(
 def run(settings: gpu_settings.GpuSettings, terminal: console.Console) -> int:
     """Show what a layout would change."""
     from mig_manager.cli import gpu_command
-    from mig_manager.cli.toolkit import gpu_report
+    from mig_manager.cli.toolkit import gpu_text
     from mig_manager.core.layout import plans
 
     command = gpu_command.GpuCommand(settings, terminal)
@@ -56,7 +56,7 @@ def run(settings: gpu_settings.GpuSettings, terminal: console.Console) -> int:
     )
     status = command.answer(
         result.to_data,
-        lambda: gpu_report.plan(result, is_wide=command.is_wide, style=command.style),
+        lambda: gpu_text.plan(result, is_wide=command.is_wide, style=command.style),
     )
     command.warn(result.warnings)
     command.note_interrupted(result)

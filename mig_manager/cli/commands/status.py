@@ -60,21 +60,21 @@ class Settings(
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show the GPUs, once or until q is pressed."""
     from mig_manager.cli import gpu_command
-    from mig_manager.cli.toolkit import gpu_report
+    from mig_manager.cli.toolkit import gpu_text
     from mig_manager.core.layout import plans
 
     command = gpu_command.GpuCommand(settings, terminal)
     if settings.simulated_event:
-        from mig_manager.sandbox.driver import events
+        from mig_manager.sandbox.driver import simulated_events
 
-        events.simulate(settings.simulated_event, settings.gpus.simulate_state)
+        simulated_events.simulate(settings.simulated_event, settings.gpus.simulate_state)
     if not settings.is_watched:
         result = plans.GpuStatus(gpus=command.observe())
         if settings.output_format is not node_settings.OutputFormat.TEXT:
             result = dataclasses.replace(result, processes=command.processes())
         return command.answer(
             result.to_data,
-            lambda: gpu_report.status(result, is_wide=command.is_wide, style=command.style),
+            lambda: gpu_text.status(result, is_wide=command.is_wide, style=command.style),
         )
     from mig_manager.cli.toolkit import live
     from mig_manager.core.node import pod_object
@@ -83,7 +83,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     kubelet = command.kubelet() if settings.pod_resources_socket else None
 
     def refresh() -> live.View:
-        text, lines = gpu_report.live_status(
+        text, lines = gpu_text.live_status(
             plans.GpuStatus(gpus=command.observe(), processes=command.processes()),
             pods=pod_object.by_device(kubelet.assigned_devices() if kubelet else ()),
             changed_by=command.changed_by(),

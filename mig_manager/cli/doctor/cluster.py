@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import node as kube_node
+from mig_manager.adapters.kubernetes import kube_node
 from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError, adding_to
 from mig_manager.cli.doctor.doctor_report import Finding, fail, ok, persistence_off, warn
 from mig_manager.core import model

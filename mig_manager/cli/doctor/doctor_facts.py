@@ -10,8 +10,7 @@ from typing import Generic, TypeVar
 from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import procfs
-from mig_manager.adapters.kubernetes import api, node, pods
-from mig_manager.adapters.kubernetes import claims as kube_claims
+from mig_manager.adapters.kubernetes import api, kube_node, pod_claims, pods
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.agent import gpu_ports
 from mig_manager.cli.doctor import doctor_settings
@@ -180,7 +179,8 @@ def facts(
         inspection=Once(lambda: worker().inspect(), what="the GPUs"),
         kube=kube,
         node=Once(
-            lambda: node.KubeNode(api_of_node(), name=name, clock=clock).read(), what="the node"
+            lambda: kube_node.KubeNode(api_of_node(), name=name, clock=clock).read(),
+            what="the node",
         ),
         pods=Once(
             lambda: pods.KubeWorkloads(api_of_node(), node_name=name, clock=clock).list(),
@@ -188,7 +188,7 @@ def facts(
         ),
         allocatable=Once(allocatable, what="the devices that kubelet can schedule"),
         slices=Once(
-            lambda: kube_claims.KubeSlices(api_of_node(), node_name=name).list(),
+            lambda: pod_claims.KubeSlices(api_of_node(), node_name=name).list(),
             what="the ResourceSlices of the node",
         ),
         own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),

@@ -23,7 +23,7 @@ from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.doctor import doctor_facts, doctor_report, doctor_settings, examination
 from mig_manager.cli.support_bundle import redaction
-from mig_manager.cli.toolkit import console, gpu_report, parser
+from mig_manager.cli.toolkit import console, gpu_text, parser
 from mig_manager.core.display import bar
 from mig_manager.core.layout import plans
 from mig_manager.core.settings import host_settings, options
@@ -145,7 +145,7 @@ def _sources(
     return {
         "versions.json": lambda: _json(_versions(facts)),
         "status.json": lambda: console.render_answer(status().to_data()),
-        "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
+        "status.txt": lambda: gpu_text.status(status(), is_wide=True, style=_PLAIN),
         "doctor.json": lambda: console.render_answer(diagnosis.get().to_data()),
         "doctor.txt": lambda: doctor_report.table(diagnosis.get(), style=_PLAIN),
         "settings.json": lambda: _json(_settings(agents.if_known(), environ)),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mig_manager.cli.toolkit import gpu_report
+from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core import messages
 from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import preview
@@ -16,7 +16,7 @@ def table(plan: preview.ClusterPlan, *, style: bar.Style) -> str:
     for node in plan.nodes:
         change = "-"
         if node.planned is not None:
-            change = gpu_report.summary(node.planned) if node.is_changed else "nothing"
+            change = gpu_text.summary(node.planned) if node.is_changed else "nothing"
         # The summary has the layout of all nodes; an undo has one for every node.
         layout = () if plan.layout else (node.layout or "-",)
         fit = node.fit.value, preview.TONES[node.fit]

@@ -8,7 +8,7 @@ from mig_manager.core.display import bar
 from mig_manager.core.fleet import listed_layouts
 from mig_manager.core.layout import layouts
 from mig_manager.core.settings import options
-from mig_manager.kubectl import cluster, layout_requests, node_plans, plugin_settings
+from mig_manager.kubectl import cluster_command, layout_requests, node_plans, plugin_settings
 
 ABOUT = """
 Refused if the layout cannot fit. One from your file needs an agent with --custom-layouts.
@@ -45,7 +45,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         raise errors.UsageError(
             "name a layout that 'kubectl mig layouts' lists, or the file with yours: -f FILE"
         )
-    command = cluster.ClusterCommand(settings, terminal)
+    command = cluster_command.ClusterCommand(settings, terminal)
     document = command.document(listed_layouts.NO_FILE)
     with command.layout_first("apply", settings.layout, [settings.node]):
         report = command.node(settings.node)

@@ -24,7 +24,7 @@ from mig_manager.core.layout import layouts
 from mig_manager.core.node import resources, strategies, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.settings import options
-from mig_manager.kubectl import cluster, plugin_settings
+from mig_manager.kubectl import cluster_command, plugin_settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -62,7 +62,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     """Print the tags of a node group that scales from zero."""
     if not settings.gpu:
         raise errors.UsageError("--gpu is missing: name the GPUs of a node")
-    command = cluster.ClusterCommand(settings, terminal)
+    command = cluster_command.ClusterCommand(settings, terminal)
     layout = command.document().layout(settings.layout)
     result = tags(layout, settings.gpu, settings.strategy)
     return command.answer(result.to_data, lambda: text(result), is_good=True)

@@ -16,7 +16,7 @@ from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import free_capacity
-from mig_manager.kubectl import cluster, plugin_settings
+from mig_manager.kubectl import cluster_command, plugin_settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -41,7 +41,7 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show the capacity of nodes; 1 if a node's capacity is unknown."""
-    command = cluster.ClusterCommand(settings, terminal)
+    command = cluster_command.ClusterCommand(settings, terminal)
     search = command.nodes(settings.nodes)
     result = capacity(search.reports, now=command.now)
     return command.answer(

@@ -14,7 +14,7 @@ from mig_manager.core import model
 from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.node import device_classes
-from mig_manager.kubectl import cluster, plugin_settings
+from mig_manager.kubectl import cluster_command, plugin_settings
 
 _HEAD = ("DEVICECLASS", "RESOURCE", "IN THE CLUSTER", "NODES")
 
@@ -32,7 +32,7 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show the classes, or print them; 1 if the GPUs of a node are unknown."""
-    command = cluster.ClusterCommand(settings, terminal)
+    command = cluster_command.ClusterCommand(settings, terminal)
     search = command.nodes(settings.nodes)
     unknown = [each.node.name for each in search.reports if each.gpus is None]
     for name in unknown:

@@ -3,7 +3,7 @@
 from mig_manager.cli.toolkit import console
 from mig_manager.core import timestamps
 from mig_manager.core.display import bar
-from mig_manager.kubectl import cluster, node_history, node_status, plugin_settings
+from mig_manager.kubectl import cluster_command, node_history, node_status, plugin_settings
 
 
 class Settings(
@@ -14,7 +14,7 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show what happened to a node's layout lately."""
-    command = cluster.ClusterCommand(settings, terminal)
+    command = cluster_command.ClusterCommand(settings, terminal)
     result = node_history.collect(command.reader, command.node(settings.node), now=command.now)
     return command.answer(result.to_data, lambda: page(result, style=command.style), is_good=True)
 

@@ -18,7 +18,7 @@ from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.layout import custom_layouts, layout_list, layouts, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import run_status
-from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus
+from mig_manager.kubectl import cluster_command, plugin_settings, presumed_gpus
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -35,7 +35,7 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show the layouts available on a node; 1 if there is none."""
-    command = cluster.ClusterCommand(settings, terminal)
+    command = cluster_command.ClusterCommand(settings, terminal)
     report = command.node(settings.node)
     config_map = cluster_reader.OPERATOR_NAMESPACE, f"{report.node.name}-mig-config"
     documents: list[Document] = [command.document, lambda: command.reader.document(config_map)]

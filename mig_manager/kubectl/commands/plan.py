@@ -3,7 +3,7 @@
 from mig_manager.cli.toolkit import console, plan_table
 from mig_manager.core.fleet import listed_layouts
 from mig_manager.core.settings import node_settings, options
-from mig_manager.kubectl import cluster, node_plans, plugin_settings
+from mig_manager.kubectl import cluster_command, node_plans, plugin_settings
 
 
 class Settings(
@@ -26,7 +26,7 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show what a layout would change on nodes; 1 if a node cannot have it."""
-    command = cluster.ClusterCommand(settings, terminal)
+    command = cluster_command.ClusterCommand(settings, terminal)
     with command.layout_first("plan", settings.layout, settings.nodes):
         search = command.nodes(settings.nodes)
     is_listed = listed_layouts.is_listed((each.node for each in search.reports), settings.layout)

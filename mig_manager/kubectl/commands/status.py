@@ -1,12 +1,12 @@
 """``kubectl mig status``: the state of nodes."""
 
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import command_settings, console, gpu_report
+from mig_manager.cli.toolkit import command_settings, console, gpu_text
 from mig_manager.core import messages, timestamps
 from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import overview
 from mig_manager.core.settings import node_settings, options
-from mig_manager.kubectl import cluster, node_history, node_status, plugin_settings
+from mig_manager.kubectl import cluster_command, node_history, node_status, plugin_settings
 
 _HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
 
@@ -23,7 +23,7 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show nodes, once or until q is pressed."""
-    command = cluster.ClusterCommand(settings, terminal)
+    command = cluster_command.ClusterCommand(settings, terminal)
 
     def status_of(search: cluster_reader.NodeSearch) -> tuple[node_status.ClusterStatus, str]:
         pods = cluster_reader.Pods(by_node=None)
@@ -74,7 +74,7 @@ def table(status: node_status.ClusterStatus, *, style: bar.Style) -> str:
                 timestamps.age(last_run.at, status.now) if last_run else "-",
                 report.node.requested or "-",
                 report.node.applied_text or "-",
-                "-" if report.gpus is None else gpu_report.slices(report.gpus),
+                "-" if report.gpus is None else gpu_text.slices(report.gpus),
             )
         )
         why = last_run.message if last_run and not report.state.is_good else ""

@@ -13,7 +13,13 @@ from mig_manager.cli.toolkit import console, live
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, overview
 from mig_manager.core.node import pod_object
-from mig_manager.kubectl import cluster, layout_requests, node_plans, node_status, plugin_settings
+from mig_manager.kubectl import (
+    cluster_command,
+    layout_requests,
+    node_plans,
+    node_status,
+    plugin_settings,
+)
 
 _UP, _DOWN = ("k", "\x1b[A"), ("j", "\x1b[B")
 _OPEN, _BACK = ("\r", "\n"), ("\x1b", "\x7f")
@@ -34,7 +40,7 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show the screen until q is pressed."""
-    command = cluster.ClusterCommand(settings, terminal)
+    command = cluster_command.ClusterCommand(settings, terminal)
     view = Top(command, settings.nodes)
     return live.run(terminal, view.refresh, view.press)
 
@@ -69,7 +75,7 @@ _ABOVE = {
 class Top:
     """The last state of nodes and pods, and the current selection; no names: all nodes."""
 
-    def __init__(self, command: cluster.ClusterCommand, names: Sequence[str]) -> None:
+    def __init__(self, command: cluster_command.ClusterCommand, names: Sequence[str]) -> None:
         self._command = command
         self._names = names
         self._search = cluster_reader.NodeSearch(reports=(), missing=())

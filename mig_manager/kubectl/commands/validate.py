@@ -9,7 +9,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.layout import validate
 from mig_manager.core.settings import options
-from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus
+from mig_manager.kubectl import cluster_command, plugin_settings, presumed_gpus
 
 
 class Settings(
@@ -41,7 +41,7 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Check layouts against the GPUs that the nodes have; 1 if one does not fit."""
-    command = cluster.ClusterCommand(settings, terminal)
+    command = cluster_command.ClusterCommand(settings, terminal)
     document = command.document()
     reports = command.nodes().reports
     selected = document.select(settings.layouts)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, claims, device_claims, pods
+from mig_manager.adapters.kubernetes import api, device_claims, pod_claims, pods
 from mig_manager.core.node import gpu_use, pod_object, well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
@@ -187,7 +187,7 @@ def test_api_version_is_discovered_once_and_again_after_an_upgrade() -> None:
     )
     with kube_rig.KubeServer() as server:
         server.script = [gone, gone, answer(page), answer(page), gone, answer(page)]
-        slices = claims.KubeSlices(server.kube, node_name="n1")
+        slices = pod_claims.KubeSlices(server.kube, node_name="n1")
 
         for _ in range(3):
             assert [each.uuids for each in slices.list() or ()] == [{"d0": "MIG-0"}]
@@ -210,7 +210,7 @@ def test_slices_are_unknown_where_the_api_has_or_grants_none(
     server: apiserver.ApiServer, kube: api.KubeApi, status: int
 ) -> None:
     server.inject(apiserver.Fault(path="/resourceslices", status=status, times=3))
-    assert claims.KubeSlices(kube, node_name="n1").list() is None
+    assert pod_claims.KubeSlices(kube, node_name="n1").list() is None
 
 
 @pytest.mark.parametrize("spec", [{}, {"pool": {"name": "n1", "resourceSliceCount": "many"}}])
@@ -224,7 +224,7 @@ def test_a_malformed_slice_is_an_error_and_its_devices_are_unknown(
     thing["spec"] = {"driver": DRIVER, "nodeName": "n1", **spec}
     server.create(*claiming("p1", on("d0")), thing)
     with pytest.raises(errors.ClusterError, match="from the Kubernetes API is malformed"):
-        claims.KubeSlices(kube, node_name="n1").list()
+        pod_claims.KubeSlices(kube, node_name="n1").list()
     assert [pod.claimed_ids for pod in workloads.list()] == [None]
 
 
@@ -236,7 +236,7 @@ def test_the_slices_of_the_driver_on_this_node_are_withdrawn_and_no_others(
         a_resource_slice(node="n2"),
         a_resource_slice(driver="other.example.com"),
     )
-    claims.KubeSlices(kube, node_name="n1").withdraw()
+    pod_claims.KubeSlices(kube, node_name="n1").withdraw()
     names = {each["metadata"]["name"] for each in server.objects(kinds.SLICES)}
     assert names == {"n2-gpu.nvidia.com-x", "n1-other.example.com-x"}
 
@@ -247,7 +247,7 @@ def test_one_slice_that_may_not_be_withdrawn_keeps_no_other(
 ) -> None:
     server.create(*(a_resource_slice(suffix=suffix) for suffix in suffixes))
     server.inject(apiserver.Fault(method="DELETE", path="/resourceslices", status=403, times=1))
-    slices = claims.KubeSlices(kube, node_name="n1")
+    slices = pod_claims.KubeSlices(kube, node_name="n1")
     slices.withdraw()
     assert len(slices.list() or ()) == 1
 
@@ -255,7 +255,7 @@ def test_one_slice_that_may_not_be_withdrawn_keeps_no_other(
 def test_refusal_by_a_starting_server_is_not_a_missing_right() -> None:
     with kube_rig.KubeServer() as server:
         server.script = [kube_rig.reset, *[refuse(403)] * 3]
-        error = kube_rig.failure(claims.KubeSlices(server.kube, node_name="n1").list)
+        error = kube_rig.failure(pod_claims.KubeSlices(server.kube, node_name="n1").list)
         assert error.reason is errors.Reason.API_UNAVAILABLE
 
         server.script = [refuse(403)] * 99

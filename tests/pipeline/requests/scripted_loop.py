@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mig_manager.agent import agent_settings, attempts, drift, loop, outcomes, reconcile
-from mig_manager.agent.reports import capacity
+from mig_manager.agent.reports import capacity_report
 from mig_manager.core import model, ports
 from mig_manager.errors import Reason
 from tests.node import fake_cluster, fakes, inboxes
@@ -13,7 +13,7 @@ from tests.node import fake_cluster, fakes, inboxes
 _MAX_PAUSES = 1000
 
 
-class Capacity(capacity.CapacityReport):
+class Capacity(capacity_report.CapacityReport):
     """Observes after each change of use on a node with on-demand partitioning."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import datetime as dt
 import pytest
 
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import gpu_report, plan_table
+from mig_manager.cli.toolkit import gpu_text, plan_table
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
@@ -204,4 +204,4 @@ def test_a_node_without_history_or_gpu_has_short_answers() -> None:
 
     assert history.page(past, style=PLAIN).endswith("No history is known.")
     assert "This node has no NVIDIA GPU." in node_status.pictures(shown, style=PLAIN)
-    assert gpu_report.slices(()) == "none"
+    assert gpu_text.slices(()) == "none"

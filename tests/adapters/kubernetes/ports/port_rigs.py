@@ -12,8 +12,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.adapters.host import lock_file
-from mig_manager.adapters.kubernetes import api, lease_slots, node, pods
-from mig_manager.adapters.kubernetes import claims as kube_claims
+from mig_manager.adapters.kubernetes import api, kube_node, lease_slots, pod_claims, pods
 from mig_manager.core import ports
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import claims, pod_object
@@ -133,10 +132,10 @@ class OnServers:
         )
         kubelet.devices = [kubelet_rig.devices(name, *ids) for name, ids in UUIDS.items()]
         kubelet.start()
-        self.node: ports.Node = node.KubeNode(kube, name=NODE, clock=clock)
+        self.node: ports.Node = kube_node.KubeNode(kube, name=NODE, clock=clock)
         self.workloads: ports.Workloads = pods.KubeWorkloads(kube, node_name=NODE, clock=clock)
         self.allocations: ports.DeviceAllocations = pod_resources.PodResources(str(kubelet.path))
-        self.slices: ports.ResourceSlices = kube_claims.KubeSlices(kube, node_name=NODE)
+        self.slices: ports.ResourceSlices = pod_claims.KubeSlices(kube, node_name=NODE)
         self.slots: ports.Slots = lease_slots.LeaseSlots(
             kube, namespace="mig-manager", node_name=NODE, limit=1, clock=clock
         )

@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, node
+from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox.apiserver import kinds
@@ -62,7 +62,7 @@ class KubeNodeRig:
 
     def __post_init__(self) -> None:
         self.clock = fakes.FakeClock()
-        self.node_port = node.KubeNode(self.kube, name="n1", clock=self.clock)
+        self.node_port = kube_node.KubeNode(self.kube, name="n1", clock=self.clock)
 
     def stored_node(self) -> dict[str, Any]:
         return self.server.get(kinds.NODES, "n1")
@@ -111,7 +111,7 @@ def test_a_read_returns_the_node_view(rig: KubeNodeRig) -> None:
 
 def test_a_watch_that_lags_behind_our_write_is_ignored(rig: KubeNodeRig) -> None:
     outdated = rig.stored_node()
-    node_port = node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: outdated)
+    node_port = kube_node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: outdated)
     node_port.patch(node_object.NodePatch(annotations={"a": "c"}))
 
     assert node_port.latest(is_at_rest=True).annotations["a"] == "c"
@@ -121,7 +121,7 @@ def test_a_watch_that_lags_behind_our_write_is_ignored(rig: KubeNodeRig) -> None
 def test_a_watch_older_than_our_write_for_long_leads_to_a_read(rig: KubeNodeRig) -> None:
     """After a restore of etcd versions are smaller, until the cluster has reached ours again."""
     restored = rig.stored_node()
-    node_port = node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: restored)
+    node_port = kube_node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: restored)
     node_port.patch(node_object.NodePatch(annotations={"a": "c"}))
     rig.change(lambda thing: thing["metadata"]["annotations"].update(a="b"))
     rig.clock.wait(3600)

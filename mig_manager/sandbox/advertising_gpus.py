@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, node
+from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import api_values, resources
 
@@ -68,7 +68,7 @@ def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    status = kube.get(node.path(name)).get("status") or {}
+    status = kube.get(kube_node.path(name)).get("status") or {}
     change: dict[str, dict[str, str]] = {}
     # Kubelet derives allocatable from capacity, but only with its next heartbeat.
     for field in ("capacity", "allocatable"):
@@ -80,5 +80,5 @@ def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -
         }
     is_changed = any(change.values())
     if is_changed:
-        kube.patch(f"{node.path(name)}/status", {"status": change})
+        kube.patch(f"{kube_node.path(name)}/status", {"status": change})
     return is_changed

@@ -6,11 +6,11 @@ import pytest
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, node
+from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-from mig_manager.sandbox import advertising
+from mig_manager.sandbox import advertising_gpus
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.node import fake_host, gpu_values, node_rig
@@ -37,8 +37,10 @@ class AdvertisingRig:
         self.node = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-40GB"))
         self.gpus = self.started_agent()
 
-    def started_agent(self) -> advertising.AdvertisingGpus:
-        return advertising.AdvertisingGpus(fake_host.FakeGpus(self.node), self.kube, name="n1")
+    def started_agent(self) -> advertising_gpus.AdvertisingGpus:
+        return advertising_gpus.AdvertisingGpus(
+            fake_host.FakeGpus(self.node), self.kube, name="n1"
+        )
 
     def status(self) -> dict[str, dict[str, str]]:
         node_status: dict[str, dict[str, str]] = self.server.get(kinds.NODES, "n1")["status"]
@@ -85,7 +87,7 @@ def test_a_node_that_was_registered_again_gets_its_devices_again(rig: Advertisin
 def test_devices_that_a_kubelet_zeroes_are_advertised_again(rig: AdvertisingRig) -> None:
     rig.gpus.observe()
     zeroes = {"status": {"allocatable": {"nvidia.com/gpu": "0"}}}
-    rig.kube.patch(f"{node.path('n1')}/status", zeroes)
+    rig.kube.patch(f"{kube_node.path('n1')}/status", zeroes)
 
     rig.gpus.observe()
 

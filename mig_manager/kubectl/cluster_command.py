@@ -1,4 +1,4 @@
-"""Helpers of the plugin's commands on a cluster."""
+"""Shared parts of the plugin's commands on a cluster."""
 
 import contextlib
 import datetime as dt
