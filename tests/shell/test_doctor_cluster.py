@@ -167,6 +167,7 @@ def test_missing_or_silent_cluster_hides_no_other_check(doctor: DoctorRig) -> No
     by_variable = doctor.examine(kubeconfig=doctor.folder / "none")
     with socket.create_server(("127.0.0.1", 0)) as mute, apiserver.serve() as server:
         config = server.kubeconfig(doctor.folder / "kubeconfig")
+        unknown = doctor.examine("--kubeconfig", str(config), "--node-name", "n9")
         text = config.read_text().replace(server.url, f"http://127.0.0.1:{mute.getsockname()[1]}")
         config.write_text(text)
 
@@ -178,6 +179,8 @@ def test_missing_or_silent_cluster_hides_no_other_check(doctor: DoctorRig) -> No
     assert missing.verdict("rights") is SKIPPED
     assert missing.text("rights") == "cannot be checked without the cluster"
     assert "--kubeconfig" in missing.remedies("api")
+    assert 'nodes "n9" not found' in unknown.text("api")
+    assert "--node-name" in unknown.remedies("api")
     assert silent.failing == {"api", "rights"}
     assert silent.verdict("driver") is OK
 

@@ -104,7 +104,13 @@ def _api(facts: Facts) -> Iterator[Finding]:
         api.is_allowed(rights.RIGHTS[0])
         yield ok("the API answers; the node is not checked without --node-name")
         return
-    view = facts.node.get()
+    try:
+        view = facts.node.get()
+    except errors.ClusterError as error:
+        if not error.is_not_found:
+            raise
+        yield fail(error.message)
+        return
     label, state = map(view.labels.get, (well_known.CONFIG_LABEL, well_known.STATE_LABEL))
     request = (
         f"{well_known.CONFIG_LABEL} is {label!r}" if label else f"no {well_known.CONFIG_LABEL}"
