@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.change import apply as applying
 from mig_manager.change import transaction
-from mig_manager.core import timing
+from mig_manager.core import steps, timing
 from tests.node import fakes
 from tests.node.applying_rig import ApplyingNode, first_only, is_creation
 
@@ -46,9 +46,10 @@ def apply_with_retries(node: ApplyingNode) -> None:
     applying.apply(deps, lambda: node.layouts.layout("wanted"))
 
 
-def test_step_refused_as_in_use_is_retried() -> None:
+@pytest.mark.parametrize("kind", [steps.DestroyComputeInstance, steps.CreateComputeInstance])
+def test_step_refused_as_in_use_is_retried(kind: type[steps.Step]) -> None:
     node = ApplyingNode(count=1)
-    node.refuses_step = first_only(lambda _step: True)
+    node.refuses_step = first_only(lambda step: isinstance(step, kind))
 
     apply_with_retries(node)
 

@@ -1,7 +1,7 @@
 """The ports of the machine in memory and of its GPUs: each call is logged, and can fail."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, ports, steps
@@ -33,6 +33,9 @@ class FakeGpus(fake_cluster.FakePort):
             users += ", ".join(name for name, is_on in self._rig.host.services.items() if is_on)
         if users:
             raise errors.GpuInUseError(f"GPU 0 is in use by {users}")
+        if plan.requires_idle:
+            for gpu_plan in plan.gpus:
+                self._require_fresh(gpu_plan)
         failed: list[Exception] = []
         for gpu_plan in plan.gpus:
             try:
@@ -42,6 +45,18 @@ class FakeGpus(fake_cluster.FakePort):
         if failed:
             raise failed[0]
         return gpu_values.of_plan(self._gpus_as_listed(), plan, self._rig.driver.lost)
+
+    def _require_fresh(self, plan: steps.GpuPlan) -> None:
+        (gpu,) = (gpu for gpu in self._rig.gpus if gpu.uuid == plan.gpu_uuid)
+        destroyed = [
+            (step.gpu_instance_id, step.placement) for step in plan.of(steps.DestroyGpuInstance)
+        ]
+        kept = [gi for gi in gpu.gpu_instances if (gi.instance_id, gi.placement) not in destroyed]
+        for step in plan.of(steps.CreateGpuInstance):
+            if _is_created(kept, step):
+                raise errors.StalePlanError(
+                    f"{plan} has {step.profile} at {step.placement} already"
+                )
 
     def _execute_on_one(self, plan: steps.GpuPlan) -> None:
         for step in plan.steps:
@@ -55,7 +70,7 @@ class FakeGpus(fake_cluster.FakePort):
                 self._put_off(step)
             self._rig.gpus = tuple(
                 driver_rules.run(gpu, [step])
-                if gpu.uuid == step.gpu_uuid and not _is_destroyed(gpu, step)
+                if gpu.uuid == step.gpu_uuid and not _is_done(gpu, step)
                 else gpu
                 for gpu in self._rig.gpus
             )
@@ -69,15 +84,30 @@ class FakeGpus(fake_cluster.FakePort):
             )
 
 
-def _is_destroyed(gpu: model.Gpu, step: steps.Step) -> bool:
-    """Return whether a step destroys an instance that another program has destroyed."""
+def _is_done(gpu: model.Gpu, step: steps.Step) -> bool:
+    """Return whether a step creates an instance that exists, or destroys one that does not."""
     instances = gpu.gpu_instances
-    if isinstance(step, steps.DestroyGpuInstance):
-        wanted = (step.gpu_instance_id, step.profile, step.placement)
-        return wanted not in {(gi.instance_id, gi.profile, gi.placement) for gi in instances}
-    if isinstance(step, steps.DestroyComputeInstance):
-        return step.uuid not in {ci.uuid for gi in instances for ci in gi.compute_instances}
-    return False
+    match step:
+        case steps.DestroyGpuInstance():
+            wanted = (step.gpu_instance_id, step.profile, step.placement)
+            return wanted not in {(gi.instance_id, gi.profile, gi.placement) for gi in instances}
+        case steps.DestroyComputeInstance():
+            return step.uuid not in {ci.uuid for gi in instances for ci in gi.compute_instances}
+        case steps.CreateGpuInstance():
+            return _is_created(instances, step)
+        case steps.CreateComputeInstance():
+            return any(
+                (ci.profile, ci.placement) == (step.profile, step.placement)
+                for gi in instances
+                if gi.placement == step.gpu_instance_placement
+                for ci in gi.compute_instances
+            )
+        case _:
+            return False
+
+
+def _is_created(instances: Iterable[model.GpuInstance], step: steps.CreateGpuInstance) -> bool:
+    return (step.profile, step.placement) in {(gi.profile, gi.placement) for gi in instances}
 
 
 class FakeHost(fake_cluster.FakePort):

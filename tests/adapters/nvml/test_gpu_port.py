@@ -116,6 +116,18 @@ def test_plan_for_idle_gpus_is_refused_before_its_first_step(rig: Rig) -> None:
     assert gpu_values.geometry(rig.gpus.observe()) == gpu_values.geometry(before)
 
 
+def test_plan_whose_instances_exist_is_refused_at_its_start_only(rig: Rig) -> None:
+    rig.gpus.execute(plan_of(rig.gpus.observe(), EMPTY))
+    plan = plan_of(rig.gpus.observe(), SLICED)
+    before = rig.gpus.execute(plan)
+
+    again = rig.gpus.execute(plan)
+    with pytest.raises(errors.StalePlanError, match=r"has 1g\.5gb at 0:1"):
+        rig.gpus.execute(dataclasses.replace(plan, requires_idle=True), again)
+
+    assert gpu_values.geometry(again) == gpu_values.geometry(before)
+
+
 def test_lost_gpu_is_unreachable_and_the_other_one_changes(rig: Rig) -> None:
     before = rig.gpus.observe()
     rig.lose(before[0])
