@@ -81,19 +81,22 @@ def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode
     assert node.journal.text is None
 
 
-def test_a_stale_plan_is_abandoned_before_its_first_step(
-    node: ApplyingNode,
-) -> None:
-    before = node.shape
-    node.is_stale = True
+def test_a_stale_plan_is_abandoned_before_its_first_step(node: ApplyingNode) -> None:
+    shapes: list[object] = []
+
+    def make_stale() -> None:
+        with_foreign(node, start=3)
+        shapes.append(node.shape)
+
+    strikes.act_once(node, lambda: node.log[-1] == "gpus.execute", make_stale)
 
     with pytest.raises(errors.StalePlanError, match="already; nothing was changed") as caught:
-        node.change_to("wanted")
+        node.change_to("small")
 
     assert caught.value.reason.is_transient
-    assert (node.steps, node.shape, node.journal.text) == (0, before, None)
-    node.change_to("wanted")
-    assert node.has("wanted")
+    assert (node.steps, [node.shape], node.journal.text) == (0, shapes, None)
+    node.change_to("small")
+    assert node.has("small")
 
 
 def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: ApplyingNode) -> None:
@@ -104,7 +107,6 @@ def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Applyin
         lambda: node.log[-1] == "gpus.execute",
         lambda: created.append(with_foreign(node, start=3)),
     )
-    node.is_stale = True
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
         node.change_to("small")
@@ -140,18 +142,21 @@ def test_refused_undo_forgets_instances_that_were_never_created(node: ApplyingNo
 
 
 def test_rollback_checks_users_again_after_a_stale_plan(node: ApplyingNode) -> None:
-    assert node.kill_apply("wanted", at=4)
-    interrupted = node.shape
+    first, _ = node.gpus
+    assert node.kill_apply("wanted", at=10)
+    _, second = node.gpus
 
-    def use() -> None:
-        if node.log[-1] == "gpus.execute" and not node.is_stale:
+    def strike() -> None:
+        if node.log[-1] != "gpus.execute":
+            return
+        if first in node.gpus:
             node.driver.clients = "train (pid 7)"
+        node.gpus = (first, second)
 
-    node.on_call = use
-    node.is_stale = True
+    node.on_call = strike
 
     refuse(node, "in use by train")
-    assert node.shape == interrupted
+    assert node.gpus == (first, second)
 
 
 def test_failed_rollback_forgets_instances_that_were_never_created(node: ApplyingNode) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.change import apply, hook_points, pod_use
-from mig_manager.core import ports, steps
+from mig_manager.core import model, ports, steps
 from mig_manager.core.files import checkpoint
-from tests.node import applying_rig, fake_cluster, fake_host, nodes, samples
+from tests.node import applying_rig, fake_cluster, fake_host, nodes, samples, strikes
 from tests.node.applying_rig import is_creation
 
 STEPS = {
@@ -323,19 +323,40 @@ def test_profiles_reported_only_with_mig_on_keep_the_order() -> None:
     assert node.history == ["start", "mode", "MODE", "config", "CREATE", "exit"]
 
 
-def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back_too() -> None:
+@pytest.mark.parametrize(
+    ("is_kept", "message"),
+    [
+        (False, "already; the former instances are restored"),
+        (True, r"3g\.20gb at 4:4 on GPU 0 is new, and is kept"),
+    ],
+    ids=["removed again", "kept"],
+)
+def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back(
+    message: str, *, is_kept: bool
+) -> None:
     node = RecordingNode("off")
+    foreign = samples.gpu(samples.A100, "3g.20gb@4").gpu_instances
 
-    def step(each: steps.Step) -> None:
-        node.is_stale = isinstance(each, steps.SetMode)
+    def change_first(instances: tuple[model.GpuInstance, ...]) -> None:
+        first, *others = node.gpus
+        node.gpus = (dataclasses.replace(first, gpu_instances=instances), *others)
 
-    node.on_step = step
+    def create() -> None:
+        change_first(foreign)
+        if not is_kept:
+            strikes.act_once(
+                node, lambda: node.log[-1] == "gpus.observe", lambda: change_first(())
+            )
 
-    with pytest.raises(errors.StalePlanError):
+    strikes.act_once(
+        node, lambda: node.log[-1] == "gpus.execute" and "MODE" in node.history, create
+    )
+
+    with pytest.raises(errors.HardwareError, match=message):
         node.change_to("wanted")
 
-    assert node.shape == node.before
-    assert node.journal.text is None
+    assert node.gpus[0].gpu_instances == (foreign if is_kept else ())
+    assert (node.shape == node.before, node.journal.text is None) == (not is_kept,) * 2
 
 
 def test_a_failing_hook_keeps_instances_in_use_of_an_interrupted_change() -> None:
@@ -350,27 +371,6 @@ def test_a_failing_hook_keeps_instances_in_use_of_an_interrupted_change() -> Non
 
     assert node.shape == interrupted
     assert node.journal.text is not None
-
-
-def test_a_stale_plan_in_a_later_round_keeps_foreign_instances() -> None:
-    node = RecordingNode("off")
-    (foreign,) = samples.gpu(samples.A100, "3g.20gb@4").gpu_instances
-
-    def step(each: steps.Step) -> None:
-        node.is_stale = isinstance(each, steps.SetMode)
-
-    def create() -> None:
-        if node.log[-1] == "gpus.execute" and node.is_stale:
-            first, *others = node.gpus
-            node.gpus = (dataclasses.replace(first, gpu_instances=(foreign,)), *others)
-
-    node.on_step, node.on_call = step, create
-
-    with pytest.raises(
-        errors.HardwareError, match=r"3g\.20gb at 4:4 on GPU 0 is new, and is kept"
-    ):
-        node.change_to("wanted")
-    assert node.gpus[0].gpu_instances == (foreign,)
 
 
 @pytest.mark.parametrize(("idle_timeout_s", "history"), [(0.0, []), (9.0, ["start"])])

@@ -52,8 +52,6 @@ class ApplyingNode(node_rig.NodeRig):
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
         self.steps = 0
-        self.is_stale = False
-        """Whether what the next plan creates exists already."""
         self.refuses_step: Callable[[steps.Step], bool] = lambda _step: False
         self.on_step: Callable[[steps.Step], object] = lambda _step: None
         self._killed_at: int | None = None
@@ -82,12 +80,6 @@ class ApplyingNode(node_rig.NodeRig):
         self.on_step(step)
         is_refused = self.refuses_step(step)
         return errors.HardwareError("in use", reason=errors.Reason.IN_USE) if is_refused else None
-
-    def record_call(self, name: str) -> None:
-        super().record_call(name)
-        if name == "gpus.execute" and self.is_stale:
-            self.is_stale = False
-            raise errors.StalePlanError("GPU 0 has 1g.5gb at 2:1 already")
 
     @contextlib.contextmanager
     def kill_process(self, *, at: int) -> Iterator[None]:
