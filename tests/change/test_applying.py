@@ -68,7 +68,16 @@ def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
     assert node.shape == before
 
 
-def test_a_rollback_pauses_between_its_attempts_however_long_they_take(node: ApplyingNode) -> None:
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        pytest.param(errors.Reason.IN_USE, [1.0, 2.0], id="however long they take"),
+        pytest.param(errors.Reason.NVML_TIMEOUT, [], id="no other one while the driver hangs"),
+    ],
+)
+def test_a_rollback_pauses_between_its_attempts(
+    node: ApplyingNode, reason: errors.Reason, expected: list[float]
+) -> None:
     ends: list[float] = []
     pauses: list[float] = []
 
@@ -78,7 +87,7 @@ def test_a_rollback_pauses_between_its_attempts_however_long_they_take(node: App
         pauses.extend([node.clock.now_s - ends[-1]] if ends else [])
         node.clock.now_s += 2.5
         ends.append(node.clock.now_s)
-        raise errors.HardwareError("in use", reason=errors.Reason.IN_USE)
+        raise errors.HardwareError("failed", reason=reason)
 
     node.refuses_step = is_creation
     node.on_call = hang
@@ -86,4 +95,4 @@ def test_a_rollback_pauses_between_its_attempts_however_long_they_take(node: App
     with pytest.raises(errors.HardwareError):
         node.change_to("wanted")
 
-    assert pauses == [1.0, 2.0]
+    assert (pauses, len(ends)) == (expected, len(expected) + 1)
