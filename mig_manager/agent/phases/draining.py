@@ -11,7 +11,7 @@ import dataclasses
 from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.phases import preparing, slots
-from mig_manager.agent.pods import advertising, device_usage, drain, orders, pausing
+from mig_manager.agent.pods import advertising, device_usage, drain, drain_scope, pausing
 from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, well_known
 
@@ -45,7 +45,7 @@ def drain_pods(
         Superseded: Another layout is requested, or the agent stops.
     """
     followed = preparing.follow_pods(attempt, change, attempt.deps.workloads.list())
-    pod_drain = drain.Drain.begin(attempt, followed.order, new_plans=_MAX_NEW_PLANS)
+    pod_drain = drain.Drain.begin(attempt, followed.scope, new_plans=_MAX_NEW_PLANS)
     deadline_s = None
     while True:
         before, now = ({pod.uid for pod in c.affected_pods} for c in (change, followed))
@@ -57,7 +57,7 @@ def drain_pods(
         except drain.PodsChangedError as news:
             deadline_s = news.deadline_s
             followed = preparing.plan_again(attempt, change, news.pods)
-            pod_drain = pod_drain.for_new_plan(followed.order)
+            pod_drain = pod_drain.for_new_plan(followed.scope)
         else:
             return dataclasses.replace(change, usage=usage), pod_drain
 
@@ -79,7 +79,7 @@ def pause_clients(
     now = pausing.pause_clients(attempt, change.plan, drained)
     # Without a plugin no pod gets a device any more: spare or drain pods that meanwhile got one.
     change = preparing.follow_pods(attempt, change, now.pods)
-    last_drain = dataclasses.replace(pod_drain, order=change.order, new_plans=0)
+    last_drain = dataclasses.replace(pod_drain, scope=change.scope, new_plans=0)
     change = dataclasses.replace(change, usage=last_drain.run(change.usage))
     restart = pausing.pause_driver(attempt, change.plan, drained)
     if advertising.DRIVER in restart.advertisers:
@@ -104,7 +104,7 @@ def drain_whole_node(
             "a custom layout does not reboot an on-demand node",
             reason=errors.Reason.REBOOT_REQUIRED,
         )
-    order = orders.Order(affected=None, rights=change.order.rights)
+    scope = drain_scope.DrainScope(affected=None, rights=change.scope.rights)
     clients = change.usage.extra_clients
     usage = device_usage.wait_for_usage(attempt, change.planned.gpus, None, extra_clients=clients)
     claiming = [pod.key for pod in usage.users(None) if pod.may_claim]
@@ -114,7 +114,7 @@ def drain_whole_node(
             f"{messages.list_names(claiming)}; drain the node and reboot it",
             reason=errors.Reason.REBOOT_REQUIRED,
         )
-    drain.Drain.begin(attempt, order).run(usage)
+    drain.Drain.begin(attempt, scope).run(usage)
 
 
 def _publish(attempt: attempts.Attempt, change: preparing.PreparedChange) -> None:
@@ -122,7 +122,7 @@ def _publish(attempt: attempts.Attempt, change: preparing.PreparedChange) -> Non
     affected = change.affected_pods
     message = f"applying {attempt.status.title}"
     if affected:
-        act = "evict" if isinstance(change.order.rights, orders.Evict) else "wait for"
+        act = "evict" if isinstance(change.scope.rights, drain_scope.Evict) else "wait for"
         count = messages.count(len(affected), "pod")
         message = f"{count} to {act}: {change.usage.describe_users(affected)}"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mig_manager import errors
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import recovery, targets
-from mig_manager.agent.pods import orders
+from mig_manager.agent.pods import drain_scope
 from mig_manager.core import messages, model, steps
 from mig_manager.core.node import client_table, clients, policies
 from mig_manager.core.planner import planner
@@ -50,7 +50,7 @@ class PlannedChange:
     desired: Mapping[str, model.DesiredGpu]  # the target's GPUs by UUID
     gpus: model.ObservedGpus
     plan: steps.Plan
-    order: orders.Order  # the drain for the plan
+    scope: drain_scope.DrainScope  # of the drain for the plan
     extra_clients: tuple[client_table.ExtraClient, ...]  # the GPU clients that the owner lists
     services: tuple[str, ...]  # the host's services that the owner lists
 
@@ -83,7 +83,7 @@ def plan_change(
         desired=desired,
         gpus=gpus,
         plan=plan,
-        order=order_for(attempt, gpus, plan, _rights(attempt, plan)),
+        scope=scope_for(attempt, gpus, plan, _rights(attempt, plan)),
         extra_clients=extra_clients,
         services=services,
     )
@@ -104,7 +104,7 @@ def _require_repaired(
         )
 
 
-def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> orders.DrainRights:
+def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRights:
     """Return whether the change may evict."""
     if not attempt.may_evict:
         title = attempt.status.title
@@ -112,34 +112,32 @@ def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> orders.DrainRights:
             # The layout has not drifted there.
             gpus = messages.list_names([*map(str, plan.gpus)])
             message = functools.partial(outcomes.owed_message, title, gpus)
-            return orders.Refuse(errors.Reason.IN_USE, message)
+            return drain_scope.Refuse(errors.Reason.IN_USE, message)
         message = functools.partial(outcomes.drift_message, title)
-        return orders.Refuse(errors.Reason.DRIFTED, message)
+        return drain_scope.Refuse(errors.Reason.DRIFTED, message)
     if attempt.request.is_on_demand:
-        return orders.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)
+        return drain_scope.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)
     failed = attempt.journal.record.failed_changes
     if failed and not failed.may_evict(attempt.status.config_hash, attempt.deps.boot_id):
         message = functools.partial(
             outcomes.failed_changes_message, attempt.status.title, failed.count, failed.problem
         )
-        return orders.Refuse(failed.reason, message)
+        return drain_scope.Refuse(failed.reason, message)
     if attempt.limits.policy.drain is policies.DrainPolicy.NONE:
-        return orders.WaitOnly("--drain-policy none evicts no pod")
-    return orders.Evict()
+        return drain_scope.WaitOnly("--drain-policy none evicts no pod")
+    return drain_scope.Evict()
 
 
-def order_for(
+def scope_for(
     attempt: attempts.Attempt,
     gpus: model.ObservedGpus,
     plan: steps.Plan,
-    rights: orders.DrainRights,
-) -> orders.Order:
-    """Return the drain for a plan."""
-    may_evict = isinstance(rights, orders.Evict)
+    rights: drain_scope.DrainRights,
+) -> drain_scope.DrainScope:
+    """Return which pods the drain for a plan affects."""
+    may_evict = isinstance(rights, drain_scope.Evict)
     is_whole_node = may_evict and attempt.limits.policy.drain is policies.DrainPolicy.NODE
-    return orders.Order(
+    return drain_scope.DrainScope(
         affected=None if is_whole_node else clients.affected_ids(plan, gpus),
         rights=rights,
-        # A wait for the DRA driver makes an earlier attempt's drain start over.
-        has_begun=attempt.journal.entries.draining,
     )

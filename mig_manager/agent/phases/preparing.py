@@ -7,7 +7,7 @@ The first plan ignores the pods. Who uses the devices is read, and the change pl
 - after a wait for the DRA driver, because pods may have ended
 - after hooks, during the drain and after the pause, if pods with GPUs were bound or have ended
 
-The drain follows the latest plan: every ``PreparedChange`` has the drain order for its own plan.
+The drain follows the latest plan: every ``PreparedChange`` has the drain scope of its own plan.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import host, planning
-from mig_manager.agent.pods import advertising, device_usage, orders, pausing, resuming
+from mig_manager.agent.pods import advertising, device_usage, drain_scope, pausing, resuming
 from mig_manager.core import gpu_processes, steps, timing
 from mig_manager.core.node import clients, gpu_use, pod_object, resources, strategies
 from mig_manager.core.planner import planner
@@ -33,13 +33,13 @@ class PreparedChange:
     planned: planning.PlannedChange
     basis: planning.PlanBasis
     plan: steps.Plan
-    order: orders.Order  # the drain for the plan
+    scope: drain_scope.DrainScope  # of the drain for the plan
     usage: gpu_use.Usage  # who uses the devices
 
     @property
     def affected_pods(self) -> pod_object.Pods:
         """The pods with devices that the change removes; the policy says what becomes of them."""
-        return self.usage.users(self.order.affected)
+        return self.usage.users(self.scope.affected)
 
 
 def require_possible(attempt: attempts.Attempt, planned: planning.PlannedChange) -> PreparedChange:
@@ -56,9 +56,9 @@ def require_possible(attempt: attempts.Attempt, planned: planning.PlannedChange)
         NotReadyError: PLUGIN_NOT_READY, or IN_USE: a paused daemon has not stopped.
         Superseded: Another layout is requested, or the agent stops.
     """
-    change = _plan_and_check(attempt, planned, planned.order)
+    change = _plan_and_check(attempt, planned, planned.scope)
     if resuming.await_driver(attempt, change.affected_pods, change.usage.pods, planned.gpus):
-        change = _plan_and_check(attempt, planned, change.order)
+        change = _plan_and_check(attempt, planned, change.scope)
     return _require_unhindered(attempt, change)
 
 
@@ -73,7 +73,7 @@ def follow_pods(
     Raises:
         MigManagerError: As ``require_possible``.
     """
-    if not change.order.affected or _gpu_pods(pods) == _gpu_pods(change.usage.pods):
+    if not change.scope.affected or _gpu_pods(pods) == _gpu_pods(change.usage.pods):
         return dataclasses.replace(change, usage=change.usage.with_pods(pods))
     return plan_again(attempt, change, pods)
 
@@ -87,7 +87,7 @@ def plan_again(
         MigManagerError: As ``require_possible``.
     """
     try:
-        latest = _plan_and_check(attempt, change.planned, change.order)
+        latest = _plan_and_check(attempt, change.planned, change.scope)
     except errors.KubeletError as error:
         # The drain has more time for kubelet.
         _log.warning("pod_resources_unavailable", error=error.message)
@@ -114,7 +114,7 @@ def _require_unhindered(attempt: attempts.Attempt, change: PreparedChange) -> Pr
         _require_idle(attempt, change, idle_wait(attempt))
     # Ask before pods are evicted: a silent init system could not stop services later.
     host.running_services(attempt, change.planned.services, change.plan)
-    change.order.require_allowed(change.usage.describe_users(change.affected_pods))
+    change.scope.require_allowed(change.usage.describe_users(change.affected_pods))
     return change
 
 
@@ -122,7 +122,7 @@ def _require_idle(attempt: attempts.Attempt, change: PreparedChange, wait: timin
     device_usage.require_idle(
         attempt.deps,
         change.plan,
-        change.order,
+        change.scope,
         change.usage,
         services=change.planned.services,
         wait=wait,
@@ -139,7 +139,7 @@ def _avoid_processes(attempt: attempts.Attempt, change: PreparedChange) -> Prepa
 
 
 def _plan_and_check(
-    attempt: attempts.Attempt, planned: planning.PlannedChange, last: orders.Order
+    attempt: attempts.Attempt, planned: planning.PlannedChange, last: drain_scope.DrainScope
 ) -> PreparedChange:
     """Plan so that busy devices are destroyed last; refuse what the node rules out.
 
@@ -150,9 +150,9 @@ def _plan_and_check(
         attempt.deps.pod_watch.expect_change()
     change = _plan_for_usage(attempt, planned, last)
     # Another plan may affect other pods, whose devices were not waited for.
-    is_other = change.order.affected != last.affected
-    if is_other and change.usage.undecided_users(change.order.affected):
-        change = _plan_for_usage(attempt, planned, change.order)
+    is_other = change.scope.affected != last.affected
+    if is_other and change.usage.undecided_users(change.scope.affected):
+        change = _plan_for_usage(attempt, planned, change.scope)
     pods = change.usage.pods
     if not attempt.limits.allows_foreign_managers:
         others = device_usage.foreign_managers(attempt.deps, pods)
@@ -168,7 +168,7 @@ def _plan_and_check(
 
 
 def _plan_for_usage(
-    attempt: attempts.Attempt, planned: planning.PlannedChange, last: orders.Order
+    attempt: attempts.Attempt, planned: planning.PlannedChange, last: drain_scope.DrainScope
 ) -> PreparedChange:
     usage = device_usage.wait_for_usage(
         attempt, planned.gpus, last.affected, extra_clients=planned.extra_clients
@@ -195,8 +195,8 @@ def _plan(
         ending=ending - used_ids,
     )
     plan = basis.plan(planned.gpus)
-    order = planning.order_for(attempt, planned.gpus, plan, planned.order.rights)
-    return PreparedChange(planned=planned, basis=basis, plan=plan, order=order, usage=usage)
+    scope = planning.scope_for(attempt, planned.gpus, plan, planned.scope.rights)
+    return PreparedChange(planned=planned, basis=basis, plan=plan, scope=scope, usage=usage)
 
 
 def idle_wait(attempt: attempts.Attempt) -> timing.Wait:

@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts
-from mig_manager.agent.pods import device_listing, dra_driver, orders
+from mig_manager.agent.pods import device_listing, dra_driver, drain_scope
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import (
     claims,
@@ -83,7 +83,7 @@ def wait_for_usage(
 def require_idle(
     deps: ports.Dependencies,
     plan: steps.Plan,
-    order: orders.Order,
+    scope: drain_scope.DrainScope,
     usage: gpu_use.Usage,
     *,
     services: Collection[str],
@@ -103,7 +103,7 @@ def require_idle(
     def check() -> None:
         blocking = dataclasses.replace(usage, processes=ask()).blocking(
             plan,
-            leaving=usage.users(order.affected),
+            leaving=usage.users(scope.affected),
             services=services,
         )
         if blocking:

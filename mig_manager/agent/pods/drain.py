@@ -14,7 +14,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import agent_settings, attempts, run_journal
-from mig_manager.agent.pods import device_listing, dra_driver, eviction, orders
+from mig_manager.agent.pods import device_listing, dra_driver, drain_scope, eviction
 from mig_manager.core import messages, ports
 from mig_manager.core.node import evictions, gpu_use, pod_object
 
@@ -50,14 +50,18 @@ class Drain:
     limits: agent_settings.Limits
     cancel: ports.Cancellation
     journal: run_journal.RunJournal
-    order: orders.Order
+    scope: drain_scope.DrainScope
     evictions: eviction.Evictions
-    new_plans: int = 0  # how often another plan may replace the order
+    has_begun: bool  # whether an earlier attempt at this drain evicted pods
+    new_plans: int = 0  # how often another plan may replace the scope
 
     @classmethod
-    def begin(cls, attempt: attempts.Attempt, order: orders.Order, *, new_plans: int = 0) -> Self:
+    def begin(
+        cls, attempt: attempts.Attempt, scope: drain_scope.DrainScope, *, new_plans: int = 0
+    ) -> Self:
         """Return a new drain, or the next attempt at one that an earlier attempt has begun."""
-        if not order.has_begun:
+        has_begun = attempt.journal.entries.draining
+        if not has_begun:
             attempt.memory.begin_drain()
         elif not attempt.request.repairs:
             attempt.journal.set_entries(has_evicted=True)
@@ -73,20 +77,21 @@ class Drain:
             limits=attempt.limits,
             cancel=attempt.cancel,
             journal=attempt.journal,
-            order=order,
+            scope=scope,
             evictions=evicting,
+            has_begun=has_begun,
             new_plans=new_plans,
         )
 
-    def for_new_plan(self, order: orders.Order) -> Self:
+    def for_new_plan(self, scope: drain_scope.DrainScope) -> Self:
         """Return the same drain for another plan of the change."""
-        return dataclasses.replace(self, order=order, new_plans=self.new_plans - 1)
+        return dataclasses.replace(self, scope=scope, new_plans=self.new_plans - 1)
 
     def run(self, usage: gpu_use.Usage, deadline_s: float | None = None) -> gpu_use.Usage:
         """Wait until no pod uses an affected device.
 
         Args:
-            usage: The use of the devices for which the order was planned.
+            usage: The use of the devices for which the change was planned.
             deadline_s: When to end, by the clock, for another plan in the same drain; None: the
                 time begins now.
 
@@ -94,12 +99,12 @@ class Drain:
             The use of the devices now, with the pods as last listed.
 
         Raises:
-            PodsChangedError: Another plan may replace the order.
+            PodsChangedError: Another plan may replace the scope.
             DrainError: The deadline passed; names every remaining pod, and why. FORBIDDEN or
                 API_UNAVAILABLE if the API refused or failed to evict. PODS_RETURN.
             ClusterError: The API refused the request as such, or did not list the pods by the
                 deadline.
-            MigManagerError: The order refuses a change that affects pods.
+            MigManagerError: The change may affect no pod.
             Superseded: Another layout is requested, or the agent stops.
         """
         before = self.journal.entries
@@ -111,7 +116,7 @@ class Drain:
                 self.journal.set_entries(draining=before.draining, has_evicted=before.has_evicted)
 
     def _run(self, usage: gpu_use.Usage, deadline_s: float | None) -> gpu_use.Usage:
-        if self.order.affected is not None and not self.order.affected:
+        if self.scope.affected is not None and not self.scope.affected:
             return usage
         if deadline_s is None:
             self.evictions.begin(usage.pods)
@@ -134,17 +139,17 @@ class Drain:
         """
         pods = dra_driver.with_unbound(self.deps.workloads, self.deps.workloads.list())
         current = self._usage(pods, usage)
-        names = messages.list_names([pod.key for pod in current.users(self.order.affected)])
-        self.order.require_allowed(names)
+        names = messages.list_names([pod.key for pod in current.users(self.scope.affected)])
+        self.scope.require_allowed(names)
         if names:
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
 
     def _act(self, remaining: Sequence[pod_object.Pod]) -> Mapping[str, str]:
         """Evict the pods if that is allowed; return why others stay for now."""
         keys = [pod.key for pod in remaining]
-        self.order.require_allowed(messages.list_names(keys))
-        if isinstance(self.order.rights, orders.WaitOnly):
-            return dict.fromkeys(keys, self.order.rights.why)
+        self.scope.require_allowed(messages.list_names(keys))
+        if isinstance(self.scope.rights, drain_scope.WaitOnly):
+            return dict.fromkeys(keys, self.scope.rights.why)
         return self.evictions.evict(remaining)
 
     def _wait(
@@ -169,7 +174,7 @@ class Drain:
             if usage is None:
                 self.cancel.pause(next(pauses_s))
                 usage = self._observe(before, deadline_s)
-            remaining = usage.users(self.order.affected) if usage else ()
+            remaining = usage.users(self.scope.affected) if usage else ()
             if usage and not remaining:
                 return _End(usage=usage)
             self.cancel.check()
@@ -189,7 +194,7 @@ class Drain:
     def _require_current_plan(
         self, before: gpu_use.Usage, usage: gpu_use.Usage, deadline_s: float
     ) -> None:
-        if self.new_plans > 0 and self.order.is_outdated(before, usage):
+        if self.new_plans > 0 and self.scope.is_outdated(before, usage):
             raise PodsChangedError(usage.pods, deadline_s)
 
     def _await_listing(
@@ -199,7 +204,7 @@ class Drain:
 
         Empty once kubelet had the time; ``first_s`` is as in ``device_listing.is_any_new``.
         """
-        undecided = usage.undecided_users(self.order.affected)
+        undecided = usage.undecided_users(self.scope.affected)
         now_s = self.deps.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
         max_s = self.limits.drain_timeout_s * 3 / 4
@@ -217,7 +222,7 @@ class Drain:
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
         return (
             self.limits.policy.is_forced
-            and isinstance(self.order.rights, orders.Evict)
+            and isinstance(self.scope.rights, drain_scope.Evict)
             and bool(remaining)
             and not any(map(evictions.why_not_evictable, remaining))
         )
@@ -244,8 +249,8 @@ class Drain:
         return self._usage(pods, before)
 
     def _has_only_to_wait(self, usage: gpu_use.Usage) -> bool:
-        remaining = usage.users(self.order.affected)
-        is_passive = isinstance(self.order.rights, orders.WaitOnly)
+        remaining = usage.users(self.scope.affected)
+        is_passive = isinstance(self.scope.rights, drain_scope.WaitOnly)
         return bool(remaining) and (is_passive or not self.evictions.is_any_ready(remaining))
 
     def _usage(self, pods: pod_object.Pods, before: gpu_use.Usage) -> gpu_use.Usage:
@@ -276,7 +281,7 @@ class Drain:
 
         remaining = end.remaining
         causes = messages.by_cause((pod.key, cause(pod)) for pod in remaining)
-        has_evicted = self.evictions.evicted > 0 or self.order.has_begun
+        has_evicted = self.evictions.evicted > 0 or self.has_begun
         reason, more = self.evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
         timeout_s = self.limits.drain_timeout_s

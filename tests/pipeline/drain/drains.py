@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import agent_settings
-from mig_manager.agent.pods import drain, orders
+from mig_manager.agent.pods import drain, drain_scope
 from mig_manager.core.node import client_table, gpu_use, policies
 from tests.node import agents, driver_rules, fake_cluster, fakes, gpu_values
 from tests.node.node_rig import NodeRig
@@ -33,12 +33,12 @@ def new_drain(
 ) -> drain.Drain:
     limits = agent_settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20)
     is_passive = limits.policy.drain is policies.DrainPolicy.NONE
-    order = orders.Order(
+    scope = drain_scope.DrainScope(
         affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
-        rights=orders.WaitOnly("none") if is_passive else orders.Evict(),
+        rights=drain_scope.WaitOnly("none") if is_passive else drain_scope.Evict(),
     )
     attempt = agents.new_attempt(rig, limits, request or fakes.FakeRequest(rig.clock), **overrides)
-    return drain.Drain.begin(attempt, order)
+    return drain.Drain.begin(attempt, scope)
 
 
 def usage_of(rig: NodeRig) -> gpu_use.Usage:

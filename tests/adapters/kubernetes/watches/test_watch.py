@@ -12,7 +12,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, fleet, pods, watch
 from mig_manager.agent import agent_settings
-from mig_manager.agent.pods import drain, orders
+from mig_manager.agent.pods import drain, drain_scope
 from mig_manager.core.node import gpu_use
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
@@ -304,8 +304,8 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
         fakes.FakeRequest(clock),
         workloads=workloads,
     )
-    order = orders.Order(affected=destroyed, rights=orders.Evict())
-    node_drain = drain.Drain.begin(attempt, order)
+    scope = drain_scope.DrainScope(affected=destroyed, rights=drain_scope.Evict())
+    node_drain = drain.Drain.begin(attempt, scope)
     node_drain.run(usage)
     assert node_drain.evictions.evicted == 1
     # At the latest when the last list is too old to trust a silent watch.

@@ -31,12 +31,11 @@ DrainRights = Evict | WaitOnly | Refuse  # what a change may do with the pods th
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class DrainScope:
     """Which pods to drain, and whether to evict them."""
 
     affected: frozenset[str] | None  # ids of the devices to be destroyed; None: of every GPU
     rights: DrainRights
-    has_begun: bool = False  # whether an earlier attempt at this drain evicted pods
 
     def require_allowed(self, affected: str) -> None:
         """Refuse the change if no pod may be affected; ``affected`` has their names.
@@ -48,10 +47,10 @@ class Order:
             raise errors.MigManagerError(self.rights.message(affected), reason=self.rights.reason)
 
     def is_outdated(self, before: gpu_use.Usage, now: gpu_use.Usage) -> bool:
-        """Return whether a plan for the usage now may spare pods that this order affects.
+        """Return whether a plan for the usage now may spare pods in this scope.
 
         That is so if another pod uses an affected device than ``before``, or if a pod releases a
-        device that the order spared.
+        device outside the scope.
         """
         if self.affected is None:
             return False
