@@ -11,7 +11,14 @@ import dataclasses
 from mig_manager import errors
 from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.phases import preparing, slots
-from mig_manager.agent.pods import advertising, device_usage, drain, drain_scope, pausing
+from mig_manager.agent.pods import (
+    advertising,
+    device_usage,
+    dra_driver,
+    drain,
+    drain_scope,
+    pausing,
+)
 from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, well_known
 
@@ -44,7 +51,8 @@ def drain_pods(
         MigManagerError: As ``preparing.require_possible`` and ``drain.Drain.run``.
         Superseded: Another layout is requested, or the agent stops.
     """
-    followed = preparing.follow_pods(attempt, change, attempt.deps.workloads.list())
+    pods = dra_driver.list_pods(attempt.deps.workloads, change.usage.pods)
+    followed = preparing.follow_pods(attempt, change, pods)
     pod_drain = drain.Drain.begin(attempt, followed.scope, new_plans=_MAX_NEW_PLANS)
     deadline_s = None
     while True:

@@ -11,7 +11,6 @@ The drain follows the latest plan: every ``PreparedChange`` has the drain scope 
 """
 
 import dataclasses
-from collections.abc import Iterable
 
 import structlog
 
@@ -20,7 +19,7 @@ from mig_manager.agent import attempts
 from mig_manager.agent.phases import host, planning
 from mig_manager.agent.pods import advertising, device_usage, drain_scope, pausing, resuming
 from mig_manager.core import gpu_processes, steps, timing
-from mig_manager.core.node import clients, gpu_use, pod_object, resources, strategies
+from mig_manager.core.node import clients, gpu_use, pod_object, strategies
 from mig_manager.core.planner import planner
 
 _log = structlog.get_logger()
@@ -65,17 +64,18 @@ def require_possible(attempt: attempts.Attempt, planned: planning.PlannedChange)
 def follow_pods(
     attempt: attempts.Attempt, change: PreparedChange, pods: pod_object.Pods
 ) -> PreparedChange:
-    """Plan again if pods with GPUs were bound or have ended since the last plan.
+    """Plan again if another plan may spare pods that now use devices to be destroyed.
 
-    Hooks may take long, and a pod may have got a device to be destroyed while another is free.
-    ``pods`` are the node's, as just listed.
+    Hooks may take long, and a pod may have got such a device while another is free. ``pods`` are
+    the node's, as just listed.
 
     Raises:
         MigManagerError: As ``require_possible``.
     """
-    if not change.scope.affected or _gpu_pods(pods) == _gpu_pods(change.usage.pods):
-        return dataclasses.replace(change, usage=change.usage.with_pods(pods))
-    return plan_again(attempt, change, pods)
+    usage = change.usage.with_pods(pods)
+    if change.scope.is_outdated(change.usage, usage):
+        return plan_again(attempt, change, pods)
+    return dataclasses.replace(change, usage=usage)
 
 
 def plan_again(
@@ -93,16 +93,6 @@ def plan_again(
         _log.warning("pod_resources_unavailable", error=error.message)
         return dataclasses.replace(change, usage=change.usage.with_pods(pods))
     return _require_unhindered(attempt, latest)
-
-
-def _gpu_pods(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[str, bool]]:
-    """Return the UIDs of the pods that use GPUs, and whether the pods are terminating."""
-    return frozenset(
-        (pod.uid, pod.is_terminating)
-        for pod in pods
-        if not pod.is_finished
-        and (pod.may_claim or any(map(resources.is_device_or_shared, pod.gpu_resources)))
-    )
 
 
 def _require_unhindered(attempt: attempts.Attempt, change: PreparedChange) -> PreparedChange:

@@ -102,6 +102,12 @@ def with_unbound(workloads: ports.Workloads, pods: pod_object.Pods) -> pod_objec
     return (*pods, *workloads.unbound(pods))
 
 
+def list_pods(workloads: ports.Workloads, before: Iterable[pod_object.Pod]) -> pod_object.Pods:
+    """List the node's pods; as ``with_unbound`` if pods ``before`` were about to be bound."""
+    pods = workloads.list()
+    return with_unbound(workloads, pods) if any(pod.is_unbound for pod in before) else pods
+
+
 def has_ready(pods: Iterable[pod_object.Pod]) -> bool:
     """Return whether a DRA driver pod is ready; without one, no pod with a claim can end."""
     return device_advertiser.is_any_ready(filter(claims.is_driver, pods))

@@ -238,9 +238,7 @@ class Drain:
         if watched is not None and self._has_only_to_wait(self._usage(watched, before)):
             return None
         try:
-            pods = workloads.list()
-            if any(pod.is_unbound for pod in before.pods):
-                pods = dra_driver.with_unbound(workloads, pods)
+            pods = dra_driver.list_pods(workloads, before.pods)
         except errors.ClusterError as error:
             if error.reason is not errors.Reason.API_UNAVAILABLE or self._is_late(deadline_s):
                 raise

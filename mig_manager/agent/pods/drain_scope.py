@@ -52,7 +52,7 @@ class DrainScope:
         That is so if another pod uses an affected device than ``before``, or if a pod releases a
         device outside the scope.
         """
-        if self.affected is None:
+        if not self.affected:
             return False
         old, new = (
             {(pod.uid, not usage.why_uncertain(pod)) for pod in usage.users(self.affected)}
