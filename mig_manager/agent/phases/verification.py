@@ -76,7 +76,7 @@ def verify_unchanged(
             plugin_config=attempt.plugin_config,
         )
         _wait_schedulable(attempt, restart, gpus, "waiting for the plugin's new config")
-    elif not advertising.check_schedulable(attempt, gpus, returned):
+    elif not advertising.correct_and_check_schedulable(attempt, gpus, returned):
         attempt.journal.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
         advertising.wait_schedulable(
             attempt, advertising.restart_stale(attempt, gpus, returned), gpus

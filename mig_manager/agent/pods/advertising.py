@@ -126,7 +126,7 @@ def _with_replaced(
     return advertisers
 
 
-def check_schedulable(
+def correct_and_check_schedulable(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: frozenset[str] = frozenset()
 ) -> bool:
     """Correct the node's counts, and return whether it advertises the GPUs' devices.
@@ -135,7 +135,7 @@ def check_schedulable(
     """
     pods = attempt.deps.workloads.list()
     restart = Restart(advertisers=remove_phantoms_and_find(attempt, pods, gpus), changed=changed)
-    is_complete = not _missing(attempt, restart, gpus, pods)
+    is_complete = not _correct_and_compare(attempt, restart, gpus, pods)
     return is_complete and not PLUGIN.contradicts_label(attempt, gpus, pods)
 
 
@@ -162,7 +162,7 @@ def find_stale(
         if advertiser.name not in ignored
         and (
             advertiser.is_stale(shared.deps, gpus)
-            or (changed and advertiser.missing(shared, gpus, pods, changed))
+            or (changed and advertiser.correct_and_compare(shared, gpus, pods, changed))
         )
     )
 
@@ -229,12 +229,12 @@ def wait_schedulable(
     """
     if not restart.advertisers:
         _log.info("no_device_plugin_found")
-        if not _missing(attempt, restart, gpus, ()):
+        if not _correct_and_compare(attempt, restart, gpus, ()):
             return
     timeout_s = attempt.limits.plugin_timeout_s
     report = _ProblemReport(attempt.journal, attempt.deps.clock)
     missing, _ = attempt.until_solved(
-        lambda pods: report.check(_missing(attempt, restart, gpus, pods)), timeout_s
+        lambda pods: report.check(_correct_and_compare(attempt, restart, gpus, pods)), timeout_s
     )
     if missing:
         raise errors.NotReadyError(
@@ -257,10 +257,13 @@ def require_served(
         raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)
 
 
-def _missing(
+def _correct_and_compare(
     shared: attempts.Shared, restart: Restart, gpus: model.ObservedGpus, pods: pod_object.Pods
 ) -> errors.NotReadyError | None:
-    """Return what keeps pods from getting the GPUs' devices; None if nothing does."""
+    """Correct the node's counts; return what keeps pods from getting the GPUs' devices.
+
+    None if nothing does.
+    """
     new = tuple(pod for pod in pods if pod.uid not in restart.old_uids)
     present = [advertiser for advertiser in ALL if advertiser in restart.advertisers]
     for advertiser in present:
@@ -268,7 +271,10 @@ def _missing(
         if not device_advertiser.is_any_ready(own_pods):
             label = shared.node_labels.get(advertiser.deploy_label)
             return device_advertiser.not_ready(advertiser, own_pods, gpus, label)
-    problems = (advertiser.missing(shared, gpus, new, restart.changed) for advertiser in present)
+    problems = (
+        advertiser.correct_and_compare(shared, gpus, new, restart.changed)
+        for advertiser in present
+    )
     problem = next(filter(None, problems), None)
     if problem is None and PLUGIN not in present:
         return PLUGIN.unknown(shared.deps, gpus)

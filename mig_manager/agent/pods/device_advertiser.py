@@ -42,16 +42,16 @@ class Advertiser(Protocol):
     def withdraw(self, deps: ports.Dependencies) -> None:
         """Hide the advertised devices from pods until new ones are advertised."""
 
-    def missing(
+    def correct_and_compare(
         self,
         shared: attempts.Shared,
         gpus: model.ObservedGpus,
         pods: pod_object.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
-        """Return how the advertised devices differ from the GPUs'; None if they match.
+        """Correct the node's counts of its devices; return how these differ from the GPUs'.
 
-        All devices of the GPUs with the UUIDs ``changed`` must be healthy.
+        None if they match. All devices of the GPUs with the UUIDs ``changed`` must be healthy.
         """
 
     def is_stale(self, deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:

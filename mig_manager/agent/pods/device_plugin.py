@@ -41,7 +41,7 @@ class DevicePlugin(device_advertiser.Advertiser):
         """Remove kubelet's devices from the node until a new plugin registers."""
         deps.node.withdraw_devices()
 
-    def missing(
+    def correct_and_compare(
         self,
         shared: attempts.Shared,
         gpus: model.ObservedGpus,

@@ -39,7 +39,7 @@ class DraDriver(device_advertiser.Advertiser):
                 is_warning=True,
             )
 
-    def missing(
+    def correct_and_compare(
         self,
         shared: attempts.Shared,
         gpus: model.ObservedGpus,
