@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, outcomes, publish, run_journal
+from mig_manager.agent import attempts, node_patches, outcomes, run_journal
 from mig_manager.agent.phases import failures, host, recovery
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, ports
@@ -69,7 +69,7 @@ class AttemptSeries:
 
     def publish_record(self) -> None:
         """Publish the record of the request before an attempt at it."""
-        self._shared.publisher.annotate(publish.of_record(self.record))
+        self._shared.publisher.annotate(node_patches.of_record(self.record))
         self._save_on_host()
 
     def _save_on_host(self) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.core import messages, model, ports
-from mig_manager.core.records import gpu_recovery, run_status
+from mig_manager.core import messages, model, ports, timing
+from mig_manager.core.records import gpu_recovery, node_entries, run_status
 
 MAX_DRIVER_PAUSE_S = 15.0
 MAX_QUICK_ATTEMPTS = 40
@@ -41,6 +41,30 @@ class Outcome:
         """The description with the remedy, as it is published."""
         text = f"{messages.with_full_stop(self.description)} {self.remedy}".rstrip()
         return messages.fit(text, messages.MAX_BYTES)
+
+    @property
+    def run_end(self) -> node_entries.RunEnd:
+        """Which entries of the journal stay on the Node."""
+        if self.keeps_taint:
+            return node_entries.RunEnd.DRAIN_RETRIED
+        is_interrupted = self.reason is errors.Reason.INTERRUPTED
+        return node_entries.RunEnd.INTERRUPTED if is_interrupted else node_entries.RunEnd.RESTORED
+
+    def status_after(
+        self, published: run_status.RunStatus, clock: timing.Clock, backoff_s: float
+    ) -> run_status.RunStatus:
+        """Return the status of a run with this outcome; ``backoff_s`` as in ``retry_after_s``."""
+        is_success = self.state is model.State.SUCCESS
+        retry_after_s = self.retry_after_s(published.attempt, backoff_s)
+        return dataclasses.replace(
+            published,
+            state=self.state,
+            phase=model.Phase.DONE if is_success else published.phase,
+            reason=self.reason,
+            message=self.message,
+            finished_at=clock.now_iso(),
+            retry_at=clock.now_iso(after_s=retry_after_s) if self.should_retry else None,
+        )
 
     def retry_after_s(self, attempt: int, backoff_s: float) -> float:
         """Return the pause before the next attempt: a short one while the driver is loading."""

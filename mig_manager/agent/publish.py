@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.core import model, ports
+from mig_manager.core import ports
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import host_copy, inventory_codec, journals, requests, run_status
+from mig_manager.core.records import host_copy, journals, requests
 
 _STEADY = (
     well_known.REQUEST_ANNOTATION,
@@ -109,39 +109,6 @@ class Publisher:
 
         self._written = _steady(self._node.update(change))
         return versions[-1]
-
-
-def of_status(published: run_status.RunStatus) -> node_object.NodePatch:
-    """Return the label and the annotation with a status."""
-    return node_object.NodePatch(
-        labels={well_known.STATE_LABEL: published.state.value},
-        annotations={well_known.STATUS_ANNOTATION: published.to_json()},
-    )
-
-
-def of_record(record: requests.RequestRecord) -> dict[str, str | None]:
-    """Return the annotation with the record of a request; an empty record removes it."""
-    has_any = record.config or record.applied
-    return {well_known.REQUEST_ANNOTATION: record.to_json() if has_any else None}
-
-
-def of_no_request(
-    record: requests.RequestRecord,
-    gpus: model.ObservedGpus,
-    boot_id: str,
-    view: node_object.NodeView,
-) -> node_object.NodePatch:
-    """Return the patch with the record, and without the label of a layout that is gone."""
-    is_outdated = record.is_label_outdated(gpus, boot_id)
-    keys = {well_known.APPLIED_LABEL} & view.labels.keys() if is_outdated else ()
-    return node_object.NodePatch(labels=dict.fromkeys(keys), annotations=of_record(record))
-
-
-def of_gpus(gpus: model.ObservedGpus) -> dict[str, str | None]:
-    """Return the annotation with observed GPUs; without a GPU, remove it and the use."""
-    if not gpus:
-        return {well_known.GPUS_ANNOTATION: None, well_known.CAPACITY_ANNOTATION: None}
-    return {well_known.GPUS_ANNOTATION: inventory_codec.to_json(gpus)}
 
 
 def _steady(view: node_object.NodeView) -> dict[str, str | None]:

@@ -15,6 +15,7 @@ from mig_manager.agent import (
     attempts,
     drift,
     drift_checks,
+    node_patches,
     outcomes,
     publish,
     repairing,
@@ -248,7 +249,10 @@ class Reconciler:
     def _withdrawal(
         self, gpus: model.ObservedGpus, view: node_object.NodeView
     ) -> node_object.NodePatch:
-        return publish.of_no_request(self._attempts.record, gpus, self._deps.boot_id, view)
+        patch = node_patches.of_request(self._attempts.record, gpus, self._deps.boot_id)
+        # A label that is already absent needs no write.
+        labels = {key: value for key, value in patch.labels.items() if key in view.labels}
+        return dataclasses.replace(patch, labels=labels)
 
     def stop(self) -> None:
         """End a run that was left to the next attempt, and restore node and host; call at the end.

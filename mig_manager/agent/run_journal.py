@@ -15,7 +15,7 @@ from typing import Unpack
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, publish
+from mig_manager.agent import node_patches, outcomes, publish
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import journals, node_entries, readiness, requests, run_status
@@ -95,13 +95,13 @@ class RunJournal:
     def announce(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and publish them without waiting for the API."""
         self.set_entries(**entries)
-        self._publisher.announce(node_object.NodePatch(annotations=self._annotation(self.entries)))
+        self._publisher.announce(self._journal_patch(self.entries))
         self._save_on_host()
 
     def publish(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and publish them."""
         after = self.entries.with_entries(**entries)
-        self._publisher.patch(node_object.NodePatch(annotations=self._annotation(after)))
+        self._publisher.patch(self._journal_patch(after))
         self.entries = after
         self._save_on_host()
 
@@ -129,7 +129,9 @@ class RunJournal:
             start = decide(view)
             after, message = start.entries, start.message
             status = self.status.in_phase(phase, message)
-            return self._with_status_and_journal(self._patch_to(after, view), status, after)
+            record = self.record.with_status(status, self._deps.boot_id)
+            shown = node_patches.of_run(status, record, self._deps.boot_id)
+            return self._patch_to(after, view).merge(shown)
 
         self._count_phase()
         try:
@@ -159,8 +161,7 @@ class RunJournal:
             return
         self._count_phase()
         self._set_phase(phase, message)
-        nothing = node_object.NodePatch()
-        self._publisher.patch(self._with_status_and_journal(nothing, self.status, self.entries))
+        self._publisher.patch(self._run_patch().merge(self._journal_patch(self.entries)))
         self._copy_to_host_and_condition()
 
     def begin(self, before: model.Snapshots, plan: steps.Plan) -> None:
@@ -177,7 +178,7 @@ class RunJournal:
         self.has_begun_rollback = True
         self._count_phase()
         self._set_phase(model.Phase.ROLL_BACK, "restoring the previous instances")
-        self._publisher.announce(publish.of_status(self.status))
+        self._publisher.announce(node_patches.of_status(self.status))
         self._deps.telemetry.state_published(model.State.PENDING)
 
     def finish(
@@ -190,9 +191,9 @@ class RunJournal:
         if is_success:
             # The entry belongs to the layout that is now active.
             self.set_entries(plugin_config=None)
-        kept = self._entries_to_keep(_end_of(outcome))
+        kept = self._entries_to_keep(outcome.run_end)
         self._count_phase()
-        self._set_outcome(outcome)
+        self._set_status(outcome.status_after(self.status, self._deps.clock, self._retry_after_s))
         labels: dict[str, str | None] = {}
         if is_success:
             labels = {well_known.APPLIED_LABEL: self.status.config}
@@ -205,10 +206,7 @@ class RunJournal:
             # Start-up taints kept workloads away until the first layout.
             removed_taints=self._startup_taints if is_success else frozenset(),
         )
-        self._undo_all_except(
-            kept,
-            lambda change: self._with_status_and_journal(change.merge(more), self.status, kept),
-        )
+        self._undo_all_except(kept, more.merge(self._run_patch()))
         self._copy_to_host_and_condition()
         seconds = self._deps.clock.monotonic() - self._began
         outcomes.report(self._deps, self.status, outcome, seconds=seconds)
@@ -222,18 +220,14 @@ class RunJournal:
         end = node_entries.RunEnd.DRAIN_RETRIED if is_retried else node_entries.RunEnd.RESTORED
         kept = self._entries_to_keep(end)
         self._count_phase()
-        self._undo_all_except(
-            kept, lambda change: self._with_record_and_journal(change, self.record, kept)
-        )
+        boot_id = self._deps.boot_id
+        request = node_patches.of_request(self.record, self.status.gpus, boot_id)
+        self._undo_all_except(kept, request)
         self._save_on_host()
 
-    def _undo_all_except(
-        self,
-        kept: journals.Journal,
-        complete: Callable[[node_object.NodePatch], node_object.NodePatch],
-    ) -> None:
-        """Undo all entries except the kept ones, in one completed patch."""
-        self._publisher.update(lambda view: complete(self._patch_to(kept, view)))
+    def _undo_all_except(self, kept: journals.Journal, shown: node_object.NodePatch) -> None:
+        """Undo all entries except the kept ones, in one patch with what is ``shown``."""
+        self._publisher.update(lambda view: self._patch_to(kept, view).merge(shown))
         self.entries = kept
 
     def _count_phase(self) -> None:
@@ -246,22 +240,6 @@ class RunJournal:
         _log.info("phase_entered", phase=phase.value, message=message)
         self._set_status(self.status.in_phase(phase, message))
 
-    def _set_outcome(self, outcome: outcomes.Outcome) -> None:
-        clock = self._deps.clock
-        is_success = outcome.state is model.State.SUCCESS
-        retry_after_s = outcome.retry_after_s(self.status.attempt, self._retry_after_s)
-        self._set_status(
-            dataclasses.replace(
-                self.status,
-                state=outcome.state,
-                phase=model.Phase.DONE if is_success else self.status.phase,
-                reason=outcome.reason,
-                message=outcome.message,
-                finished_at=clock.now_iso(),
-                retry_at=clock.now_iso(after_s=retry_after_s) if outcome.should_retry else None,
-            )
-        )
-
     def _set_status(self, status: run_status.RunStatus) -> None:
         self.status = status
         self.record = self.record.with_status(status, self._deps.boot_id)
@@ -273,41 +251,20 @@ class RunJournal:
     def _patch_to(
         self, after: journals.Journal, view: node_object.NodeView
     ) -> node_object.NodePatch:
-        """Return what changes on the node with the entries: nothing of another process' run."""
+        """Return the new entries, and what changes on the node with them."""
         if not self._may_write_entries:
             return node_object.NodePatch()
-        return journals.patch_between(self.entries, after, view)
+        changed = journals.patch_between(self.entries, after, view)
+        return changed.merge(node_patches.of_journal(after))
 
-    def _with_status_and_journal(
-        self,
-        change: node_object.NodePatch,
-        status: run_status.RunStatus,
-        journal: journals.Journal,
-    ) -> node_object.NodePatch:
-        """Add a status, the GPUs, the record of the request and a journal to a patch."""
-        change = change.merge(publish.of_status(status))
-        if status.observed_gpus is not None:
-            annotations = publish.of_gpus(status.observed_gpus)
-            change = change.merge(node_object.NodePatch(annotations=annotations))
-        record = self.record.with_status(status, self._deps.boot_id)
-        return self._with_record_and_journal(change, record, journal)
-
-    def _with_record_and_journal(
-        self,
-        change: node_object.NodePatch,
-        record: requests.RequestRecord,
-        journal: journals.Journal,
-    ) -> node_object.NodePatch:
-        """Add a record and a journal to a patch; drop the label of a layout that is gone."""
-        annotations = publish.of_record(record) | self._annotation(journal)
-        is_outdated = record.is_label_outdated(self.status.gpus, self._deps.boot_id)
-        gone = dict.fromkeys([well_known.APPLIED_LABEL] if is_outdated else ())
-        return change.merge(node_object.NodePatch(labels=gone, annotations=annotations))
-
-    def _annotation(self, journal: journals.Journal) -> dict[str, str | None]:
+    def _journal_patch(self, entries: journals.Journal) -> node_object.NodePatch:
+        """Return the patch with the entries: nothing if they are another process'."""
         if not self._may_write_entries:
-            return {}
-        return {well_known.JOURNAL_ANNOTATION: None if journal.is_empty else journal.to_json()}
+            return node_object.NodePatch()
+        return node_patches.of_journal(entries)
+
+    def _run_patch(self) -> node_object.NodePatch:
+        return node_patches.of_run(self.status, self.record, self._deps.boot_id)
 
     def _copy_to_host_and_condition(self) -> None:
         """Save the record on the host; update the Ready condition and metrics."""
@@ -318,10 +275,3 @@ class RunJournal:
     def _save_on_host(self) -> None:
         if self._may_write_entries:
             self._publisher.save_on_host(self.record, self.entries)
-
-
-def _end_of(outcome: outcomes.Outcome) -> node_entries.RunEnd:
-    if outcome.keeps_taint:
-        return node_entries.RunEnd.DRAIN_RETRIED
-    is_interrupted = outcome.reason is errors.Reason.INTERRUPTED
-    return node_entries.RunEnd.INTERRUPTED if is_interrupted else node_entries.RunEnd.RESTORED

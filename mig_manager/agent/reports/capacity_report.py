@@ -11,7 +11,7 @@ import math
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, publish
+from mig_manager.agent import attempts, node_patches
 from mig_manager.agent.pods import device_usage
 from mig_manager.core import model, timing
 from mig_manager.core.node import instance_use, well_known
@@ -54,7 +54,7 @@ class CapacityReport:
         """Observe the use, and return the annotation to write with these GPUs.
 
         An unknown use removes the annotation. If the node's annotation ``present`` has the same
-        facts, it stays. Without GPUs, ``publish.of_gpus`` removes it.
+        facts, it stays. Without GPUs, ``node_patches.of_gpus`` removes it.
         """
         self.update_gpus(gpus)
         if not gpus:
@@ -124,7 +124,7 @@ class CapacityReport:
         if not self._gpus:
             return False
         text, is_stable = self._observe_use(self._gpus)
-        change = publish.of_gpus(self._gpus)
+        change = node_patches.of_gpus(self._gpus)
         old = self._shared.publisher.written(well_known.CAPACITY_ANNOTATION)
         if not capacity.has_same_facts(text, old):
             change[well_known.CAPACITY_ANNOTATION] = text

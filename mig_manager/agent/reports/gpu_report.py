@@ -3,7 +3,7 @@
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, publish
+from mig_manager.agent import attempts, node_patches
 from mig_manager.agent.reports import capacity_report, faults, layout_report
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
@@ -33,7 +33,7 @@ def observe(
 
 def is_published(shared: attempts.Shared, gpus: model.ObservedGpus) -> bool:
     """Return whether the node shows what was observed."""
-    shown = publish.of_gpus(gpus).items()
+    shown = node_patches.of_gpus(gpus).items()
     return all(shared.publisher.written(key) == (text or "") for key, text in shown)
 
 
@@ -52,7 +52,7 @@ def publish_gpus(
         ClusterError: The API refused or does not answer.
     """
     fitting = layouts.fitting(gpus)
-    annotations = publish.of_gpus(gpus) | layouts.annotations(fitting)
+    annotations = node_patches.of_gpus(gpus) | layouts.annotations(fitting)
     annotations |= report.observe_annotations(
         gpus, shared.publisher.written(well_known.CAPACITY_ANNOTATION)
     )
