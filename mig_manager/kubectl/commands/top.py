@@ -48,10 +48,10 @@ def run(settings: Settings, terminal: console.Console) -> int:
 class _Page(enum.Enum):
     """A screen; the value names its keys."""
 
-    NODES = "j k move  Enter GPUs and pods  l layouts  q quits"
-    NODE = "l layouts  Esc back  q quits"
-    LAYOUTS = "j k move  Enter plan  Esc back  q quits"
-    PLAN = "y request it  Esc back  q quits"
+    NODES = "j k move  Enter GPUs and pods  l layouts"
+    NODE = "l layouts  Esc back"
+    LAYOUTS = "j k move  Enter plan  Esc back"
+    PLAN = "y request it  Esc back"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
