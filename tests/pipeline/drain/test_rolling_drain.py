@@ -219,25 +219,38 @@ def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
     assert try_once(rig).state is model.State.SUCCESS
 
 
-def test_pods_without_a_controller_go_last() -> None:
-    rig, _ = node_with(room_elsewhere=4, replicas=2)
-    used = rig.kubelet.devices_in_use
-    free = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in used)
-    bare = rig.pods.add("bare", devices=frozenset({free}))
-    order: list[str] = []
-    rig.clock.on_wait.insert(
-        0,
-        lambda: order.extend(
-            pod.name
-            for pod in rig.pods.values()
-            if pod.is_terminating and pod.name not in order and pod.name != "nvidia-device-plugin"
-        ),
+@pytest.mark.parametrize("labels", [{}, {"app": "serving"}], ids=["without budget", "with"])
+def test_pods_without_a_controller_go_last(labels: dict[str, str]) -> None:
+    rig = nodes.node(layout="all-1g.5gb")
+    first, *others = list(rig.gpus[0].mig_uuids)[:3]
+    bare = rig.pods.add("bare", devices=frozenset({first}), labels=labels)
+    Deployment(rig, others, room_elsewhere=4)
+    stays = strikes.note(
+        rig,
+        lambda: not rig.pods[bare].is_terminating,
+        when=lambda: rig.log[-1] == "workloads.evict",
     )
 
     assert try_once(rig).state is model.State.SUCCESS
 
-    assert order == ["serving-1", "serving-2", "bare"]
+    assert stays == [True] * 3
     assert bare not in rig.pods
+
+
+def test_pods_without_a_controller_stay_if_another_eviction_is_refused() -> None:
+    rig = nodes.node(layout="all-1g.5gb")
+    first, second = (frozenset({uuid}) for uuid in list(rig.gpus[0].mig_uuids)[:2])
+    bare = rig.pods.add("bare", devices=first)
+    rig.pods.add("serving", devices=second, owner_kind="ReplicaSet")
+    strikes.act_once(
+        rig,
+        lambda: rig.log[-1] == "workloads.evict",
+        lambda: rig.disruptions.refusals.update(serving="not now"),
+    )
+
+    assert try_once(rig).reason is Reason.DRAIN_TIMEOUT
+
+    assert not rig.pods[bare].is_terminating
 
 
 def test_pods_without_owner_stay_if_a_budget_never_grants_all() -> None:
