@@ -146,26 +146,32 @@ def plain(text: str) -> str:
     return _UUID_LIKE.sub("[removed]", text)[:_MAX_LETTERS]
 
 
+def _capture_unreachable(
+    gpu: model.UnreachableGpu, functions: dict[str, list[str]]
+) -> "answers.CapturedGpu":
+    return {
+        "name": plain(gpu.name),
+        "unreachable": gpu.reason.value,
+        "architecture": model.Architecture.OTHER.value,
+        "pci_device_id": f"0x{gpu.pci_device_id or 0:08X}",
+        "memory_mib": 0,
+        "mig_mode": None,
+        "pending_mig_mode": None,
+        "mode_change_needs_reset": False,
+        "virtualization": model.Virtualization.NONE.value,
+        "fabric": None,
+        "profiles": None,
+        "instances": [],
+        "rules": {},
+        "answers": [],
+        "functions": functions,
+    }
+
+
 def _capture_gpu(each: SurveyedGpu, uuids: Sequence[str]) -> "answers.CapturedGpu":
     gpu = each.gpu
     if isinstance(gpu, model.UnreachableGpu):
-        return {
-            "name": plain(gpu.name),
-            "unreachable": gpu.reason.value,
-            "architecture": model.Architecture.OTHER.value,
-            "pci_device_id": f"0x{gpu.pci_device_id or 0:08X}",
-            "memory_mib": 0,
-            "mig_mode": None,
-            "pending_mig_mode": None,
-            "mode_change_needs_reset": False,
-            "virtualization": model.Virtualization.NONE.value,
-            "fabric": None,
-            "profiles": None,
-            "instances": [],
-            "rules": {},
-            "answers": [],
-            "functions": answers_of(each.calls),
-        }
+        return _capture_unreachable(gpu, answers_of(each.calls))
     return {
         "name": plain(gpu.name),
         "unreachable": None,

@@ -150,18 +150,9 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
     claimed = frozenset(
         str(each["resourceName"]) for each in extended.get("requestMappings") or ()
     )
-    completed_inits = _completed_init_containers(status)
-    inits = [
-        container
-        for container in spec.get("initContainers") or ()
-        if _is_sidecar(container) or container["name"] not in completed_inits
-    ]
+    inits = _remaining_init_containers(spec, status)
     resources = peak(spec, _container_resources)
-    # The last part of a path: k0s, MicroK8s and ``--root-dir`` change the parts before it.
-    mounts = {
-        str((volume.get("hostPath") or {}).get("path") or "").rstrip("/").rpartition("/")[2]
-        for volume in spec.get("volumes") or ()
-    }
+    mounts = _host_folders(spec)
     return Pod(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
@@ -253,12 +244,33 @@ def _claim_requests(
     )
 
 
-def _completed_init_containers(status: Mapping[str, Any]) -> frozenset[str]:
-    """Return the init containers that succeeded; a new pod sandbox starts them again."""
-    return frozenset(
+def _remaining_init_containers(
+    spec: Mapping[str, Any], status: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], ...]:
+    """Return sidecars and the init containers that have not succeeded yet.
+
+    A new pod sandbox starts the others again.
+    """
+    completed = {
         str(container["name"])
         for container in status.get("initContainerStatuses") or ()
         if ((container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
+    }
+    return tuple(
+        container
+        for container in spec.get("initContainers") or ()
+        if _is_sidecar(container) or container["name"] not in completed
+    )
+
+
+def _host_folders(spec: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the host's folders that a pod mounts, without the paths to them.
+
+    k0s, MicroK8s and ``--root-dir`` change the paths.
+    """
+    return frozenset(
+        str((volume.get("hostPath") or {}).get("path") or "").rstrip("/").rpartition("/")[2]
+        for volume in spec.get("volumes") or ()
     )
 
 
