@@ -150,9 +150,9 @@ def cluster(
                 version="",
                 labels={},
                 taints=(),
-                allocatable=(("pods", 999),),
                 is_opted_in=True,
                 gpus=gpus,
+                supply=partitioned.Supply(allocatable=(("pods", 999),)),
             )
         )
     return simulated_cluster.SimulatedCluster(

@@ -56,6 +56,6 @@ class NodeLog:
         self._telemetry.resting.set(len(resting))
         for node, left_s in resting if has_pending else ():
             if node.name not in self._resting:
-                is_own = node.served == history.requested.get(node.name)
+                is_own = node.agent.config_hash == history.requested.get(node.name)
                 _log.info("node_resting", node=node.name, for_s=round(left_s, 1), is_own=is_own)
         self._resting = frozenset(node.name for node, _ in resting if has_pending)

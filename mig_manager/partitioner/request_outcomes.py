@@ -82,13 +82,13 @@ class RequestOutcomes:
         # A person may have requested another layout meanwhile.
         answered = [node for node in custom if node.name in self._awaited - changing]
         for node in answered:
-            answer = "failed" if node.failed_hash else "applied"
+            answer = "failed" if node.agent.failed_hash else "applied"
             self._telemetry.answers.labels(result=answer).inc()
-            if not node.failed_hash:
+            if not node.agent.failed_hash:
                 self._failed.discard(node.name)
                 continue
             # An instance can come into use just before a change; twice in a row is no accident.
-            if node.name in self._failed or not node.is_repeatable:
+            if node.name in self._failed or not node.agent.is_repeatable:
                 self.avoid(node.name, "its agent failed a layout a short time ago")
             self._failed.add(node.name)
         self._stop_or_resume(answered)
@@ -101,7 +101,7 @@ class RequestOutcomes:
 
     def _stop_or_resume(self, answered: Sequence[partitioned.PartitionedNode]) -> None:
         """Stop requests if agents failed too many, and resume them after a success."""
-        failed = sorted(node.name for node in answered if node.failed_hash)
+        failed = sorted(node.name for node in answered if node.agent.failed_hash)
         before = self._circuit
         self._circuit = now = before.after(
             applied=len(answered) - len(failed),

@@ -137,7 +137,7 @@ class Term:
         self._report_recommendations(nodes, pending)
         withheld = self._announcer.announce_unmet(decision.unmet, pending)
         self._telemetry.set_pending(decision, withheld=withheld)
-        has_failed = any(node.is_opted_in and node.is_own_failure for node in nodes)
+        has_failed = any(node.is_opted_in and node.agent.is_own_failure for node in nodes)
         is_unreported = self._recommended.is_unreported
         acts_at_rest = likely or self._settings.limits.merge_back_after_s
         is_at_rest = not (pending or has_failed or is_unreported or acts_at_rest)

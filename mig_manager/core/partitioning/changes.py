@@ -70,7 +70,7 @@ class Changes:
         A layout that its agent retries is not replaced: it gives a lost GPU that is back its
         instances.
         """
-        is_retried = self._nodes[position].is_retried
+        is_retried = self._nodes[position].agent.is_retried
         return not (self.is_full or is_retried or self.why_not_now(position)[1])
 
     def why_not_now(self, position: int) -> waiting.Cause:
@@ -119,8 +119,8 @@ class Changes:
             step.gpu_uuid in node.in_use and step.placement not in node.in_use[step.gpu_uuid]
             for step in plan.of(steps.DestroyGpuInstance)
         )
-        if document.content_hash == node.failed_hash:
-            finished_at = node.times.finished_at if node.is_repeatable else None
+        if document.content_hash == node.agent.failed_hash:
+            finished_at = node.times.finished_at if node.agent.is_repeatable else None
             if finished_at is None or decisions.is_recent(finished_at, now=self._now):
                 self._too_early.add(position)
                 return False
@@ -151,7 +151,7 @@ def is_under_change(node: partitioned.PartitionedNode, *, now: dt.datetime) -> b
     300 s), but a reboot by its agent may take longer. A ready node whose agent is not is alike.
     """
     since, longest_s = node.times.requested_at, _SILENCE_S
-    if since is None and not node.is_rebooting:
+    if since is None and not node.agent.is_rebooting:
         since = node.times.unready_at
     if since is None:
         since, longest_s = node.times.started_at, _MAX_RUN_S

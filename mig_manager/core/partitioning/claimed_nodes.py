@@ -33,62 +33,65 @@ def with_claims(
     nodes: Iterable[partitioned.PartitionedNode], cluster: ClusterClaims
 ) -> tuple[partitioned.PartitionedNode, ...]:
     """Return the nodes with the devices that they have by claims."""
-    served = frozenset(each.resource for each in cluster.classes)
+    claimable = frozenset(each.resource for each in cluster.classes)
     by_pool: dict[str, list[claims.Slice]] = collections.defaultdict(list)
-    for one in claims.newest(cluster.slices):
+    for each in claims.newest(cluster.slices):
         # The driver names a node's pool after the node.
-        by_pool[one.pool].append(one)
+        by_pool[each.pool].append(each)
     claimed: dict[str, set[str]] = collections.defaultdict(set)
     for devices in cluster.allocated or ():
         for pool, device in devices:
             claimed[pool].add(device)
 
     def complete(node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
-        if node.name not in by_pool or _has_plugin(node):
+        if node.name not in by_pool or _has_plugin(node.supply):
             return node
         if cluster.allocated is None:
-            return dataclasses.replace(node, mismatch=_UNREADABLE)
-        return _with_devices(node, by_pool[node.name], claimed.get(node.name, set()), served)
+            supply = dataclasses.replace(node.supply, mismatch=_UNREADABLE)
+        else:
+            slices, in_claims = by_pool[node.name], claimed.get(node.name, set())
+            supply = _with_devices(node.supply, slices, in_claims, claimable)
+        return dataclasses.replace(node, supply=supply)
 
     return tuple(map(complete, nodes))
 
 
-def _has_plugin(node: partitioned.PartitionedNode) -> bool:
-    return any(resources.is_mig(name) for name, _ in node.allocatable)
+def _has_plugin(supply: partitioned.Supply) -> bool:
+    return any(resources.is_mig(name) for name, _ in supply.allocatable)
 
 
 def _with_devices(
-    node: partitioned.PartitionedNode,
+    supply: partitioned.Supply,
     slices: Sequence[claims.Slice],
     claimed: AbstractSet[str],
-    served: frozenset[str],
-) -> partitioned.PartitionedNode:
-    names = {name: resource for one in slices for name, resource in _resources(one).items()}
-    repelling = {name for one in slices for name in one.taints}
+    claimable: frozenset[str],
+) -> partitioned.Supply:
+    names = {name: resource for each in slices for name, resource in _resources(each).items()}
+    repelling = {name for each in slices for name in each.taints}
     listed = collections.Counter(names.values())
-    is_dynamic = any(not one.uuids[name] for one in slices for name in _resources(one))
+    is_dynamic = any(not each.uuids[name] for each in slices for name in _resources(each))
     mismatch = (
         _DYNAMIC
         if is_dynamic
-        else partitioned.why_differing(dict(node.devices), listed, "the DRA driver's devices")
+        else partitioned.why_differing(dict(supply.devices), listed, "the DRA driver's devices")
     )
     # A change restarts the driver, which then publishes the devices without their taints.
     tainted = messages.list_names(claims.tainted_devices(slices))
     # A tainted device with a claim also counts in the claims, so it takes no other's place.
     unusable = repelling - claimed
     usable = collections.Counter(each for name, each in names.items() if name not in unusable)
-    mine = {name: count for name, count in usable.items() if name in served}
+    allocatable = {name: count for name, count in usable.items() if name in claimable}
     in_claims = collections.Counter(names[name] for name in claimed if name in names)
     return dataclasses.replace(
-        node,
-        allocatable=demand.to_amounts({**dict(node.allocatable), **mine}),
+        supply,
+        allocatable=demand.to_amounts({**dict(supply.allocatable), **allocatable}),
         claimed=demand.to_amounts(in_claims),
-        claimable=served,
+        claimable=claimable,
         mismatch=mismatch or (f"the DRA driver has tainted {tainted}" if tainted else ""),
     )
 
 
-def _resources(one: claims.Slice) -> Mapping[str, str]:
+def _resources(published: claims.Slice) -> Mapping[str, str]:
     """Return the MIG devices of a slice, with the resource of their profile."""
-    named = ((name, resources.of_name(profile)) for name, profile in one.profiles.items())
+    named = ((name, resources.of_name(each)) for name, each in published.profiles.items())
     return {name: resource for name, resource in named if resource}

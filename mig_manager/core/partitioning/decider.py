@@ -220,7 +220,7 @@ class _Decider:
         Otherwise the node counts as failed, until a later agent serves an obsolete request.
         """
         for position in self._index.opted_in:
-            is_failed = self._index.nodes[position].is_own_failure
+            is_failed = self._index.nodes[position].agent.is_own_failure
             if is_failed and self.changes.can_change(position):
                 why = "no pod needs the request that its agent failed"
                 present = self._states.present(position)

@@ -42,7 +42,7 @@ class Exclusions:
 
     @functools.cached_property
     def _claimable(self) -> dict[frozenset[str] | None, node_sets.NodeSet]:
-        return node_sets.by_key(node.claimable for node in self._nodes)
+        return node_sets.by_key(node.supply.claimable for node in self._nodes)
 
     def _all(
         self, needs: demand.Needs, devices: Sequence[str]

@@ -34,7 +34,7 @@ class NodeFacts:
         return (
             mine.gpus == node.gpus
             and mine.in_use == node.in_use
-            and mine.allocatable == node.allocatable
+            and mine.supply.allocatable == node.supply.allocatable
             and mine.pods.allocated == node.pods.allocated
         )
 
@@ -106,7 +106,7 @@ class NodeIndex:
         self.opted_in = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_opted_in)
         # A request that no agent has noticed keeps no pod off.
         self.ready = node_sets.of(
-            i for i, node in enumerate(self.nodes) if node.is_ready and not node.is_closed
+            i for i, node in enumerate(self.nodes) if node.is_ready and not node.agent.is_closed
         )
         self.published = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_published)
         self._exclusions = exclusions.Exclusions(self.nodes)
@@ -120,7 +120,7 @@ class NodeIndex:
     @functools.cached_property
     def allocatable(self) -> node_sets.Amounts:
         """The allocatable resources of the nodes."""
-        return node_sets.Amounts([dict(node.allocatable) for node in self.nodes])
+        return node_sets.Amounts([dict(node.supply.allocatable) for node in self.nodes])
 
     @functools.cached_property
     def hardware(self) -> dict[tuple[fit_search.GpuFacts, ...], node_sets.NodeSet]:

@@ -82,9 +82,9 @@ def with_pods(
 def shown_by_pods(node: partitioned.PartitionedNode, requests: Requests) -> partitioned.PodFacts:
     """Return what a node's pods show; claims also show devices that no limit names."""
     allocated = requests.of(node.name)
-    if node.claimable is not None:
+    if node.supply.claimable is not None:
         others = {name: count for name, count in allocated if not resources.is_mig(name)}
-        allocated = demand.to_amounts({**others, **dict(node.claimed)})
+        allocated = demand.to_amounts({**others, **dict(node.supply.claimed)})
     return partitioned.PodFacts(
         allocated=allocated,
         has_lost_agent=requests.has_lost_agent(node.name),

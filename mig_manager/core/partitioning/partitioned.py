@@ -42,50 +42,60 @@ class Times:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionedNode:
-    """A node that has MIG devices or is opted in.
+class Supply:
+    """The devices and other resources of a node that pods can get.
 
-    ``parse`` sets what the Node object shows, ``claimed_nodes`` what claims show,
-    ``node_requests`` what pods show, and ``own_clock`` both what pods show and the times.
+    ``claimed_nodes`` completes it on a node with a DRA driver.
     """
+
+    allocatable: demand.Amounts
+    devices: demand.Amounts = ()  # MIG devices of all its GPUs, by resource
+    mismatch: str = ""  # why pods cannot get exactly the devices of its instances
+    claimable: frozenset[str] | None = None
+    """MIG resources that a DRA driver serves; None: a device plugin serves any."""
+    claimed: demand.Amounts = ()  # devices in ResourceClaims, by resource
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AgentState:
+    """The change that a node's agent works on, and its last run."""
+
+    changing: str = ""  # why it has not finished with a request; empty if it has
+    is_closed: bool = False  # whether it keeps pods off the node for a change
+    is_rebooting: bool = False  # whether it has rebooted the node for a change
+    took_s: float = 0.0  # the last run, by the agent's clock
+    config_hash: str = ""  # content hash of that run's layout
+    failed_hash: str = ""  # content hash of the custom layout, if that run failed
+    is_own_failure: bool = False  # whether a partitioner requested the failed layout
+    is_repeatable: bool = False  # whether the same layout may succeed later
+    is_retried: bool = False  # whether the agent retries the failed layout
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionedNode:
+    """A node that has MIG devices or is opted in."""
 
     name: str
     version: str  # ``resourceVersion``
     labels: Mapping[str, str]
     taints: tuple[demand.Taint, ...]  # as ``demand.parse_taints``
     is_ready: bool = True
-    allocatable: demand.Amounts
-    pods: PodFacts = dataclasses.field(default_factory=PodFacts)
-    claimable: frozenset[str] | None = None
-    """MIG resources that a DRA driver serves, of ``claimed_nodes``; None: a device plugin serves
-    any."""
-    claimed: demand.Amounts = ()  # devices in ResourceClaims, by resource; of ``claimed_nodes``
-    devices: demand.Amounts = ()  # MIG devices of all its GPUs, by resource
     is_opted_in: bool
-    changing: str = ""  # why its agent has not finished with a request; empty if it has
     blocked: str = ""  # why it cannot be repartitioned as it is; empty if it can
-    mismatch: str = ""
-    """Why pods cannot get exactly the devices of its instances; ``claimed_nodes`` replaces it on a
-    node with a DRA driver."""
     avoided: str = ""  # why this process leaves it alone for a while
-    is_closed: bool = False  # whether it is changing, and its agent keeps pods off it
-    is_rebooting: bool = False  # whether its agent has rebooted it for a change
-    times: Times = dataclasses.field(default_factory=Times)
     is_published: bool = True  # whether its GPUs are known
     gpus: tuple[model.Gpu, ...] = ()  # with MIG enabled and no pending mode
     in_use: Mapping[str, frozenset[model.Placement]] = dataclasses.field(default_factory=dict)
     """By UUID; a GPU whose use is unknown, or that needs recovery from a fault, is missing."""
-    took_s: float = 0.0  # its agent's last run, by the agent's clock
-    served: str = ""  # content hash of that run's layout
-    failed_hash: str = ""  # content hash of the custom layout, if its agent's last run failed
-    is_own_failure: bool = False  # whether a partitioner requested it
-    is_repeatable: bool = False  # whether the same layout may succeed later
-    is_retried: bool = False  # whether its agent retries the failed layout
+    supply: Supply
+    agent: AgentState = dataclasses.field(default_factory=AgentState)
+    pods: PodFacts = dataclasses.field(default_factory=PodFacts)
+    times: Times = dataclasses.field(default_factory=Times)
 
     @property
     def is_changing(self) -> bool:
         """Whether its agent has not finished with a request."""
-        return bool(self.changing)
+        return bool(self.agent.changing)
 
     @property
     def is_program_change(self) -> bool:
@@ -99,12 +109,12 @@ class PartitionedNode:
     def unusable(self) -> str:
         """Why it cannot be repartitioned now; empty if it can."""
         lost = "its agent's pod is not ready" if self.pods.has_lost_agent else ""
-        return self.changing or self.blocked or self.mismatch or lost or self.avoided
+        return self.agent.changing or self.blocked or self.supply.mismatch or lost or self.avoided
 
     @property
     def available(self) -> "collections.Counter[str]":
         """Allocatable resources that no bound pod requests."""
-        available = collections.Counter(dict(self.allocatable))
+        available = collections.Counter(dict(self.supply.allocatable))
         available.subtract(dict(self.pods.allocated))
         return available
 
@@ -150,28 +160,32 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         labels=node.view.labels,
         taints=taints,
         is_ready=node.is_ready,
-        allocatable=allocatable,
         is_opted_in=is_opted_in,
-        changing=_why_changing(node, is_retried=is_retried),
         blocked=retrying or next(_why_blocked(node, gpus, in_use), ""),
-        mismatch=why_differing(devices, dict(allocatable), "kubelet's resources"),
-        devices=demand.to_amounts(devices),
-        is_closed=_is_at_work(node) or slots.is_disrupted(node.view),
-        is_rebooting=node.state == model.State.REBOOTING.value,
+        is_published=bool(gpus),
+        gpus=tuple(gpu for gpu in gpus if _is_divisible(gpu)),
+        in_use=in_use or {},
+        supply=Supply(
+            allocatable=allocatable,
+            devices=demand.to_amounts(devices),
+            mismatch=why_differing(devices, dict(allocatable), "kubelet's resources"),
+        ),
+        agent=AgentState(
+            changing=_why_changing(node, is_retried=is_retried),
+            is_closed=_is_at_work(node) or slots.is_disrupted(node.view),
+            is_rebooting=node.state == model.State.REBOOTING.value,
+            took_s=_took_s(published),
+            config_hash=published.config_hash if published else "",
+            failed_hash=failed_hash,
+            is_own_failure=custom is not None and custom_layouts.is_marked(custom),
+            is_repeatable=published is not None and published.reason in _REPEATABLE,
+            is_retried=is_retried,
+        ),
         times=Times(
             requested_at=None if node.has_responded else node.requested_at,
             started_at=published.started_at if published else None,
             finished_at=published.finished_at if published else None,
         ),
-        is_published=bool(gpus),
-        gpus=tuple(gpu for gpu in gpus if _is_divisible(gpu)),
-        in_use=in_use or {},
-        took_s=_took_s(published),
-        served=published.config_hash if published else "",
-        failed_hash=failed_hash,
-        is_own_failure=custom is not None and custom_layouts.is_marked(custom),
-        is_retried=is_retried,
-        is_repeatable=published is not None and published.reason in _REPEATABLE,
     )
 
 

@@ -143,7 +143,7 @@ def cooldown_left_s(
     """
     cooldown_s = limits.cooldown_s
     if cooldown_s is None:
-        cooldown_s = min(_MAX_REST_S, max(_MIN_REST_S, node.took_s))
+        cooldown_s = min(_MAX_REST_S, max(_MIN_REST_S, node.agent.took_s))
     changed_at = (node.times.finished_at, history.changed_at.get(node.name))
     ages_s = [max(0.0, (now - each).total_seconds()) for each in changed_at if each]
     return max(0.0, cooldown_s - min(ages_s, default=cooldown_s))

@@ -114,11 +114,9 @@ def _usable(
             version=node.version,
             labels=node.labels,
             taints=tuple(taint for taint in node.taints if taint.key != well_known.CORDON_TAINT),
-            allocatable=node.allocatable,
-            claimable=node.claimable,
-            devices=node.devices,
             is_opted_in=node.is_opted_in or not is_opted_in,
             gpus=node.gpus,
+            supply=dataclasses.replace(node.supply, mismatch="", claimed=()),
         )
         usable.append(ready)
     return usable, is_opted_in

@@ -28,7 +28,9 @@ class SimulatedNode:
         """As its agent published it."""
         self._published: partitioned.PartitionedNode | None = None
         """With its pods; None: they have changed."""
-        self._others = {name: n for name, n in origin.allocatable if not resources.is_mig(name)}
+        self._others = {
+            name: n for name, n in origin.supply.allocatable if not resources.is_mig(name)
+        }
         self._requested: collections.Counter[str] = collections.Counter()
         self._slices = 0
         """Compute slices of its pods."""
@@ -86,8 +88,9 @@ class SimulatedNode:
         """Record that a change is requested."""
         self._publish(
             labels={**self._node.labels, well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
-            changing="its agent works on layout custom",
-            is_closed=True,
+            agent=partitioned.AgentState(
+                changing="its agent works on layout custom", is_closed=True
+            ),
             times=dataclasses.replace(self._node.times, requested_at=now),
         )
 
@@ -121,7 +124,10 @@ class SimulatedNode:
                 in_use[uuid].add(placement)
             self._published = dataclasses.replace(
                 self._node,
-                allocatable=demand.to_amounts(self._others | self._total),
+                supply=dataclasses.replace(
+                    self._node.supply,
+                    allocatable=demand.to_amounts(self._others | self._total),
+                ),
                 pods=partitioned.PodFacts(allocated=demand.to_amounts(self._requested)),
                 in_use={uuid: frozenset(placements) for uuid, placements in in_use.items()},
             )
@@ -130,12 +136,12 @@ class SimulatedNode:
     def _finish(self, now: dt.datetime, *, failed_hash: str = "", **facts: object) -> None:
         started_at = self._node.times.started_at or now
         self._publish(
-            changing="",
-            is_closed=False,
+            agent=partitioned.AgentState(
+                took_s=(now - started_at).total_seconds(),
+                failed_hash=failed_hash,
+                is_repeatable=bool(failed_hash),
+            ),
             times=dataclasses.replace(self._node.times, finished_at=now),
-            took_s=(now - started_at).total_seconds(),
-            failed_hash=failed_hash,
-            is_repeatable=bool(failed_hash),
             **facts,
         )
 

@@ -74,7 +74,12 @@ def test_pods_count_together_if_they_may_use_the_same_nodes(
     taint = demand.Taint(key="gpu", value="", effect="NoSchedule")
     nodes = [
         partitioned.PartitionedNode(
-            name=name, version="1", labels={}, taints=taints, allocatable=(), is_opted_in=True
+            name=name,
+            version="1",
+            labels={},
+            taints=taints,
+            is_opted_in=True,
+            supply=partitioned.Supply(allocatable=()),
         )
         for name, taints in (("a", ()), ("b", (taint,)))
     ]

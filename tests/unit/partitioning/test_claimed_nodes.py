@@ -171,4 +171,4 @@ def test_node_with_a_device_plugin_stays_as_it_is() -> None:
 
     (parsed,), _ = partitions.parse_cluster(nodes, [], cluster)
 
-    assert (parsed.claimable, parsed.available["nvidia.com/mig-1g.5gb"]) == (None, 7)
+    assert (parsed.supply.claimable, parsed.available["nvidia.com/mig-1g.5gb"]) == (None, 7)

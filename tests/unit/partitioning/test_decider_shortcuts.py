@@ -119,13 +119,14 @@ def test_sets_of_excluded_nodes_agree_with_the_check_of_one_node(
     tolerations: set[demand.Toleration],
 ) -> None:
     node = partitions.parse_cluster([partitions.node("n", ("7g.40gb@0",))], ())[0][0]
+    by_claims = dataclasses.replace(node.supply, claimable=frozenset({"nvidia.com/mig-1g.5gb"}))
     nodes = [
         dataclasses.replace(
             node,
             name=f"n{number}",
             labels={"pool": pool} if pool else {},
             taints=tuple(taints),
-            claimable=None if number % 3 else frozenset({"nvidia.com/mig-1g.5gb"}),
+            supply=node.supply if number % 3 else by_claims,
         )
         for number, (pool, taints) in enumerate(facts)
     ]
