@@ -39,11 +39,15 @@ class DriftMemory:
     failed_checks: int = 0  # in a row: no GPU could be observed
     was_driver_away: bool = False  # in one of these checks
     is_unknown: bool = False  # whether it is published that no GPU can be observed
-    is_drifted: bool = False
     description: str = ""
     """Words for the drift, by the last check or a run; empty: no drift is published."""
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
+
+    @property
+    def is_drifted(self) -> bool:
+        """Whether a drift is published. No check follows one that begins a run instead."""
+        return bool(self.description)
 
     @property
     def max_failed_checks(self) -> int:
@@ -67,7 +71,6 @@ class DriftMemory:
         return type(self)(
             outcome=outcome,
             baseline=_deciding_facts(gpus if last is None else last),
-            is_drifted=is_drifted,
             description=outcome.description if is_drifted else "",
         )
 
@@ -106,7 +109,6 @@ def act(
         withdrawing.withdraw(attempt, gpus, view)
     now = dataclasses.replace(
         before,
-        is_drifted=not observation.is_active,
         description="",
         failed_checks=0,
         was_driver_away=False,
