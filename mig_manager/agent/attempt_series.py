@@ -130,21 +130,21 @@ class AttemptSeries:
         )
         self.lacks_outcome = True
         try:
+            yield attempt
+        except errors.Superseded as end:
             try:
-                yield attempt
-            except errors.Superseded as end:
-                try:
-                    _supersede(attempt, end)
-                finally:
-                    self._keep_journal(attempt)
-                self.lacks_outcome = end.by in _FOLLOWED
-                raise
-            except errors.ClusterError:
-                self.journal = attempt.journal.entries
-                raise
-            except errors.LockedError:
-                self._release_slot(attempt)
-                raise
+                _supersede(attempt, end)
+            finally:
+                self._keep_journal(attempt)
+            self.lacks_outcome = end.by in _FOLLOWED
+            raise
+        except errors.ClusterError:
+            self.journal = attempt.journal.entries
+            raise
+        except errors.LockedError:
+            self._release_slot(attempt)
+            raise
+        else:
             self._keep_journal(attempt)
             self.lacks_outcome = False
         finally:
