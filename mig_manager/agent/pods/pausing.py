@@ -69,10 +69,17 @@ def pause_clients(
 def pause_driver(
     attempt: attempts.Attempt, plan: steps.Plan, usage: gpu_use.Usage
 ) -> advertising.Restart:
-    """Pause the DRA driver as ``pause_clients`` pauses the others; return all that are paused."""
+    """Pause the DRA driver as ``pause_clients`` pauses the others; return all that are paused.
+
+    From now on the scheduler can allocate no device, not even to pods that tolerate the taint.
+    """
     _pause(attempt, functools.partial(_choose, usage, plan, is_driver=True))
+    advertisers = advertising.find_awaited(attempt.deps, attempt.journal)
+    if advertising.DRIVER in advertisers:
+        # Kubelet deletes the slices 30 s after the driver has stopped.
+        advertising.DRIVER.withdraw(attempt.deps)
     return advertising.Restart(
-        advertisers=advertising.find_awaited(attempt.deps, attempt.journal),
+        advertisers=advertisers,
         old_uids=advertising.uids(usage.pods),
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(

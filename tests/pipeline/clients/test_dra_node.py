@@ -82,6 +82,20 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
     assert set(open_with) == {frozenset()}
 
 
+@pytest.mark.parametrize("label_managed", [True, False])
+def test_no_device_can_be_allocated_once_the_last_users_were_sought(
+    *, label_managed: bool
+) -> None:
+    rig = nodes.dra_node(label_managed=label_managed)
+    published = strikes.note(
+        rig, lambda: published_uuids(rig), when=lambda: rig.log[-1] == "gpus.execute"
+    )
+
+    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+
+    assert published == [frozenset()]
+
+
 def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
     rig = nodes.dra_node()
     (published_slice,) = rig.dra_driver.slices or ()
