@@ -240,8 +240,7 @@ class PartitionerSettings:
         Raises:
             UsageError: A value is invalid, or two contradict each other.
         """
-        source = options.Source(parsed, environ)
-        values = source.values(cls)
+        values = options.Source(parsed, environ).values(cls)
         if values["longest_wait_s"] < values["quiet_s"]:
             raise errors.UsageError("--longest-wait-s must not be less than --quiet-s")
         if values["simulated_nodes"] is None and (pods := values["simulated_pods"]) is not None:

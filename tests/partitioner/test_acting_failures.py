@@ -51,8 +51,7 @@ def test_a_failed_patch_is_retried_once(rig: PartitionerRig, fault: apiserver.Fa
 
     with structlog.testing.capture_logs():
         rig.pass_time(TERM_S, replica)
-    target = rig.requested_node()
-    rig.answer(target)
+    rig.answer(rig.requested_node())
     rig.pass_time(TERM_S, replica)
 
     assert len({json.dumps(body) for body in replica.kube.patches}) == 1

@@ -73,8 +73,7 @@ def test_new_leader_awaits_only_what_a_former_one_may_have_requested(
     metadata = {"labels": {well_known.CONFIG_LABEL: layout}}
     rig.server.merge(kinds.NODES, "n1", {"metadata": metadata, "status": status})
     rig.add_pods("p1")
-    replica = rig.replica(max_unavailable="2")
-    rig.pass_time(TERM_S, replica)
+    rig.pass_time(TERM_S, rig.replica(max_unavailable="2"))
 
     assert bool(rig.requested_layout("n2")) is not is_awaited
 

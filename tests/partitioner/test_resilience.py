@@ -109,9 +109,8 @@ def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: Partitioner
     rig.clock.jump_s = 86400.0
     replica = rig.replica()
     rig.pass_time(SOON_S, replica)
-    target = rig.requested_node()
 
-    stamp_request(rig, target, at=asked_at)
+    stamp_request(rig, rig.requested_node(), at=asked_at)
     rig.pass_time(TERM_S, replica)
     assert len(replica.kube.patches) == 1
     rig.pass_time(5 * TERM_S, replica)
@@ -126,8 +125,7 @@ def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: Partit
     rig.add_pods("p1", "p2", "p3", profile="4g.20gb")
     replica = rig.replica()
     rig.pass_time(SOON_S, replica)
-    target = rig.requested_node()
-    rig.begin(target)
+    rig.begin(rig.requested_node())
 
     rig.pass_time(2 * TERM_S, replica)
 
@@ -154,8 +152,7 @@ def ask_one_of_two(rig: PartitionerRig) -> rigs.Replica:
     rig.add_pods("p1", "p2", profile="4g.20gb")
     replica = rig.replica(max_unavailable="1")
     rig.pass_time(SOON_S, replica)
-    target = rig.requested_node()
-    stamp_request(rig, target, at=rig.clock.now_iso())
+    stamp_request(rig, rig.requested_node(), at=rig.clock.now_iso())
     return replica
 
 

@@ -223,8 +223,7 @@ class KubeNode:
         event = events.Event(subject=about, reason=reason, message=message, is_warning=is_warning)
         # Sorts by time: kubectl shows events of one second by name.
         unique = f"{time.time_ns():016x}{secrets.token_hex(4)}"
-        now = self._clock.now_iso()
-        self._events.put(event.body(unique, now=now, host=self._name))
+        self._events.put(event.body(unique, now=self._clock.now_iso(), host=self._name))
 
     def flush_events(self, timeout_s: float) -> bool:
         return self._events.flush(timeout_s)

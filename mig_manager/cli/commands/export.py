@@ -52,6 +52,5 @@ def run(settings: Settings, terminal: console.Console) -> int:
         is_complete=not observed.unreachable,
     )
     command.warn_unreachable(observed.unreachable, "it is not in the document")
-    document = layouts.render([layout])
-    terminal.say(console.render(document, settings.output_format))
+    terminal.say(console.render(layouts.render([layout]), settings.output_format))
     return console.DONE

@@ -82,9 +82,7 @@ def test_instance_that_another_program_destroyed_counts_as_destroyed(
     plan = plan_of(rig.gpus.observe(), EMPTY)
     before = rig.gpus.execute(plan_of(rig.gpus.observe(), other))
 
-    after = rig.gpus.execute(plan)
-
-    assert gpu_values.geometry(after) == gpu_values.geometry(before)
+    assert gpu_values.geometry(rig.gpus.execute(plan)) == gpu_values.geometry(before)
 
 
 def test_only_the_gpus_of_a_plan_are_returned(rig: Rig) -> None:

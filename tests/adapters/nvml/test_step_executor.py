@@ -75,9 +75,7 @@ def test_an_instance_that_cannot_be_looked_up_is_not_taken_for_missing(node: Nvm
     full = node.fill("3g.20gb")
     node.fault("nvmlDeviceGetGpuInstanceById", code=states.Code.UNKNOWN)
 
-    error = node.refusal(*end_steps(full))
-
-    assert error.reason is errors.Reason.NVML_ERROR
+    assert node.refusal(*end_steps(full)).reason is errors.Reason.NVML_ERROR
     assert node.observe() == full
 
 

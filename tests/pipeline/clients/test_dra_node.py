@@ -124,8 +124,7 @@ def test_a_claim_with_unknown_devices_may_be_for_any_gpu() -> None:
 
 def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> None:
     rig = nodes.dra_node()
-    uid = rig.pods.uid_of("dcgm-dra")
-    rig.pods.change(uid, has_claims=True, claimed_ids=None)
+    rig.pods.change(rig.pods.uid_of("dcgm-dra"), has_claims=True, claimed_ids=None)
 
     assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 

@@ -222,8 +222,7 @@ def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stop
         rig = nodes.dra_node()
         strikes.kill_at(rig, 1, "all-disabled")
         rig.pods.add("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
-        agent = agents.start(rig, "all-disabled")
-        return rig, agent
+        return rig, agents.start(rig, "all-disabled")
 
     superseded_runs = [
         *strikes.supersede_at_checks(begin, "all-disabled", is_replaced=not is_stopped)

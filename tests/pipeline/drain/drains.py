@@ -50,8 +50,7 @@ def usage_of(rig: NodeRig) -> gpu_use.Usage:
 
 
 def run(rig: NodeRig, draining: drain.Drain) -> int:
-    usage = usage_of(rig)
-    draining.run(usage)
+    draining.run(usage_of(rig))
     return draining.evictions.evicted
 
 

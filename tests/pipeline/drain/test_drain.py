@@ -154,8 +154,7 @@ def test_no_pod_is_evicted_once_the_annotation_is_set_on_another(
     def keep() -> None:
         if rig.log[-1] == f"workloads.{call}":
             rig.clock.now_s += eviction_s
-            uid = rig.pods.uid_of("pod-3")
-            rig.pods.change(uid, is_kept=True)
+            rig.pods.change(rig.pods.uid_of("pod-3"), is_kept=True)
 
     rig.on_call = keep
 
@@ -374,7 +373,5 @@ def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> No
     telemetry = fakes.FakeTelemetry()
     draining = new_drain(rig, telemetry=telemetry, workloads=Late(rig))
 
-    evicted = run(rig, draining)
-
-    assert (evicted, telemetry.events["pod_evicted"]) == (0, [])
+    assert (run(rig, draining), telemetry.events["pod_evicted"]) == (0, [])
     assert rig.log.count("workloads.evict") == 1

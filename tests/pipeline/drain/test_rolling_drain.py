@@ -85,9 +85,8 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
 
     start_missing()
     rig.clock.on_wait.append(start_missing)
-    agent = agents.reconciler(rig, CONFIG)
 
-    outcome = try_once(rig, agent)
+    outcome = try_once(rig, agents.reconciler(rig, CONFIG))
 
     assert outcome.reason is Reason.PODS_RETURN
     assert f"return to the node: {kind} default/web-5d8" in outcome.message
@@ -144,9 +143,8 @@ def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
         lambda: rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
         lambda: late.append(Deployment(rig, devices[:2], room_elsewhere=2)),
     )
-    outcome = try_once(rig)
 
-    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert try_once(rig).reason is Reason.DRAIN_TIMEOUT
     assert "early" not in rig.pods.names
     assert late[0].kills == 0
 
@@ -188,8 +186,7 @@ def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
 
     def keep() -> None:
         if serving.kills == 1:
-            last = list(serving.local_devices)[-1]
-            rig.pods.change(last, is_kept=True)
+            rig.pods.change(list(serving.local_devices)[-1], is_kept=True)
 
     rig.clock.on_wait.append(keep)
     outcome = try_once(rig)
@@ -297,7 +294,5 @@ def test_api_that_never_lists_budgets_is_the_reason() -> None:
     away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE, status=503)
     rig.fail_always = {"workloads.budgets": away}
 
-    outcome = try_once(rig)
-
-    assert outcome.reason is Reason.API_UNAVAILABLE
+    assert try_once(rig).reason is Reason.API_UNAVAILABLE
     assert serving.kills == 0

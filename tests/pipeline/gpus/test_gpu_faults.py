@@ -222,5 +222,4 @@ def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
     agent.check_drift(LAYOUT, outcome)
 
     assert rig.node.events == ["GpuRecoveryNeeded"]
-    published = rig.node.published_gpus
-    assert published[0].recovery_action is RESET
+    assert rig.node.published_gpus[0].recovery_action is RESET

@@ -261,8 +261,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     assert "GpuRepairFailed" not in rig.node.events
     assert {"affected", "spared"} <= rig.pods.names
     lock.refusals, rig.kubelet.is_silent, rig.fail_always = 0, False, {}
-    outcome = repairs.serve(rig, agent)
-    assert outcome.state is model.State.SUCCESS
+    assert repairs.serve(rig, agent).state is model.State.SUCCESS
     assert repairs.resets(rig) == 1
     assert [each["attempts"] for each in rig.node.request_record["repairs"]] == [1]
 
@@ -360,8 +359,7 @@ def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
     rig = repairs.faulty_node()
     rig.fail_always["reset.reset"] = repairs.REFUSED
     before = rig.gpus
-    outcome = repairs.serve(rig)
-    assert outcome.state is model.State.SUCCESS
+    assert repairs.serve(rig).state is model.State.SUCCESS
     assert "only be reset together" in repairs.message(rig)
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
     ends.assert_restored(rig)

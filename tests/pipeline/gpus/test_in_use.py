@@ -197,8 +197,7 @@ def asking(processes: Mapping[str, tuple[gpu_processes.GpuProcess, ...]]) -> dic
 
 def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     rig = outdated_node()
-    processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
-    agent = agents.reconciler(rig, **asking(processes))
+    agent = agents.reconciler(rig, **asking({rig.gpus[0].uuid: of_pods(rig, 0)}))
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
     assert not any(name.startswith("gpu0") for name in rig.pods.names)
     assert "default/gpu0-0" in rig.node.event_messages[0]
@@ -247,8 +246,7 @@ def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> Non
     )
     drifts.tamper(rig)
     layout = "all-balanced"
-    agent = agents.reconciler(rig)
-    outcome = agents.run(rig, layout, by=agent, may_evict=False)
+    outcome = agents.run(rig, layout, by=agents.reconciler(rig), may_evict=False)
     assert outcome.reason is Reason.DRIFTED
     assert "default/outdated" in outcome.message
     assert "workloads.evict" not in rig.log

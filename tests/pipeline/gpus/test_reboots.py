@@ -58,9 +58,8 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     assert rig.node.status["rebooted"] is True
     rig.driver.mode_waits = False
     rig.restart_machine()
-    outcome = agents.resume(rig, LAYOUT)
 
-    assert outcome.state is model.State.SUCCESS
+    assert agents.resume(rig, LAYOUT).state is model.State.SUCCESS
     assert rig.host.reboots == 1
     ends.assert_restored(rig)
 
@@ -122,9 +121,8 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
         assert agents.run(rig, "one", ONE_OR_BOTH).should_retry
     assert rig.gpus[0].current_mode is model.MigMode.ENABLED
     rig.driver.mode_waits = rig.host.may_reboot = True
-    agent = agents.start(rig, "both", ONE_OR_BOTH)
 
-    go_down(rig, "both", by=agent)
+    go_down(rig, "both", by=agents.start(rig, "both", ONE_OR_BOTH))
     older = json.loads(rig.node.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
     rig.restart_machine()
     outcome = agents.resume(rig, "both", ONE_OR_BOTH)
@@ -260,8 +258,7 @@ def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
     rig = nodes.rebooting_node()
     go_down(rig)
 
-    successor = agents.start(rig, LAYOUT)
-    go_down(rig, by=successor)
+    go_down(rig, by=agents.start(rig, LAYOUT))
 
     assert rig.host.reboots == 2
     assert rig.node.labels[well_known.STATE_LABEL] == "rebooting"
@@ -308,9 +305,8 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
     restart_without_the_mode(rig)
     text = agents.CONFIG.replace("{1g.5gb: 7}", "{1g.5gb: 6}")
     agents.resume(rig, LAYOUT, "version: v2")
-    successor = agents.start(rig, LAYOUT, text)
 
-    go_down(rig, by=successor)
+    go_down(rig, by=agents.start(rig, LAYOUT, text))
 
     assert rig.host.reboots == 2
 

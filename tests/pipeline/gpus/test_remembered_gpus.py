@@ -131,9 +131,8 @@ def test_a_gpu_that_a_person_resets_during_the_drain_is_not_reset_again() -> Non
         rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
 
     strikes.act_once(rig, lambda: "workloads.evict" in rig.log, recover)
-    outcome = repairs.serve(rig)
 
-    assert outcome.state is model.State.SUCCESS
+    assert repairs.serve(rig).state is model.State.SUCCESS
     assert repairs.resets(rig) == 0
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
     ends.assert_restored(rig)

@@ -143,9 +143,7 @@ def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> 
     agent = repairs.agent_of(rig, limits={"repair": how})
     agent.recover(repairs.LAYOUT)
 
-    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
-
-    assert outcome.state is model.State.SUCCESS
+    assert agents.run(rig, repairs.LAYOUT, by=agent).state is model.State.SUCCESS
     assert {"affected", "spared"} <= rig.pods.names
     assert repairs.resets(rig) == 0
     assert "GpuRepairFailed" not in rig.node.events
@@ -162,8 +160,7 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
     before = gpu_values.geometry(rig.gpus)
     rig.node.taints = {"dedicated"}
     rig.pods.remove(rig.pods.uid_of("spared"))
-    affected = rig.pods.uid_of("affected")
-    rig.pods.change(affected, tolerated=frozenset(rig.node.taints))
+    rig.pods.change(rig.pods.uid_of("affected"), tolerated=frozenset(rig.node.taints))
     strikes.kill_when(rig, lambda: call in rig.log[:-1], repairs.serve)
     rig.node.is_unschedulable = is_cordoned
 

@@ -28,9 +28,8 @@ def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -
             rig.node.labels[key] = UPGRADING
 
     rig.clock.on_wait.append(upgrade_driver)
-    outcome = agents.run(rig, "all-1g.5gb")
 
-    assert (outcome.state is model.State.SUCCESS) is ends_well
+    assert (agents.run(rig, "all-1g.5gb").state is model.State.SUCCESS) is ends_well
     assert rig.node.labels[key] == UPGRADING
     ends.assert_restored(rig)
 

@@ -62,9 +62,8 @@ def test_labels_that_another_manager_paused_are_restored() -> None:
     rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.node.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
     rig.pods.clear()
-    outcome = agents.resume(rig, "all-balanced")
 
-    assert outcome.state is model.State.SUCCESS
+    assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
     ends.assert_restored(rig)
     assert rig.node.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
 

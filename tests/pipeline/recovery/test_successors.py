@@ -268,9 +268,7 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(
         unfinished += ends.has_layout(rig, agents.LAYOUT)
         rig.pods.remove_if(lambda pod: pod.is_terminating)
 
-        outcome = agents.resume(rig, requested)
-
-        assert outcome.state is model.State.SUCCESS
+        assert agents.resume(rig, requested).state is model.State.SUCCESS
         assert rig.kubelet.schedulable == rig.plugin_devices
         ends.assert_restored(rig)
     assert unfinished > 0

@@ -229,8 +229,7 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
 
     assert agents.resume(rig, agents.LAYOUT, text).reason is Reason.DOES_NOT_FIT
 
-    published = rig.node.published_gpus
-    assert gpu_values.geometry(published) == gpu_values.geometry(before)
+    assert gpu_values.geometry(rig.node.published_gpus) == gpu_values.geometry(before)
     assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 

@@ -219,9 +219,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: node_rig.NodeRig) -> None:
 
     agent = on_demand(rig, processes=list_processes)
 
-    outcome = agents.run(rig, "all-balanced", by=agent)
-
-    assert outcome.state is model.State.SUCCESS
+    assert agents.run(rig, "all-balanced", by=agent).state is model.State.SUCCESS
     assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations
 
 
@@ -277,8 +275,7 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: node_rig.NodeRig)
     agent.check_drift("all-balanced", outcome)
     catch_up(rig, agent)
 
-    inventory = rig.node.published_gpus
-    assert len(inventory[0].gpu_instances) == len(kept)
+    assert len(rig.node.published_gpus[0].gpu_instances) == len(kept)
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
@@ -309,8 +306,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     for key in (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION):
         rig.node.annotations[key] = backup[key]
     check()
-    inventory = rig.node.published_gpus
-    assert gpu_values.geometry(inventory) == gpu_values.geometry(rig.gpus)
+    assert gpu_values.geometry(rig.node.published_gpus) == gpu_values.geometry(rig.gpus)
     assert published_use(rig) == [[[0, 2]], []]
 
 
@@ -368,9 +364,7 @@ def test_a_run_that_can_observe_no_gpu_publishes_none(rig: node_rig.NodeRig) -> 
     agent = on_demand(rig)
     rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
 
-    outcome = agents.run(rig, "all-1g.5gb", by=agent)
-
-    assert outcome.reason is errors.Reason.GPU_LOST
+    assert agents.run(rig, "all-1g.5gb", by=agent).reason is errors.Reason.GPU_LOST
     assert not rig.node.annotations.keys() & {
         well_known.GPUS_ANNOTATION,
         well_known.CAPACITY_ANNOTATION,
@@ -408,7 +402,5 @@ def test_an_attempt_that_is_retried_observes_no_use(rig: node_rig.NodeRig) -> No
     del rig.node.annotations[well_known.CAPACITY_ANNOTATION]
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
-    outcome = agents.run(rig)
-
-    assert outcome.should_retry
+    assert agents.run(rig).should_retry
     assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations

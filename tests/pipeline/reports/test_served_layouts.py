@@ -35,8 +35,7 @@ def apply(
     rig: node_rig.NodeRig, layout: str, text: str = OWNERS_FILE, **limits: Any
 ) -> tuple[errors.Reason, str]:
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
-    agent = agents.reconciler(rig, text, limits=limits)
-    outcome = agents.run(rig, layout, by=agent)
+    outcome = agents.run(rig, layout, by=agents.reconciler(rig, text, limits=limits))
     return outcome.reason, rig.node.status.get("origin", "")
 
 

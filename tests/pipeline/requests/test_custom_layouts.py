@@ -106,9 +106,8 @@ def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> N
 
 
 def test_custom_request_without_setting_or_layout_fails_and_says_why() -> None:
-    rig = nodes.busy_node()
 
-    outcome = agents.run(rig, "custom")
+    outcome = agents.run(nodes.busy_node(), "custom")
 
     assert outcome.reason is Reason.CUSTOM_LAYOUTS_OFF
     assert "custom layouts are switched off" in outcome.message

@@ -55,8 +55,7 @@ def assert_refused(
 
 def test_on_demand_idle_instances_are_exchanged() -> None:
     rig = idle_node()
-    outcome = run(rig, ON_DEMAND)
-    assert outcome.reason is Reason.APPLIED
+    assert run(rig, ON_DEMAND).reason is Reason.APPLIED
     assert "spared" in rig.pods.names
     ends.assert_restored(rig)
 

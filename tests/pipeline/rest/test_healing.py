@@ -27,8 +27,7 @@ def restarted_beside_foreign_pod() -> tuple[node_rig.NodeRig, agents.AgentInMemo
     """Return a node that drifted while its agent was down, and the agent that started again."""
     rig, _, _ = nodes.at_rest(LAYOUT)
     nodes.add_pod_on_foreign_instances(rig)
-    restarted = agents.start(rig, LAYOUT)
-    return rig, restarted
+    return rig, agents.start(rig, LAYOUT)
 
 
 def test_healing_waits_until_no_pod_uses_the_devices() -> None:
