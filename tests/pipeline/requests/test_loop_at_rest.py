@@ -1,5 +1,7 @@
 """The agent's loop while nothing is requested, or the requested layout is active."""
 
+import math
+
 import pytest
 
 from mig_manager.agent import drift
@@ -30,12 +32,13 @@ def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> Non
 
 
 @pytest.mark.parametrize("name", [None, "a"])
-def test_unwritten_condition_is_retried_without_a_drift_check(name: str | None) -> None:
+def test_unwritten_condition_is_retried_with_backoff_and_no_drift_check(name: str | None) -> None:
     pipeline = Pipeline(name, Reason.APPLIED, Reason.APPLIED)
     pipeline.condition.refusals = 3
 
-    serve(pipeline)
+    serve(pipeline, pauses(10))
 
+    assert pipeline.pauses_s == [10, 20, 20, math.inf]
     assert (pipeline.condition.refusals, pipeline.looks) == (0, 0)
 
 
