@@ -3,8 +3,10 @@
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 
 import pytest
+import yaml
 
 import mig_manager
 from mig_manager import errors
@@ -92,6 +94,30 @@ def test_invalid_input_is_refused_in_a_line(
     assert answer.err.startswith("kubectl-mig: ")
     assert message in answer.err
     assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("status",), marks=pytest.mark.slow),
+        pytest.param(("plan", "all-balanced"), marks=pytest.mark.slow),
+        pytest.param(("validate",), marks=pytest.mark.slow),
+        pytest.param(("layouts", "gpu-1"), marks=pytest.mark.slow),
+        ("capacity",),
+        ("history", "gpu-1"),
+        ("device-classes",),
+        ("autoscaler-tags", "all-balanced", "--gpu", "8xA100-SXM4-40GB"),
+    ],
+    ids=" ".join,
+)
+def test_the_yaml_of_a_command_equals_its_json(
+    five_node_cluster: plugin_rig.KubectlUser, words: Sequence[str]
+) -> None:
+    as_json, as_yaml = (
+        five_node_cluster.run_plugin(*words, "-o", each) for each in ("json", "yaml")
+    )
+
+    assert yaml.safe_load(as_yaml.out) == as_json.data
 
 
 def test_a_missing_kubectl_is_an_error_with_a_remedy(

@@ -1,9 +1,6 @@
-"""``kubectl mig status`` and ``history``."""
-
-from collections.abc import Sequence
+"""``kubectl mig status``."""
 
 import pytest
-import yaml
 
 from mig_manager.core import model
 from mig_manager.core.display import bar
@@ -51,7 +48,6 @@ def test_many_nodes_have_one_line_each_with_explanations_below(
     assert "cpu" not in answer.out
 
 
-@pytest.mark.slow
 def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(
     five_node_cluster: plugin_rig.KubectlUser,
 ) -> None:
@@ -69,9 +65,7 @@ def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        pytest.param(
-            *(("status", "gpu-1"), "applied all-balanced (before)"), marks=pytest.mark.slow
-        ),
+        (("status", "gpu-1"), "applied all-balanced (before)"),
         (("status",), "all-balanced (before)"),
     ],
 )
@@ -100,27 +94,6 @@ def test_a_missing_node_does_not_hide_the_others(
     assert 'nodes "gpu-9" not found' in answer.err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(("status",), ("plan", "all-balanced"), ("capacity",), ("validate",)),
-        *(("layouts", "gpu-1"), ("history", "gpu-1"), ("device-classes",)),
-        ("autoscaler-tags", "all-balanced", "--gpu", "8xA100-SXM4-40GB"),
-    ],
-    ids=" ".join,
-)
-def test_the_yaml_of_a_status_equals_its_json(
-    five_node_cluster: plugin_rig.KubectlUser, words: Sequence[str]
-) -> None:
-    as_json, as_yaml = (
-        five_node_cluster.run_plugin(*words, "-o", each) for each in ("json", "yaml")
-    )
-
-    assert yaml.safe_load(as_yaml.out) == as_json.data
-
-
-@pytest.mark.slow
 def test_the_json_of_a_status_has_every_fact(five_node_cluster: plugin_rig.KubectlUser) -> None:
     answer = five_node_cluster.run_plugin("status", "-o", "json").data
 
@@ -136,41 +109,3 @@ def test_the_json_of_a_status_has_every_fact(five_node_cluster: plugin_rig.Kubec
         "nvidia.com/mig-2g.10gb": {},
         "nvidia.com/mig-3g.20gb": {"ml/train": 1},
     }
-
-
-@pytest.mark.slow
-def test_history_orders_own_events_and_dates_the_layout(
-    five_node_cluster: plugin_rig.KubectlUser,
-) -> None:
-    answer = five_node_cluster.run_plugin("history", "gpu-1", "-o", "json").data
-    good, bad = (
-        five_node_cluster.run_plugin("history", "gpu-1"),
-        five_node_cluster.run_plugin("history", "gpu-2"),
-    )
-
-    assert [moment["what"] for moment in answer["moments"]] == [
-        "Recovered", "Applied", "started", "Applied", "AlreadyApplied",
-    ]  # fmt: skip
-    assert answer["appliedSince"] == answer["moments"][1]["at"]
-    assert (good.status, bad.status) == (0, 0)
-    assert "applied at least since 20" in good.out
-    assert "3h ago" in good.out
-    assert "at least since" not in bad.out
-    assert "UnknownProfile  GPU 0 has no profile 1g.5gb" in bad.out
-
-
-def test_a_history_names_the_writer_of_the_request(empty_cluster: plugin_rig.KubectlUser) -> None:
-    thing = plugin_rig.node("owned", requested="all-disabled", state=None)
-    thing["metadata"]["managedFields"] = [
-        {"manager": "kubelet", "time": plugin_rig.ago(minutes=1), "fieldsV1": {"f:status": {}}},
-        {
-            "manager": "kubectl-label",
-            "time": plugin_rig.ago(minutes=7),
-            "fieldsV1": {"f:metadata": {"f:labels": {"f:nvidia.com/mig.config": {}}}},
-        },
-    ]
-    empty_cluster.server.store.create(thing)
-
-    answer = empty_cluster.run_plugin("history", "owned")
-
-    assert "last write by kubectl-label, which requested all-disabled" in answer.out
