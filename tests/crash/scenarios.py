@@ -129,8 +129,15 @@ HOOKED = dataclasses.replace(
     FIRST, name="first layout with hooks", has_hooks=True, phases=UNDISTURBED | {"Resolve"}
 )
 ALL = (
-    *(FIRST_HOPPER, ONE_SLICE, MODE_OFF, FAILING, FAILING_TWICE),
-    *(DRAIN_TIMEOUT, ACTIVE, CORDONED, HOOKED),
+    FIRST_HOPPER,
+    ONE_SLICE,
+    MODE_OFF,
+    FAILING,
+    FAILING_TWICE,
+    DRAIN_TIMEOUT,
+    ACTIVE,
+    CORDONED,
+    HOOKED,
 )
 """Without the first layout on A100: with hooks it has the same moments and more."""
 

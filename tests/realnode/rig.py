@@ -19,9 +19,16 @@ from tests.realnode import control, driver, images, manifests, namespaces, node,
 from tests.stage import clusters
 
 PROGRAMS = (
-    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"),
-    *("nvidia-device-plugin", "gpu-feature-discovery", "config-manager"),
-    *("nvidia-container-runtime", "pause"),
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "nvidia-device-plugin",
+    "gpu-feature-discovery",
+    "config-manager",
+    "nvidia-container-runtime",
+    "pause",
 )
 """What every cluster runs."""
 NODE = "node-a"

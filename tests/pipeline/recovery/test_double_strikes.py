@@ -44,8 +44,11 @@ def test_every_pair_of_strikes_ends_in_an_allowed_state(
 @pytest.mark.parametrize(
     "name",
     [
-        *("first layout, profiles hidden", "one slice, services and hooks"),
-        *("rollback", "on demand", "monitors"),
+        "first layout, profiles hidden",
+        "one slice, services and hooks",
+        "rollback",
+        "on demand",
+        "monitors",
     ],
 )
 def test_a_strike_at_any_moment_ends_in_an_allowed_state(
