@@ -21,7 +21,7 @@ from mig_manager.agent import agent_settings, main
 from mig_manager.core import ports
 from mig_manager.sandbox.driver import simulated_nvml
 from testkit import nvml_faults
-from tests.crash import moments as moments_
+from tests.crash import strike_points
 from tests.stage import in_process
 
 IDLE = "idle"  # noted whenever the agent begins to wait: for a request, or for its next retry
@@ -46,7 +46,7 @@ def serve(arguments: Arguments) -> int:
     os.dup2(output, 1)
     os.dup2(output, 2)
     log.configure(level="info", is_json=False, stream=sys.stderr)
-    moments = moments_.Moments(
+    moments = strike_points.Moments(
         pathlib.Path(arguments.moments),
         strike_at=arguments.strike_at,
         strike_with=signal.Signals(arguments.strike_with),
@@ -76,11 +76,11 @@ def serve(arguments: Arguments) -> int:
     return 0
 
 
-def _with_moments(moments: moments_.Moments, deps: ports.Dependencies) -> ports.Dependencies:
+def _with_moments(moments: strike_points.Moments, deps: ports.Dependencies) -> ports.Dependencies:
     """Return the same with a moment before and after each call of a port, also of later ones."""
     everything = {f.name: getattr(deps, f.name) for f in dataclasses.fields(deps)}
     with_moments: dict[str, Any] = {
-        name: moments_.StruckPort(port, name, moments.call)
+        name: strike_points.StruckPort(port, name, moments.call)
         for name, port in everything.items()
         if name not in _NO_PORTS and port is not None and not isinstance(port, str)
     }
@@ -90,7 +90,7 @@ def _with_moments(moments: moments_.Moments, deps: ports.Dependencies) -> ports.
 class _Library(nvml_faults.CountingLibrary):
     """Comes to a moment before and after each change that a GPU takes."""
 
-    def __init__(self, state: nvml_faults.SharedState, moments: moments_.Moments) -> None:
+    def __init__(self, state: nvml_faults.SharedState, moments: strike_points.Moments) -> None:
         super().__init__(state)
         self._moments = moments
 

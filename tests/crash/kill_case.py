@@ -10,8 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
 from tests import layout_table
-from tests.crash import moments as moments_
-from tests.crash import scenarios, stage
+from tests.crash import scenarios, stage, strike_points
 from tests.node.simulated_rig import devices
 
 _RECORDINGS = 3
@@ -63,7 +62,7 @@ def _moments(scenario: scenarios.Scenario, start: stage.Start) -> tuple[str, ...
         problem = f"{rig.status()}\n{rig.logs()}"
         assert rig.status()["state"] == scenario.ends.value, problem
         assert rig.status()["reason"] == scenario.reason.value, problem
-        return moments_.distinct_moments(agent.moments())
+        return strike_points.distinct_moments(agent.moments())
 
 
 def _start_of(scenario: scenarios.Scenario) -> stage.Start:

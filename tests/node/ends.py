@@ -84,8 +84,8 @@ def assert_restored(
     - Host services run if and only if they ran.
     - No exit hook is pending, but one that failed and stands in the journal.
 
-    A stopped agent, or one in a drain, may have left the proof of the plugin's devices to the next
-    attempt; one in a drain, its taint.
+    A stopped agent, or one in a drain, may leave it to the next attempt to verify the devices of
+    plugin and DRA driver; one in a drain, its taint.
     """
     assert remaining(rig, is_stopped=is_stopped, is_in_drain=is_in_drain) == []
 
@@ -113,7 +113,7 @@ def remaining(
         *("exit_hook", "persistent_gpus"),
         # After a failure the next run refreshes the device files.
         *(("stale_files",) if rig.node.labels.get(well_known.STATE_LABEL) != "success" else ()),
-        *(traces.PROOF if is_stopped or is_in_drain else ()),
+        *(traces.UNVERIFIED_ADVERTISERS if is_stopped or is_in_drain else ()),
         *(("hold_taint",) if is_in_drain else ()),
     )
     return [

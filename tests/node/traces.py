@@ -13,8 +13,8 @@ _NONE: dict[str, Any] = {
     for each in dataclasses.fields(kind)
 }
 ENTRIES = tuple(_NONE)
-PROOF = ("has_plugin", "has_dra_driver")
-"""Of the node's devices: a stopped agent may leave it to the next one."""
+UNVERIFIED_ADVERTISERS = ("has_plugin", "has_dra_driver")
+"""Entries for advertisers of devices: a stopped agent may leave their verification to the next."""
 
 
 def remaining(

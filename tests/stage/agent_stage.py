@@ -155,7 +155,7 @@ class AgentStage(stages.Stage):
         ``owners``: what its owner wants, as for ``traces.remaining``.
         """
         view = node_object.parse_node(self.api.get(NODE_PATH))
-        pending_entries = traces.PROOF if is_stopped else ()
+        pending_entries = traces.UNVERIFIED_ADVERTISERS if is_stopped else ()
         return traces.remaining(view, *pending_entries, **owners)
 
     def assert_restored(self) -> None:

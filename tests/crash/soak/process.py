@@ -14,7 +14,7 @@ from mig_manager.agent import agent_settings, intake, main
 from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import resets, simulated_nvml
-from tests.crash import moments
+from tests.crash import strike_points
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
 from tests.node import fake_cluster, fakes, inboxes, strikes
@@ -70,7 +70,7 @@ class Process:
             "configs": configs,
         }
         heard: dict[str, Any] = {
-            n: moments.StruckPort(p, n, rig.script.call) for n, p in in_memory.items()
+            n: strike_points.StruckPort(p, n, rig.script.call) for n, p in in_memory.items()
         }
         agent = in_process.new_agent(
             agent_settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
