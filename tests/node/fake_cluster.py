@@ -139,19 +139,16 @@ class FakeNode(FakePort):
 
     def set_condition(self, condition: readiness.Condition) -> None:
         is_about_recovery = condition.type == well_known.RECOVERY_CONDITION
-        present = (
-            self._rig.node.recovery_condition
-            if is_about_recovery
-            else self._rig.node.ready_condition
-        )
+        node = self._rig.node
+        present = node.recovery_condition if is_about_recovery else node.ready_condition
         entry = condition.entry(present, self._rig.clock.now_iso())
         if entry is None:
             return
         if is_about_recovery:
-            self._rig.node.recovery_condition = entry
+            node.recovery_condition = entry
         else:
-            self._rig.node.ready_condition = entry
-            self._rig.node.ready_reasons.append(entry["reason"])
+            node.ready_condition = entry
+            node.ready_reasons.append(entry["reason"])
 
     def retry_condition(self) -> None:
         """Nothing is refused here."""

@@ -61,9 +61,8 @@ def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
 
     pauses = [each for each in rig.node.status_messages if each.startswith("pausing")]
     assert pauses == ["pausing dcgm-dra, dcgm-exporter-dra", "pausing dra-driver"]
-    resumed = [
-        each for each in rig.node.status_messages if each.startswith(("restarting", "resuming"))
-    ]
+    resumes = ("restarting", "resuming")
+    resumed = [each for each in rig.node.status_messages if each.startswith(resumes)]
     assert resumed[0] == "restarting the DRA driver"
     assert {rig.node.labels[key] for key in (claims.DEPLOY_LABEL, *nodes.DRA_MONITORS)} == {"true"}
 

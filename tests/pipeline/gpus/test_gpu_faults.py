@@ -54,10 +54,8 @@ def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
     assert [entry["gpus"] for entry in logs if entry["event"] == "gpu_recovery_needed"] == [
         ["GPU 0: gpu-reset"]
     ]
-    assert (rig.node.ready_condition, rig.node.annotations[well_known.STATUS_ANNOTATION]) == (
-        ready,
-        status,
-    )
+    assert rig.node.ready_condition == ready
+    assert rig.node.annotations[well_known.STATUS_ANNOTATION] == status
     assert rig.node.labels[well_known.STATE_LABEL] == "success"
     published = rig.node.published_gpus
     assert [gpu.recovery_action for gpu in published][:2] == [RESET, None]

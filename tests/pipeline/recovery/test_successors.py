@@ -21,10 +21,8 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
     successor = agents.reconciler(rig, lock=lock)
 
     def start_successor() -> None:
-        journal, labels = (
-            rig.node.annotations[well_known.JOURNAL_ANNOTATION],
-            dict(rig.node.labels),
-        )
+        journal = rig.node.annotations[well_known.JOURNAL_ANNOTATION]
+        labels = dict(rig.node.labels)
         successor.recover(agents.LAYOUT)
         if end == "locked":
             assert agents.run(rig, by=successor).reason is Reason.LOCKED
@@ -97,12 +95,9 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(
 ) -> None:
     written_back = 0
     for _, rig, _ in strikes.kills(nodes.monitored_node):
-        paused = [
-            key for key, value in rig.node.labels.items() if value == well_known.PAUSED_VALUE
-        ]
-        rig.node.labels |= dict.fromkeys(
-            paused, f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade"
-        )
+        labels, value = rig.node.labels, well_known.PAUSED_VALUE
+        paused = [key for key in labels if labels[key] == value]
+        labels |= dict.fromkeys(paused, f"{value}_paused-for-driver-upgrade")
         agent = agents.start(rig, agents.LAYOUT)
         act(rig, agent)
         rig.node.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
@@ -116,11 +111,8 @@ def restore_all(rig: node_rig.NodeRig) -> None:
     """Put back what the node had when its GPUs were changed."""
     saved = nodes.node(layout="all-balanced")
     strikes.kill_when(saved, lambda: saved.log[-1] == "gpus.execute")
-    rig.node.labels, rig.node.annotations, rig.node.has_hold_taint = (
-        saved.node.labels,
-        saved.node.annotations,
-        True,
-    )
+    rig.node.labels, rig.node.annotations = saved.node.labels, saved.node.annotations
+    rig.node.has_hold_taint = True
 
 
 def restore_taint(rig: node_rig.NodeRig) -> None:

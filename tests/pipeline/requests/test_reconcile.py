@@ -259,9 +259,7 @@ def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
     waits = "1 pod to wait for: default/affected"
     assert waits in rig.node.status_messages
     assert any(message.endswith(waits) for message in rig.node.event_messages)
-    assert not any(
-        "to evict" in text for text in (*rig.node.event_messages, *rig.node.status_messages)
-    )
+    assert "to evict" not in str((rig.node.event_messages, rig.node.status_messages))
 
 
 def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:
@@ -286,18 +284,11 @@ def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
 
     outcome = ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "225 pods still use")
 
-    assert any(
-        "225 pods to evict: default/affected" in message for message in rig.node.event_messages
-    )
+    assert any("225 pods to evict: default/affected" in text for text in rig.node.event_messages)
     assert outcome.message.count("do-not-evict") == 1
     assert outcome.message.endswith(outcome.reason.remedy)
-    assert (
-        max(
-            len(text)
-            for text in (*rig.node.event_messages, *rig.node.status_messages, outcome.message)
-        )
-        < 1024
-    )
+    texts = (*rig.node.event_messages, *rig.node.status_messages, outcome.message)
+    assert max(map(len, texts)) < 1024
 
 
 def test_gpus_are_planned_twice_if_the_driver_hides_profiles() -> None:

@@ -23,9 +23,8 @@ def new_node(layout: str | None = None) -> node_rig.NodeRig:
 
 
 def is_ready(rig: node_rig.NodeRig) -> bool | None:
-    return (
-        None if rig.node.ready_condition is None else rig.node.ready_condition["status"] == "True"
-    )
+    condition = rig.node.ready_condition
+    return None if condition is None else condition["status"] == "True"
 
 
 def test_node_is_not_ready_until_its_layout_is_verified() -> None:
