@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from testkit import apiserver
 from tests import api_objects, programs
-from tests.kit import commandline, doctor_rig, plugin_rig
+from tests.kit import commandline, doctor_rig, plugin_rig, shell_node
 
 
 @pytest.fixture
@@ -47,6 +47,18 @@ def empty_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[plugin_r
     programs.path_or_skip("kubectl")
     with apiserver.serve() as server:
         yield plugin_rig.kubectl_user(server, tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> shell_node.ShellNode:
+    """One GPU with a layout that tests replace."""
+    return shell_node.ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before")
+
+
+@pytest.fixture
+def pair(tmp_path: pathlib.Path) -> shell_node.ShellNode:
+    """Two GPUs with 2g.10gb and 3g.20gb each."""
+    return shell_node.ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
 
 
 @pytest.fixture

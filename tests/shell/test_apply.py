@@ -16,17 +16,6 @@ from tests.kit import kubelet_rig
 from tests.kit.shell_node import ShellNode
 
 
-@pytest.fixture
-def node(tmp_path: pathlib.Path) -> ShellNode:
-    return ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before")
-
-
-@pytest.fixture
-def pair(tmp_path: pathlib.Path) -> ShellNode:
-    """Two GPUs with 2g.10gb and 3g.20gb each."""
-    return ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
-
-
 @pytest.mark.slow
 def test_apply_refuses_instances_in_use_and_names_the_program(pair: ShellNode) -> None:
     pair.use("2g.10gb", gpu=1)

@@ -22,11 +22,6 @@ def fresh(tmp_path: pathlib.Path) -> ShellNode:
     return ShellNode(tmp_path, "1xA100-SXM4-40GB")
 
 
-@pytest.fixture
-def node(tmp_path: pathlib.Path) -> ShellNode:
-    return ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before")
-
-
 CREATE = "nvmlDeviceCreateGpuInstance*"
 KILLS = [("nvmlInit*", 2), ("nvmlGpuInstanceDestroy", 1), (CREATE, 2), ("nvmlShutdown", 2)]
 
@@ -163,12 +158,6 @@ def test_concurrent_applies_run_one_after_the_other_and_one_layout_stays(
     kept = json.loads(node.state.beside("verified-layout").read_text("utf-8"))["config"]
     assert [name for name in names if node.run("assert", name).status == 0] == [kept]
     assert not node.journal.exists()
-
-
-@pytest.fixture
-def pair(tmp_path: pathlib.Path) -> ShellNode:
-    """Two GPUs with 2g.10gb and 3g.20gb each."""
-    return ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
 
 
 @pytest.mark.parametrize(

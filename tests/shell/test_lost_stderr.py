@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 import pty
 import signal
 import subprocess
@@ -16,11 +15,6 @@ from tests.kit import lost_stderr
 from tests.kit.shell_node import ShellNode
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
-
-
-@pytest.fixture
-def node(tmp_path: pathlib.Path) -> ShellNode:
-    return ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before")
 
 
 def run(node: ShellNode, *argv: str, stderr: int) -> subprocess.CompletedProcess[str]:
