@@ -4,11 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from tests import api_objects, waiting
-from tests.realnode import rig
-
-HOLD_TAINT = "mig-manager.io/reconfiguring"
-_JOURNAL = "mig-manager.io/journal"
-_DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused-for-mig-change"
+from tests.realnode import contract_keys, rig
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,11 +48,15 @@ def assert_released(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
     """Check that nothing of a change keeps pods or operands from a node."""
     node = cluster.get("node", name)
     spec, metadata = node["spec"], node["metadata"]
-    assert HOLD_TAINT not in [taint["key"] for taint in spec.get("taints", [])]
+    assert contract_keys.HOLD_TAINT not in [taint["key"] for taint in spec.get("taints", [])]
     assert not spec.get("unschedulable", False)
-    assert _JOURNAL not in metadata.get("annotations", {})
+    assert contract_keys.JOURNAL_ANNOTATION not in metadata.get("annotations", {})
     labels = metadata["labels"].items()
-    assert [key for key, value in labels if key.startswith(_DEPLOY) and value == _PAUSED] == []
+    assert [
+        key
+        for key, value in labels
+        if key.startswith(contract_keys.DEPLOY_PREFIX) and value == contract_keys.PAUSED_VALUE
+    ] == []
 
 
 def is_served(cluster: rig.RealCluster, name: str = rig.NODE) -> bool:

@@ -2,7 +2,7 @@
 
 from tests.api_objects import Object
 from tests.kit import operator_pod
-from tests.realnode import manifests
+from tests.realnode import contract_keys, manifests
 from tests.stage import clusters
 
 NAMESPACE = operator_pod.NAMESPACE
@@ -29,7 +29,7 @@ def operand(name: str, deploy: str, spec: Object) -> Object:
         "nodeSelector": {f"{DEPLOY}{deploy}": "true"},
         "tolerations": [
             {"key": key, "operator": "Exists", "effect": "NoSchedule"}
-            for key in ("nvidia.com/gpu", "mig-manager.io/reconfiguring")
+            for key in ("nvidia.com/gpu", contract_keys.HOLD_TAINT)
         ],
     }
     return manifests.daemon_set(name, NAMESPACE, {"app": name}, spec | placed)

@@ -15,7 +15,16 @@ from mig_manager.sandbox.driver import states
 from tests import waiting
 from tests.api_objects import Object
 from tests.kit import audit, envtest
-from tests.realnode import control, driver, images, manifests, namespaces, node, progress
+from tests.realnode import (
+    contract_keys,
+    control,
+    driver,
+    images,
+    manifests,
+    namespaces,
+    node,
+    progress,
+)
 from tests.stage import clusters
 
 PROGRAMS = (
@@ -34,9 +43,6 @@ PROGRAMS = (
 NODE = "node-a"
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
 CACHE /= namespaces.IMAGE_CACHE
-_CONFIG, _STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
-_STATUS = "mig-manager.io/status"
-_JOURNAL = "mig-manager.io/journal"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +229,9 @@ class RealCluster:
     def request(self, layout: str, name: str = NODE) -> None:
         """Ask for a layout as people do."""
         self._before = self.status(name)
-        self.kubectl("label", "--overwrite", "node", name, f"{_CONFIG}={layout}")
+        self.kubectl(
+            "label", "--overwrite", "node", name, f"{contract_keys.CONFIG_LABEL}={layout}"
+        )
 
     def outcome(self, layout: str, name: str = NODE) -> Object:
         """Wait until the agent has ended the last request; return its status."""
@@ -251,7 +259,7 @@ class RealCluster:
 
     def ensure_layout(self, layout: str) -> None:
         """Start a story on a node that has a layout."""
-        if self.labels().get("mig-manager.io/applied") != layout:
+        if self.labels().get(contract_keys.APPLIED_LABEL) != layout:
             self.assert_ends(layout)
 
     def deploy(
@@ -273,21 +281,23 @@ class RealCluster:
 
     def withdraw(self, name: str = NODE) -> None:
         """Take the request for a layout away; return when no run is under way."""
-        self.kubectl("label", "node", name, f"{_CONFIG}-")
+        self.kubectl("label", "node", name, f"{contract_keys.CONFIG_LABEL}-")
         waiting.until(functools.partial(self.is_idle, name), "the end of a run")
 
     def is_idle(self, name: str) -> bool:
         """Check whether no run is under way; the state of the last one stays on the node."""
         metadata = self.get("node", name)["metadata"]
-        is_pending = metadata["labels"].get(_STATE) in {"pending", "rebooting"}
-        return not is_pending and _JOURNAL not in metadata.get("annotations", {})
+        is_pending = metadata["labels"].get(contract_keys.STATE_LABEL) in {"pending", "rebooting"}
+        return not is_pending and contract_keys.JOURNAL_ANNOTATION not in metadata.get(
+            "annotations", {}
+        )
 
     # -- what is so ---------------------------------------------------------------------------
 
     def status(self, name: str = NODE) -> Object:
         """Return the status that the agent has published; empty before the first."""
         annotations = self.get("node", name)["metadata"].get("annotations", {})
-        content: Object = json.loads(annotations.get(_STATUS, "{}"))
+        content: Object = json.loads(annotations.get(contract_keys.STATUS_ANNOTATION, "{}"))
         return content
 
     def labels(self, name: str = NODE) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from testkit import nvml_faults
 from tests import api_objects, waiting
-from tests.realnode import manifests, node_state, rig
+from tests.realnode import contract_keys, manifests, node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -269,7 +269,7 @@ def busy(cluster: rig.RealCluster) -> rig.RealCluster:
     # They connect at once, whatever the API server did in the change before.
     cluster.plane.restart_clients()
     _renew_agent(cluster)
-    if cluster.labels().get("mig-manager.io/applied") != _HALF.name:
+    if cluster.labels().get(contract_keys.APPLIED_LABEL) != _HALF.name:
         cluster.ensure_layout(_QUARTERS.name)
     source, target = _source_and_target(cluster)
     counts = dict.fromkeys(_KEPT, 1) | {source.app: source.count}
@@ -289,7 +289,7 @@ def busy(cluster: rig.RealCluster) -> rig.RealCluster:
 
 def _source_and_target(cluster: rig.RealCluster) -> tuple[Layout, Layout]:
     """Return the layout that the node has, and the other."""
-    applied = cluster.labels()["mig-manager.io/applied"]
+    applied = cluster.labels()[contract_keys.APPLIED_LABEL]
     return (_QUARTERS, _HALF) if applied == _QUARTERS.name else (_HALF, _QUARTERS)
 
 

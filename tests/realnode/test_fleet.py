@@ -9,7 +9,7 @@ import pytest
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import waiting
-from tests.realnode import manifests, node_state, rig, watching
+from tests.realnode import contract_keys, manifests, node_state, rig, watching
 
 pytestmark = pytest.mark.realnode
 
@@ -70,7 +70,7 @@ def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(
         )
         assert cluster.status("node-b")["reason"] == "NoPermission"
         assert profiles(cluster) == before | {"node-a": ["1g.5gb"] * 7}
-        assert "nvidia.com/mig.config" not in cluster.labels("node-c")
+        assert contract_keys.CONFIG_LABEL not in cluster.labels("node-c")
 
         # The agent does not retry a failure of this kind by itself.
         cluster.withdraw("node-b")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import waiting
-from tests.realnode import node_state, rig
+from tests.realnode import contract_keys, node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -65,7 +65,7 @@ def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
 
     waiting.until(lambda: "configProblem" in cluster.status(), "the complaint")
     assert "config.yaml:" in cluster.status()["configProblem"]
-    assert cluster.labels()["nvidia.com/mig.config.state"] == "success"
+    assert cluster.labels()[contract_keys.STATE_LABEL] == "success"
     assert cluster.driver.instances() == instances
     node_state.assert_at_rest(cluster)
 

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.sandbox.driver import state_file
 from tests import programs, waiting
-from tests.realnode import images, manifests, node_state, rig
+from tests.realnode import contract_keys, images, manifests, node_state, rig
 from tests.stage import clusters
 
 pytestmark = pytest.mark.realnode
@@ -49,7 +49,7 @@ def assert_nothing_is_left(cluster: rig.RealCluster, name: str = rig.NODE) -> No
     assert "mig-manager" not in cluster.kubectl("get", KINDS, "--output=name")
     assert cluster.taints(name) == []
     annotations = cluster.get("node", name)["metadata"]["annotations"]
-    assert "mig-manager.io/journal" not in annotations
+    assert contract_keys.JOURNAL_ANNOTATION not in annotations
 
 
 @pytest.mark.parametrize(

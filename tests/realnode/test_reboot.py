@@ -11,7 +11,7 @@ from mig_manager.core import model
 from testkit import nvml_faults
 from tests import waiting
 from tests.kit import systemd_rig
-from tests.realnode import manifests, node_state, rig
+from tests.realnode import contract_keys, manifests, node_state, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -102,8 +102,8 @@ def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(
         gpus.set_options(dataclasses.replace(gpus.read().options, virtualization=passthrough))
         cluster.request("all-disabled")
         waiting.until(lambda: "Reboot False" in host.calls, "the request for a reboot")
-        assert cluster.labels()["nvidia.com/mig.config.state"] == "rebooting"
-        assert node_state.HOLD_TAINT in cluster.taints()
+        assert cluster.labels()[contract_keys.STATE_LABEL] == "rebooting"
+        assert contract_keys.HOLD_TAINT in cluster.taints()
 
         cluster.reboot()
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from tests.realnode import node_state, rig
+from tests.realnode import contract_keys, rig
 
 _COLUMNS = (
     "{.metadata.name}",
@@ -27,7 +27,7 @@ class Version:
     @property
     def is_tainted(self) -> bool:
         """Whether the agent keeps pods away."""
-        return node_state.HOLD_TAINT in self.taints
+        return contract_keys.HOLD_TAINT in self.taints
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,10 @@
+"""Keys and values of the public contract, in letters: a changed constant must fail these tests."""
+
+CONFIG_LABEL = "nvidia.com/mig.config"
+STATE_LABEL = "nvidia.com/mig.config.state"
+APPLIED_LABEL = "mig-manager.io/applied"
+STATUS_ANNOTATION = "mig-manager.io/status"
+JOURNAL_ANNOTATION = "mig-manager.io/journal"
+HOLD_TAINT = "mig-manager.io/reconfiguring"
+DEPLOY_PREFIX = "nvidia.com/gpu.deploy."
+PAUSED_VALUE = "paused-for-mig-change"
