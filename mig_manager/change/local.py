@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mig_manager import errors
 from mig_manager.change import (
@@ -57,14 +57,24 @@ class LocalDependencies:
         return layout_store.VerifiedLayoutStore(self.verified_layout_file, self.boot_id)
 
 
-def hold_lock(deps: LocalDependencies, doing: str) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def hold_lock(deps: LocalDependencies, doing: str) -> Iterator[None]:
     """Wait for the node's lock, and hold it in the context.
 
     Raises:
+        HardwareError: On entering: the lock file cannot be written, nor the GPUs observed.
         LockedError: On entering: another manager had the lock until the deadline.
         UsageError: On entering: the lock file cannot be written.
     """
-    return transaction.hold_lock(deps.lock, doing, new_wait(deps, deps.lock_timeout_s))
+    lock = transaction.hold_lock(deps.lock, doing, new_wait(deps, deps.lock_timeout_s))
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock)
+        except errors.UsageError:
+            # Without a driver, the right to lock would not help.
+            deps.gpus.observe()
+            raise
+        yield
 
 
 def observe(deps: LocalDependencies) -> model.ObservedGpus:

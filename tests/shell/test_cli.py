@@ -399,6 +399,10 @@ def test_a_dry_run_of_apply_is_plan_and_changes_nothing(
         (("plan", "all-disabled"), "add --simulate 1xA100-SXM4-40GB."),
         (("export",), "add --simulate 1xA100-SXM4-40GB."),
         (("apply", "all-disabled"), "add --simulate 1xA100-SXM4-40GB."),
+        (
+            ("apply", "all-disabled", "--lock-file", "/proc/lock"),
+            "add --simulate 1xA100-SXM4-40GB.",
+        ),
         (("validate",), "name a product: --gpu A100-SXM4-40GB."),
         (("generate-config",), "name a product: --gpu A100-SXM4-40GB."),
     ],

@@ -136,6 +136,7 @@ def assert_launches_as_mig_parted(machine: InstalledMachine) -> None:
 def test_installation_is_repeatable_and_removed_as_a_whole(machine: InstalledMachine) -> None:
     first = machine.install()
     assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("installing the program and its libraries in /usr/local/lib/")
     once = machine.files()
     assert machine.install().returncode == 0
     assert machine.files() == once
@@ -285,3 +286,10 @@ def test_interpreter_that_is_too_old_is_refused(machine: InstalledMachine) -> No
     assert refused.returncode == 1
     assert "/bin/false is not Python 3.11 or newer" in refused.stderr
     assert machine.files() == {}
+
+
+def test_folder_that_cannot_be_written_is_refused(machine: InstalledMachine) -> None:
+    refused = machine.install(DESTDIR="/proc")
+
+    assert refused.returncode == 1
+    assert refused.stderr == "install: cannot write to /proc/usr/local/lib; run as root\n"
