@@ -41,8 +41,9 @@ class FakeNode(FakePort):
         return self._view()
 
     def latest(self, *, is_at_rest: bool = False) -> node_object.NodeView:
-        # As over HTTP with a watch that was silent for long.
-        return self._view() if is_at_rest else self.read()
+        # As over HTTP with a watch that was silent for long. While reads fail, none runs.
+        is_watched = "node.read" not in self._rig.fail_always
+        return self._view() if is_at_rest and is_watched else self.read()
 
     def _view(self) -> node_object.NodeView:
         rig = self._rig

@@ -25,10 +25,12 @@ def observe_and_withdraw(shared: attempts.Shared) -> None:
         return
     try:
         gpus = shared.observe()
-    except (errors.HardwareError, errors.LockedError) as error:
-        _log.info("gpus_not_observed", reason=error.reason.value, error=error.message)
+        view = shared.deps.node.latest(is_at_rest=True)
+    except (errors.HardwareError, errors.LockedError, errors.ClusterError) as error:
+        # Neither a published outcome nor a wait for a slot depends on the devices.
+        _log.info("devices_not_checked", reason=error.reason.value, error=error.message)
         return
-    withdraw(shared, gpus, shared.deps.node.latest(is_at_rest=True))
+    withdraw(shared, gpus, view)
 
 
 def withdraw(

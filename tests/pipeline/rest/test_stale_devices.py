@@ -341,3 +341,24 @@ def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
 
     assert schedulable[0]
     assert rig.node.events.count("DestroyedDevices") == 1
+
+
+def test_an_unreadable_node_loses_no_outcome_and_ends_no_wait_for_a_slot() -> None:
+    rig = nodes.busy_node()
+    rig.disruptions.refusals["affected"] = "budget"
+
+    def fail_reads() -> None:
+        is_published = rig.node.labels.get(well_known.STATE_LABEL) == "failed"
+        if is_published or 290 < rig.clock.now_s < 320:
+            rig.fail_always["node.read"] = strikes.BROKEN["node"]
+        else:
+            rig.fail_always.pop("node.read", None)
+
+    rig.on_call = fail_reads
+    assert agents.run(rig).reason is Reason.DRAIN_TIMEOUT
+
+    rig.disruptions.refusals.clear()
+    rig.node.labels.pop(well_known.STATE_LABEL)
+    denials = [slots.Denial(limit=1, changing=("b",))] * 200
+    rig.slots = fake_cluster.FakeSlots(rig, denials=denials)
+    assert agents.run(rig).reason is Reason.APPLIED
