@@ -339,7 +339,7 @@ def test_requests_stop_after_failures_and_resume_after_a_trial(rig: PartitionerR
     ("reason", "times"),
     [
         (errors.Reason.GPU_NEEDS_RESET, 1),
-        pytest.param(errors.Reason.IN_USE, 2, marks=pytest.mark.slow),
+        (errors.Reason.IN_USE, 2),
     ],
 )
 def test_node_that_failed_a_layout_gets_no_other_for_minutes(
