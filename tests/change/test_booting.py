@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
-from tests.node import applying_rig, gpu_values, nvml_rig, samples
+from tests.node import applying_rig, gpu_values, nvml_rig, samples, strikes
 from tests.node.applying_rig import BootNode as ApplyingNode
 
 NO_DRIVER = errors.HardwareError(
@@ -60,12 +60,20 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: ApplyingNo
 
 
 @pytest.mark.parametrize("product", applying_rig.PROFILES)
-@pytest.mark.parametrize("at", [1, 3, 5, 8])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        (steps.DestroyComputeInstance, 1),
+        (steps.DestroyComputeInstance, 3),
+        (steps.DestroyGpuInstance, 2),
+        (steps.DestroyComputeInstance, 4),
+    ],
+)
 def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
-    product: str, at: int
+    product: str, kind: strikes.StepKind, number: int
 ) -> None:
     node = ApplyingNode(product)
-    assert node.kill_apply("off", at=at)
+    assert node.kill_apply("off", kind, number)
     node.reboot()
 
     # What is kept goes before a fallback.
@@ -151,7 +159,7 @@ def test_boot_without_a_saved_layout_undoes_an_interrupted_apply(ampere: Applyin
     ampere.change_to("off")
     off = ampere.shape
     ampere.verified_layout_file.text = None
-    assert ampere.kill_apply("mixed", at=3)
+    assert ampere.kill_apply("mixed", steps.CreateComputeInstance)
     ampere.reboot()
 
     ampere.boot()
@@ -378,7 +386,7 @@ def failing_after(node: ApplyingNode, observations: int) -> None:
 def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
     ampere: ApplyingNode,
 ) -> None:
-    assert ampere.kill_apply("off", at=4)
+    assert ampere.kill_apply("off", steps.DestroyGpuInstance)
     journal = ampere.open_journal
     failing_after(ampere, 1)
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from tests.change.forks import refuse
 from tests.node import samples, strikes
 from tests.node.applying_rig import ApplyingNode, first_only, is_creation
@@ -64,7 +64,7 @@ def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode
 
 def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", at=4)
+    assert node.kill_apply("wanted", steps.CreateComputeInstance)
     place = with_foreign(node, start=3)
 
     refuse(node, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
@@ -100,7 +100,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(node: ApplyingNode) -> 
 
 
 def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: ApplyingNode) -> None:
-    assert node.kill_apply("wanted", at=4)
+    assert node.kill_apply("wanted", steps.CreateComputeInstance)
     created: list[model.Placement] = []
     strikes.act_once(
         node,
@@ -117,7 +117,7 @@ def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Applyin
 
 
 def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: ApplyingNode) -> None:
-    assert node.kill_apply("wanted", at=4)
+    assert node.kill_apply("wanted", steps.CreateComputeInstance)
     interrupted = node.shape
     node.driver.clients = "train (pid 7)"
 
@@ -130,7 +130,7 @@ def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: Apply
 
 
 def test_refused_undo_forgets_instances_that_were_never_created(node: ApplyingNode) -> None:
-    assert node.kill_apply("small", at=6)
+    assert node.kill_apply("small", steps.CreateComputeInstance)
     node.driver.clients = "train (pid 7)"
     refuse(node, "in use by train")
     node.driver.clients = ""
@@ -143,7 +143,7 @@ def test_refused_undo_forgets_instances_that_were_never_created(node: ApplyingNo
 
 def test_rollback_checks_users_again_after_a_stale_plan(node: ApplyingNode) -> None:
     first, _ = node.gpus
-    assert node.kill_apply("wanted", at=10)
+    assert node.kill_apply("wanted", steps.CreateComputeInstance, 3)
     _, second = node.gpus
 
     def strike() -> None:
@@ -172,7 +172,7 @@ def test_failed_rollback_forgets_instances_that_were_never_created(node: Applyin
 
 def test_pending_mode_forgets_instances_that_were_never_created() -> None:
     node = ApplyingNode("off")
-    assert node.kill_apply("wanted", at=3)
+    assert node.kill_apply("wanted", steps.CreateComputeInstance)
     node.driver.mode_waits = True
     with pytest.raises(errors.HardwareError, match="the mode waits for a reset"):
         node.change_to("wanted", may_reset=False)

@@ -287,7 +287,7 @@ def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
 
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
     node = RecordingNode("before", "")
-    assert node.kill_apply("wanted", at=3)
+    assert node.kill_apply("wanted", steps.CreateGpuInstance)
     node.hooks.text = nodes.HOOKS
     node.hooks.broken = {"start"}
 
@@ -361,7 +361,7 @@ def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back(
 
 def test_a_failing_hook_keeps_instances_in_use_of_an_interrupted_change() -> None:
     node = RecordingNode("before", "hooks: {pre-apply-config: [{command: config}]}")
-    assert node.kill_apply("wanted", at=4)
+    assert node.kill_apply("wanted", steps.CreateComputeInstance)
     interrupted = node.shape
     node.driver.clients = "train (pid 7)"
     node.hooks.broken = {"config"}
@@ -390,7 +390,7 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
 
 def test_a_refusal_that_undoes_a_killed_change_claims_no_unchanged_gpus() -> None:
     node = RecordingNode("before", "")
-    assert node.kill_apply("wanted", at=3)
+    assert node.kill_apply("wanted", steps.CreateGpuInstance)
     node.hooks.text = nodes.HOOKS
     kept = frozenset(uuid for gpu in node.gpus for uuid in gpu.mig_uuids)
     node.pods.add("train", devices=kept)

@@ -8,22 +8,19 @@ import pytest
 from mig_manager import errors
 from mig_manager.change import apply as applying
 from mig_manager.change import layout_store, local_journal, pod_use
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from tests.change.forks import refuse
-from tests.node import fake_cluster, gpu_values, samples
+from tests.node import fake_cluster, gpu_values, samples, strikes
 from tests.node.applying_rig import ApplyingNode, first_only, is_creation
 
 OFF = model.MigMode.DISABLED
-
-
-LAST_OF_OFF = 10  # the number of the last step to the layout ``off``
 
 
 def test_a_layout_of_some_gpus_undoes_an_interrupted_change_of_others(
     node: ApplyingNode,
 ) -> None:
     before = node.shape
-    assert node.kill_apply("off", at=LAST_OF_OFF)
+    assert node.kill_apply("off", steps.SetMode, 2)
     node.gpus = (
         node.gpus[0],
         gpu_values.with_desired(node.gpus[1:], model.DesiredGpu(mode=OFF))[0],
@@ -42,7 +39,7 @@ def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
 ) -> None:
     node.change_to("before")
     before = node.shape
-    assert node.kill_apply("wanted", at=12)
+    assert node.kill_apply("wanted", steps.CreateComputeInstance, 4)
     killed = node.shape[1]
     node.pods.add("train", devices=frozenset(node.gpus[1].mig_uuids))
 
@@ -67,7 +64,7 @@ def test_a_failed_change_spares_pods_of_an_interrupted_one(
     node: ApplyingNode, wanted: str, error: str
 ) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", at=12)
+    assert node.kill_apply("wanted", steps.CreateComputeInstance, 4)
     done = node.shape[0]
     node.pods.add("train", devices=frozenset(node.gpus[0].mig_uuids))
     node.refuses_step = first_only(is_creation)
@@ -84,7 +81,7 @@ def test_a_failed_change_spares_pods_of_an_interrupted_one(
 
 def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", at=12)
+    assert node.kill_apply("wanted", steps.CreateComputeInstance, 4)
     node.gpus = gpu_values.without_instances(node.gpus, 0)
     killed = node.shape
     node.fail_always["allocations.assigned_devices"] = errors.KubeletError("no answer")
@@ -103,7 +100,7 @@ def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: App
 
 def test_after_a_kill_the_message_says_what_a_rollback_restores(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", at=3)
+    assert node.kill_apply("wanted", steps.CreateGpuInstance)
     node.refuses_step = lambda step: is_creation(step) and node.steps == 3
     node.steps = 0
 
@@ -150,7 +147,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     before = node.shape
     node.gpus = gpu_values.without_instances(node.gpus, 0)
     empty = node.shape[0]
-    with node.kill_process(at=2):
+    with node.kill_process(steps.CreateComputeInstance):
         node.boot()
     journal = node.open_journal
     assert [gpu.uuid for gpu in journal.gpus.snapshot] == [node.gpus[0].uuid]
@@ -168,7 +165,7 @@ def test_after_a_reboot_only_the_gpus_that_it_emptied_are_restored(
     node: ApplyingNode, since: str, *, is_undone: bool
 ) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", at=3)
+    assert node.kill_apply("wanted", steps.CreateGpuInstance)
     node.host.boot_id = "boot-2"
     node.set_up(since)
     rebooted = node.shape
@@ -186,7 +183,7 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
     node: ApplyingNode,
 ) -> None:
     before = node.shape
-    assert node.kill_apply("first-only", at=3)
+    assert node.kill_apply("first-only", steps.DestroyGpuInstance)
     node.restart_machine()
     whole = samples.desired_gpu({"7g.40gb": 1})
     node.gpus = (node.gpus[0], *gpu_values.with_desired(node.gpus[1:], whole))
@@ -199,7 +196,7 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
 
 def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", at=9)
+    assert node.kill_apply("wanted", steps.CreateGpuInstance, 3)
     assert node.shape[1] != before[1]
     killed = node.open_journal
     # Another program has its own journal.
@@ -215,7 +212,7 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Appl
 
 
 def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: ApplyingNode) -> None:
-    assert node.kill_apply("wanted", at=3)
+    assert node.kill_apply("wanted", steps.CreateGpuInstance)
     node.set_up("other")
     saved = layout_store.VerifiedLayoutStore(node.verified_layout_file, "boot-1")
     gpus = node.deps.gpus.observe()
@@ -235,7 +232,7 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: App
 def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
     node: ApplyingNode,
 ) -> None:
-    assert node.kill_apply("wanted", at=3)
+    assert node.kill_apply("wanted", steps.CreateGpuInstance)
     shape, journal = node.shape, node.journal.text
     node.steps, node.lock.refusals = 0, 10_000
     unknown = errors.LayoutError("no layout 'x'", reason=errors.Reason.UNKNOWN_CONFIG)
@@ -248,17 +245,23 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("layout", "at", "is_undone", "message"),
+    ("layout", "kind", "number", "is_undone", "message"),
     [
-        ("off", LAST_OF_OFF, False, "is not undone, because that resets a GPU"),
-        ("wanted", 3, True, "is undone now"),
+        ("off", steps.SetMode, 2, False, "is not undone, because that resets a GPU"),
+        ("wanted", steps.CreateGpuInstance, 1, True, "is undone now"),
     ],
 )
 def test_a_rollback_that_needs_a_forbidden_reset_does_not_run(
-    node: ApplyingNode, layout: str, at: int, message: str, *, is_undone: bool
+    node: ApplyingNode,
+    layout: str,
+    kind: strikes.StepKind,
+    number: int,
+    message: str,
+    *,
+    is_undone: bool,
 ) -> None:
     before = node.shape
-    assert node.kill_apply(layout, at=at)
+    assert node.kill_apply(layout, kind, number)
     now = node.shape
     assert now != before
 

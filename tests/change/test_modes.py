@@ -33,7 +33,7 @@ mig-configs:
   second: [{devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}]
 """
     node.layouts = config.parse(text, source="two.yaml")
-    assert node.kill_apply("second", at=5)
+    assert node.kill_apply("second", steps.CreateGpuInstance, 2)
     return node.layouts.layout("first")
 
 
@@ -78,7 +78,7 @@ def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
 def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
     node: ApplyingNode,
 ) -> None:
-    assert node.kill_apply("wanted", at=9)
+    assert node.kill_apply("wanted", steps.CreateGpuInstance, 3)
     node.refuses_step = lambda _step: True
 
     with pytest.raises(errors.HardwareError) as caught:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from tests.change import forks
 from tests.node import gpu_values
@@ -127,7 +127,7 @@ def test_after_a_kill_an_impossible_layout_restores_the_gpus(
     for node in kills(APPLY_CHANGES[name]):
         is_changed = node.shape != before
         for again in range(1, 1 + killed_rollbacks):
-            with node.kill_process(at=again), contextlib.suppress(errors.LayoutError):
+            with node.kill_process(steps.Step, again), contextlib.suppress(errors.LayoutError):
                 node.change_to("too-much")
 
         with pytest.raises(errors.LayoutError) as caught:

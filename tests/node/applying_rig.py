@@ -54,7 +54,7 @@ class ApplyingNode(node_rig.NodeRig):
         self.steps = 0
         self.refuses_step: Callable[[steps.Step], bool] = lambda _step: False
         self.on_step: Callable[[steps.Step], object] = lambda _step: None
-        self._killed_at: int | None = None
+        self._kills_before: Callable[[steps.Step], bool] = lambda _step: False
         self.driver.step_error = self._take
         self.resets.are_available = True
         if start != "off":
@@ -75,21 +75,21 @@ class ApplyingNode(node_rig.NodeRig):
 
     def _take(self, step: steps.Step) -> Exception | None:
         self.steps += 1
-        if self.steps == self._killed_at:
+        if self._kills_before(step):
             raise strikes.Killed
         self.on_step(step)
         is_refused = self.refuses_step(step)
         return errors.HardwareError("in use", reason=errors.Reason.IN_USE) if is_refused else None
 
     @contextlib.contextmanager
-    def kill_process(self, *, at: int) -> Iterator[None]:
-        """Kill the process before a step, counted from 1, if it comes that far."""
-        self.steps, self._killed_at = 0, at
+    def kill_process(self, kind: strikes.StepKind, number: int = 1) -> Iterator[None]:
+        """Kill the process before a step of a kind, counted from 1, if it comes that far."""
+        self.steps, self._kills_before = 0, strikes.nth(kind, number)
         try:
             with contextlib.suppress(strikes.Killed):
                 yield
         finally:
-            self._killed_at = None
+            self._kills_before = lambda _step: False
 
     @contextlib.contextmanager
     def refusing_steps(self, refuses_step: Callable[[steps.Step], bool]) -> Iterator[None]:
@@ -142,9 +142,9 @@ class ApplyingNode(node_rig.NodeRig):
         counts = [*map(layout_table.counts, gpus[: len(listed)])]
         return counts == [*map(layout_table.counts, listed)]
 
-    def kill_apply(self, name: str, *, at: int) -> bool:
-        """Apply a layout and be killed at a step; return whether there was such a step."""
-        with self.kill_process(at=at):
+    def kill_apply(self, name: str, kind: strikes.StepKind, number: int = 1) -> bool:
+        """Apply a layout and be killed before a step; return whether there was such a step."""
+        with self.kill_process(kind, number):
             self.change_to(name)
             return False
         return True

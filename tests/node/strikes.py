@@ -85,12 +85,28 @@ def at_first_step(rig: node_rig.NodeRig, answer: Callable[[], Exception | None])
     rig.driver.step_error = strike
 
 
-def kill_at(rig: node_rig.NodeRig, step: int, layout: str = agents.LAYOUT, **options: Any) -> None:
-    """Apply a layout with an agent that is killed at a step, counted from 1."""
-    numbers = itertools.count(1)
+StepKind = type[steps.Step] | types.UnionType
 
-    def kill(_step: steps.Step) -> None:
-        if next(numbers) == step:
+
+def nth(kind: StepKind, number: int) -> Callable[[steps.Step], bool]:
+    """Return what holds for one step of a kind only, counted from 1."""
+    numbers = itertools.count(1)
+    return lambda step: isinstance(step, kind) and next(numbers) == number
+
+
+def kill_before(
+    rig: node_rig.NodeRig,
+    kind: StepKind,
+    layout: str = agents.LAYOUT,
+    *,
+    number: int = 1,
+    **options: Any,
+) -> None:
+    """Apply a layout with an agent that is killed before a step of a kind, counted from 1."""
+    is_due = nth(kind, number)
+
+    def kill(step: steps.Step) -> None:
+        if is_due(step):
             raise Killed
 
     with on_steps(rig, kill), pytest.raises(Killed):
@@ -164,7 +180,7 @@ def supersede_at_checks(
 
 
 def refuse(
-    step_type: type | types.UnionType,
+    step_type: StepKind,
     *,
     times: int,
     reason: errors.Reason = errors.Reason.INSUFFICIENT_RESOURCES,

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.node import claims, policies, well_known
 from mig_manager.errors import Reason
 from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
@@ -200,13 +200,13 @@ def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
 
 
 @pytest.mark.parametrize("label_managed", [True, False])
-@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("number", [1, 4])
 def test_the_agent_after_a_killed_one_waits_for_the_driver(
-    step: int, *, label_managed: bool
+    number: int, *, label_managed: bool
 ) -> None:
     rig = nodes.dra_node(label_managed=label_managed)
     driver_uids = starts(rig)
-    strikes.kill_at(rig, step, "all-balanced")
+    strikes.kill_before(rig, steps.DestroyComputeInstance, "all-balanced", number=number)
     assert not rig.pods.dra_drivers
 
     assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS

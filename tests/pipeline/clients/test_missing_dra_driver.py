@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.node import claims, pod_object, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
@@ -80,7 +80,7 @@ def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(
 @pytest.mark.parametrize("layout", ["all-balanced", "all-disabled"])
 def test_agent_after_a_kill_reopens_the_node_for_the_driver(layout: str) -> None:
     rig = nodes.dra_node()
-    strikes.kill_at(rig, 1, layout)
+    strikes.kill_before(rig, steps.DestroyComputeInstance, layout)
     rig.pods.add("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
 
     assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
@@ -220,7 +220,7 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, label_managed
 def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stopped: bool) -> None:
     def begin() -> strikes.NodeAndAgent:
         rig = nodes.dra_node()
-        strikes.kill_at(rig, 1, "all-disabled")
+        strikes.kill_before(rig, steps.DestroyComputeInstance, "all-disabled")
         rig.pods.add("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
         return rig, agents.start(rig, "all-disabled")
 

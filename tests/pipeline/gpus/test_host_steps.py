@@ -214,7 +214,7 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
 
 def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> None:
     rig = nodes.node(layout="all-balanced")
-    strikes.kill_at(rig, 5, ALL_1G)
+    strikes.kill_before(rig, steps.CreateGpuInstance, ALL_1G)
     # Another program has resumed the plugin meanwhile, and removed the taint.
     rig.node.has_hold_taint = False
     rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
@@ -371,7 +371,7 @@ def test_a_newer_request_ends_the_wait_for_a_process() -> None:
 
 def test_rollback_waits_for_a_process_that_uses_new_instances() -> None:
     rig = nodes.node(layout="all-balanced")
-    strikes.kill_at(rig, 9, ALL_1G)
+    strikes.kill_before(rig, steps.CreateGpuInstance, ALL_1G, number=3)
     rig.driver.executed_steps.clear()
     rig.driver.clients = "python (pid 4242)"
     successor = agents.start(rig, None)

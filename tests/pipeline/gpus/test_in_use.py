@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core import gpu_processes
+from mig_manager.core import gpu_processes, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
 from tests.node import agents, driver_rules, ends, node_rig, nodes, strikes
@@ -228,7 +228,7 @@ def test_pods_with_devices_lost_in_a_reboot_do_not_block_the_layout() -> None:
 @pytest.mark.parametrize("is_running", [True, False])
 def test_running_pods_with_missing_devices_block_a_rollback(*, is_running: bool) -> None:
     rig = nodes.node(layout="all-1g.5gb")
-    strikes.kill_at(rig, 20, "all-balanced")
+    strikes.kill_before(rig, steps.DestroyGpuInstance, "all-balanced", number=6)
     interrupted = rig.gpus
     uid = rig.pods.add("outdated", devices=frozenset({driver_rules.mig_uuid("outdated")}))
     processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),) if is_running else ()}

@@ -187,7 +187,7 @@ def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | 
 
 def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
     rig = nodes.busy_node()
-    strikes.kill_at(rig, 5, agents.LAYOUT)
+    strikes.kill_before(rig, steps.CreateGpuInstance, number=2)
 
     agents.start(rig, agents.LAYOUT)
 
@@ -271,7 +271,7 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
 
     def node_after_kill() -> node_rig.NodeRig:
         rig = nodes.hosted_node()
-        strikes.kill_at(rig, 3, "one-slice-changed")
+        strikes.kill_before(rig, steps.CreateGpuInstance, "one-slice-changed")
         rig.log.clear()
         return rig
 

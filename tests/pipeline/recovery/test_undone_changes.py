@@ -17,7 +17,7 @@ def cut_in_half() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     """Return a node whose agent was killed in the middle of its steps, and its GPUs before."""
     rig = nodes.node(layout="all-balanced")
     before = rig.gpus
-    strikes.kill_at(rig, 5, "all-1g.5gb")
+    strikes.kill_before(rig, steps.CreateGpuInstance, "all-1g.5gb")
     rig.forget_past()
     rig.host.refreshes = 0
     return rig, before
@@ -79,7 +79,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
 
 def test_instance_created_after_a_refused_rollback_stays() -> None:
     rig = nodes.busy_node()
-    strikes.kill_at(rig, 5, agents.LAYOUT)
+    strikes.kill_before(rig, steps.CreateGpuInstance, number=2)
     (created,) = (gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == 0)
     uid = rig.pods.add(
         "newcomer", devices=frozenset(ci.uuid or "" for ci in created.compute_instances)
@@ -174,7 +174,7 @@ def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:
 def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> None:
     rig = nodes.node(layout="all-balanced")
     first, lost = rig.gpus
-    strikes.kill_at(rig, 12, "all-1g.5gb")
+    strikes.kill_before(rig, steps.CreateComputeInstance, "all-1g.5gb", number=4)
     rig.driver.lost.add(lost.uuid)
     created = {*rig.gpus[0].mig_uuids} - {*first.mig_uuids}
     rig.pods.add("new", devices=frozenset({min(created)}))
@@ -190,7 +190,7 @@ def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> No
 
 def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
     rig = nodes.busy_node()
-    strikes.kill_at(rig, 5, agents.LAYOUT)
+    strikes.kill_before(rig, steps.CreateGpuInstance, number=2)
     rig.pods.add("newcomer", devices=frozenset({nodes.device_at(rig, 0)}))
     assert agents.undo(rig)
     assert rig.node.events.count("Recovered") == 1
@@ -224,7 +224,7 @@ def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
 def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
     rig = nodes.busy_node()
     before = rig.gpus
-    strikes.kill_at(rig, 4, agents.LAYOUT)
+    strikes.kill_before(rig, steps.CreateComputeInstance)
     text = agents.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
 
     assert agents.resume(rig, agents.LAYOUT, text).reason is Reason.DOES_NOT_FIT

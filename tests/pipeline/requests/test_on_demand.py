@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift
-from mig_manager.core import gpu_processes
+from mig_manager.core import gpu_processes, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import requests
 from mig_manager.errors import Reason
@@ -282,7 +282,7 @@ def test_on_demand_a_retried_rollback_is_announced() -> None:
     for index in range(1, 7):
         rig = idle_node()
         agent = agents.reconciler(rig, limits=ON)
-        strikes.kill_at(rig, index, "custom", by=agent, custom=ON_DEMAND)
+        strikes.kill_before(rig, steps.Step, "custom", number=index, by=agent, custom=ON_DEMAND)
         rig.pods.add("late", devices=frozenset(rig.gpus[0].mig_uuids))
         wanted = custom_layout(BALANCED, is_on_demand=True)
         successor = agents.start(rig, "custom", custom=wanted, limits=ON)

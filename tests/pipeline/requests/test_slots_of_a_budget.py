@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
+from mig_manager.core import steps
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
@@ -220,7 +221,7 @@ def test_a_change_that_another_agent_left_takes_its_slot_again(
         def hold(self, doing: str, *, changes_gpus: bool = True) -> Iterator[None]:
             if doing.startswith("applying") and not self.descriptions[1:]:
                 assert "slots.take" not in rig.log, "the layout was active"
-                strikes.kill_at(rig, 2, agents.LAYOUT)
+                strikes.kill_before(rig, steps.DestroyGpuInstance)
                 fake.is_taken = True
             with super().hold(doing, changes_gpus=changes_gpus):
                 yield

@@ -4,6 +4,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift
+from mig_manager.core import steps
 from mig_manager.core.node import policies
 from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline import drifts
@@ -102,7 +103,7 @@ def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None
 
 def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
     rig = new_node(LAYOUT)
-    strikes.kill_at(rig, 2, "all-1g.5gb")
+    strikes.kill_before(rig, steps.DestroyComputeInstance, "all-1g.5gb", number=2)
     rig.fail_always["gpus.execute"] = errors.HardwareError("no", reason=errors.Reason.NVML_ERROR)
 
     assert agents.undo(rig)
