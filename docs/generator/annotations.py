@@ -169,7 +169,7 @@ class FailedChanges(TypedDict):
 
     configHash: str
     bootId: str
-    reason: Annotated[str, "errors.Reason"]  # of the last failure
+    reason: Annotated[str, "reasons.Reason"]  # of the last failure
     problem: str  # the last failure
     count: int
 

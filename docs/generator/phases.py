@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Iterator
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
@@ -40,7 +40,7 @@ class Story:
     """What was seen of any number of runs."""
 
     moves: set[Move] = dataclasses.field(default_factory=set)  # from phase to phase
-    failures: dict[model.Phase, set[errors.Reason]] = dataclasses.field(default_factory=dict)
+    failures: dict[model.Phase, set[reasons.Reason]] = dataclasses.field(default_factory=dict)
     """Reasons of the runs that ended badly, by the phase they ended in."""
     superseded_in: set[model.Phase] = dataclasses.field(default_factory=set)
     """Phases in which a newer request ends a run."""
@@ -70,8 +70,8 @@ class _Recorder:
         self._phase = phase
         self._story.marks.setdefault(phase, set()).add(self._marks(status["state"]))
         if status["state"] == model.State.FAILED.value:
-            reasons = self._story.failures.setdefault(phase, set())
-            reasons.add(errors.Reason(status["reason"]))
+            failures = self._story.failures.setdefault(phase, set())
+            failures.add(reasons.Reason(status["reason"]))
 
     def _marks(self, state: str) -> Marks:
         rig = self._rig
@@ -180,7 +180,7 @@ def _refuse(story: Story) -> None:
 def _queue(story: Story) -> None:
     """Play a node that waits for a slot: it gets one, is forbidden it, or is superseded."""
     denial = slots.Denial(limit=1, changing=("other",))
-    forbidden = errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)
+    forbidden = errors.ClusterError("no", reason=reasons.Reason.FORBIDDEN, status=403)
     for next_errors, superseded_at in (([], None), ([forbidden], None), ([], 1)):
         rig = nodes.busy_node()
         rig.slots = fake_cluster.FakeSlots(rig, denials=[denial] * 2, next_errors=next_errors)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from docs.generator import blocks, facts, phases, results, schemas
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.cli import registry
 from mig_manager.cli.doctor import examination
 from mig_manager.cli.toolkit import help_pages, program
@@ -71,11 +71,11 @@ def reasons_in_full(body: str) -> str:
     }
     return "\n\n".join(
         f"### {each.value}\n\n{_first_paragraph(each)}\n\n{blocks.words(texts, each.value)}"
-        for each in errors.Reason
+        for each in reasons.Reason
     )
 
 
-def _first_paragraph(reason: errors.Reason) -> str:
+def _first_paragraph(reason: reasons.Reason) -> str:
     again = "Retried automatically. " if reason.is_transient else ""
     return f"*{again}{reason.remedy or 'No action needed.'}*"
 

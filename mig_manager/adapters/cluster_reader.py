@@ -10,7 +10,7 @@ import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.core import messages
 from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
@@ -92,7 +92,7 @@ class ClusterReader:
                 missing.append(error.message)
         if missing and not nodes:
             raise errors.ClusterError(
-                "; ".join(missing), reason=errors.Reason.API_ERROR, remedy=self._remedy()
+                "; ".join(missing), reason=reasons.Reason.API_ERROR, remedy=self._remedy()
             )
         if not nodes:
             what = f"selector {selector!r}" if selector else "NVIDIA GPUs"

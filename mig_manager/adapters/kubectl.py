@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import messages
 from mig_manager.core.files import json_text
 
@@ -21,13 +21,13 @@ _TIMEOUT_S = 300.0
 """The user may have to log in with a browser; kubectl itself ends requests earlier."""
 _REFUSAL = re.compile(r"Error from server(?: \((?P<reason>[A-Za-z]+)\))?: (?P<message>.*)")
 _REFUSALS = {
-    "NotFound": (http.HTTPStatus.NOT_FOUND, errors.Reason.API_ERROR),
-    "Conflict": (http.HTTPStatus.CONFLICT, errors.Reason.API_ERROR),
-    "Expired": (http.HTTPStatus.GONE, errors.Reason.API_ERROR),
-    "Forbidden": (http.HTTPStatus.FORBIDDEN, errors.Reason.FORBIDDEN),
-    "Unauthorized": (http.HTTPStatus.UNAUTHORIZED, errors.Reason.FORBIDDEN),
-    "TooManyRequests": (http.HTTPStatus.TOO_MANY_REQUESTS, errors.Reason.API_UNAVAILABLE),
-    "ServiceUnavailable": (http.HTTPStatus.SERVICE_UNAVAILABLE, errors.Reason.API_UNAVAILABLE),
+    "NotFound": (http.HTTPStatus.NOT_FOUND, reasons.Reason.API_ERROR),
+    "Conflict": (http.HTTPStatus.CONFLICT, reasons.Reason.API_ERROR),
+    "Expired": (http.HTTPStatus.GONE, reasons.Reason.API_ERROR),
+    "Forbidden": (http.HTTPStatus.FORBIDDEN, reasons.Reason.FORBIDDEN),
+    "Unauthorized": (http.HTTPStatus.UNAUTHORIZED, reasons.Reason.FORBIDDEN),
+    "TooManyRequests": (http.HTTPStatus.TOO_MANY_REQUESTS, reasons.Reason.API_UNAVAILABLE),
+    "ServiceUnavailable": (http.HTTPStatus.SERVICE_UNAVAILABLE, reasons.Reason.API_UNAVAILABLE),
 }
 """By ``metav1.StatusReason``, as kubectl prints it; all others count as unavailable."""
 _ERRORS = ("Error ", "error: ", "The connection ", "Unable to ")
@@ -86,7 +86,7 @@ class Kubectl:
             return json_text.parse_object(answer)
         except ValueError as error:
             raise errors.ClusterError(
-                f"the answer to GET {path} is not a JSON object", reason=errors.Reason.API_ERROR
+                f"the answer to GET {path} is not a JSON object", reason=reasons.Reason.API_ERROR
             ) from error
 
     def patch_node(self, name: str, change: Mapping[str, object]) -> None:
@@ -107,7 +107,7 @@ class Kubectl:
             except OSError as error:
                 raise errors.ClusterError(
                     f"{self._program} cannot be run: {error.strerror}",
-                    reason=errors.Reason.API_UNAVAILABLE,
+                    reason=reasons.Reason.API_UNAVAILABLE,
                 ) from error
 
             def show(stderr: IO[bytes]) -> None:
@@ -143,8 +143,8 @@ def refusal(what: str, message: str) -> errors.ClusterError:
     match = _REFUSAL.match(message)
     if match is None:
         is_login = _NOT_LOGGED_IN.match(message)
-        reason = errors.Reason.FORBIDDEN if is_login else errors.Reason.API_UNAVAILABLE
+        reason = reasons.Reason.FORBIDDEN if is_login else reasons.Reason.API_UNAVAILABLE
         return errors.ClusterError(f"{what}: {message}", reason=reason)
-    unknown = None, errors.Reason.API_UNAVAILABLE
+    unknown = None, reasons.Reason.API_UNAVAILABLE
     status, reason = _REFUSALS.get(match["reason"] or "", unknown)
     return errors.ClusterError(match["message"], reason=reason, status=status)

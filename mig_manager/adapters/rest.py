@@ -5,7 +5,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core.node import api_values
 
 _PAGE = 500
@@ -44,7 +44,7 @@ def pages(
         if following == token:
             break
         token = following
-    raise errors.ClusterError(f"{what} does not end", reason=errors.Reason.API_ERROR)
+    raise errors.ClusterError(f"{what} does not end", reason=reasons.Reason.API_ERROR)
 
 
 def list_items(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, node_patches, outcomes, run_journal
 from mig_manager.agent.phases import failures, host, recovery
 from mig_manager.change import hook_points
@@ -183,7 +183,7 @@ class AttemptSeries:
         with self.begin(request) as attempt, attempt.hold_lock(why):
             attempt.journal.take_over()
             why = messages.join(why, host.restore(attempt))
-            attempt.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
+            attempt.journal.finish(outcomes.failure(reasons.Reason.INTERRUPTED, why))
 
 
 def _supersede(attempt: attempts.Attempt, end: errors.Superseded) -> None:
@@ -193,7 +193,7 @@ def _supersede(attempt: attempts.Attempt, end: errors.Superseded) -> None:
         attempt.journal.abandon(keeps_taint=end.by is errors.SupersededBy.SAME_LAYOUT)
         attempt.deps.telemetry.run_superseded()
     elif not isinstance(end, errors.Rebooting):
-        attempt.journal.finish(attempt.failure(errors.Reason.INTERRUPTED, end.why))
+        attempt.journal.finish(attempt.failure(reasons.Reason.INTERRUPTED, end.why))
 
 
 def _new_attempt(

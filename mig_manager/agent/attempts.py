@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import agent_settings, outcomes, publish, run_journal, successors
 from mig_manager.change import (
     change_journal,
@@ -218,7 +218,7 @@ class Attempt(Shared):
         return None if is_repair else self.limits.policy.plugin_config(self.request.config)
 
     def failure(
-        self, reason: errors.Reason, *parts: str, is_final: bool = False, remedy: str = ""
+        self, reason: reasons.Reason, *parts: str, is_final: bool = False, remedy: str = ""
     ) -> outcomes.Outcome:
         """Return the failure of this attempt, with unreachable GPUs.
 
@@ -226,7 +226,7 @@ class Attempt(Shared):
         GPUs or host services are in neither the requested nor the previous state.
         """
         message, entries = messages.join(*parts), self.journal.entries
-        is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
+        is_about_gpu = reason is reasons.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self.status.gpus.unreachable
         is_undone = entries.is_undone_by_patch
         is_final = is_final and is_undone

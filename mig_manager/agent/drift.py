@@ -7,7 +7,7 @@ from typing import Self
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, drift_checks, outcomes
 from mig_manager.agent.pods import advertising, device_plugin, device_usage, withdrawing
 from mig_manager.core import model
@@ -16,7 +16,7 @@ from mig_manager.core.records import readiness
 
 _MAX_FAILED_CHECKS = 3  # failed checks in a row before unknown readiness is published
 
-_DRIVER_AWAY = (errors.Reason.DRIVER_NOT_LOADED, errors.Reason.DRIVER_LIBRARY_MISMATCH)
+_DRIVER_AWAY = (reasons.Reason.DRIVER_NOT_LOADED, reasons.Reason.DRIVER_LIBRARY_MISMATCH)
 """The driver is unloaded, or was upgraded on the host and must be reloaded."""
 
 _log = structlog.get_logger()
@@ -66,7 +66,7 @@ class DriftMemory:
         """Return the memory since a run with this outcome: a new one after another run."""
         if outcome is self.outcome:
             return self
-        is_drifted = outcome.reason is errors.Reason.DRIFTED
+        is_drifted = outcome.reason is reasons.Reason.DRIFTED
         last = outcome.gpus_after_failure
         return type(self)(
             outcome=outcome,
@@ -104,7 +104,7 @@ def act(
     """
     before, gpus = memory.since(outcome, observation.gpus), observation.gpus
     is_success = outcome.state is model.State.SUCCESS
-    if not (is_success or outcome.reason is errors.Reason.DRIFTED):
+    if not (is_success or outcome.reason is reasons.Reason.DRIFTED):
         # A run that failed early has not verified the devices.
         withdrawing.withdraw(attempt, gpus, view)
     now = dataclasses.replace(
@@ -154,7 +154,7 @@ def _compare(
     """Compare a check with the run and the checks before; ask kubelet if devices are suspect."""
     gpus = observation.gpus
     is_success = outcome.state is model.State.SUCCESS
-    is_drifted = outcome.reason is errors.Reason.DRIFTED
+    is_drifted = outcome.reason is reasons.Reason.DRIFTED
     if is_success:
         lost = {gpu.index for gpu in gpus.unreachable}
         # Without the layout, a run can apply nothing.
@@ -261,7 +261,7 @@ def _handle_drift(
     if not is_same:
         attempt.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=attempt.request.config, pods=affected)
-        attempt.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
+        attempt.journal.finish(outcomes.failure(reasons.Reason.DRIFTED, message))
     return message
 
 
@@ -287,7 +287,7 @@ def _finish_active_again(attempt: attempts.Attempt) -> None:
     attempt.journal.finish(
         outcomes.success(
             attempt.status,
-            errors.Reason.ALREADY_APPLIED,
+            reasons.Reason.ALREADY_APPLIED,
             "is active again",
             gpus=attempt.status.gpus,
         )

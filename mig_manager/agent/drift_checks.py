@@ -4,7 +4,7 @@ import dataclasses
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
 from mig_manager.core import model, steps
@@ -18,7 +18,7 @@ class Observation:
 
     gpus: model.ObservedGpus
     plan: steps.Plan | None  # the changes that the layout needs; None: it could not be planned
-    error: errors.Reason | None = None
+    error: reasons.Reason | None = None
     message: str = ""  # message of the error
     is_unchanged: bool | None = None
     """Without a plan: whether the GPUs have the instances that they were verified with; None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import messages, model, ports, timing
 from mig_manager.core.records import gpu_recovery, node_entries, run_status
 
@@ -22,7 +22,7 @@ class Outcome:
     """The outcome of a run."""
 
     state: model.State
-    reason: errors.Reason
+    reason: reasons.Reason
     description: str  # what happened, for people
     remedy: str = ""  # what follows from it: an action by a person, or the agent's next one
     should_retry: bool = False  # whether another attempt may succeed without action by a person
@@ -47,7 +47,7 @@ class Outcome:
         """Which entries of the journal stay on the Node."""
         if self.keeps_taint:
             return node_entries.RunEnd.DRAIN_RETRIED
-        is_interrupted = self.reason is errors.Reason.INTERRUPTED
+        is_interrupted = self.reason is reasons.Reason.INTERRUPTED
         return node_entries.RunEnd.INTERRUPTED if is_interrupted else node_entries.RunEnd.RESTORED
 
     def status_after(
@@ -68,14 +68,14 @@ class Outcome:
 
     def retry_after_s(self, attempt: int, backoff_s: float) -> float:
         """Return the pause before the next attempt: a short one while the driver is loading."""
-        is_loading = self.reason is errors.Reason.DRIVER_NOT_LOADED
+        is_loading = self.reason is reasons.Reason.DRIVER_NOT_LOADED
         is_quick = is_loading and attempt <= MAX_QUICK_ATTEMPTS
         return min(backoff_s, MAX_DRIVER_PAUSE_S) if is_quick else backoff_s
 
 
 def success(
     published: run_status.RunStatus,
-    reason: errors.Reason,
+    reason: reasons.Reason,
     what: str,
     *,
     gpus: model.ObservedGpus,
@@ -97,7 +97,7 @@ def success(
 
 
 def failure(
-    reason: errors.Reason,
+    reason: reasons.Reason,
     description: str,
     *,
     should_retry: bool | None = None,
@@ -143,7 +143,7 @@ def report(
         # Equal remedies once.
         remedies = dict.fromkeys(map(gpu_recovery.remedy, lost))
         deps.node.emit(
-            reason=errors.Reason.GPU_UNREACHABLE.value,
+            reason=reasons.Reason.GPU_UNREACHABLE.value,
             message=" ".join((*sentences, *remedies)),
             is_warning=True,
         )

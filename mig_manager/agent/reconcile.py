@@ -8,7 +8,7 @@ import dataclasses
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import (
     agent_settings,
     attempt_series,
@@ -98,7 +98,7 @@ class Reconciler:
         with self._attempts.begin(request, cancel) as attempt:
             outcome = locked or run.run(attempt)
             outcome, decision = repairing.follow_up(attempt, outcome)
-            self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
+            self._deps.telemetry.drift_found(is_drifted=outcome.reason is reasons.Reason.DRIFTED)
             gpus = attempt.status.observed_gpus
             fitting = self._layouts.fitting(attempt.status.gpus)
             annotations = self._layouts.annotations(fitting)
@@ -144,7 +144,7 @@ class Reconciler:
             repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
                 has_failed = outcome.state is model.State.FAILED
-                may_differ = has_failed and outcome.reason is not errors.Reason.DRIFTED
+                may_differ = has_failed and outcome.reason is not reasons.Reason.DRIFTED
                 is_drifted = observation.is_active is False and not may_differ
                 why = repairing.DRIFTED if is_drifted else ""
                 repair = self._publish_faults(observation.gpus, why=why)

@@ -10,7 +10,7 @@ import dataclasses
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempt_series, attempts, outcomes, run
 from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model, ports
@@ -22,9 +22,9 @@ DRIFTED = "the GPUs do not have the requested layout"
 NOT_REQUESTED = "no layout is requested"
 
 _OBSTACLES = (
-    errors.Reason.SLOTS_TAKEN,
-    errors.Reason.API_UNAVAILABLE,
-    errors.Reason.POD_RESOURCES_UNAVAILABLE,
+    reasons.Reason.SLOTS_TAKEN,
+    reasons.Reason.API_UNAVAILABLE,
+    reasons.Reason.POD_RESOURCES_UNAVAILABLE,
 )
 """Failures that say nothing about the GPU."""
 
@@ -81,7 +81,7 @@ def repair(
 def _repair(attempt: attempts.Attempt) -> outcomes.Outcome | None:
     """Run the repairs, and record their end; return and raise as ``repair``."""
     outcome = run.run(attempt)
-    if outcome.reason is errors.Reason.LOCKED:
+    if outcome.reason is reasons.Reason.LOCKED:
         labels = attempt.node_labels
         if labels.get(well_known.STATE_LABEL) != model.State.SUCCESS.value:
             return outcome
@@ -100,7 +100,7 @@ def follow_up(
         The layout's outcome, with failed repairs, and the decision; a failure is retried after
         the repairs.
     """
-    why = DRIFTED if outcome.reason is errors.Reason.DRIFTED else ""
+    why = DRIFTED if outcome.reason is reasons.Reason.DRIFTED else ""
     decision = decide(attempt, attempt.journal.record, attempt.status.gpus, why)
     if outcome.state is model.State.SUCCESS:
         if not attempt.limits.drift_check_interval_s:
@@ -108,7 +108,7 @@ def follow_up(
             decision = dataclasses.replace(decision, gpus=())
         return _with_problems(outcome, attempt.journal.record), decision
     if not decision.gpus:
-        if outcome.reason is errors.Reason.GPU_NEEDS_RESET and decision.why_not:
+        if outcome.reason is reasons.Reason.GPU_NEEDS_RESET and decision.why_not:
             later = f"{decision.why_not} The agent resets it once nothing prevents that."
             outcome = dataclasses.replace(outcome, remedy=f"{later} {outcome.remedy}")
         return outcome, decision
@@ -206,7 +206,7 @@ def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
     names = {gpu.uuid: str(gpu) for gpu in attempt.status.gpus}
     problems = {uuid: problem(uuid) for uuid in sorted(attempt.request.repairs)}
     success = "was reset"
-    if outcome.reason is errors.Reason.ALREADY_APPLIED and not any(problems.values()):
+    if outcome.reason is reasons.Reason.ALREADY_APPLIED and not any(problems.values()):
         # A person reset the GPUs after the drift check.
         success = "no longer needs a reset"
         repairs = gpu_repair.postpone(record.repairs, attempt.deps.clock.unix_s())

@@ -14,7 +14,7 @@ import contextlib
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import (
     draining,
@@ -78,9 +78,9 @@ def _run_locked(attempt: attempts.Attempt) -> outcomes.Outcome:
         _log.exception("run_crashed")
         problem = f"{type(error).__name__}: {error}"
         failures.record_costs(
-            attempt, errors.MigManagerError(problem, reason=errors.Reason.INTERNAL)
+            attempt, errors.MigManagerError(problem, reason=reasons.Reason.INTERNAL)
         )
-        return attempt.failure(errors.Reason.INTERNAL, problem, failures.undo(attempt))
+        return attempt.failure(reasons.Reason.INTERNAL, problem, failures.undo(attempt))
 
 
 def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:

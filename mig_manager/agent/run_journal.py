@@ -14,7 +14,7 @@ from typing import Unpack
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import node_patches, outcomes, publish
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
@@ -198,7 +198,7 @@ class RunJournal:
         if is_success:
             labels = {well_known.APPLIED_LABEL: self.status.config}
             self.record = self.record.with_success(self.status, self._deps.boot_id)
-        elif outcome.reason is errors.Reason.DRIFTED:
+        elif outcome.reason is reasons.Reason.DRIFTED:
             labels = {well_known.APPLIED_LABEL: None}
         more = node_object.NodePatch(
             labels=labels,

@@ -6,7 +6,7 @@ A drain evicts them once. If others follow, it would never end.
 import dataclasses
 from collections.abc import Iterable
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import messages
 from mig_manager.core.node import pod_object
 
@@ -59,5 +59,5 @@ class Successors:
             raise errors.DrainError(
                 "the pods of these controllers tolerate the taint, and return to the node: "
                 + messages.list_names(sorted(again)),
-                reason=errors.Reason.PODS_RETURN,
+                reason=reasons.Reason.PODS_RETURN,
             )

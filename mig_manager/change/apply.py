@@ -9,7 +9,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import hook_points, local, local_journal, transaction
 from mig_manager.core import gpu_processes, model, ports, steps
 from mig_manager.core.files import checkpoint
@@ -284,7 +284,7 @@ class _LockedChange:
                 clients.affected_ids(steps.Plan(gpus=(plan,)), gpus.only({plan.gpu_uuid})), gpus
             )
         except errors.GpuInUseError as error:
-            if error.reason is not errors.Reason.IN_USE:
+            if error.reason is not reasons.Reason.IN_USE:
                 raise
             return True
         # What blocks the change is asked again when it begins.

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import apply, local, local_journal, transaction
 from mig_manager.core import model
 from mig_manager.core.layout import layouts, plans
@@ -184,7 +184,7 @@ class _LockedBoot:
         """Restore all GPUs in one change; if it fails, one GPU after the other."""
         outcome = self._change(self.uuids)
         # A hung driver would cost a whole deadline for each GPU.
-        is_hung = any(error.reason is errors.Reason.NVML_TIMEOUT for error in outcome.failures)
+        is_hung = any(error.reason is reasons.Reason.NVML_TIMEOUT for error in outcome.failures)
         if not outcome.failures or is_hung or len(self.uuids) == 1:
             return outcome
         self.deps.notify(f"{outcome.failures[0].message}; trying one GPU after the other")
@@ -339,7 +339,7 @@ def _problems(outcome: _RestoreOutcome, observed: model.ObservedGpus) -> Iterato
 
 
 def _problem_of(error: errors.MigManagerError) -> Problem:
-    remedy = error.own_remedy or error.reason.remedy_at_shell or _APPLY_AGAIN
+    remedy = error.remedy_at_shell or _APPLY_AGAIN
     return Problem(message=error.message, remedy=str(remedy))
 
 

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import ports, steps
 from mig_manager.core.files import hook_files
 
@@ -76,7 +76,7 @@ class HookPoints:
             for hook in self._table.get(point, ()):
                 if why := self._programs.missing(hook):
                     raise errors.HostError(
-                        f"{why}; nothing was touched", reason=errors.Reason.HOOK_FAILED
+                        f"{why}; nothing was touched", reason=reasons.Reason.HOOK_FAILED
                     )
 
     def start(self, check: Check) -> None:

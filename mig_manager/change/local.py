@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import (
     change_journal,
     hook_points,
@@ -87,7 +87,7 @@ def observe(deps: LocalDependencies) -> model.ObservedGpus:
     """
     return new_wait(deps, deps.driver_timeout_s).retry(
         deps.gpus.observe,
-        may_pass=lambda error: error.reason is errors.Reason.DRIVER_NOT_LOADED,
+        may_pass=lambda error: error.reason is reasons.Reason.DRIVER_NOT_LOADED,
         goal=" for it",
     )
 

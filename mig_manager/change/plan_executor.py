@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.node import clients
 
@@ -59,11 +59,11 @@ class PlanExecutor:
         except REFUSALS:
             raise
         except errors.HardwareError as error:
-            if is_repair and error.reason is not errors.Reason.IN_USE:
+            if is_repair and error.reason is not reasons.Reason.IN_USE:
                 # The reset removes the instances that the fault kept the driver from destroying.
                 _log.warning("reset_with_instances", error=error.message)
                 return self._repair(plan, observed), True
-            is_put_off = error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
+            is_put_off = error.reason.is_mode_pending or error.reason is reasons.Reason.IN_USE
             if self.may_stay_pending and is_put_off:
                 now = self._observe_again(plan, observed)
                 if _lacks_only_modes(plan, now):
@@ -92,7 +92,7 @@ class PlanExecutor:
             except REFUSALS:
                 raise
             except errors.HardwareError as error:
-                is_final = is_last or error.reason is not errors.Reason.IN_USE
+                is_final = is_last or error.reason is not reasons.Reason.IN_USE
                 if is_final or not self._are_unused(plan, observed, error):
                     raise
             # Its own steps may have created instances.
@@ -114,8 +114,8 @@ class PlanExecutor:
 
     def _reset_pending(self, plan: steps.Plan, error: errors.HardwareError) -> None:
         """Reset the GPUs of a plan whose mode is pending; raise its error if that cannot help."""
-        is_in_use = error.reason is errors.Reason.IN_USE
-        may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
+        is_in_use = error.reason is reasons.Reason.IN_USE
+        may_help = is_in_use or error.reason is reasons.Reason.RESET_REQUIRED
         if self.reset is None or not may_help:
             raise error
         uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.takes_whole_gpu}

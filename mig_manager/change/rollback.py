@@ -9,7 +9,7 @@ import dataclasses
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import plan_executor
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
@@ -97,7 +97,7 @@ class Rollback:
         if not self._plan(now).is_empty:
             raise errors.HardwareError(
                 "every step succeeded, but the former instances are not restored",
-                reason=errors.Reason.VERIFY_FAILED,
+                reason=reasons.Reason.VERIFY_FAILED,
             )
 
     def _failure(self, error: errors.MigManagerError, now: model.ObservedGpus) -> RollbackOutcome:
@@ -105,7 +105,7 @@ class Rollback:
         _log.warning("rollback_failed", reason=error.reason.value, error=error.message)
         message = f"the rollback failed as well: {error.message}"
         # A driver that has just hung would hang again.
-        if error.reason is not errors.Reason.NVML_TIMEOUT:
+        if error.reason is not reasons.Reason.NVML_TIMEOUT:
             with contextlib.suppress(errors.MigManagerError):
                 now = self.executor.gpus.observe()
                 if remaining := "; ".join(
@@ -132,7 +132,7 @@ def _is_retried(error: errors.MigManagerError) -> bool:
     whole deadline for each attempt, so a later run retries.
     """
     is_in_use = isinstance(error, errors.GpuInUseError)
-    is_hung = error.reason is errors.Reason.NVML_TIMEOUT
+    is_hung = error.reason is reasons.Reason.NVML_TIMEOUT
     return error.reason.is_transient and not (is_in_use or is_hung)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import change_journal, hook_points, plan_executor, rollback
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.planner import planner, vgpus
@@ -190,7 +190,7 @@ class Transaction:
             error.add(text)
         if result.foreign and not error.reason.is_mode_pending:
             raise errors.HardwareError(
-                error.message, reason=errors.Reason.VERIFY_FAILED
+                error.message, reason=reasons.Reason.VERIFY_FAILED
             ) from error
 
     def _undo_round(self, current: _Round, *, has_begun: bool) -> rollback.RollbackOutcome:
@@ -288,7 +288,7 @@ def _require_progress(
     if was_reset and any(gpu_plan.is_repair for gpu_plan in rest.gpus):
         raise errors.HardwareError(
             "the GPU still needs a reset, although it was reset",
-            reason=errors.Reason.GPU_NEEDS_RESET,
+            reason=reasons.Reason.GPU_NEEDS_RESET,
         )
     is_more_known = current.plan.is_provisional and not rest.is_provisional
     is_staged = not current.executed and current.plan is not first_plan
@@ -299,7 +299,7 @@ def _require_progress(
         raise errors.HardwareError(
             "the layout is not active, although every step succeeded, on "
             + ", ".join(str(gpu) for gpu in after if gpu.uuid in rest.gpu_uuids),
-            reason=errors.Reason.VERIFY_FAILED,
+            reason=reasons.Reason.VERIFY_FAILED,
         )
 
 

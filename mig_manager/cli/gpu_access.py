@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.change import local, pod_use
 from mig_manager.cli import gpu_settings, progress
@@ -68,7 +68,7 @@ class CommandAdapters:
             return call_thread.CallThread(self._gpus.observe).result(timeout_s)
         except TimeoutError as error:
             raise errors.HardwareError(
-                f"NVML gave no answer within {timeout_s:g} s", reason=errors.Reason.NVML_TIMEOUT
+                f"NVML gave no answer within {timeout_s:g} s", reason=reasons.Reason.NVML_TIMEOUT
             ) from error
 
     @functools.cached_property

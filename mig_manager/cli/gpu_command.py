@@ -4,7 +4,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import files, log, process
 from mig_manager.change import local_journal
 from mig_manager.cli import gpu_access, gpu_settings
@@ -69,7 +69,7 @@ class GpuCommand(gpu_access.CommandAdapters):
         names = messages.list_names(self._fitting(source), limit=_MAX_NAMED)
         raise errors.UsageError(
             f"name a layout; {source.source} has {names}",
-            remedy=errors.CommandRemedy("{} shows which ones fit.", "validate"),
+            remedy=reasons.CommandRemedy("{} shows which ones fit.", "validate"),
         )
 
     def _read_of_pod(self) -> layouts.Document:

@@ -4,7 +4,7 @@ import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import log
 from mig_manager.cli import go_spellings, registry
 from mig_manager.cli.toolkit import console, parser
@@ -62,10 +62,10 @@ def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
     _, words = parser.split(argv)
     usage = registry.PROGRAM.usage_remedy(error, argv)
     remedy = error.own_remedy or usage or error.reason.remedy_at_shell
-    if isinstance(remedy, errors.CommandRemedy):
+    if isinstance(remedy, reasons.CommandRemedy):
         remedy = remedy.text.format(_with_same_flags(remedy.command, words))
     hints: Mapping[str, str] = {}
-    if error.reason is errors.Reason.DRIVER_NOT_LOADED:
+    if error.reason is reasons.Reason.DRIVER_NOT_LOADED:
         hints = _WITHOUT_GPU
     elif parser.is_surplus_operand(error):
         hints = _OTHER_OPERANDS

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self, TypeVar
 
-from mig_manager import errors
+from mig_manager import reasons
 
 
 class MigMode(enum.Enum):
@@ -332,7 +332,7 @@ class UnreachableGpu:
     pci_address: str = ""
     pci_device_id: int | None = None
     name: str = ""
-    reason: errors.Reason
+    reason: reasons.Reason
     code: int | None  # the NVML return value; None: no error, but an invalid answer
     message: str
     recovery_action: RecoveryAction | None = None  # None: not reported
@@ -340,7 +340,7 @@ class UnreachableGpu:
     @property
     def requires_reset(self) -> bool:
         """Whether the driver answers that it requires a reset, and requests nothing else."""
-        return self.reason is errors.Reason.GPU_NEEDS_RESET and self.recovery_action in (
+        return self.reason is reasons.Reason.GPU_NEEDS_RESET and self.recovery_action in (
             None,
             RecoveryAction.NONE,
             RecoveryAction.GPU_RESET,

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import gpu_processes, model, standbys, steps, timing
 from mig_manager.core.files import hook_files
 from mig_manager.core.fleet import slots
@@ -414,13 +414,13 @@ class Telemetry:
     def phase_ended(self, phase: model.Phase, seconds: float) -> None:
         """A run left a phase."""
 
-    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
+    def run_ended(self, state: model.State, reason: reasons.Reason, seconds: float) -> None:
         """A run published its outcome."""
 
     def run_superseded(self) -> None:
         """A newer request superseded a run."""
 
-    def outcome_lost(self, reason: errors.Reason) -> None:
+    def outcome_lost(self, reason: reasons.Reason) -> None:
         """A run published no outcome, because the API refused or did not answer."""
 
     def retry_scheduled(self, delay_s: float) -> None:

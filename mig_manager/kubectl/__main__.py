@@ -5,7 +5,7 @@ import pathlib
 import sys
 from collections.abc import Iterable, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import completer, console, documents, parser
 from mig_manager.core.fleet import listed_layouts
@@ -15,15 +15,15 @@ from mig_manager.kubectl import plugin_registry, plugin_settings
 _COMPLETER = "kubectl_complete-mig"
 """The program that kubectl runs to complete the arguments of the plugin ``mig``."""
 _REMEDIES = {
-    errors.Reason.FORBIDDEN: (
+    reasons.Reason.FORBIDDEN: (
         "Ask the cluster's owner for the viewer's rights, listed in docs/kubectl-plugin.md."
     ),
-    errors.Reason.API_UNAVAILABLE: "Check that 'kubectl get nodes' works with these options.",
-    errors.Reason.API_ERROR: "",
-    errors.Reason.UNKNOWN_CONFIG: (
+    reasons.Reason.API_UNAVAILABLE: "Check that 'kubectl get nodes' works with these options.",
+    reasons.Reason.API_ERROR: "",
+    reasons.Reason.UNKNOWN_CONFIG: (
         "Name a layout of this file, or another file with -f or --config-map."
     ),
-    errors.Reason.UNKNOWN_PROFILE: "Use a profile that the message lists.",
+    reasons.Reason.UNKNOWN_PROFILE: "Use a profile that the message lists.",
 }
 """Remedies that differ from those on the node."""
 _COMPLETION_TIMEOUT_S = 5.0  # how long a prompt may hang while a person waits for completion

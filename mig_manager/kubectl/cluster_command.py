@@ -4,7 +4,7 @@ import contextlib
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console, documents
 from mig_manager.core.display import bar
@@ -68,7 +68,7 @@ class ClusterCommand:
         try:
             yield
         except errors.ClusterError as error:
-            if not (nodes and layout) or error.reason is not errors.Reason.API_ERROR:
+            if not (nodes and layout) or error.reason is not reasons.Reason.API_ERROR:
                 raise
             if not self._is_node(layout):
                 raise

@@ -7,7 +7,7 @@ for, or to a version whose differences do not affect the plan.
 import dataclasses
 import datetime as dt
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.fleet import fleet_nodes, node_reports, preview
 from mig_manager.core.layout import custom_layouts, layouts
@@ -160,7 +160,7 @@ def _request(
     else:
         why = f"was changed by other programs during each of {_ATTEMPTS} attempts"
     raise errors.ClusterError(
-        f"node {node.name} {why}; nothing was requested", reason=errors.Reason.API_ERROR
+        f"node {node.name} {why}; nothing was requested", reason=reasons.Reason.API_ERROR
     )
 
 

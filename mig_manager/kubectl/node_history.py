@@ -8,7 +8,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import cluster_reader
 from mig_manager.core import timestamps
 from mig_manager.core.display import bar, tables
@@ -38,9 +38,9 @@ class NodeHistory:
         if self.report.state is not node_reports.NodeState.SUCCESS or run is None:
             return None
         for moment in reversed(self.moments):
-            if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:
+            if moment.what == reasons.Reason.ALREADY_APPLIED.value or moment.at is None:
                 continue
-            is_applied = moment.what == errors.Reason.APPLIED.value
+            is_applied = moment.what == reasons.Reason.APPLIED.value
             if is_applied and run.title in moment.message:
                 return min(filter(None, (moment.at, run.at)), default=None)
             # Custom layouts share one name; the previous one had other content.
@@ -77,7 +77,7 @@ def collect(
     try:
         events = reader.events(report.node.name)
     except errors.ClusterError as error:
-        if error.reason is not errors.Reason.FORBIDDEN:
+        if error.reason is not reasons.Reason.FORBIDDEN:
             raise
         why_not = error.message
 

@@ -10,7 +10,7 @@ import math
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import events, leader, partitioner_cluster
 from mig_manager.core import messages, timing
 from mig_manager.core.partitioning import decisions, demand
@@ -115,7 +115,7 @@ class Announcer:
             self._cluster.publish(event, about=about)
         except errors.ClusterError as error:
             _log.warning("event_not_published", event_reason=reason, detail=error.message)
-            if error.reason is errors.Reason.API_UNAVAILABLE:
+            if error.reason is reasons.Reason.API_UNAVAILABLE:
                 self._resume_s = self._clock.monotonic() + (error.retry_after_s or _RETRY_S)
                 return False
         return True

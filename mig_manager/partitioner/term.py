@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import leader, partitioner_cluster
 from mig_manager.core import timing
 from mig_manager.core.layout import layouts
@@ -220,7 +220,7 @@ class Term:
         except errors.ClusterError as error:
             now_s = self._clock.monotonic()
             _log.warning("layout_not_requested", node=change.node, detail=error.message)
-            if error.reason is errors.Reason.API_UNAVAILABLE:
+            if error.reason is reasons.Reason.API_UNAVAILABLE:
                 self._resume_s = now_s + max(self._pause_s, error.retry_after_s or 0.0)
                 self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
                 return metrics.ChangeResult.FAILED

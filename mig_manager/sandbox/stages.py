@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import nvml_gpus
@@ -178,7 +178,7 @@ class Stage:
                     logged = f"the agent's last log line: {line or 'none'}"
                 when = "before the agent ended" if has_ended else f"within {timeout_s:g} s"
                 raise errors.NotReadyError(
-                    f"no {what} {when}; {logged}", reason=errors.Reason.INTERNAL
+                    f"no {what} {when}; {logged}", reason=reasons.Reason.INTERNAL
                 )
 
     def fail(self, error: Exception) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import apply as applying
 from mig_manager.change import transaction
 from mig_manager.core import steps, timing
@@ -71,12 +71,12 @@ def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
-        pytest.param(errors.Reason.IN_USE, [1.0, 2.0], id="however long they take"),
-        pytest.param(errors.Reason.NVML_TIMEOUT, [], id="no other one while the driver hangs"),
+        pytest.param(reasons.Reason.IN_USE, [1.0, 2.0], id="however long they take"),
+        pytest.param(reasons.Reason.NVML_TIMEOUT, [], id="no other one while the driver hangs"),
     ],
 )
 def test_a_rollback_pauses_between_its_attempts(
-    node: ApplyingNode, reason: errors.Reason, expected: list[float]
+    node: ApplyingNode, reason: reasons.Reason, expected: list[float]
 ) -> None:
     ends: list[float] = []
     pauses: list[float] = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
@@ -14,7 +14,7 @@ from tests.node import applying_rig, gpu_values, nvml_rig, samples, strikes
 from tests.node.applying_rig import BootNode as ApplyingNode
 
 NO_DRIVER = errors.HardwareError(
-    "no driver", reason=errors.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
+    "no driver", reason=reasons.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
 )
 
 
@@ -102,7 +102,7 @@ def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(
 
 def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: ApplyingNode) -> None:
     node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
-    hung = errors.HardwareError("the driver hangs", reason=errors.Reason.NVML_TIMEOUT)
+    hung = errors.HardwareError("the driver hangs", reason=reasons.Reason.NVML_TIMEOUT)
     node.on_call = lambda: (
         node.fail_always.update({"gpus.observe": hung}) if node.log[-1] == "reset.reset" else None
     )
@@ -250,7 +250,7 @@ def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(node: ApplyingNo
     (problem,) = node.boot().problems
 
     assert "in use; the former instances are restored" in problem.message
-    assert problem.remedy == errors.Reason.IN_USE.remedy_at_shell
+    assert problem.remedy == reasons.Reason.IN_USE.remedy_at_shell
     assert node.shape == [node.before[0], empty[1]]
     assert node.journal.text is None
     assert node.notes[-1].endswith("trying one GPU after the other")
@@ -323,7 +323,7 @@ def test_the_wait_for_the_driver_ends_at_the_deadline(node: ApplyingNode) -> Non
     with pytest.raises(errors.HardwareError, match="no driver; waited 7 s for it") as caught:
         node.boot(driver_timeout_s=7.04)
 
-    assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
+    assert caught.value.reason is reasons.Reason.DRIVER_NOT_LOADED
     assert node.clock.now_s == pytest.approx(7.04)
     assert node.notes[0].endswith("waiting up to 7 s")
     assert not node.lock.is_locked
@@ -356,7 +356,7 @@ def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
 
 def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: ApplyingNode) -> None:
     node.fail_always["refresh_files"] = errors.HostError(
-        "nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED
+        "nvidia-ctk failed", reason=reasons.Reason.DEVICE_FILES_FAILED
     )
 
     result = node.boot()
@@ -377,7 +377,7 @@ def failing_after(node: ApplyingNode, observations: int) -> None:
 
     def fail() -> None:
         if node.log[-1] == "gpus.observe" and node.log.count("gpus.observe") > observations:
-            raise errors.HardwareError("gone", reason=errors.Reason.NVML_ERROR)
+            raise errors.HardwareError("gone", reason=reasons.Reason.NVML_ERROR)
 
     node.log.clear()
     node.on_call = fail

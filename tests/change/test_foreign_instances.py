@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from tests.change.forks import refuse
 from tests.node import samples, strikes
@@ -36,7 +36,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
     with pytest.raises(errors.HardwareError) as caught:
         node.change_to("wanted")
 
-    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert caught.value.reason is reasons.Reason.VERIFY_FAILED
     assert "1g.5gb at 2:1 on GPU 0 is new, and is kept" in caught.value.message
     assert node.shape == before
     assert node.journal.text is not None
@@ -57,7 +57,7 @@ def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
         node.change_to("wanted")
 
-    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert caught.value.reason is reasons.Reason.VERIFY_FAILED
     assert 3 in {gi.placement.start for gi in node.gpus[0].gpu_instances}
     assert node.journal.text is not None
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import local_journal
 from mig_manager.cli.acceptance import gpu_course
 from mig_manager.core import model, steps
@@ -125,7 +125,7 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
         ),
         pytest.param(
             None,
-            {"reset.reset": errors.HostError("no", reason=errors.Reason.RESET_REQUIRED)},
+            {"reset.reset": errors.HostError("no", reason=reasons.Reason.RESET_REQUIRED)},
             RESET,
             "ResetRequired",
             id="a refused reset",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import apply, hook_points, pod_use
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import checkpoint
@@ -154,7 +154,7 @@ def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> 
     with pytest.raises(errors.HostError, match=f"^{point} failed") as caught:
         node.change_to("wanted")
 
-    assert caught.value.reason is errors.Reason.HOOK_FAILED
+    assert caught.value.reason is reasons.Reason.HOOK_FAILED
     assert node.history == AFTER_A_FAILURE[point]
     assert node.journal.text is None
     is_done = node.has("wanted")
@@ -174,7 +174,7 @@ def test_failing_change_is_undone_before_the_last_point() -> None:
     with pytest.raises(errors.HardwareError) as caught:
         node.change_to("wanted")
 
-    assert caught.value.reason is errors.Reason.IN_USE
+    assert caught.value.reason is reasons.Reason.IN_USE
     assert caught.value.message.endswith("the former instances are restored; exit failed")
     assert node.history[-2:] == ["CREATE", "exit"]
     assert node.shape == node.before

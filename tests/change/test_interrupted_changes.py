@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import apply as applying
 from mig_manager.change import layout_store, local_journal, pod_use
 from mig_manager.core import model, steps
@@ -235,7 +235,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
     assert node.kill_apply("wanted", steps.CreateGpuInstance)
     shape, journal = node.shape, node.journal.text
     node.steps, node.lock.refusals = 0, 10_000
-    unknown = errors.LayoutError("no layout 'x'", reason=errors.Reason.UNKNOWN_CONFIG)
+    unknown = errors.LayoutError("no layout 'x'", reason=reasons.Reason.UNKNOWN_CONFIG)
 
     with pytest.raises(errors.LayoutError, match=r"^no layout 'x'$"):
         node.apply(unknown)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import local_journal
 from mig_manager.core import steps
 from mig_manager.core.planner import planner
@@ -123,7 +123,7 @@ def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(
 
 
 def no_files() -> Exception:
-    return errors.HostError("nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED)
+    return errors.HostError("nvidia-ctk failed", reason=reasons.Reason.DEVICE_FILES_FAILED)
 
 
 @pytest.mark.parametrize("failure", [no_files(), strikes.Killed()])

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.records import journals
@@ -72,7 +72,7 @@ def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
     with pytest.raises(errors.HardwareError) as caught:
         node.apply(layout, is_mode_only=True, may_reset=False)
 
-    assert caught.value.reason is errors.Reason.RESET_REQUIRED
+    assert caught.value.reason is reasons.Reason.RESET_REQUIRED
 
 
 def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
@@ -84,7 +84,7 @@ def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
     with pytest.raises(errors.HardwareError) as caught:
         node.change_to("first-only", is_mode_only=True, may_reset=False)
 
-    assert caught.value.reason is errors.Reason.IN_USE
+    assert caught.value.reason is reasons.Reason.IN_USE
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import enum
 import signal
 from typing import NamedTuple
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -25,7 +25,7 @@ class Scenario:
     layout: str
     other: str = ""  # a layout that may be requested instead; it spares the same pods
     ends: model.State = model.State.SUCCESS
-    reason: errors.Reason = errors.Reason.APPLIED  # where it is not disturbed
+    reason: reasons.Reason = reasons.Reason.APPLIED  # where it is not disturbed
     faults: tuple[nvml_faults.Fault, ...] = ()
     guarded_resource: str = ""  # a resource whose pods no budget allows to be evicted
     whole_gpu_pods: int = 0  # pods on whole GPUs; MIG devices have one each
@@ -101,7 +101,7 @@ FAILING = Scenario(
     was="uneven",
     layout="uneven-changed",
     ends=model.State.FAILED,
-    reason=errors.Reason.NO_PERMISSION,
+    reason=reasons.Reason.NO_PERMISSION,
     faults=(_FOR_GOOD,),
     phases=_ROLLED_BACK,
 )
@@ -112,7 +112,7 @@ DRAIN_TIMEOUT = dataclasses.replace(
     ONE_SLICE,
     name="drain timeout",
     ends=model.State.FAILED,
-    reason=errors.Reason.DRAIN_TIMEOUT,
+    reason=reasons.Reason.DRAIN_TIMEOUT,
     guarded_resource="nvidia.com/mig-2g.10gb",
     options=(("drain_timeout_s", "0.5"), ("retry_initial_s", "60"), ("retry_max_s", "60")),
     phases=_BEFORE_THE_GPUS,
@@ -121,7 +121,7 @@ ACTIVE = dataclasses.replace(
     ONE_SLICE,
     name="layout already active",
     layout="all-balanced",
-    reason=errors.Reason.ALREADY_APPLIED,
+    reason=reasons.Reason.ALREADY_APPLIED,
     phases=frozenset({"Done"}),
 )
 CORDONED = dataclasses.replace(ONE_SLICE, name="one slice on a cordoned node", is_cordoned=True)

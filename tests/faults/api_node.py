@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import structlog.testing
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.adapters import pod_resources
 from mig_manager.adapters.kubernetes import watch
 from mig_manager.agent import agent_settings, main
@@ -39,7 +39,7 @@ SILENCE_TIMEOUT_S = 1.5  # in its place where the silence itself is what is trie
 _BACKOFF = timing.Backoff(first_s=0.01, max_s=0.05)
 _WATCH = watch.WatchTimes(watch_s=1.0, stall_s=1.7, steady_s=0.0, pauses=_BACKOFF)
 
-GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
+GOOD = frozenset({reasons.Reason.APPLIED, reasons.Reason.ALREADY_APPLIED})
 
 Wrap = Callable[[ports.DeviceAllocations, pathlib.Path], ports.DeviceAllocations]
 """Given the adapter that calls kubelet, and the socket, return an adapter in its place."""
@@ -113,7 +113,7 @@ class InProcessStage(agent_stage.AgentStage):
         """Return the layout that is said to be active."""
         return objects.labels(self.node()).get(well_known.APPLIED_LABEL)
 
-    def ends(self) -> tuple[list[errors.Reason], list[errors.Reason]]:
+    def ends(self) -> tuple[list[reasons.Reason], list[reasons.Reason]]:
         """Return the reasons of the runs that ended, and of those whose outcome is unknown."""
         endings, lost = (self.telemetry.events[name] for name in ("run_ended", "outcome_lost"))
         return [reason for _, reason, _ in endings], [reason for (reason,) in lost]

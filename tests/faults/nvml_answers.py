@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.kit import nvml_codes
 from tests.kit.nvml_codes import (
     IN_USE,

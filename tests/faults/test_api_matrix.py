@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 import structlog.testing
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests.faults import api_node
@@ -43,7 +43,7 @@ class ApiFailure(NamedTuple):
     """A way to fail, and the reason that a run may end with because of it."""
 
     fault: apiserver.Fault
-    reason: errors.Reason
+    reason: reasons.Reason
 
     @property
     def api_timeout_s(self) -> float:
@@ -60,20 +60,20 @@ class ApiFailure(NamedTuple):
             skip=request.nth - 1,
         )
 
-    def reasons(self, request: Request) -> set[errors.Reason]:
+    def reasons(self, request: Request) -> set[reasons.Reason]:
         """Return what a run may end with because of it."""
         # A server that asks for a longer wait than the drain's time-out, or that reports a pod
         # deleted that then stays.
         is_misled = self.fault.retry_after_s or self.fault.status == http.HTTPStatus.NOT_FOUND
         if request.resource == "pods/eviction" and is_misled:
-            return {self.reason, errors.Reason.DRAIN_TIMEOUT}
+            return {self.reason, reasons.Reason.DRAIN_TIMEOUT}
         return {self.reason}
 
 
-_REASONS = dict.fromkeys((401, 403), errors.Reason.FORBIDDEN)
-_REASONS |= dict.fromkeys((404, 409, 410), errors.Reason.API_ERROR)
+_REASONS = dict.fromkeys((401, 403), reasons.Reason.FORBIDDEN)
+_REASONS |= dict.fromkeys((404, 409, 410), reasons.Reason.API_ERROR)
 FAILURES = {
-    name: ApiFailure(fault, _REASONS.get(fault.status or 0, errors.Reason.API_UNAVAILABLE))
+    name: ApiFailure(fault, _REASONS.get(fault.status or 0, reasons.Reason.API_UNAVAILABLE))
     for name, fault in apiserver.FAULTS.items()
 }
 ON_PLAIN_NODES = {
@@ -116,14 +116,14 @@ def requests(stage: api_node.InProcessStage) -> list[Request]:
     return sorted(each for each in made if each.nth <= _ALWAYS[each[:2]])
 
 
-def end_of(stage: api_node.InProcessStage, reasons: set[errors.Reason]) -> str:
-    """Return the end of a case; ``reasons`` are what a run may fail with."""
+def end_of(stage: api_node.InProcessStage, may_fail_with: set[reasons.Reason]) -> str:
+    """Return the end of a case; ``may_fail_with`` has a reason for every failure."""
     ends, lost = stage.ends()
     assert stage.remaining() == []
     assert ends, "no run has ended"
     assert ends[-1] in GOOD
     bad = [reason for reason in (*ends, *lost) if reason not in GOOD]
-    assert set(bad) <= reasons
+    assert set(bad) <= may_fail_with
     assert len(bad) <= 1, "one failure may cost one run and no more"
     if not bad:
         return "went on"
@@ -169,7 +169,7 @@ def play(
             if end := row.play(request, functools.partial(strike, stage, failure, request)):
                 ends[end] += 1
             is_quiet = request.resource in ("events", "nodes/status")
-            if is_quiet and failure.reason is errors.Reason.FORBIDDEN:
+            if is_quiet and failure.reason is reasons.Reason.FORBIDDEN:
                 # An agent that may not write one of these is quiet for minutes: take a new one.
                 stage.stop_agent()
                 stage.start_agent()

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.adapters.nvml import library, worker_client
 from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 from tests.faults import nvml_answers, nvml_node
 from tests.kit import lost_stderr, matrix_rows, nvml_codes
 
-Reason = errors.Reason
+Reason = reasons.Reason
 _MATRIX, _LOST_LOGS = "NVML faults", "Lost logs"
 
 HUNG_TIMEOUT_S = 8.0

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds, store
@@ -29,7 +29,7 @@ _GPUS = api_objects.annotations_of_agent(gpu_values.gpus_of("A100-SXM4-40GB"))
 class NodeFailure:
     """How a node fails, each time it tries."""
 
-    reason: errors.Reason
+    reason: reasons.Reason
     message: str
     is_retried: bool = False
 
@@ -114,7 +114,7 @@ class FakeAgents:
         if self._runs[name] != run:
             return
         failure = self.failures.get(name)
-        if failure and failure.reason is errors.Reason.DOES_NOT_FIT:
+        if failure and failure.reason is reasons.Reason.DOES_NOT_FIT:
             # Refused before anything is touched.
             self._end(name, wanted, run)
             return

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
@@ -18,9 +18,9 @@ from tests.kit import commandline
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"
 FAILURES = (
-    fake_agents.NodeFailure(reason=errors.Reason.DOES_NOT_FIT, message="no room on GPU 0"),
+    fake_agents.NodeFailure(reason=reasons.Reason.DOES_NOT_FIT, message="no room on GPU 0"),
     fake_agents.NodeFailure(
-        reason=errors.Reason.DRAIN_TIMEOUT, message="pod a/b stays", is_retried=True
+        reason=reasons.Reason.DRAIN_TIMEOUT, message="pod a/b stays", is_retried=True
     ),
 )
 

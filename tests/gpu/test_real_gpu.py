@@ -5,7 +5,7 @@ import re
 import pynvml
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import events, nvml_gpus, worker_client
 from mig_manager.cli.acceptance import acceptance_report
@@ -19,7 +19,7 @@ def gpus() -> tuple[model.Gpu, ...]:
     try:
         return nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
     except errors.HardwareError as error:
-        if error.reason is errors.Reason.DRIVER_NOT_LOADED:
+        if error.reason is reasons.Reason.DRIVER_NOT_LOADED:
             pytest.skip(f"no NVIDIA driver here: {error.message}")
         raise
 
@@ -88,7 +88,7 @@ def test_every_gpu_with_mig_reports_whether_it_has_events(gpus: tuple[model.Gpu,
             event = changes.wait(0.0)
             assert event is None or event.uuid in heard
     except errors.HardwareError as error:
-        assert error.reason is errors.Reason.NOT_SUPPORTED  # noqa: PT017 - the one good refusal
+        assert error.reason is reasons.Reason.NOT_SUPPORTED  # noqa: PT017 - the one good refusal
         pytest.skip(f"this driver does not report MIG changes: {error.message}")
     supported = {uuid for uuid, mask in types.items() if mask & pynvml.nvmlEventMigConfigChange}
     assert heard <= {gpu.uuid for gpu in capable}

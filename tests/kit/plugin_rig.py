@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.adapters import kubectl
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model
@@ -58,7 +58,7 @@ def node(  # noqa: PLR0913 - each is named where it is called
     requested: str | None = None,
     reported: str | None = None,
     state: model.State | None = model.State.SUCCESS,
-    reason: errors.Reason | None = errors.Reason.APPLIED,
+    reason: reasons.Reason | None = reasons.Reason.APPLIED,
     message: str = "it is applied",
     minutes: float = 5,
     is_ready: bool = True,

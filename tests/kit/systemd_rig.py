@@ -17,7 +17,7 @@ from jeepney.io import blocking
 
 from mig_manager import errors
 from mig_manager.adapters.host import systemd
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests import programs
 
 SYSTEMD = "org.freedesktop.systemd1"

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import apply as applying
 from mig_manager.change import boot, local, pod_use
 from mig_manager.core import steps
@@ -79,7 +79,7 @@ class ApplyingNode(node_rig.NodeRig):
             raise strikes.Killed
         self.on_step(step)
         is_refused = self.refuses_step(step)
-        return errors.HardwareError("in use", reason=errors.Reason.IN_USE) if is_refused else None
+        return errors.HardwareError("in use", reason=reasons.Reason.IN_USE) if is_refused else None
 
     @contextlib.contextmanager
     def kill_process(self, kind: strikes.StepKind, number: int = 1) -> Iterator[None]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
@@ -33,7 +33,7 @@ def is_as_before(rig: node_rig.NodeRig, before: Iterable[model.Gpu | model.GpuSn
 
 def assert_ends(
     rig: node_rig.NodeRig,
-    reason: errors.Reason,
+    reason: reasons.Reason,
     *texts: str,
     layout: str = agents.LAYOUT,
     **options: Any,

@@ -5,7 +5,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import (
     claims,
@@ -111,7 +111,7 @@ class FakeNode(FakePort):
             view = self._view()
             if change.is_in(view):
                 return view
-        raise errors.ClusterError("conflicts", reason=errors.Reason.API_UNAVAILABLE)
+        raise errors.ClusterError("conflicts", reason=reasons.Reason.API_UNAVAILABLE)
 
     def _write(self, change: node_object.NodePatch) -> node_object.NodeView:
         rig = self._rig
@@ -336,7 +336,7 @@ class FakeSlots:
     def check(self) -> None:
         self.rig.log.append("slots.check")
         if self.is_stale or not self.is_taken:
-            raise errors.NotReadyError("stale", reason=errors.Reason.SLOTS_TAKEN)
+            raise errors.NotReadyError("stale", reason=reasons.Reason.SLOTS_TAKEN)
 
     def release(self) -> None:
         assert not self.rig.node.has_hold_taint, "a slot may go when its node is whole again"

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import hook_files, service_files
 from mig_manager.core.node import clients
@@ -80,7 +80,7 @@ class FakeGpus(fake_cluster.FakePort):
         (changed,) = (gpu for gpu in self._rig.gpus if gpu.uuid == step.gpu_uuid)
         if changed.pending_mode is not changed.current_mode:
             raise errors.HardwareError(
-                "the mode waits for a reset", reason=errors.Reason.RESET_REQUIRED
+                "the mode waits for a reset", reason=reasons.Reason.RESET_REQUIRED
             )
 
 
@@ -136,7 +136,7 @@ class FakeHost(fake_cluster.FakePort):
         self._rig.record_call(call)
         if name in self._rig.host.broken_services:
             raise errors.HostError(
-                f"{name} does not answer", reason=errors.Reason.HOST_SERVICE_FAILED
+                f"{name} does not answer", reason=reasons.Reason.HOST_SERVICE_FAILED
             )
         self._rig.host.services[name] = is_on
 
@@ -203,12 +203,12 @@ class FakeHost(fake_cluster.FakePort):
 def _require_resettable(gpu: model.Gpu, *, is_repair: bool) -> None:
     """Refuse a reset as ``ports.GpuReset`` says."""
     is_resettable = is_repair or (gpu.has_pending_mode and not gpu.gpu_instances)
-    reason = None if is_resettable else errors.Reason.RESET_REQUIRED
+    reason = None if is_resettable else reasons.Reason.RESET_REQUIRED
     # The GPU's host resets it, whatever state it is in.
     if gpu.virtualization is model.Virtualization.PASSTHROUGH:
-        reason = errors.Reason.REBOOT_REQUIRED
+        reason = reasons.Reason.REBOOT_REQUIRED
     elif gpu.virtualization is model.Virtualization.VGPU:
-        reason = errors.Reason.NOT_SUPPORTED
+        reason = reasons.Reason.NOT_SUPPORTED
     if reason is not None:
         raise errors.HostError(f"{gpu} is not reset", reason=reason)
 
@@ -234,13 +234,13 @@ class FakeHooks(fake_cluster.FakePort):
     ) -> None:
         self._rig.record_call("hooks.run")
         if why := self.missing(hook):
-            raise errors.HostError(why, reason=errors.Reason.HOOK_FAILED)
+            raise errors.HostError(why, reason=reasons.Reason.HOOK_FAILED)
         check()
         self._rig.hooks.commands.append(hook.command)
         self._rig.hooks.environment = environment
         is_broken_once = hook.command in self._rig.hooks.broken_once
         self._rig.hooks.broken_once.discard(hook.command)
         if is_broken_once or hook.command in self._rig.hooks.broken:
-            raise errors.HostError(f"{hook.command} failed", reason=errors.Reason.HOOK_FAILED)
+            raise errors.HostError(f"{hook.command} failed", reason=reasons.Reason.HOOK_FAILED)
         if point in (hook_files.Point.APPLY_START, hook_files.Point.APPLY_EXIT):
             self._rig.hooks.pending_exit = point is hook_files.Point.APPLY_START

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.planner import planner
@@ -66,9 +66,9 @@ def pending(gpus: Iterable[model.Gpu], step: steps.SetMode) -> tuple[model.Gpu, 
 
 def unreachable(gpu: model.Gpu) -> model.UnreachableGpu:
     """Return a GPU that requires a reset or has fallen off the bus, as the driver reports it."""
-    reason, code, answer = errors.Reason.GPU_LOST, 15, "GPU is lost"
+    reason, code, answer = reasons.Reason.GPU_LOST, 15, "GPU is lost"
     if gpu.awaits_reset:
-        reason, code, answer = errors.Reason.GPU_NEEDS_RESET, 16, "GPU requires reset"
+        reason, code, answer = reasons.Reason.GPU_NEEDS_RESET, 16, "GPU requires reset"
     return model.UnreachableGpu(
         index=gpu.index,
         uuid=gpu.uuid,

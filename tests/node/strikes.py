@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from tests.node import agents, fakes, node_rig, port_calls
 
@@ -183,7 +183,7 @@ def refuse(
     step_type: StepKind,
     *,
     times: int,
-    reason: errors.Reason = errors.Reason.INSUFFICIENT_RESOURCES,
+    reason: reasons.Reason = reasons.Reason.INSUFFICIENT_RESOURCES,
 ) -> Callable[[steps.Step], Exception | None]:
     """Return a driver that refuses the first steps of a kind."""
     remaining = [times]
@@ -198,22 +198,22 @@ def refuse(
 
 
 BROKEN = {
-    "gpus": errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR),
+    "gpus": errors.HardwareError("broken", reason=reasons.Reason.NVML_ERROR),
     "verified_layout_file": errors.ConfigError("broken"),
     "request_file": errors.ConfigError("broken"),
     **dict.fromkeys(
         ("services", "reset", "reboot", "refresh_files"),
-        errors.HostError("broken", reason=errors.Reason.HOST_SERVICE_FAILED),
+        errors.HostError("broken", reason=reasons.Reason.HOST_SERVICE_FAILED),
     ),
-    "hooks": errors.HostError("broken", reason=errors.Reason.HOOK_FAILED),
-    "node": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
-    "workloads": errors.ClusterError("broken", reason=errors.Reason.FORBIDDEN, status=403),
+    "hooks": errors.HostError("broken", reason=reasons.Reason.HOOK_FAILED),
+    "node": errors.ClusterError("broken", reason=reasons.Reason.API_UNAVAILABLE, status=503),
+    "workloads": errors.ClusterError("broken", reason=reasons.Reason.FORBIDDEN, status=403),
     "allocations": errors.KubeletError("broken"),
-    "slices": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
+    "slices": errors.ClusterError("broken", reason=reasons.Reason.API_UNAVAILABLE, status=503),
 }
 
 
-NO_DRIVER = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
+NO_DRIVER = errors.HardwareError("gone", reason=reasons.Reason.DRIVER_NOT_LOADED)
 
 
 def calls(make: Callable[[], node_rig.NodeRig], layout: str) -> list[str]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import device_classes, resources, well_known
@@ -146,13 +146,13 @@ class PartitionerRig:
         self.server.merge(kinds.NODES, name, {"metadata": {"annotations": published}})
 
     def answer(
-        self, name: str, *, reason: errors.Reason = errors.Reason.APPLIED, took_s: float = 0
+        self, name: str, *, reason: reasons.Reason = reasons.Reason.APPLIED, took_s: float = 0
     ) -> None:
         """Play the agent: apply the custom layout that is requested, or fail."""
         text = self.node(name)["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION]
         (layout,) = config.parse(text, source="annotation").layouts.values()
         gpus = self.gpus[name]
-        state = model.State.SUCCESS if reason is errors.Reason.APPLIED else model.State.FAILED
+        state = model.State.SUCCESS if reason is reasons.Reason.APPLIED else model.State.FAILED
         if state is model.State.SUCCESS:
             plan = planner.plan(gpus, layouts.select(layout, gpus))
             self.gpus[name] = gpu_values.execute(gpus, plan)

@@ -7,7 +7,7 @@ import time
 import pytest
 import structlog.testing
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import resources, well_known
 from mig_manager.sandbox.apiserver import kinds
@@ -189,7 +189,7 @@ def test_lost_watches_neither_shorten_nor_prolong_the_pause_after_in_use(
     rig.add_pods("p1")
     replica = rig.replica()
     rig.pass_time(SOON_S, replica)
-    rig.answer("n1", reason=errors.Reason.IN_USE)
+    rig.answer("n1", reason=reasons.Reason.IN_USE)
 
     rig.pass_time(20, replica)
     lose_watch(rig, replica, seconds=4)
@@ -229,7 +229,7 @@ def test_refused_layout_is_requested_again_after_minutes(rig: PartitionerRig) ->
     rig.add_pods("p1")
     replica = rig.replica()
     rig.pass_time(SOON_S, replica)
-    rig.answer("n1", reason=errors.Reason.IN_USE)
+    rig.answer("n1", reason=reasons.Reason.IN_USE)
     refused = rig.requested_layout()
 
     rig.pass_time(290, replica)
@@ -251,7 +251,7 @@ def test_a_persons_failed_request_does_not_cause_a_decision(rig: PartitionerRig)
     layout = f"{{version: v1, mig-configs: {{mine: {rules}}}}}"
     requested = {"annotations": {well_known.LAYOUT_ANNOTATION: layout}}
     rig.server.merge(kinds.NODES, "n1", {"metadata": requested})
-    rig.answer("n1", reason=errors.Reason.INTERNAL)
+    rig.answer("n1", reason=reasons.Reason.INTERNAL)
     replica = rig.replica()
     rig.pass_time(SOON_S, replica)
     decided = rig.metric(replica, "decisions_total")
@@ -265,7 +265,7 @@ def test_layout_that_an_agent_fails_unread_is_not_repeated(rig: PartitionerRig) 
     rig.add_pods("p1")
     replica = rig.replica()
     rig.pass_time(SOON_S, replica)
-    rig.answer("n1", reason=errors.Reason.INVALID_CONFIG)
+    rig.answer("n1", reason=reasons.Reason.INVALID_CONFIG)
     status = json.loads(rig.node()["metadata"]["annotations"][well_known.STATUS_ANNOTATION])
     unread = {well_known.STATUS_ANNOTATION: json.dumps(status | {"configHash": ""})}
     rig.server.merge(kinds.NODES, "n1", {"metadata": {"annotations": unread}})
@@ -312,7 +312,7 @@ def test_requests_stop_after_failures_and_resume_after_a_trial(rig: PartitionerR
         for _ in range(2):
             rig.pass_time(20, replica)
             (target,) = (name for name in rig.gpus if is_unanswered(rig, name))
-            rig.answer(target, reason=errors.Reason.INTERNAL)
+            rig.answer(target, reason=reasons.Reason.INTERNAL)
             rig.add_pods(f"next-{target}", profile="3g.20gb")
         rig.pass_time(20, replica)
         stopped_after = len(replica.kube.patches)
@@ -338,12 +338,12 @@ def test_requests_stop_after_failures_and_resume_after_a_trial(rig: PartitionerR
 @pytest.mark.parametrize(
     ("reason", "times"),
     [
-        (errors.Reason.GPU_NEEDS_RESET, 1),
-        (errors.Reason.IN_USE, 2),
+        (reasons.Reason.GPU_NEEDS_RESET, 1),
+        (reasons.Reason.IN_USE, 2),
     ],
 )
 def test_node_that_failed_a_layout_gets_no_other_for_minutes(
-    rig: PartitionerRig, reason: errors.Reason, times: int
+    rig: PartitionerRig, reason: reasons.Reason, times: int
 ) -> None:
     rig.add_node("n1")
     rig.add_pods("p1", profile="4g.20gb")
@@ -376,7 +376,7 @@ def test_a_silent_agent_does_not_keep_requests_stopped(rig: PartitionerRig) -> N
     rig.pass_time(20, replica)
     failed, silent = (name for name in rig.gpus if is_unanswered(rig, name))
     stamp_request(rig, silent, at=rig.clock.now_iso())
-    rig.answer(failed, reason=errors.Reason.INTERNAL)
+    rig.answer(failed, reason=reasons.Reason.INTERNAL)
     rig.pass_time(20, replica)
     assert rig.metric(replica, "stopped") == 1
     rig.pass_time(620, replica)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.settings import node_settings
@@ -12,7 +12,7 @@ from tests.pipeline import agent_loop
 LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
 RESET = {"repair": node_settings.RepairPolicy.RESET}
 REFUSED = errors.HostError(
-    "GPU 0 can only be reset together with GPU 1", reason=errors.Reason.RESET_REQUIRED
+    "GPU 0 can only be reset together with GPU 1", reason=reasons.Reason.RESET_REQUIRED
 )
 
 

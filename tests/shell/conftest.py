@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from testkit import apiserver
 from tests import api_objects, programs
@@ -80,7 +80,7 @@ def nodes() -> list[api_objects.Object]:
             gpus=plugin_rig.gpus_with("2xH100-SXM5-80GB"),
             requested="all-1g.5gb",
             state=model.State.FAILED,
-            reason=errors.Reason.UNKNOWN_PROFILE,
+            reason=reasons.Reason.UNKNOWN_PROFILE,
             message="GPU 0 has no profile 1g.5gb",
             labels={"pool": "train"},
         ),

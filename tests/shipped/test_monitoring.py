@@ -12,7 +12,7 @@ import pytest
 import yaml
 from prometheus_client import parser
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import web_server
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.agent.reports import metrics
@@ -48,7 +48,7 @@ def fill_metrics(agent_metrics: metrics.AgentMetrics, state: pathlib.Path) -> No
     agent_metrics.attempt_began(1)
     pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
     agent_metrics.retry_scheduled(5.0)
-    agent_metrics.outcome_lost(errors.Reason.API_UNAVAILABLE)
+    agent_metrics.outcome_lost(reasons.Reason.API_UNAVAILABLE)
     done = pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     assert done.state is model.State.SUCCESS
     node.pods.add("infer", devices=frozenset(node.gpus[0].mig_uuids[:1]))
@@ -118,7 +118,7 @@ def test_every_metric_has_a_series_at_an_agents_end(scrape: Scrape) -> None:
 def test_phases_fill_a_run_and_only_published_states_count() -> None:
     node, telemetry = nodes.busy_node(), fakes.FakeTelemetry()
     pipeline = agents.reconciler(node, telemetry=telemetry)
-    lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
+    lost = errors.ClusterError("down", reason=reasons.Reason.API_UNAVAILABLE)
     node.fail_once_at.update(dict.fromkeys(range(10), lost))
     with pytest.raises(errors.ClusterError):
         pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
@@ -189,8 +189,8 @@ def test_promtool_accepts_rules_expressions_and_metrics(tmp_path: pathlib.Path) 
 def test_an_expression_has_metrics_labels_and_values_that_exist(
     scrape: Scrape, expression: str, text: str
 ) -> None:
-    states, reasons = ({each.value for each in kind} for kind in (model.State, errors.Reason))
-    values = {"state": states, "reason": reasons}
+    kinds = {"state": model.State, "reason": reasons.Reason}
+    values = {label: {each.value for each in kind} for label, kind in kinds.items()}
     used = re.findall(r"\b(?:mig_manager_\w+|up)\b", expression)
     existing = (TARGET_LABELS | KUBE_STATE_LABELS).union(
         *(scrape.labels[name] for name in used if name != "up")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config, gpu_selectors, layouts
@@ -121,7 +121,7 @@ def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: mode
         assert named == profile
         with pytest.raises(errors.LayoutError) as caught:
             carry_out(gpu, model.DesiredGpu.of(model.MigMode.ENABLED, {profile: count + 1}))
-        assert caught.value.reason is errors.Reason.DOES_NOT_FIT
+        assert caught.value.reason is reasons.Reason.DOES_NOT_FIT
 
 
 @pytest.mark.parametrize("gpu", MIG_GPUS)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
@@ -326,7 +326,7 @@ def refusal(act: Callable[[], object]) -> str:
     try:
         act()
     except responses.ApiError as error:
-        if error.reason is errors.Reason.FORBIDDEN and "AdmissionPolicy" in error.explanation:
+        if error.reason is reasons.Reason.FORBIDDEN and "AdmissionPolicy" in error.explanation:
             return error.explanation
         if error.status != http.HTTPStatus.CONFLICT:
             raise

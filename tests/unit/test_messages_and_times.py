@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, timestamps, timing
 from tests.node import fakes
@@ -43,12 +43,12 @@ def test_long_message_is_cut_at_a_word_and_keeps_its_last_sentence(
 
 
 @given(
-    reason=st.sampled_from([reason for reason in errors.Reason if reason.remedy]),
+    reason=st.sampled_from([reason for reason in reasons.Reason if reason.remedy]),
     message=st.text(max_size=40).map(lambda text: f"{text} " * 150) | st.text(),
     end=st.sampled_from(["", ".", "?", "!"]),
 )
 def test_an_event_of_any_failure_is_short_and_ends_with_the_remedy(
-    reason: errors.Reason, message: str, end: str
+    reason: reasons.Reason, message: str, end: str
 ) -> None:
     published = outcomes.failure(reason, message + end).message
     event = messages.fit(published, messages.MAX_EVENT_BYTES)
@@ -60,21 +60,21 @@ def test_an_event_of_any_failure_is_short_and_ends_with_the_remedy(
 @pytest.mark.parametrize(
     ("reason", "named"),
     [
-        (errors.Reason.DRAIN_TIMEOUT, "--drain-timeout-s"),
-        (errors.Reason.DOES_NOT_FIT, "'kubectl mig layouts NODE'"),
-        (errors.Reason.UNKNOWN_PROFILE, "'kubectl mig layouts NODE'"),
-        (errors.Reason.NO_GPU_MATCHES, "'kubectl mig layouts NODE'"),
+        (reasons.Reason.DRAIN_TIMEOUT, "--drain-timeout-s"),
+        (reasons.Reason.DOES_NOT_FIT, "'kubectl mig layouts NODE'"),
+        (reasons.Reason.UNKNOWN_PROFILE, "'kubectl mig layouts NODE'"),
+        (reasons.Reason.NO_GPU_MATCHES, "'kubectl mig layouts NODE'"),
     ],
 )
 def test_a_remedy_on_a_node_names_an_option_or_a_cluster_command(
-    reason: errors.Reason, named: str
+    reason: reasons.Reason, named: str
 ) -> None:
     assert named in outcomes.failure(reason, "x").message
     assert "mig-manager" not in reason.remedy
 
 
 def test_a_sentence_that_has_an_end_mark_gets_no_other() -> None:
-    reason = errors.Reason.UNKNOWN_CONFIG
+    reason = reasons.Reason.UNKNOWN_CONFIG
 
     assert [messages.with_full_stop(text) for text in ("a", "a.", "a?", "a!")] == [
         "a.",

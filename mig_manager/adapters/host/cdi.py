@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import files, programs
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.settings import host_settings
 
-_REASON = errors.Reason.DEVICE_FILES_FAILED
+_REASON = reasons.Reason.DEVICE_FILES_FAILED
 _TOOL = "nvidia-ctk"
 _MAX_SPEC_BYTES = yaml_tree.MAX_CHARACTERS
 """Ten times the size for eight GPUs with seven instances each, in two naming strategies."""

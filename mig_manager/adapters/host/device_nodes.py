@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import cdi, device_users, files, procfs
 from mig_manager.core.settings import host_settings
 
@@ -107,7 +107,7 @@ def refresh_nodes(
             return
         raise errors.HostError(
             f"the device nodes of MIG instances cannot be created: {why}",
-            reason=errors.Reason.DEVICE_FILES_FAILED,
+            reason=reasons.Reason.DEVICE_FILES_FAILED,
         ) from error
     if made or outdated:
         _log.info("device_nodes_made", made=made, removed=[path.name for path in outdated])

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import device_users, procfs, programs
 from mig_manager.core import gpu_processes, messages, model, ports
 from mig_manager.core.settings import host_settings
@@ -22,7 +22,7 @@ _MAX_BYTES = 4 * 2**20
 _TOOL = "nvidia-smi"
 _QUERY_TIMEOUT_S = 60.0
 
-_REASON = errors.Reason.RESET_REQUIRED
+_REASON = reasons.Reason.RESET_REQUIRED
 _END = "</nvidia_smi_log>"
 _NOT_AVAILABLE = 3
 """Exit status: "the requested operation is not available on target device" (``nvidia-smi(1)``)."""
@@ -165,7 +165,7 @@ class SmiReset:
         if users := self._users(gpu, status, ignore=gpu_processes.RELEASING_DAEMONS):
             raise errors.HostError(
                 f"{gpu} is not reset while it is in use by {device_users.name_users(users)}",
-                reason=errors.Reason.IN_USE,
+                reason=reasons.Reason.IN_USE,
             )
         if hidden := device_users.hidden(self.proc):
             # The tool refuses a GPU that is in use, without naming processes.
@@ -257,15 +257,15 @@ class SmiReset:
             names = device_users.name_users(dict.fromkeys(users))
             by = f"by {names}, and maybe by other processes" if names else "by processes"
             error = errors.HostError(
-                f"{done.line}: in use {by} that are not visible here", reason=errors.Reason.IN_USE
+                f"{done.line}: in use {by} that are not visible here", reason=reasons.Reason.IN_USE
             )
             if hidden := device_users.hidden(self.proc):
                 error.add(hidden)
             return error
         if done.status == _NO_PERMISSION:
-            return done.failure(errors.Reason.NO_PERMISSION)
+            return done.failure(reasons.Reason.NO_PERMISSION)
         if done.status == _NOT_AVAILABLE or _UNSUPPORTED.search(done.output):
-            error = done.failure(errors.Reason.REBOOT_REQUIRED)
+            error = done.failure(reasons.Reason.REBOOT_REQUIRED)
             error.add("only a reboot resets it")
             return error
         return done.failure(_REASON)
@@ -278,12 +278,12 @@ def require_resettable(gpu: model.Gpu, *, is_repair: bool) -> None:
             raise errors.HostError(
                 f"{gpu} is passed through to this virtual machine, inside which it cannot be "
                 "reset: only a reboot of the machine does that",
-                reason=errors.Reason.REBOOT_REQUIRED,
+                reason=reasons.Reason.REBOOT_REQUIRED,
             )
         case model.Virtualization.VGPU:
             raise errors.HostError(
                 f"{gpu} is a vGPU: only its host can reset it",
-                reason=errors.Reason.NOT_SUPPORTED,
+                reason=reasons.Reason.NOT_SUPPORTED,
             )
         case model.Virtualization.NONE | model.Virtualization.HOST:
             pass

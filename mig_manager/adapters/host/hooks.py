@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import files, programs, subprocesses
 from mig_manager.core import messages
 from mig_manager.core.files import hook_files
@@ -131,7 +131,7 @@ class HookPrograms:
 
 
 def _failure(message: str) -> errors.HostError:
-    return errors.HostError(message, reason=errors.Reason.HOOK_FAILED)
+    return errors.HostError(message, reason=reasons.Reason.HOOK_FAILED)
 
 
 def _shown(text: str) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import system_bus, systemd
 
 _LOGIND = system_bus.Target(
@@ -44,7 +44,7 @@ class Reboot:
                 if answer != "yes":
                     raise errors.HostError(
                         f"systemd-logind refuses to reboot the host: CanReboot is '{answer}'",
-                        reason=errors.Reason.REBOOT_REQUIRED,
+                        reason=reasons.Reason.REBOOT_REQUIRED,
                     )
                 return
         with self._session("looking for systemd's reboot.target") as connection:
@@ -73,7 +73,7 @@ class Reboot:
         _log.warning("reboot_requested", by=by, why=why)
 
     def _session(self, doing: str) -> contextlib.AbstractContextManager[system_bus.Connection]:
-        refused = errors.Reason.REBOOT_REQUIRED
+        refused = reasons.Reason.REBOOT_REQUIRED
         return system_bus.session(
             self.address, doing, timeout_s=systemd.CALL_TIMEOUT_S, failed=refused, denied=refused
         )

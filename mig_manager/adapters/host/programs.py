@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import subprocesses
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Finished:
         """Its stdout, then its stderr."""
         return f"{self.stdout}\n{self.stderr}"
 
-    def failure(self, reason: errors.Reason) -> errors.HostError:
+    def failure(self, reason: reasons.Reason) -> errors.HostError:
         """Return an error with how it ended and its last line of output."""
         # nvidia-smi writes errors to stdout.
         output = last_line(self.stderr) or last_line(self.stdout)
@@ -184,7 +184,7 @@ class Programs:
         arguments: Sequence[str] = (),
         *,
         timeout_s: float,
-        reason: errors.Reason,
+        reason: reasons.Reason,
         max_output_bytes: int = MAX_OUTPUT_BYTES,
         stdin: str = "",
     ) -> Finished:

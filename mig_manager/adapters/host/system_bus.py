@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 import jeepney
 from jeepney import auth, bus
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 
 _READ_BYTES = 65536
 _DENIED = frozenset(
@@ -149,7 +149,7 @@ class Connection:
 
 @contextlib.contextmanager
 def session(
-    address: str, doing: str, *, timeout_s: float, failed: errors.Reason, denied: errors.Reason
+    address: str, doing: str, *, timeout_s: float, failed: reasons.Reason, denied: reasons.Reason
 ) -> Iterator[Connection]:
     """Connect, and raise every error of the body as a HostError that begins with ``doing``.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import system_bus
 from mig_manager.core.files import service_files
 
@@ -134,8 +134,8 @@ class Systemd:
             self.address,
             doing,
             timeout_s=timeout_s,
-            failed=errors.Reason.HOST_SERVICE_FAILED,
-            denied=errors.Reason.NO_PERMISSION,
+            failed=reasons.Reason.HOST_SERVICE_FAILED,
+            denied=reasons.Reason.NO_PERMISSION,
         ) as connection:
             yield _Units(connection)
 
@@ -280,4 +280,4 @@ def _result(signals: Sequence[system_bus.Signal], job: str) -> str | None:
 
 
 def _failure(name: str, why: str) -> errors.HostError:
-    return errors.HostError(f"{name} {why}", reason=errors.Reason.HOST_SERVICE_FAILED)
+    return errors.HostError(f"{name} {why}", reason=reasons.Reason.HOST_SERVICE_FAILED)

@@ -22,7 +22,7 @@ import kubernetes.client.rest
 import tenacity
 import urllib3
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import credentials, responses
 from mig_manager.core import timing
 from mig_manager.core.node import api_values, rights
@@ -67,7 +67,7 @@ class Request:
             return False
         is_starting = (
             error.status == http.HTTPStatus.FORBIDDEN
-            and error.reason is errors.Reason.API_UNAVAILABLE
+            and error.reason is reasons.Reason.API_UNAVAILABLE
         )
         may_help = error.status is None or error.status in self.retried or is_starting
         return may_help and (error.retry_after_s or 0.0) <= _MAX_RETRY_AFTER_S
@@ -252,7 +252,7 @@ class KubeApi:
             raise responses.ApiError(
                 f"the Kubernetes API's answer to {request} has more than"
                 f" {_MAX_BODY_BYTES >> 20} MiB",
-                reason=errors.Reason.API_ERROR,
+                reason=reasons.Reason.API_ERROR,
                 status=response.status,
             )
         return text

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, collection, watch
 from mig_manager.core.node import claims, device_classes, well_known
 from mig_manager.core.partitioning import claimed_nodes, partitioned
@@ -40,7 +40,7 @@ class _Optional(collection.Collection[_Item]):
         match error:
             case errors.ClusterError(
                 status=http.HTTPStatus.NOT_FOUND | http.HTTPStatus.FORBIDDEN,
-                reason=errors.Reason.API_ERROR | errors.Reason.FORBIDDEN,
+                reason=reasons.Reason.API_ERROR | reasons.Reason.FORBIDDEN,
             ):
                 if not self.is_absent:
                     _log.info("collection_absent", of=self._plural, detail=error.message)

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import messages, timing
@@ -127,7 +127,7 @@ class EventQueue:
             try:
                 self._kube.post(path(event), event)
             except errors.ClusterError as error:
-                if error.reason is not errors.Reason.FORBIDDEN:
+                if error.reason is not reasons.Reason.FORBIDDEN:
                     _log.warning(
                         "event_not_published", event_reason=event["reason"], detail=error.message
                     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, events
 from mig_manager.core import timing
@@ -145,7 +145,7 @@ class KubeNode:
             return node.view
         raise errors.ClusterError(
             f"node {self._name} changes faster than it can be written",
-            reason=errors.Reason.API_UNAVAILABLE,
+            reason=reasons.Reason.API_UNAVAILABLE,
         )
 
     def withdraw_devices(self) -> None:
@@ -210,7 +210,7 @@ class KubeNode:
 
     def _is_forbidden(self, error: errors.ClusterError) -> bool:
         """Return whether the status may not be written; if so, log that once, and pause."""
-        if error.reason is not errors.Reason.FORBIDDEN:
+        if error.reason is not reasons.Reason.FORBIDDEN:
             return False
         # The stock GPU operator does not grant the right.
         if self._forbidden_until_s == -math.inf:

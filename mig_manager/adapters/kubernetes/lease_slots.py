@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, kube_node, leases
 from mig_manager.core import timing
 from mig_manager.core.fleet import slots
@@ -77,7 +77,7 @@ class LeaseSlots:
                 raise errors.NotReadyError(
                     "the node has no slot for nodes under change, or renewed it last more than "
                     f"{_FRESH_S:g} s ago; nothing was touched",
-                    reason=errors.Reason.SLOTS_TAKEN,
+                    reason=reasons.Reason.SLOTS_TAKEN,
                 )
 
     def release(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import timing
@@ -105,7 +105,7 @@ class Leases:
                     if self.write(each, "", duration_s) is None:
                         _log.warning(
                             "lease_not_released",
-                            reason=errors.Reason.API_ERROR.value,
+                            reason=reasons.Reason.API_ERROR.value,
                             error=f"the Lease {each.name} has changed meanwhile",
                         )
                         break

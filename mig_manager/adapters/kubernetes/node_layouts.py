@@ -6,7 +6,7 @@ Name, labels, key and owner are as from NVIDIA's agent (mig-parted v0.15,
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import api_values
@@ -43,7 +43,7 @@ class KubeNodeLayouts:
         try:
             self._write(document)
         except errors.ClusterError as error:
-            self._is_forbidden = error.reason is errors.Reason.FORBIDDEN
+            self._is_forbidden = error.reason is reasons.Reason.FORBIDDEN
             _log.info("node_layouts_not_written", reason=error.reason.value, detail=error.message)
             return False
         return True

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import timing
@@ -240,14 +240,14 @@ class _Resources:
 
 def _is_unavailable(error: errors.ClusterError) -> bool:
     """Return whether the API has no such resource, or forbids it; not while it is starting."""
-    is_forbidden = error.reason is errors.Reason.FORBIDDEN
+    is_forbidden = error.reason is reasons.Reason.FORBIDDEN
     return error.is_not_found or (is_forbidden and error.status == http.HTTPStatus.FORBIDDEN)
 
 
 def _raise_if_transient(error: errors.ClusterError) -> None:
     """Raise an error that is not about claims: no answer, or refused credentials."""
     is_unauthorized = error.status == http.HTTPStatus.UNAUTHORIZED
-    if is_unauthorized or error.reason is errors.Reason.API_UNAVAILABLE:
+    if is_unauthorized or error.reason is reasons.Reason.API_UNAVAILABLE:
         raise error
 
 

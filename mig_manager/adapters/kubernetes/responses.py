@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import urllib3
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core.files import json_text
 
 _CHUNK = 1 << 16
@@ -27,7 +27,7 @@ class ApiError(errors.ClusterError):
         self,
         message: str,
         *,
-        reason: errors.Reason,
+        reason: reasons.Reason,
         status: int | None = None,
         retry_after_s: float | None = None,
         explanation: str = "",
@@ -41,7 +41,7 @@ def no_answer(request: str, detail: str) -> ApiError:
     """Return the error for a request without a complete response."""
     return ApiError(
         f"no answer from the Kubernetes API to {request}: {detail}",
-        reason=errors.Reason.API_UNAVAILABLE,
+        reason=reasons.Reason.API_UNAVAILABLE,
     )
 
 
@@ -61,7 +61,7 @@ def refusal(
     is_early = is_starting and status == http.HTTPStatus.FORBIDDEN
     return ApiError(
         f"the Kubernetes API answered {status} to {request}: {explanation or 'no explanation'}",
-        reason=errors.Reason.API_UNAVAILABLE if is_early else _reason(status),
+        reason=reasons.Reason.API_UNAVAILABLE if is_early else _reason(status),
         status=status,
         retry_after_s=_retry_after_s(headers, fields),
         explanation=explanation,
@@ -83,7 +83,7 @@ def parse(request: str, body: bytes) -> dict[str, Any]:
         return document
     raise ApiError(
         f"the Kubernetes API's answer to {request} is not a JSON object: {why}",
-        reason=errors.Reason.API_UNAVAILABLE,
+        reason=reasons.Reason.API_UNAVAILABLE,
     )
 
 
@@ -164,19 +164,19 @@ class WatchStream(Iterator[dict[str, Any]]):
         explanation = _explanation(status) or "no explanation"
         raise ApiError(
             f"the Kubernetes API broke off {self._request}: {explanation}",
-            reason=_reason(code) if code else errors.Reason.API_ERROR,
+            reason=_reason(code) if code else reasons.Reason.API_ERROR,
             status=code,
             retry_after_s=_retry_after_s({}, status),
             explanation=explanation,
         )
 
 
-def _reason(status: int) -> errors.Reason:
+def _reason(status: int) -> reasons.Reason:
     if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
-        return errors.Reason.FORBIDDEN
+        return reasons.Reason.FORBIDDEN
     if status == http.HTTPStatus.TOO_MANY_REQUESTS or status >= 500:  # noqa: PLR2004 - 5xx
-        return errors.Reason.API_UNAVAILABLE
-    return errors.Reason.API_ERROR
+        return reasons.Reason.API_UNAVAILABLE
+    return reasons.Reason.API_ERROR
 
 
 def _explanation(status: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core import timing
@@ -144,7 +144,7 @@ class Watch(abc.ABC):
                 self._list_and_watch()
             except Exception as error:  # noqa: BLE001 - a bug, also of the listener, must not end it
                 match error:
-                    case errors.ClusterError(status=None, reason=errors.Reason.API_UNAVAILABLE):
+                    case errors.ClusterError(status=None, reason=reasons.Reason.API_UNAVAILABLE):
                         pass
                     case _:
                         # 410, or a malformed answer: our version may be the cause.

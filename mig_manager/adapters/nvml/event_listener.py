@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import subprocesses
 from mig_manager.core import timing
 
@@ -176,7 +176,7 @@ class GpuEvents:
             if self._listening_since_s is None and now_s >= start_by_s:
                 return errors.HardwareError(
                     f"the GPU listener was not ready within {self.start_timeout_s:g} s",
-                    reason=errors.Reason.NVML_TIMEOUT,
+                    reason=reasons.Reason.NVML_TIMEOUT,
                 )
             if burst.ends_in_s(now_s) == 0:
                 burst.clear()
@@ -200,13 +200,13 @@ class GpuEvents:
                     self.on_xids(xids)
                 burst.add(now_s)
             case ("failed", reason, str(why)):
-                raise errors.HardwareError(why, reason=errors.Reason(reason))
+                raise errors.HardwareError(why, reason=reasons.Reason(reason))
             case _:
                 raise ValueError(repr(message))
 
     def _delay_s(self, failure: errors.HardwareError) -> float | None:
         """Log a failure and return the pause before the next listener; None: start none."""
-        if failure.reason is errors.Reason.NOT_SUPPORTED:
+        if failure.reason is reasons.Reason.NOT_SUPPORTED:
             if not self._has_logged_unsupported:
                 _log.warning("gpu_events_unsupported", error=failure.message)
             self._has_logged_unsupported = True
@@ -231,13 +231,13 @@ class GpuEvents:
 
 def _ending_error(child: subprocesses.Child) -> errors.HardwareError:
     status = child.status
-    reason = errors.Reason.INTERNAL
+    reason = reasons.Reason.INTERNAL
     if status is None:
-        reason = errors.Reason.NVML_TIMEOUT
+        reason = reasons.Reason.NVML_TIMEOUT
     elif status < 0:
-        reason = errors.Reason.NVML_ERROR
+        reason = reasons.Reason.NVML_ERROR
     return errors.HardwareError(f"the GPU listener {subprocesses.ending(status)}", reason=reason)
 
 
 def _failure(message: str) -> errors.HardwareError:
-    return errors.HardwareError(message, reason=errors.Reason.INTERNAL)
+    return errors.HardwareError(message, reason=reasons.Reason.INTERNAL)

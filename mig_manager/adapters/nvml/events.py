@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import library
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
@@ -66,7 +66,7 @@ class MigChanges:
         if not self._uuids:
             no_gpu = errors.HardwareError(
                 "this node has no GPU",
-                reason=errors.Reason.NOT_SUPPORTED,
+                reason=reasons.Reason.NOT_SUPPORTED,
                 operation="nvmlDeviceGetCount",
             )
             raise refusals[0] if refusals else no_gpu

@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import last_calls, library
 from mig_manager.core import model, profile_name
 
@@ -83,7 +83,7 @@ def find(index: int, uuid: str, observed: model.Gpu | None) -> "Device":
     if actual != uuid:
         raise errors.HardwareError(
             f"its place has another GPU, {actual}",
-            reason=errors.Reason.GPU_LOST,
+            reason=reasons.Reason.GPU_LOST,
             operation="nvmlDeviceGetUUID",
         )
     return Device(handle, profiles=observed.profiles if observed else None)
@@ -313,7 +313,7 @@ def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
         if not total_bytes:
             raise errors.HardwareError(
                 "the driver offers MIG profiles but reports no memory size to name them by",
-                reason=errors.Reason.NOT_SUPPORTED,
+                reason=reasons.Reason.NOT_SUPPORTED,
                 operation="nvmlDeviceGetMemoryInfo",
             )
         memory_gb = profile_name.nominal_gb(

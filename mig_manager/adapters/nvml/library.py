@@ -13,32 +13,32 @@ from typing import Any
 
 import pynvml
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import programs
 from mig_manager.adapters.nvml import last_calls
 
-_REASONS: dict[int, errors.Reason] = {
-    pynvml.NVML_ERROR_UNINITIALIZED: errors.Reason.DRIVER_NOT_LOADED,
-    pynvml.NVML_ERROR_NOT_SUPPORTED: errors.Reason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_NO_PERMISSION: errors.Reason.NO_PERMISSION,
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: errors.Reason.DRIVER_NOT_LOADED,
-    pynvml.NVML_ERROR_TIMEOUT: errors.Reason.NVML_TIMEOUT,
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: errors.Reason.DRIVER_NOT_LOADED,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: errors.Reason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_GPU_IS_LOST: errors.Reason.GPU_LOST,
+_REASONS: dict[int, reasons.Reason] = {
+    pynvml.NVML_ERROR_UNINITIALIZED: reasons.Reason.DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: reasons.Reason.NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION: reasons.Reason.NO_PERMISSION,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: reasons.Reason.DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_TIMEOUT: reasons.Reason.NVML_TIMEOUT,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: reasons.Reason.DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: reasons.Reason.NOT_SUPPORTED,
+    pynvml.NVML_ERROR_GPU_IS_LOST: reasons.Reason.GPU_LOST,
     # A faulty GPU. As the activation status of a new MIG mode, which ``execute`` handles, it means
     # that the mode is pending.
-    pynvml.NVML_ERROR_RESET_REQUIRED: errors.Reason.GPU_NEEDS_RESET,
+    pynvml.NVML_ERROR_RESET_REQUIRED: reasons.Reason.GPU_NEEDS_RESET,
     # nvml.h: the operating system or a cgroup blocks the control device.
-    pynvml.NVML_ERROR_OPERATING_SYSTEM: errors.Reason.NO_PERMISSION,
+    pynvml.NVML_ERROR_OPERATING_SYSTEM: reasons.Reason.NO_PERMISSION,
     # Library and kernel module have different versions: the container started before a driver
     # upgrade, or the host's kernel module was not reloaded.
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: errors.Reason.DRIVER_LIBRARY_MISMATCH,
-    pynvml.NVML_ERROR_IN_USE: errors.Reason.IN_USE,
-    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: errors.Reason.INSUFFICIENT_RESOURCES,
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: errors.Reason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_DEPRECATED: errors.Reason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_GPU_NOT_FOUND: errors.Reason.GPU_LOST,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: reasons.Reason.DRIVER_LIBRARY_MISMATCH,
+    pynvml.NVML_ERROR_IN_USE: reasons.Reason.IN_USE,
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: reasons.Reason.INSUFFICIENT_RESOURCES,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: reasons.Reason.NOT_SUPPORTED,
+    pynvml.NVML_ERROR_DEPRECATED: reasons.Reason.NOT_SUPPORTED,
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: reasons.Reason.GPU_LOST,
 }
 """The reasons for answers of the functions we call; NVML_ERROR for all others."""
 
@@ -141,7 +141,7 @@ def from_code(code: int, *, operation: str) -> errors.HardwareError:
         f"NVIDIA driver not found: {programs.NVML}"
         if is_missing
         else f"{operation} answered {str(pynvml.NVMLError(code))!r}",
-        reason=_REASONS.get(code, errors.Reason.NVML_ERROR),
+        reason=_REASONS.get(code, reasons.Reason.NVML_ERROR),
         operation=operation,
         code=code,
     )
@@ -203,7 +203,7 @@ def _load(path: str) -> None:
     except OSError as error:
         raise errors.HardwareError(
             f"the NVML library cannot be loaded: {error}",
-            reason=errors.Reason.DRIVER_NOT_LOADED,
+            reason=reasons.Reason.DRIVER_NOT_LOADED,
             operation="dlopen",
         ) from error
     pynvml.nvmlLib = library

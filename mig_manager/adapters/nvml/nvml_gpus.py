@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pynvml
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import call_thread
 from mig_manager.adapters.nvml import gpu_device, last_calls, library, observe, step_executor
 from mig_manager.core import model, steps, timing
@@ -147,7 +147,7 @@ def _require_functions(plan: steps.Plan) -> None:
     if missing:
         raise errors.HardwareError(
             f"the driver's NVML library has no {', '.join(missing)}, which this change needs",
-            reason=errors.Reason.NOT_SUPPORTED,
+            reason=reasons.Reason.NOT_SUPPORTED,
             operation=missing[0],
         )
 
@@ -213,8 +213,12 @@ def _existing_inside(
 
 def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:
     """Return whether an error is due to the GPU, so that it cannot be observed either."""
-    reasons = {errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET, errors.Reason.NVML_ERROR}
-    if error.reason not in reasons:
+    about_gpu = {
+        reasons.Reason.GPU_LOST,
+        reasons.Reason.GPU_NEEDS_RESET,
+        reasons.Reason.NVML_ERROR,
+    }
+    if error.reason not in about_gpu:
         return False
     try:
         now = observe.gpu(plan.gpu_index)
@@ -254,7 +258,7 @@ def _require_distinct(gpus: model.ObservedGpus) -> None:
         if first != gpu.index:
             raise errors.HardwareError(
                 f"GPU {first} and GPU {gpu.index} report the same UUID, {gpu.uuid}",
-                reason=errors.Reason.NVML_ERROR,
+                reason=reasons.Reason.NVML_ERROR,
                 operation="nvmlDeviceGetUUID",
                 gpu=str(gpu),
             )

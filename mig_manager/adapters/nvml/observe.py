@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pynvml
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import gpu_device, last_calls, library
 from mig_manager.core import model
 
@@ -75,7 +75,7 @@ def gpu(
             return gpu(index, records_minor=records_minor, retries=retries - 1)
         # A container without a GPU's device node gets no handle. A container that lacks only the
         # privilege to list instances gets one, and an unreachable GPU would hide the cause.
-        is_unprivileged = handle is not None and error.reason is errors.Reason.NO_PERMISSION
+        is_unprivileged = handle is not None and error.reason is reasons.Reason.NO_PERMISSION
         if error.code in library.WHOLE_DRIVER or is_unprivileged:
             name = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
             error.begin_with(name)
@@ -199,8 +199,8 @@ def _profiles(
             for each in device.profiles()
         )
     except errors.HardwareError as error:
-        if error.reason is errors.Reason.NO_PERMISSION or (
-            error.reason is errors.Reason.NOT_SUPPORTED and mode is model.MigMode.DISABLED
+        if error.reason is reasons.Reason.NO_PERMISSION or (
+            error.reason is reasons.Reason.NOT_SUPPORTED and mode is model.MigMode.DISABLED
         ):
             return None
         raise
@@ -221,7 +221,7 @@ def _gpu_instances(device: gpu_device.Device) -> tuple[model.GpuInstance, ...]:
             raise errors.HardwareError(
                 f"GPU instance {instance.instance_id} has profile {instance.profile_id}, "
                 "which this GPU does not offer",
-                reason=errors.Reason.NVML_ERROR,
+                reason=reasons.Reason.NVML_ERROR,
                 operation="nvmlGpuInstanceGetInfo",
             )
     uuids = _mig_uuids(

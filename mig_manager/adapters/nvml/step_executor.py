@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import gpu_device, last_calls, library, observe
 from mig_manager.core import model, steps, timing
 
@@ -72,7 +72,7 @@ class GpuStepExecutor:
                 try:
                     self._perform_once_idle(step)
                 except errors.HardwareError as error:
-                    if error.reason is errors.Reason.IN_USE:
+                    if error.reason is reasons.Reason.IN_USE:
                         self._add_users(step, error)
                     error.begin_with(str(self.plan), doing=f"cannot {steps.describe(step)}")
                     raise
@@ -98,7 +98,7 @@ class GpuStepExecutor:
             except errors.HardwareError as error:
                 self._clear()
                 now_s = self.clock.monotonic()
-                if error.reason is not errors.Reason.IN_USE:
+                if error.reason is not reasons.Reason.IN_USE:
                     raise
                 self._give_up_s = self._give_up_s or now_s + self.in_use_timeout_s
                 if now_s >= self._give_up_s:
@@ -189,7 +189,7 @@ class GpuStepExecutor:
                 _GONE, pynvml.nvmlDeviceGetGpuInstanceById, device.handle, instance_id
             )
         except errors.HardwareError as error:
-            is_unsupported = error.reason is errors.Reason.NOT_SUPPORTED
+            is_unsupported = error.reason is reasons.Reason.NOT_SUPPORTED
             modes = device.mig_mode() if is_unsupported else None
             if is_unsupported and (modes is None or modes[0] is model.MigMode.DISABLED):
                 return None
@@ -211,7 +211,7 @@ class GpuStepExecutor:
                 pynvml.nvmlDeviceSetMigMode, device.handle, _MODES[step.mode]
             )
         except errors.HardwareError as error:
-            is_unsupported = error.reason is errors.Reason.NOT_SUPPORTED
+            is_unsupported = error.reason is reasons.Reason.NOT_SUPPORTED
             if is_unsupported and device.virtualization() is model.Virtualization.VGPU:
                 error.add("this machine has a vGPU, whose MIG mode is up to its host")
             raise
@@ -275,7 +275,7 @@ class GpuStepExecutor:
                 return instance
         raise errors.HardwareError(
             f"no GPU instance {step.profile.gpu_instance} at {step.gpu_instance_placement}",
-            reason=errors.Reason.VERIFY_FAILED,
+            reason=reasons.Reason.VERIFY_FAILED,
         )
 
 
@@ -293,11 +293,11 @@ def _require_mode(device: gpu_device.Device, mode: model.MigMode, activation: in
             raise refused
         # Virtual machines get NOT_SUPPORTED (NVIDIA MIG User Guide, "Enable MIG Mode").
         status = refused.message
-    reason, what = errors.Reason.RESET_REQUIRED, "yet the mode waits for a reset"
+    reason, what = reasons.Reason.RESET_REQUIRED, "yet the mode waits for a reset"
     if not is_pending:
-        reason, what = errors.Reason.VERIFY_FAILED, "yet the mode is neither active nor pending"
+        reason, what = reasons.Reason.VERIFY_FAILED, "yet the mode is neither active nor pending"
     elif device.virtualization() is model.Virtualization.PASSTHROUGH:
-        reason = errors.Reason.REBOOT_REQUIRED
+        reason = reasons.Reason.REBOOT_REQUIRED
         what = (
             "and the mode is pending: the GPU is passed through to this virtual machine, inside "
             "which no reset can help, only a reboot of it"
@@ -357,12 +357,12 @@ def _create_at(
             try:
                 handle = library.call(kind.create, owner, profile_id)
             except errors.HardwareError as error:
-                if elsewhere and error.reason is errors.Reason.INSUFFICIENT_RESOURCES:
+                if elsewhere and error.reason is reasons.Reason.INSUFFICIENT_RESOURCES:
                     others = ", ".join(str(each) for each, _ in elsewhere)
                     raise errors.HardwareError(
                         f"this driver chooses placements itself: {others} and never {placement}; "
                         "undone",
-                        reason=errors.Reason.NOT_SUPPORTED,
+                        reason=reasons.Reason.NOT_SUPPORTED,
                     ) from error
                 raise
             actual = gpu_device.placement(library.call(kind.get_info, handle).placement)
@@ -388,7 +388,7 @@ def _compute_profile(
     if not fitting:
         raise errors.HardwareError(
             f"{name.gpu_instance} offers no compute instance of {name.compute_slices} slices",
-            reason=errors.Reason.NOT_SUPPORTED,
+            reason=reasons.Reason.NOT_SUPPORTED,
             operation="nvmlGpuInstanceGetComputeInstanceProfileInfo",
         )
     if name.spans:

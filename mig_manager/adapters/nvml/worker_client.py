@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import device_users, procfs, subprocesses
 from mig_manager.adapters.nvml import last_calls
 from mig_manager.core import gpu_processes, model, ports, standbys, steps
@@ -73,7 +73,7 @@ class _Worker:
                 )
             except OSError as error:
                 raise errors.HardwareError(
-                    f"the GPU worker cannot be started: {error}", reason=errors.Reason.INTERNAL
+                    f"the GPU worker cannot be started: {error}", reason=reasons.Reason.INTERNAL
                 ) from error
             stack.pop_all()
 
@@ -269,7 +269,7 @@ class WorkerGpus(standbys.Standby):
             message = f"the GPU worker gave no answer within {self.timeout_s:g} s and {fate}"
             if worker.calls:
                 message += f"; no NVML call was under way, the last was {worker.calls[-1]}"
-        error = _error(message, worker, errors.Reason.NVML_TIMEOUT)
+        error = _error(message, worker, reasons.Reason.NVML_TIMEOUT)
         if worker.running and worker.running[0].minor is not None:
             # Do not read files that the driver serves now, such as the capabilities.
             processes = device_users.gpu_processes(self.proc_root, ignore=(os.getpid(),))
@@ -304,10 +304,12 @@ def _worker_error(worker: _Worker, failure: Exception, stderr: str) -> errors.Ha
         message += f"; it last wrote: {stderr.splitlines()[-1]}"
     # Within a call the vendor's library is the cause.
     is_nvml = is_signal or worker.running
-    return _error(message, worker, errors.Reason.NVML_ERROR if is_nvml else errors.Reason.INTERNAL)
+    return _error(
+        message, worker, reasons.Reason.NVML_ERROR if is_nvml else reasons.Reason.INTERNAL
+    )
 
 
-def _error(message: str, worker: _Worker, reason: errors.Reason) -> errors.HardwareError:
+def _error(message: str, worker: _Worker, reason: reasons.Reason) -> errors.HardwareError:
     if not worker.running:
         return errors.HardwareError(message, reason=reason)
     first = worker.running[0]

@@ -8,7 +8,7 @@ change, and in its session.
 
 import dataclasses
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.phases import preparing, slots
 from mig_manager.agent.pods import (
@@ -110,7 +110,7 @@ def drain_whole_node(
     if attempt.request.is_on_demand:
         raise errors.MigManagerError(
             "a custom layout does not reboot an on-demand node",
-            reason=errors.Reason.REBOOT_REQUIRED,
+            reason=reasons.Reason.REBOOT_REQUIRED,
         )
     scope = drain_scope.DrainScope(affected=None, rights=change.scope.rights)
     clients = change.usage.extra_clients
@@ -120,7 +120,7 @@ def drain_whole_node(
         raise errors.MigManagerError(
             "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
             f"{messages.list_names(claiming)}; drain the node and reboot it",
-            reason=errors.Reason.REBOOT_REQUIRED,
+            reason=reasons.Reason.REBOOT_REQUIRED,
         )
     drain.Drain.begin(attempt, scope).run(usage)
 

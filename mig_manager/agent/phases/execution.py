@@ -3,7 +3,7 @@
 import contextlib
 import functools
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import draining, host, preparing, rebooting, recovery
 from mig_manager.agent.pods import advertising, device_usage, resuming
@@ -82,7 +82,7 @@ def is_resumed_next(attempt: attempts.Attempt, error: errors.MigManagerError) ->
     replaced by the next attempt.
     """
     is_of_api = isinstance(error, errors.ClusterError)
-    is_outage = is_of_api and error.reason is errors.Reason.API_UNAVAILABLE
+    is_outage = is_of_api and error.reason is reasons.Reason.API_UNAVAILABLE
     return is_outage and attempt.status.phase in _MID_CHANGE and attempt.is_first
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import host, recovery, resolving, verification
 from mig_manager.agent.pods import pausing
@@ -20,7 +20,7 @@ def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcom
         attempt.journal.set_entries(draining=error.keeps_taint)
     elif not _is_of_api(error) or (
         attempt.status.phase is model.Phase.PAUSE
-        and error.reason is not errors.Reason.API_UNAVAILABLE
+        and error.reason is not reasons.Reason.API_UNAVAILABLE
     ):
         # What stops a drain that has begun, such as a foreign manager, may last.
         attempt.journal.set_entries(draining=False)
@@ -30,7 +30,7 @@ def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcom
         error.message,
         undo(attempt),
         is_final=_is_final(attempt, error),
-        remedy=str(error.own_remedy) if isinstance(error, errors.NotReadyError) else "",
+        remedy=error.remedy_on_node,
     )
     if isinstance(error, errors.MissingGpusError):
         outcome = dataclasses.replace(outcome, missing_gpus=error.gpus)
@@ -52,7 +52,7 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
         attempt.journal.entries.draining and _is_of_api(error)
     )
     is_costly = attempt.journal.entries.has_evicted and not attempt.request.repairs
-    if is_costly and not (is_drain or error.reason is errors.Reason.API_UNAVAILABLE):
+    if is_costly and not (is_drain or error.reason is reasons.Reason.API_UNAVAILABLE):
         failed = requests.FailedChanges(
             config_hash=attempt.status.config_hash,
             boot_id=attempt.deps.boot_id,
@@ -75,7 +75,7 @@ def _is_final(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     another. A GPU client that does not stop in time is not the layout's fault.
     """
     is_client = isinstance(error, errors.NotReadyError)
-    is_in_use = error.reason is errors.Reason.IN_USE and not is_client
+    is_in_use = error.reason is reasons.Reason.IN_USE and not is_client
     return attempt.request.is_on_demand and attempt.may_evict and is_in_use
 
 

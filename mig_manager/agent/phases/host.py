@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.core import messages, model, steps
 from mig_manager.core.files import service_files
@@ -86,7 +86,7 @@ def start_services(attempt: attempts.Attempt) -> None:
         stopped = attempt.journal.entries.host.stopped_services
         attempt.journal.set_entries(stopped_services=tuple(one for one in stopped if one != name))
     if failures:
-        raise errors.HostError("; ".join(failures), reason=errors.Reason.HOST_SERVICE_FAILED)
+        raise errors.HostError("; ".join(failures), reason=reasons.Reason.HOST_SERVICE_FAILED)
 
 
 def _start(attempt: attempts.Attempt, name: str) -> None:

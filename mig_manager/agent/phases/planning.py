@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import recovery, targets
 from mig_manager.agent.pods import drain_scope
@@ -100,7 +100,7 @@ def _require_repaired(
     if faulty:
         raise errors.HardwareError(
             f"no layout is applied before the repair of {messages.list_names(faulty)}",
-            reason=errors.Reason.GPU_NEEDS_RESET,
+            reason=reasons.Reason.GPU_NEEDS_RESET,
         )
 
 
@@ -112,11 +112,11 @@ def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRig
             # The layout has not drifted there.
             gpus = messages.list_names([*map(str, plan.gpus)])
             message = functools.partial(outcomes.owed_message, title, gpus)
-            return drain_scope.Refuse(errors.Reason.IN_USE, message)
+            return drain_scope.Refuse(reasons.Reason.IN_USE, message)
         message = functools.partial(outcomes.drift_message, title)
-        return drain_scope.Refuse(errors.Reason.DRIFTED, message)
+        return drain_scope.Refuse(reasons.Reason.DRIFTED, message)
     if attempt.request.is_on_demand:
-        return drain_scope.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)
+        return drain_scope.Refuse(reasons.Reason.IN_USE, _ON_DEMAND.format)
     failed = attempt.journal.record.failed_changes
     if failed and not failed.may_evict(attempt.status.config_hash, attempt.deps.boot_id):
         message = functools.partial(

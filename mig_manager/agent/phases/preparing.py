@@ -14,7 +14,7 @@ import dataclasses
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import host, planning
 from mig_manager.agent.pods import advertising, device_usage, drain_scope, pausing, resuming
@@ -149,7 +149,7 @@ def _plan_and_check(
         if others:
             raise errors.MigManagerError(
                 f"another program manages MIG on this node: {', '.join(others)}",
-                reason=errors.Reason.FOREIGN_MANAGER,
+                reason=reasons.Reason.FOREIGN_MANAGER,
             )
     pausing.require_none_stuck(attempt, pods)
     desired = strategies.gpu_layouts(planned.gpus, planned.desired)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
 from mig_manager.core import model, timing
@@ -31,7 +31,7 @@ def may_help(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     if was_rebooted or attempt.deps.reboot is None or not drains or attempt.request.repairs:
         return False
     if isinstance(error, errors.HostError):
-        return error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
+        return error.reason.is_mode_pending or error.reason is reasons.Reason.IN_USE
     try:
         return error.reason.is_mode_pending and any(
             gpu.has_pending_mode for gpu in attempt.deps.gpus.observe()
@@ -55,7 +55,7 @@ def reboot(
     name = attempt.request.config
     why = error.message
     machine = attempt.deps.reboot
-    reason = errors.Reason.REBOOT_REQUIRED
+    reason = reasons.Reason.REBOOT_REQUIRED
     try:
         if machine is not None:
             machine.check()

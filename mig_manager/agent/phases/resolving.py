@@ -2,14 +2,14 @@
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import targets
 from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model
 from mig_manager.core.layout import layouts, served
 
-_ABOUT_FILE = frozenset({errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG})
+_ABOUT_FILE = frozenset({reasons.Reason.INVALID_CONFIG, reasons.Reason.UNKNOWN_CONFIG})
 
 _log = structlog.get_logger()
 
@@ -86,7 +86,7 @@ def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
             raise errors.LayoutError(
                 f"{attempt.deps.configs.name} no longer has layout '{name}', which was applied; "
                 "a generated layout of that name is not applied without a new request",
-                reason=errors.Reason.UNKNOWN_CONFIG,
+                reason=reasons.Reason.UNKNOWN_CONFIG,
             )
         is_usable = True
     finally:

@@ -6,7 +6,7 @@ import random
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
 from mig_manager.agent.pods import withdrawing
@@ -111,7 +111,7 @@ def _why_none(slots: ports.Slots) -> str:
     try:
         return str(slots.take() or "")
     except errors.ClusterError as error:
-        if error.reason is errors.Reason.FORBIDDEN:
+        if error.reason is reasons.Reason.FORBIDDEN:
             raise
         _log.warning("slots_unknown", reason=error.reason.value, error=error.message)
         return f"waiting for a slot for nodes under change: {error.message}"

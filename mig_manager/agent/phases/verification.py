@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import host
 from mig_manager.agent.pods import advertising, resuming
@@ -36,7 +36,7 @@ def resume_and_verify(
     resuming.resume_monitors(attempt, resumed)
     return outcomes.success(
         attempt.status,
-        errors.Reason.APPLIED,
+        reasons.Reason.APPLIED,
         "is active",
         gpus=gpus,
         more="".join(notes),
@@ -82,7 +82,7 @@ def verify_unchanged(
             attempt, advertising.restart_stale(attempt, gpus, returned), gpus
         )
     return outcomes.success(
-        attempt.status, errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
+        attempt.status, reasons.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
     )
 
 

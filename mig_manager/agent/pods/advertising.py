@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.pods import device_advertiser, device_plugin, dra_driver
 from mig_manager.core import model, ports, timing
@@ -254,7 +254,7 @@ def require_served(
     why = DRIVER.why_refused(attempt.journal, labels, layouts, pods)
     why = why or PLUGIN.why_refused(attempt.plugin_config, labels, layouts, pods)
     if why:
-        raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)
+        raise errors.LayoutError(why, reason=reasons.Reason.STRATEGY_MISMATCH)
 
 
 def _correct_and_compare(
@@ -302,7 +302,7 @@ class _ProblemReport:
         ):
             self._reported.add(missing.why)
             self._journal.enter(model.Phase.VERIFY, missing.message)
-        if missing is None or missing.reason is not errors.Reason.PHANTOM_DEVICES:
+        if missing is None or missing.reason is not reasons.Reason.PHANTOM_DEVICES:
             self._phantoms_since_s = None
             return missing
         now_s = self._clock.monotonic()

@@ -7,7 +7,7 @@ list devices only when they start.
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_journal
 from mig_manager.core import model, ports
 from mig_manager.core.node import pod_object
@@ -79,7 +79,7 @@ class PodWaitsError(errors.NotReadyError):
     """A container of a plugin or driver pod cannot start."""
 
     def __init__(self, message: str, *, why: str) -> None:
-        super().__init__(message, reason=errors.Reason.PLUGIN_NOT_READY)
+        super().__init__(message, reason=reasons.Reason.PLUGIN_NOT_READY)
         self.why = why
         """Pods and kubelet's reasons, without details that change."""
 
@@ -102,9 +102,9 @@ def not_ready(
     why = ", ".join(f"{pod.key} {pod.waiting.reason}" for pod in pods if pod.waiting)
     if why:
         return PodWaitsError(message, why=why)
-    return errors.NotReadyError(message, reason=errors.Reason.PLUGIN_NOT_READY)
+    return errors.NotReadyError(message, reason=reasons.Reason.PLUGIN_NOT_READY)
 
 
 def not_allocatable(why: str) -> errors.NotReadyError | None:
     """Return the error that devices are not advertised; None if none is missing."""
-    return errors.NotReadyError(why, reason=errors.Reason.NOT_ALLOCATABLE) if why else None
+    return errors.NotReadyError(why, reason=reasons.Reason.NOT_ALLOCATABLE) if why else None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import messages, model, ports
@@ -97,7 +97,7 @@ class DevicePlugin(device_advertiser.Advertiser):
         return errors.NotReadyError(
             f"kubelet has {messages.count(len(gone), 'allocatable device')} that no GPU has, and "
             "the agent found no device plugin pod to restart: restart the plugin",
-            reason=errors.Reason.NOT_ALLOCATABLE,
+            reason=reasons.Reason.NOT_ALLOCATABLE,
         )
 
     def contradicts_label(
@@ -199,7 +199,7 @@ def remove_phantoms(
     what = phantoms.message(advertised)
     refused = errors.NotReadyError(
         f"{what}, and the agent could not remove them: " + phantoms.remedy(view.name, advertised),
-        reason=errors.Reason.PHANTOM_DEVICES,
+        reason=reasons.Reason.PHANTOM_DEVICES,
     )
     if not shared.memory.may_remove_phantoms(deps.clock.monotonic()):
         return view, refused

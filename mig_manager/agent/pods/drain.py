@@ -12,7 +12,7 @@ from typing import Self
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import agent_settings, attempts, run_journal
 from mig_manager.agent.pods import device_listing, dra_driver, drain_scope, eviction
 from mig_manager.core import messages, ports
@@ -240,7 +240,7 @@ class Drain:
         try:
             pods = dra_driver.list_pods(workloads, before.pods)
         except errors.ClusterError as error:
-            if error.reason is not errors.Reason.API_UNAVAILABLE or self._is_late(deadline_s):
+            if error.reason is not reasons.Reason.API_UNAVAILABLE or self._is_late(deadline_s):
                 raise
             _log.warning("pods_not_listed", error=error.message)
             return None

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core.node import gpu_use
 
 
@@ -23,7 +23,7 @@ class WaitOnly:
 class Refuse:
     """Refuse a change that affects a pod."""
 
-    reason: errors.Reason
+    reason: reasons.Reason
     message: Callable[[str], str]  # returns the message, from the names of the affected pods
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import run_journal, successors
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import evictions, pod_object, policies
@@ -34,7 +34,7 @@ _RETRY_S = 5.0  # pause before retrying an eviction that the API forbade or did 
 _OUTDATED_S = 10.0  # how long evictions may go on before the pods are listed again
 _ACCEPTED = "the API accepted its eviction, and it is not terminating"
 _EVICTED = "was evicted just now"
-_TRANSIENT = frozenset({errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE})
+_TRANSIENT = frozenset({reasons.Reason.FORBIDDEN, reasons.Reason.API_UNAVAILABLE})
 """Why the API may refuse an eviction now and grant it later."""
 
 
@@ -77,7 +77,7 @@ class _Result:
     @property
     def may_list_budgets(self) -> bool:
         """Whether the agent has the right, as far as it knows."""
-        return self.error is None or self.error.reason is not errors.Reason.FORBIDDEN
+        return self.error is None or self.error.reason is not reasons.Reason.FORBIDDEN
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class Evictions:
 
     def why_incomplete(
         self, remaining: Sequence[pod_object.Pod], *, has_evicted: bool
-    ) -> tuple[errors.Reason, str]:
+    ) -> tuple[reasons.Reason, str]:
         """Return why a drain did not finish in time, with a clause for the message."""
         staying = [pod for pod in remaining if not pod.is_terminating]
         failed = [error for pod in staying if (error := self._last_attempt(pod).error)]
@@ -182,15 +182,15 @@ class Evictions:
             failed.append(self._last.error)
         if failed:
             # A missing right comes first: only a person can grant it.
-            failed.sort(key=lambda error: error.reason is not errors.Reason.FORBIDDEN)
+            failed.sort(key=lambda error: error.reason is not reasons.Reason.FORBIDDEN)
             return failed[0].reason, failed[0].message
         is_waiting = len(staying) == len(remaining) and not evictions.not_evictable(remaining)
         if has_evicted and self.is_rolling and is_waiting:
             return self._why_stalled(remaining)
         if not self._last.may_list_budgets:
             more = "the agent may not list PodDisruptionBudgets, so they were not counted"
-            return errors.Reason.DRAIN_TIMEOUT, more
-        return errors.Reason.DRAIN_TIMEOUT, ""
+            return reasons.Reason.DRAIN_TIMEOUT, more
+        return reasons.Reason.DRAIN_TIMEOUT, ""
 
     def _must_list_again(self, current: _Round, pod: pod_object.Pod) -> bool:
         """Return whether a pod may have finished, or any have become one that must stay.
@@ -276,17 +276,17 @@ class Evictions:
         try:
             budgets = self.deps.workloads.budgets({pod.namespace for pod in pods})
         except errors.ClusterError as error:
-            if error.reason is errors.Reason.API_UNAVAILABLE:
+            if error.reason is reasons.Reason.API_UNAVAILABLE:
                 _log.warning("budgets_not_listed", error=error.message)
                 why = f"the Kubernetes API failed to list budgets ({error.reason.value})"
                 return evictions.none_granted(pods, why), error
-            if error.reason is not errors.Reason.FORBIDDEN:
+            if error.reason is not reasons.Reason.FORBIDDEN:
                 raise
             _log.warning("budgets_not_counted", error=error.message)
             return evictions.count(pods, ()), error
         return evictions.count(pods, budgets), None
 
-    def _why_stalled(self, remaining: Iterable[pod_object.Pod]) -> tuple[errors.Reason, str]:
+    def _why_stalled(self, remaining: Iterable[pod_object.Pod]) -> tuple[reasons.Reason, str]:
         try:
             covered = [
                 pod
@@ -295,7 +295,7 @@ class Evictions:
             ]
         except errors.ClusterError as error:
             _log.warning("successors_not_listed", error=error.message)
-            return errors.Reason.DRAIN_TIMEOUT, ""
+            return reasons.Reason.DRAIN_TIMEOUT, ""
         return evictions.why_stalled(self._last.spent, covered, remaining)
 
     def _try_each(
@@ -326,7 +326,7 @@ class Evictions:
                 failure, reason = error, error.reason.value
                 if before is None or before.reason is not error.reason:
                     _log.warning("pod_not_moved", pod=pod.key, reason=reason, error=error.message)
-                is_forbidden = error.reason is errors.Reason.FORBIDDEN
+                is_forbidden = error.reason is reasons.Reason.FORBIDDEN
                 fails = "the agent may not" if is_forbidden else "the Kubernetes API failed to"
                 why = f"{fails} {verb} it ({reason})"
                 pause_s = max(_RETRY_S, error.retry_after_s or 0.0)

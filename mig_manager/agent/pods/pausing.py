@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.pods import advertising, device_listing, dra_driver
 from mig_manager.core import messages, model, ports, steps
@@ -218,6 +218,6 @@ def _stuck_error(
     has_claim = any(pod.may_claim or pod.claimed_ids is not None for pod in pods)
     return errors.NotReadyError(
         f"{what}: {messages.list_names([pod.key for pod in pods])}",
-        reason=errors.Reason.IN_USE,
+        reason=reasons.Reason.IN_USE,
         remedy=dra_driver.remedy_if_kept_away(node.latest().labels) if has_claim else "",
     )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_journal
 from mig_manager.agent.pods import advertising, dra_driver
 from mig_manager.core import messages, model
@@ -174,7 +174,7 @@ def await_driver(
         raise errors.NotReadyError(
             f"no DRA driver pod is ready after {timeout_s:g} s, and without it pods with "
             "ResourceClaims cannot end: " + messages.list_names([pod.key for pod in claiming]),
-            reason=errors.Reason.PLUGIN_NOT_READY,
+            reason=reasons.Reason.PLUGIN_NOT_READY,
             remedy=dra_driver.remedy_if_kept_away(attempt.node_labels),
         )
     return True

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import messages, model, ports
 from mig_manager.core.records import gpu_recovery
 
@@ -35,7 +35,7 @@ class FaultReport:
             self._deps.telemetry.xid_reported(uuid, xid)
             self._xids.append((uuid, xid))
 
-    def publish_failure(self, reason: errors.Reason | None, message: str) -> bool:
+    def publish_failure(self, reason: reasons.Reason | None, message: str) -> bool:
         """Publish that no GPU can be observed; return whether that is due to the GPUs."""
         is_loss = reason in gpu_recovery.LOSSES
         if self.is_on and is_loss:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.adapters import metric_registry
 from mig_manager.adapters.host import log
 from mig_manager.agent.reports import gpu_metrics, run_metrics
@@ -111,13 +111,13 @@ class AgentMetrics(ports.Telemetry):
         self._runs.end_phase(phase, seconds)
         self._on_progress()
 
-    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
+    def run_ended(self, state: model.State, reason: reasons.Reason, seconds: float) -> None:
         self._runs.end_run(state, reason, seconds, at_s=self._now())
 
     def run_superseded(self) -> None:
         self._runs.superseded.inc()
 
-    def outcome_lost(self, reason: errors.Reason) -> None:
+    def outcome_lost(self, reason: reasons.Reason) -> None:
         self._runs.lost.labels(reason=reason.value).inc()
 
     def retry_scheduled(self, delay_s: float) -> None:

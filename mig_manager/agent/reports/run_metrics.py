@@ -1,10 +1,10 @@
 """Prometheus metrics of the runs for a request: states, outcomes, durations and retries."""
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.adapters import metric_registry
 from mig_manager.core import model
 
-_SUCCESSES = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
+_SUCCESSES = frozenset({reasons.Reason.APPLIED, reasons.Reason.ALREADY_APPLIED})
 _BUCKETS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -33,7 +33,7 @@ class RunMetrics:
         )
         for state in model.State:
             self._state.labels(state=state.value)
-        for reason in errors.Reason:
+        for reason in reasons.Reason:
             # Start at zero: increase() misses the first event of a series that appears as 1.
             state = model.State.SUCCESS if reason in _SUCCESSES else model.State.FAILED
             self._runs.labels(state=state.value, reason=reason.value)
@@ -58,7 +58,7 @@ class RunMetrics:
         self._phase_s.labels(phase=phase.value).observe(seconds)
 
     def end_run(
-        self, state: model.State, reason: errors.Reason, seconds: float, *, at_s: float
+        self, state: model.State, reason: reasons.Reason, seconds: float, *, at_s: float
     ) -> None:
         """Count a run, and show its outcome."""
         self._runs.labels(state=state.value, reason=reason.value).inc()

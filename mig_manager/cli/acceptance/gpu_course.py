@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.change import change_journal, local, local_journal, transaction
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import stages
@@ -19,7 +19,7 @@ from mig_manager.core.records import gpu_recovery
 
 NAME = "acceptance"  # name of the layout in the journal
 _KILLED_AFTER = 2  # steps
-_CANNOT_RESET = {errors.Reason.NOT_SUPPORTED, errors.Reason.REBOOT_REQUIRED}
+_CANNOT_RESET = {reasons.Reason.NOT_SUPPORTED, reasons.Reason.REBOOT_REQUIRED}
 """Reasons why a virtual machine cannot reset its GPUs."""
 _NO_MIG = "MIG mode could not be enabled"
 
@@ -105,7 +105,7 @@ def find_gpu(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
         uuids = ", ".join(each.uuid for each in observed)
         raise errors.UsageError(f"no reachable GPU {uuid}; there are {uuids}")
     if not gpu.is_mig_capable:
-        raise errors.LayoutError(f"{gpu} has no MIG", reason=errors.Reason.NOT_MIG_CAPABLE)
+        raise errors.LayoutError(f"{gpu} has no MIG", reason=reasons.Reason.NOT_MIG_CAPABLE)
     return gpu
 
 
@@ -187,7 +187,7 @@ class _Course:
         """The GPU as last observed; GPU_LOST if it was unreachable then."""
         gpu = next(iter(self.observed.only([self.uuid])), None)
         if gpu is None:
-            raise errors.HardwareError("the GPU is unreachable", reason=errors.Reason.GPU_LOST)
+            raise errors.HardwareError("the GPU is unreachable", reason=reasons.Reason.GPU_LOST)
         return gpu
 
     def _change(self, desired: model.DesiredGpu) -> None:
@@ -239,7 +239,7 @@ class _Course:
         try:
             self.deps.gpus.execute(attempt, self.observed)
         except errors.HardwareError as error:
-            if error.reason is errors.Reason.IN_USE:
+            if error.reason is reasons.Reason.IN_USE:
                 return
             raise
         raise _verification_error("destroy an instance in use")
@@ -296,7 +296,7 @@ class _Course:
         if _shape(self.gpu.snapshot) != _shape(self.initial):
             raise errors.HardwareError(
                 f"{self.gpu} is not as it was before the course; the journal is kept",
-                reason=errors.Reason.VERIFY_FAILED,
+                reason=reasons.Reason.VERIFY_FAILED,
             )
 
 
@@ -307,7 +307,7 @@ def _with_instances(*pins: model.Pin) -> model.DesiredGpu:
 
 def _verification_error(what: str) -> errors.HardwareError:
     return errors.HardwareError(
-        f"not verified: {what}", reason=errors.Reason.VERIFY_FAILED, operation=what
+        f"not verified: {what}", reason=reasons.Reason.VERIFY_FAILED, operation=what
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core.settings import node_settings, options
@@ -57,7 +57,7 @@ class Settings(
             if source.parsed.get("output_format") and not is_text:
                 raise errors.UsageError(
                     "--valid-config answers with text",
-                    remedy=errors.CommandRemedy("{} has data.", "validate"),
+                    remedy=reasons.CommandRemedy("{} has data.", "validate"),
                 )
         return values
 

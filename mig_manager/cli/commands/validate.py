@@ -106,7 +106,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         try:
             results.append(validate_file(file, ()))
         except errors.ConfigError as error:
-            terminal.note_error(error, str(error.own_remedy or error.reason.remedy_at_shell))
+            terminal.note_error(error, str(error.remedy_at_shell))
             results.append(validation.InvalidFile(source=file, error=error))
     is_good = all(each.is_good for each in results)
     status = command.answer(

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import call_thread
 from mig_manager.cli.doctor import cluster, machine
 from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError
@@ -19,7 +19,7 @@ from mig_manager.core import answers
 CHECKS = (*machine.CHECKS, *cluster.CHECKS)  # all checks, in the order of the report
 MARGIN_S = 3.0
 """Extra time beyond a check's time-out, to start a process and to kill a hanging one."""
-_VAGUE = (errors.Reason.USAGE, errors.Reason.INVALID_CONFIG)
+_VAGUE = (reasons.Reason.USAGE, reasons.Reason.INVALID_CONFIG)
 """For these reasons the check's own remedy is better: it names the file or the option."""
 
 
@@ -43,7 +43,7 @@ def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Docto
             return (fail(error.message, remedy),)
         except Exception as error:  # noqa: BLE001 - a failing check must not hide the others
             what = f"the check failed: {type(error).__name__}: {error}"
-            return (fail(what, errors.Reason.INTERNAL.remedy),)
+            return (fail(what, reasons.Reason.INTERNAL.remedy),)
 
     listed = []
     for check in checks:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import device_users, files, lock_file, procfs
 from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError, adding_to
 from mig_manager.cli.doctor.doctor_report import (
@@ -38,7 +38,7 @@ CHECKS: list[Check] = []
 _check = adding_to(CHECKS)
 
 
-@_check("driver", str(errors.Reason.DRIVER_NOT_LOADED.remedy_at_shell))
+@_check("driver", str(reasons.Reason.DRIVER_NOT_LOADED.remedy_at_shell))
 def _driver(facts: Facts) -> Iterator[Finding]:
     """NVML's library is found, loads, and reaches the driver."""
     try:

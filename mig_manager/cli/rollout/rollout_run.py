@@ -10,7 +10,7 @@ import datetime as dt
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.rollout import rollout_report, rollout_settings
@@ -186,7 +186,7 @@ def _decisions(
             try:
                 _act(selected, goal, decider, decision, nodes)
             except errors.ClusterError as error:
-                if error.reason is not errors.Reason.API_UNAVAILABLE:
+                if error.reason is not reasons.Reason.API_UNAVAILABLE:
                     raise
                 trouble = error.message
         if trouble not in ("", noted):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, TypeVar
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.adapters.host import log, process
 from mig_manager.core import messages
@@ -31,10 +31,10 @@ INTERRUPTED = 128 + 2  # as a shell reports a program that SIGINT ended
 _BROKEN_PIPE = 128 + 13  # the same for SIGPIPE
 _INPUT_REASONS = frozenset(
     {
-        errors.Reason.USAGE,
-        errors.Reason.INVALID_CONFIG,
-        errors.Reason.INVALID_CHECKPOINT,
-        errors.Reason.UNKNOWN_CONFIG,
+        reasons.Reason.USAGE,
+        reasons.Reason.INVALID_CONFIG,
+        reasons.Reason.INVALID_CHECKPOINT,
+        reasons.Reason.UNKNOWN_CONFIG,
     }
 )
 STANDARD_OUTPUT = pathlib.Path("-")  # instead of a file to write
@@ -373,6 +373,6 @@ def forgotten_option(names: Iterable[str]) -> Iterator[None]:
         yield
     except errors.LayoutError as error:
         file = next((each for each in names if pathlib.Path(each).is_file()), None)
-        if file is None or error.reason is not errors.Reason.UNKNOWN_CONFIG:
+        if file is None or error.reason is not reasons.Reason.UNKNOWN_CONFIG:
             raise
         raise errors.UsageError(f"'{file}' is a file: write -f {file}") from error

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import mig_manager
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import messages
 from mig_manager.core.settings import options
 
@@ -193,7 +193,7 @@ class CommandLine:
 
     def usage_remedy(self, error: errors.MigManagerError, argv: Sequence[str]) -> str:
         """Return where the help is after wrong usage, and an example; empty for other errors."""
-        if error.reason is not errors.Reason.USAGE:
+        if error.reason is not reasons.Reason.USAGE:
             return ""
         is_known = not isinstance(error, errors.UnknownCommandError)
         command = next((word for word in argv if is_known and word in self.commands), "")

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_fields, yaml_tree
 
@@ -74,7 +74,7 @@ def _device_data(gpu: model.Gpu) -> dict[str, Any]:
         if spec is None:
             raise errors.LayoutError(
                 f"{gpu} does not list the profile of {gi.profile} at {gi.placement}",
-                reason=errors.Reason.UNKNOWN_PROFILE,
+                reason=reasons.Reason.UNKNOWN_PROFILE,
             )
         # 1_SLICE_REV1 spans a ``1g`` with more multiprocessors than the plain one.
         is_rev1 = plain is not None and spec.multiprocessors > plain.multiprocessors
@@ -86,7 +86,7 @@ def _device_data(gpu: model.Gpu) -> dict[str, Any]:
             if enum_index is None:
                 raise errors.LayoutError(
                     f"a checkpoint cannot record {ci.profile} on {gpu}",
-                    reason=errors.Reason.UNKNOWN_PROFILE,
+                    reason=reasons.Reason.UNKNOWN_PROFILE,
                 )
             inside.append({"ProfileID": enum_index, "EngProfileID": 0})
         instances.append(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.fleet import marks
 from mig_manager.core.layout import custom_layouts, layout_list
@@ -152,7 +152,7 @@ class FleetNode:
         The status of an agent that stopped during a run does not count: the next one continues.
         """
         response = self._response
-        is_interrupted = response and response.reason == errors.Reason.INTERRUPTED.value
+        is_interrupted = response and response.reason == reasons.Reason.INTERRUPTED.value
         return None if is_interrupted else response
 
     @property

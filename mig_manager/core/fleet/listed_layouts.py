@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
@@ -37,7 +37,7 @@ def require_layout(
         hint = messages.did_you_mean(name, names)
         raise errors.LayoutError(
             f"no node lists layout {name!r}{hint}",
-            reason=errors.Reason.UNKNOWN_CONFIG,
+            reason=reasons.Reason.UNKNOWN_CONFIG,
             remedy=_REMEDY,
         )
     published = [gpus for node in every if (gpus := fleet_nodes.published_gpus(node)[0])]

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import gpu_answers, messages, model, steps
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, goals, listed_layouts
@@ -243,7 +243,7 @@ def _fit(
             f"the device plugin has MIG strategy {labelled_strategy.value} and would not start, "
             f"unless the agent sets another config: {planned.unserved[labelled_strategy]}"
         )
-        return NodeFit.UNKNOWN, errors.Reason.STRATEGY_MISMATCH.value, message
+        return NodeFit.UNKNOWN, reasons.Reason.STRATEGY_MISMATCH.value, message
     return NodeFit.FITS, "", ""
 
 

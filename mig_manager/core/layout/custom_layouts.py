@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
@@ -57,7 +57,7 @@ class Custom:
             raise errors.LayoutError(
                 f"node {self.node_name} has no annotation {well_known.LAYOUT_ANNOTATION} with the "
                 f"layout '{well_known.CUSTOM_LAYOUT}'",
-                reason=errors.Reason.NO_CUSTOM_LAYOUT,
+                reason=reasons.Reason.NO_CUSTOM_LAYOUT,
             )
         source = f"annotation {well_known.LAYOUT_ANNOTATION} of node {self.node_name}"
         return single(self.text, source=source, is_lenient=is_lenient)

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.layout import gpu_selectors, layouts
 from mig_manager.core.planner import placement
@@ -175,7 +175,7 @@ def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[gpu_selectors.GpuKind, ...]:
             capable[gpu.pci_device_id].append(gpu)
     if not capable:
         problem = "this node has no MIG-capable GPU"
-        raise errors.LayoutError(problem, reason=errors.Reason.NOT_MIG_CAPABLE)
+        raise errors.LayoutError(problem, reason=reasons.Reason.NOT_MIG_CAPABLE)
     kinds: list[gpu_selectors.GpuKind] = []
     for device_id, alike in sorted(capable.items()):
         offers = {gpu.uuid: _offer(gpu) for gpu in alike if gpu.profiles}
@@ -183,7 +183,7 @@ def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[gpu_selectors.GpuKind, ...]:
             raise errors.LayoutError(
                 f"this driver lists the profiles of {alike[0]} only once MIG is on: apply "
                 "'all-enabled' first, or name the product with --gpu",
-                reason=errors.Reason.NOT_SUPPORTED,
+                reason=reasons.Reason.NOT_SUPPORTED,
             )
         is_uniform = len(set(map(frozenset, offers.values()))) == 1
         boards: dict[int | None, list[model.Gpu]] = collections.defaultdict(list)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import messages, model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import gpu_selectors
@@ -122,13 +122,13 @@ class Document:
         if not self.layouts and not self.is_presumed:
             raise errors.LayoutError(
                 f"{self.source} has no layouts",
-                reason=errors.Reason.UNKNOWN_CONFIG,
+                reason=reasons.Reason.UNKNOWN_CONFIG,
                 remedy=_NAME_ANOTHER_FILE,
             )
         hint = messages.did_you_mean(name, self.possible(nodes))
         raise errors.LayoutError(
             f"unknown layout '{name}' in {self.source}{hint}",
-            reason=errors.Reason.UNKNOWN_CONFIG,
+            reason=reasons.Reason.UNKNOWN_CONFIG,
             remedy=remedy,
         )
 
@@ -191,7 +191,7 @@ def export(
     """
     if not gpus:
         problem = "this node has no GPU to export"
-        raise errors.LayoutError(problem, reason=errors.Reason.NO_GPU_MATCHES)
+        raise errors.LayoutError(problem, reason=reasons.Reason.NO_GPU_MATCHES)
     groups: dict[model.DesiredGpu, list[model.Gpu]] = {}
     for gpu in gpus:
         groups.setdefault(current(gpu, has_placements=has_placements), []).append(gpu)
@@ -351,7 +351,7 @@ def _problems(
     def problem(
         message: str,
         location: errors.Location,
-        reason: errors.Reason = errors.Reason.NO_GPU_MATCHES,
+        reason: reasons.Reason = reasons.Reason.NO_GPU_MATCHES,
     ) -> errors.LayoutError:
         text = f"layout '{layout.name}' {message}"
         return errors.LayoutError(text, reason=reason, location=location)
@@ -367,7 +367,7 @@ def _problems(
         is_wanted = rule.desired.mode is model.MigMode.ENABLED and not gpu.is_mig_capable
         if is_wanted and (rule.indices is not None or not is_any_capable):
             message = f"enables MIG on {gpu}, which has no MIG"
-            not_capable = problem(message, rule.location, errors.Reason.NOT_MIG_CAPABLE)
+            not_capable = problem(message, rule.location, reasons.Reason.NOT_MIG_CAPABLE)
             yield not_capable, "the GPU stays unchanged"
 
 
@@ -384,7 +384,7 @@ def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[errors.L
         if rule and verb:
             yield errors.LayoutError(
                 f"layout '{layout.name}' {verb} {gpu}, which is unreachable: {gpu.message}",
-                reason=errors.Reason.GPU_UNREACHABLE,
+                reason=reasons.Reason.GPU_UNREACHABLE,
                 location=rule.location,
             )
 

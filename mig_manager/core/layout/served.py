@@ -7,7 +7,7 @@ NVIDIA's operator follows them: it was written without knowledge of the node.
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import messages, model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import generator, layouts
@@ -41,7 +41,7 @@ def find(
         raise errors.LayoutError(
             f"{error.message}; this agent takes none from the annotation "
             f"{well_known.LAYOUT_ANNOTATION}, because custom layouts are switched off",
-            reason=errors.Reason.CUSTOM_LAYOUTS_OFF,
+            reason=reasons.Reason.CUSTOM_LAYOUTS_OFF,
         ) from error
 
 
@@ -67,7 +67,7 @@ def _find_in_file_or_generate(
         raise errors.LayoutError(
             f"{messages.with_full_stop(error.message)} "
             f"It may be one of an unreachable GPU: {lost}",
-            reason=errors.Reason.GPU_UNREACHABLE,
+            reason=reasons.Reason.GPU_UNREACHABLE,
         ) from error
 
 

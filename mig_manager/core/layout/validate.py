@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import strategies
@@ -281,7 +281,7 @@ class _LayoutCheck:
         # model gives a node the GPUs that it lacks.
         is_excused = not (
             any(rule.filters or any(map(rule.names, case.members)) for rule in failing)
-            or (error.reason is errors.Reason.NO_GPU_MATCHES and is_short_of_gpus)
+            or (error.reason is reasons.Reason.NO_GPU_MATCHES and is_short_of_gpus)
         ) and all(self._fits_elsewhere(case.layout, rule) for rule in failing)
         misfit = case.product_fit(Fit.ELSEWHERE if is_excused else Fit.DOES_NOT_FIT, why)
         return dataclasses.replace(
@@ -312,11 +312,11 @@ def _plan(
 
 def _brief(error: errors.LayoutError) -> str:
     match error.reason:
-        case errors.Reason.UNKNOWN_PROFILE if error.profile:
+        case reasons.Reason.UNKNOWN_PROFILE if error.profile:
             return f"no profile {error.profile}"
-        case errors.Reason.NOT_MIG_CAPABLE:
+        case reasons.Reason.NOT_MIG_CAPABLE:
             return _NO_MIG
-        case errors.Reason.DOES_NOT_FIT:
+        case reasons.Reason.DOES_NOT_FIT:
             return "no room for all its instances"
         case _:
             return error.message

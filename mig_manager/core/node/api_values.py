@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core.node import well_known
 
 
@@ -19,7 +19,7 @@ def as_cluster_error(what: str) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:
         raise errors.ClusterError(
             f"{what} from the Kubernetes API is malformed: {err!r}",
-            reason=errors.Reason.API_ERROR,
+            reason=reasons.Reason.API_ERROR,
         ) from err
 
 

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import messages
 from mig_manager.core.node import pod_object, selectors, well_known
 
@@ -170,7 +170,7 @@ def why_stalled(
     spent: Iterable[Budget],
     covered: Iterable[pod_object.Pod],
     remaining: Iterable[pod_object.Pod],
-) -> tuple[errors.Reason, str]:
+) -> tuple[reasons.Reason, str]:
     """Return why a rolling drain does not go on, with a clause for the message.
 
     DRAIN_STALLED: evicted pods have no successor, or no node has room for it. DRAIN_TIMEOUT: their
@@ -190,12 +190,12 @@ def why_stalled(
     unscheduled = [pod.key for pod in unready if not pod.node_name]
     if unscheduled:
         names = messages.list_names(unscheduled)
-        return errors.Reason.DRAIN_STALLED, f"no node has room for {names}"
+        return reasons.Reason.DRAIN_STALLED, f"no node has room for {names}"
     if unready:
         names = messages.list_names([pod.key for pod in unready])
-        return errors.Reason.DRAIN_TIMEOUT, f"not ready yet elsewhere: {names}"
+        return reasons.Reason.DRAIN_TIMEOUT, f"not ready yet elsewhere: {names}"
     keys = ", ".join(sorted({budget.key for budget in spent}))
-    return errors.Reason.DRAIN_STALLED, f"no pod replaces those evicted (budgets: {keys})"
+    return reasons.Reason.DRAIN_STALLED, f"no pod replaces those evicted (budgets: {keys})"
 
 
 def parse_budget(item: Mapping[str, Any]) -> Budget:

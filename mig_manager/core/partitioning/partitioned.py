@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes, slots
 from mig_manager.core.layout import custom_layouts, gpu_selectors
@@ -14,8 +14,8 @@ from mig_manager.core.node import api_values, claims, resources, strategies, wel
 from mig_manager.core.partitioning import demand
 from mig_manager.core.records import run_status
 
-_UNREACHABLE = errors.Reason.GPU_UNREACHABLE.value
-_REPEATABLE = (errors.Reason.IN_USE.value, errors.Reason.DRIFTED.value)
+_UNREACHABLE = reasons.Reason.GPU_UNREACHABLE.value
+_REPEATABLE = (reasons.Reason.IN_USE.value, reasons.Reason.DRIFTED.value)
 """An instance in use can be idle later, and a layout from which the GPUs drifted was active."""
 
 

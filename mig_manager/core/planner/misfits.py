@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import messages, model, profile_name
 from mig_manager.core.planner import packing, placement
 
@@ -33,7 +33,7 @@ def unknown_profile(
         why = f"{hint} profiles: {_join(reversed(profiles))}"
     return errors.LayoutError(
         f"{gpu} has no profile {profile}{why}",
-        reason=errors.Reason.UNKNOWN_PROFILE,
+        reason=reasons.Reason.UNKNOWN_PROFILE,
         gpu_uuid=gpu.uuid,
         profile=str(profile),
     )
@@ -68,7 +68,7 @@ def does_not_fit(
         f"{profile_name.with_counts(devices)}{beside} does not fit {gpu}: {'; '.join(why)}; "
         "the largest part that fits is "
         f"{profile_name.with_counts(part) if part else 'nothing'}{rest}",
-        reason=errors.Reason.DOES_NOT_FIT,
+        reason=reasons.Reason.DOES_NOT_FIT,
         gpu_uuid=gpu.uuid,
     )
 

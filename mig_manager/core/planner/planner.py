@@ -13,7 +13,7 @@ clients of the GPU and would leave the change pending. Then instances are create
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.planner import packing, restoring, search, vgpus
@@ -42,7 +42,7 @@ def plan(
     missing = sorted(desired.keys() - {gpu.uuid for gpu in gpus})
     if missing:
         problem = f"GPU {missing[0]} is not on this node"
-        raise errors.LayoutError(problem, reason=errors.Reason.NO_GPU_MATCHES)
+        raise errors.LayoutError(problem, reason=reasons.Reason.NO_GPU_MATCHES)
     finder = search.Search(busy, ending)
     plans = [
         _plan_gpu(gpu, desired[gpu.uuid], finder) for gpu in _by_index(gpus) if gpu.uuid in desired
@@ -355,4 +355,4 @@ def _by_index(gpus: Sequence[model.Gpu]) -> list[model.Gpu]:
 
 
 def _not_capable(gpu: model.Gpu) -> errors.LayoutError:
-    return errors.LayoutError(f"{gpu} has no MIG", reason=errors.Reason.NOT_MIG_CAPABLE)
+    return errors.LayoutError(f"{gpu} has no MIG", reason=reasons.Reason.NOT_MIG_CAPABLE)

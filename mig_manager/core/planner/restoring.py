@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.planner import misfits, packing, placement, search
@@ -175,7 +175,7 @@ def _inside(gpu: model.Gpu, old: model.GpuInstance) -> tuple[steps.TargetCompute
         raise errors.LayoutError(
             f"the compute instances that {gpu} had in its {old.profile} at {old.placement} "
             "cannot be placed again",
-            reason=errors.Reason.DOES_NOT_FIT,
+            reason=reasons.Reason.DOES_NOT_FIT,
         )
     return packing.inside(old.profile, spans)
 
@@ -206,7 +206,7 @@ def snapshots(
             raise errors.LayoutError(
                 f"the checkpoint has GPU {device.uuid}, which is not among the reachable GPUs: "
                 + "; ".join(each.sentence for each in unreachable),
-                reason=errors.Reason.GPU_UNREACHABLE,
+                reason=reasons.Reason.GPU_UNREACHABLE,
                 location=device.location,
             )
         if gpu is None:

@@ -21,7 +21,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.planner import misfits, packing, placement
 
@@ -194,7 +194,7 @@ def _locate(
     def refuse(why: str) -> errors.LayoutError:
         return errors.LayoutError(
             f"the layout does not fit {gpu}: {why}",
-            reason=errors.Reason.DOES_NOT_FIT,
+            reason=reasons.Reason.DOES_NOT_FIT,
             gpu_uuid=gpu.uuid,
         )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import messages, model, steps
 
 
@@ -20,7 +20,7 @@ def refuse(gpus: Sequence[model.Gpu], plan: steps.Plan) -> None:
         if each.gpu_uuid in guests and not is_only_inside:
             raise errors.LayoutError(
                 f"{guests[each.gpu_uuid]} is a vGPU: only its host can partition it",
-                reason=errors.Reason.NOT_SUPPORTED,
+                reason=reasons.Reason.NOT_SUPPORTED,
             )
 
 

@@ -6,7 +6,7 @@ is apart from ``MigReady``, because the layout of a GPU with a fault may still b
 
 from collections.abc import Collection, Iterable, Iterator
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import messages, model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import readiness
@@ -49,8 +49,8 @@ Sources: NVIDIA GPU Memory Error Management, "Error Recovery and Response Flags"
 five values; the comments of ``nvmlDeviceGpuRecoveryAction_t`` in nvml.h for the others.
 """
 _RESETTING = "The agent evicts its pods, and resets it."
-_UNREACHABLE = errors.Reason.GPU_UNREACHABLE
-LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
+_UNREACHABLE = reasons.Reason.GPU_UNREACHABLE
+LOSSES = (reasons.Reason.GPU_LOST, reasons.Reason.GPU_NEEDS_RESET)
 """Answers of the driver with a remedy of their own.
 
 ``nvml.h``: a lost GPU is inaccessible, and one that requires a reset can be used again after it.

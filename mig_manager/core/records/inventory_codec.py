@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model, profile_name
 from mig_manager.core.files import json_text
 from mig_manager.core.records import json_values, snapshot_codec
@@ -213,7 +213,7 @@ def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
         pci_address=json_values.text(row["pci"]),
         pci_device_id=None if device is None else json_values.number(device),
         name=json_values.text(row["name"]),
-        reason=_parse_enum(row["reason"], errors.Reason.NVML_ERROR),
+        reason=_parse_enum(row["reason"], reasons.Reason.NVML_ERROR),
         code=None if code is None else json_values.number(code),
         message=json_values.text(row["message"], limit=_MAX_LETTERS_OF_MESSAGE),
     )

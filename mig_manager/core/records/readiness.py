@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import messages, model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import run_status
@@ -62,7 +62,7 @@ NO_LAYOUT_REQUESTED = Condition(
 """Ready, because only a requested layout that is missing makes a node unready."""
 
 
-def unknown(config: str, reason: errors.Reason, why: str) -> Condition:
+def unknown(config: str, reason: reasons.Reason, why: str) -> Condition:
     """Return the condition for an active layout while no GPU can be observed."""
     message = (
         f"Whether layout {config} is still active is unknown, because no GPU can be observed: "

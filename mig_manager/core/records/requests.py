@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.files import json_text
 from mig_manager.core.records import applied_gpus, gpu_repair, run_status
@@ -64,7 +64,7 @@ class FailedChanges:
 
     config_hash: str  # hash of the layout
     boot_id: str
-    reason: errors.Reason  # reason of the last failure
+    reason: reasons.Reason  # reason of the last failure
     problem: str  # the last failure, as part of a sentence
     count: int = 1
 
@@ -89,12 +89,12 @@ class FailedChanges:
 
         None if the reason is unknown: a newer version may have further ones.
         """
-        if data["reason"] not in {reason.value for reason in errors.Reason}:
+        if data["reason"] not in {reason.value for reason in reasons.Reason}:
             return None
         return FailedChanges(
             config_hash=json_text.string(data, "configHash"),
             boot_id=json_text.string(data, "bootId"),
-            reason=errors.Reason(data["reason"]),
+            reason=reasons.Reason(data["reason"]),
             problem=json_text.string(data, "problem"),
             count=int(data["count"]),
         )

@@ -9,7 +9,7 @@ import datetime as dt
 import json
 from typing import NamedTuple, TypedDict
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.files import json_text
 
@@ -39,7 +39,7 @@ class RunStatus:
     is_from_owner: bool = False  # whether the owner wrote the layout; not published
     state: model.State
     phase: model.Phase
-    reason: errors.Reason | None
+    reason: reasons.Reason | None
     message: str
     attempt: int
     started_at: str
@@ -72,7 +72,7 @@ class RunStatus:
             state=model.State.REBOOTING if is_reboot else model.State.PENDING,
             phase=phase,
             message=message,
-            reason=errors.Reason.SLOTS_TAKEN if phase is model.Phase.WAIT else None,
+            reason=reasons.Reason.SLOTS_TAKEN if phase is model.Phase.WAIT else None,
         )
 
     def to_json(self) -> str:
@@ -205,7 +205,7 @@ def parse_or_none(text: str | None) -> PublishedStatus | None:
 
 
 _REASONS_AFTER_SUCCESS = frozenset(
-    {errors.Reason.DRIFTED.value, errors.Reason.PHANTOM_DEVICES.value}
+    {reasons.Reason.DRIFTED.value, reasons.Reason.PHANTOM_DEVICES.value}
 )
 
 

@@ -3,15 +3,15 @@
 import threading
 from collections.abc import Sequence
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import device_users
 from mig_manager.core import messages, model, ports
 from mig_manager.sandbox.driver import state_file, states
 
 _REASONS = {
-    states.Code.IN_USE: errors.Reason.IN_USE,
-    states.Code.NO_PERMISSION: errors.Reason.NO_PERMISSION,
-    states.Code.NOT_SUPPORTED: errors.Reason.REBOOT_REQUIRED,
+    states.Code.IN_USE: reasons.Reason.IN_USE,
+    states.Code.NO_PERMISSION: reasons.Reason.NO_PERMISSION,
+    states.Code.NOT_SUPPORTED: reasons.Reason.REBOOT_REQUIRED,
 }
 
 
@@ -52,5 +52,5 @@ class SimulatedReset:
             why = f"in use by {device_users.name_users(users)}"
         raise errors.HostError(
             f"no reset of {messages.list_names([*map(str, gpus)])}: {why}",
-            reason=_REASONS.get(code, errors.Reason.RESET_REQUIRED),
+            reason=_REASONS.get(code, reasons.Reason.RESET_REQUIRED),
         )

@@ -8,7 +8,7 @@ import stat
 import pytest
 import structlog.testing
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import cdi, device_nodes, programs
 from tests.adapters.host import root_filesystems
 from tests.kit import privileges, proc_tree
@@ -228,7 +228,7 @@ def test_a_failed_tool_leaves_the_spec_unchanged(
     with pytest.raises(errors.HostError, match=why) as caught:
         host.specs(timeout_s=2.0 if "sleep" in then else 60.0)
 
-    assert caught.value.reason is errors.Reason.DEVICE_FILES_FAILED
+    assert caught.value.reason is reasons.Reason.DEVICE_FILES_FAILED
     assert "nvidia-ctk" in caught.value.message
     assert host.spec_in_run.read_text() == spec("0")
     assert [path.name for path in host.spec_in_run.parent.iterdir()] == ["nvidia.yaml"]

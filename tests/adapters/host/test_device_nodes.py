@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 from structlog.typing import EventDict
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import device_nodes
 from tests.kit import proc_tree
 
@@ -218,7 +218,7 @@ def test_only_a_missing_permission_to_create_nodes_is_tolerated(
     if code == errno.ENOSPC:
         with pytest.raises(errors.HostError, match="No space left on device") as caught:
             refresh(proc, dev)
-        assert caught.value.reason is errors.Reason.DEVICE_FILES_FAILED
+        assert caught.value.reason is reasons.Reason.DEVICE_FILES_FAILED
     else:
         refresh(proc, dev)
         assert logs[0]["event"] == "device_files_skipped"

@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import model
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from mig_manager.sandbox.driver import states
 from tests.adapters.host import root_filesystems
 from tests.adapters.host.reset_machine import WAITING, Gpus, ResetMachine

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import hooks
 from mig_manager.core.files import hook_files
 from mig_manager.core.files.hook_files import Point
@@ -61,7 +61,7 @@ class HooksRig:
         """Run a hook that fails; return reason and log line."""
         with structlog.testing.capture_logs() as logged, pytest.raises(errors.HostError) as caught:
             self.port.run(Point.PRE_APPLY_MODE, hook, {}, check=lambda: None)
-        assert caught.value.reason is errors.Reason.HOOK_FAILED
+        assert caught.value.reason is reasons.Reason.HOOK_FAILED
         ends = [line for line in logged if line["event"] == "hook_ended"]
         return caught.value.message, ends[0] if ends else {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import hooks, logind
 from mig_manager.core import ports
 from mig_manager.core.files import hook_files
@@ -72,7 +72,7 @@ def test_service_that_fails_to_stop_or_start_is_named(services: ports.HostServic
     for act in (services.stop, services.start):
         with pytest.raises(errors.HostError, match=BROKEN) as caught:
             act(BROKEN)
-        assert caught.value.reason is errors.Reason.HOST_SERVICE_FAILED
+        assert caught.value.reason is reasons.Reason.HOST_SERVICE_FAILED
 
 
 def test_only_a_listed_service_may_have_stopped(services: ports.HostServices) -> None:
@@ -96,7 +96,7 @@ def reboot_of_logind(folder: pathlib.Path, *, is_refused: bool) -> Iterator[port
 def reboot_in_memory(_folder: pathlib.Path, *, is_refused: bool) -> Iterator[ports.Reboot]:
     rig = node_rig.NodeRig(gpus=())
     if is_refused:
-        error = errors.HostError("it says no", reason=errors.Reason.REBOOT_REQUIRED)
+        error = errors.HostError("it says no", reason=reasons.Reason.REBOOT_REQUIRED)
         rig.fail_always |= {"reboot.check": error, "reboot.request": error}
     yield fake_host.FakeHost(rig)
 
@@ -122,7 +122,7 @@ def test_a_refused_reboot_is_an_error_before_and_at_its_request(
         for act in (reboot.check, lambda: reboot.request("test")):
             with pytest.raises(errors.HostError) as caught:
                 act()
-            assert caught.value.reason is errors.Reason.REBOOT_REQUIRED
+            assert caught.value.reason is reasons.Reason.REBOOT_REQUIRED
 
 
 # -- hooks ------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_hook_that_fails_or_cannot_run_is_named(programs: ports.Hooks, command: 
     with pytest.raises(errors.HostError, match=command) as caught:
         programs.run(POINT, hook_named(programs, command), {}, check=lambda: None)
 
-    assert caught.value.reason is errors.Reason.HOOK_FAILED
+    assert caught.value.reason is reasons.Reason.HOOK_FAILED
 
 
 def test_hook_ends_by_itself_or_by_an_error_of_its_check(programs: ports.Hooks) -> None:

@@ -14,7 +14,7 @@ from concurrent import futures
 import pytest
 import structlog.testing
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file, procfs
 from tests.node import fakes
@@ -73,7 +73,7 @@ def test_the_error_names_the_owner_of_the_lock_and_its_work(path: pathlib.Path) 
     ):
         pass
 
-    assert caught.value.reason is errors.Reason.LOCKED
+    assert caught.value.reason is reasons.Reason.LOCKED
     assert f"other (pid {process.pid} on {os.uname().nodename}), apply all-1g.5gb, since 20" in (
         caught.value.message
     )

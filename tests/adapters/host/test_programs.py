@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import programs
 from tests import waiting
 from tests.adapters.host import root_filesystems
@@ -14,7 +14,7 @@ from tests.programs import write_script
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
-WHY = errors.Reason.DEVICE_FILES_FAILED
+WHY = reasons.Reason.DEVICE_FILES_FAILED
 
 
 def run(

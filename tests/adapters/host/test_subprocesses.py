@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import subprocesses
 from tests.kit import processes
 
@@ -60,7 +60,12 @@ time.sleep(60)
 )
 def test_an_error_keeps_its_kind_and_all_its_fields(kind: type[errors.HardwareError]) -> None:
     def fail() -> None:
-        fields = {"reason": errors.Reason.IN_USE, "operation": "nvmlX", "gpu": "GPU 3", "code": 19}
+        fields = {
+            "reason": reasons.Reason.IN_USE,
+            "operation": "nvmlX",
+            "gpu": "GPU 3",
+            "code": 19,
+        }
         error = kind("busy", **(fields if kind is errors.HardwareError else {}))  # type: ignore[arg-type]
         error.add("undone")
         raised.append(error)

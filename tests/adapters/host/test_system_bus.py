@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.adapters.host import logind, systemd
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.kit import processes, systemd_rig
 from tests.kit.systemd_rig import NVSM, Act, Unit, fails, fake_systemd, services
 from tests.kit.systemd_rig import DBusDaemon as Bus

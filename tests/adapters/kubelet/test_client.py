@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import pod_resources
 from tests import waiting
 from tests.kit.kubelet_rig import GPU, GrpcKubelet, devices
@@ -121,5 +121,5 @@ def test_a_broken_worker_is_an_error_with_its_cause(
     client = a_client(kubelet, program, "-c", f"import os, sys\nos.read(0, 99)\n{script}")
     with pytest.raises(errors.ClusterError, match=message) as caught:
         client.assigned_devices()
-    assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
+    assert caught.value.reason is reasons.Reason.POD_RESOURCES_UNAVAILABLE
     assert children() <= before

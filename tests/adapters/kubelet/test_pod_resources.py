@@ -10,7 +10,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node import pod_object
 from tests import programs
@@ -103,7 +103,7 @@ def test_an_unanswered_request_is_an_error_soon_and_no_traceback(
     arranged = arrange(kubelet)
     with pytest.raises(errors.ClusterError, match=why) as caught:
         ask(kubelet, timeout_s=0.2 if "DEADLINE" in why else 100.0).allocatable()
-    assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
+    assert caught.value.reason is reasons.Reason.POD_RESOURCES_UNAVAILABLE
     assert kubelet.requests == requests
     assert caplog.text == ""
     if isinstance(arranged, socket.socket):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, device_claims, pod_claims, pods
 from mig_manager.core.node import gpu_use, pod_object, well_known
 from mig_manager.sandbox.apiserver import kinds
@@ -256,7 +256,7 @@ def test_refusal_by_a_starting_server_is_not_a_missing_right() -> None:
     with kube_rig.KubeServer() as server:
         server.script = [kube_rig.reset, *[refuse(403)] * 3]
         error = kube_rig.failure(pod_claims.KubeSlices(server.kube, node_name="n1").list)
-        assert error.reason is errors.Reason.API_UNAVAILABLE
+        assert error.reason is reasons.Reason.API_UNAVAILABLE
 
         server.script = [refuse(403)] * 99
         devices = device_claims.DeviceClaims(server.kube, lambda: None, lambda: None)

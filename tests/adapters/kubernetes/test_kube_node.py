@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
@@ -212,7 +212,7 @@ def test_a_node_that_always_conflicts_is_an_error_in_the_end(rig: KubeNodeRig) -
     rig.server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
     with pytest.raises(errors.ClusterError, match="changes faster") as caught:
         rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=True))
-    assert caught.value.reason is errors.Reason.API_UNAVAILABLE
+    assert caught.value.reason is reasons.Reason.API_UNAVAILABLE
     assert caught.value.may_be_done
     assert rig.patches() < 40
     assert rig.clock.now_s < 15

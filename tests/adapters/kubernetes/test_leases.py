@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import structlog.testing
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds
@@ -217,7 +217,7 @@ def test_slot_that_is_not_freshly_renewed_fails_before_the_cordon(rig: LeasesRig
 
     with pytest.raises(errors.NotReadyError) as caught:
         slot.check()
-    assert caught.value.reason is errors.Reason.SLOTS_TAKEN
+    assert caught.value.reason is reasons.Reason.SLOTS_TAKEN
     # It is ours all the same, until another node takes it.
     assert slot.take() is None
     slot.check()

@@ -5,7 +5,7 @@ import pathlib
 import pynvml
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import events
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
@@ -73,7 +73,7 @@ def test_without_a_gpu_that_reports_changes_it_is_not_supported(
         events.listening(None),
     ):
         pass
-    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+    assert caught.value.reason is reasons.Reason.NOT_SUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_refusal_for_every_gpu_is_passed_on_with_its_gpu(path: pathlib.Path) -
         events.listening(None),
     ):
         pass
-    assert caught.value.reason is errors.Reason.NVML_ERROR
+    assert caught.value.reason is reasons.Reason.NVML_ERROR
 
 
 def test_a_gpu_that_falls_off_the_bus_ends_the_wait(path: pathlib.Path) -> None:
@@ -114,7 +114,7 @@ def test_a_gpu_that_falls_off_the_bus_ends_the_wait(path: pathlib.Path) -> None:
         )
         with pytest.raises(errors.HardwareError) as caught:
             changes.wait(SOON_S)
-        assert caught.value.reason is errors.Reason.GPU_LOST
+        assert caught.value.reason is reasons.Reason.GPU_LOST
 
 
 def test_set_and_session_are_released_whatever_happens(path: pathlib.Path) -> None:

@@ -6,7 +6,7 @@ from typing import TypeVar
 import pynvml
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import library
 from mig_manager.core import model
 from tests.node.nvml_rig import Boot, NvmlRig, ci_step, content, everything, gi_step
@@ -61,7 +61,7 @@ def test_any_answer_while_observing_is_tolerated_or_a_typed_error(
                 reason = library.from_code(code, operation="").reason
                 is_explained = (failure.code, failure.reason) == (code, reason)
                 # Borne for one profile, it may leave too little to go on with.
-                assert is_explained or failure.reason is errors.Reason.NOT_SUPPORTED
+                assert is_explained or failure.reason is reasons.Reason.NOT_SUPPORTED
             if observed is not None and not says_none(function, code):
                 # What is borne makes no instance disappear.
                 assert content(observed) == content(gpu), function

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, ports, profile_name, steps
 from mig_manager.core.planner import planner
 from tests.node import fake_host, gpu_values, node_rig, nvml_rig
@@ -24,7 +24,9 @@ class InMemory:
     def use(self, gpu: model.Gpu) -> None:
         def refuse(step: steps.Step) -> Exception | None:
             is_used = step.gpu_uuid == gpu.uuid
-            return errors.HardwareError("in use", reason=errors.Reason.IN_USE) if is_used else None
+            return (
+                errors.HardwareError("in use", reason=reasons.Reason.IN_USE) if is_used else None
+            )
 
         self._node.driver.clients = "train"
         self._node.driver.step_error = refuse
@@ -100,7 +102,7 @@ def test_refused_step_on_one_gpu_does_not_stop_the_other(rig: Rig) -> None:
     with pytest.raises(errors.HardwareError) as caught:
         rig.gpus.execute(plan_of(before, SLICED))
 
-    assert caught.value.reason is errors.Reason.IN_USE
+    assert caught.value.reason is reasons.Reason.IN_USE
     assert [len(gpu.mig_uuids) for gpu in rig.gpus.observe()] == [1, 7]
 
 
@@ -135,5 +137,5 @@ def test_lost_gpu_is_unreachable_and_the_other_one_changes(rig: Rig) -> None:
     assert after.unreachable[0].uuid == before[0].uuid
     for observed in (after, rig.gpus.observe()):
         (lost,), (other,) = observed.unreachable, observed
-        assert (lost.index, lost.reason) == (0, errors.Reason.GPU_LOST)
+        assert (lost.index, lost.reason) == (0, reasons.Reason.GPU_LOST)
         assert len(other.mig_uuids) == 7

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import call_thread
 from mig_manager.adapters.nvml import last_calls
 
@@ -121,7 +121,7 @@ def test_a_note_takes_microseconds(recorder: last_calls.Recorder) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [errors.HardwareError("x", reason=errors.Reason.GPU_LOST), TimeoutError("x"), KeyError("x")],
+    [errors.HardwareError("x", reason=reasons.Reason.GPU_LOST), TimeoutError("x"), KeyError("x")],
 )
 def test_a_call_in_a_thread_returns_its_result_or_raises_its_error(error: Exception) -> None:
     def fail() -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
@@ -124,7 +124,7 @@ def test_instances_that_cannot_be_listed_are_a_typed_error(node: NvmlRig, proc: 
     node.fault("nvmlDeviceGetGpuInstances", code=states.Code.NO_PERMISSION)
     with pytest.raises(errors.HardwareError, match="cannot list its GPU instances") as caught:
         execute(proc, gpu, gi_step(gpu, "1g.5gb"))
-    assert caught.value.reason is errors.Reason.NO_PERMISSION
+    assert caught.value.reason is reasons.Reason.NO_PERMISSION
     assert node.observe() == gpu
 
 
@@ -212,7 +212,7 @@ def test_instance_created_after_the_plan_is_not_taken_for_its_own(
     assert caught.value.message == (
         f"GPU 0 ({before.uuid}) has 3g.20gb at {create.placement} already"
     )
-    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert caught.value.reason is reasons.Reason.VERIFY_FAILED
     assert node.observe() == now
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import states
 from tests.node.nvml_rig import ON, NvmlRig
@@ -22,7 +22,7 @@ def _binding_restored() -> Iterator[None]:
 
 def test_an_answer_of_a_newer_driver_is_an_nvml_error() -> None:
     error = library.from_code(31337, operation="nvmlX")
-    assert (error.reason, error.code) == (errors.Reason.NVML_ERROR, 31337)
+    assert (error.reason, error.code) == (reasons.Reason.NVML_ERROR, 31337)
     assert error.operation == "nvmlX"
     assert error.message.startswith("nvmlX answered ")
 
@@ -44,7 +44,7 @@ def test_bindings_exception_becomes_an_error_with_its_function(
 
     with pytest.raises(errors.HardwareError, match=f"refuse answered '{answer}'") as caught:
         library.call(refuse, 1)
-    assert caught.value.reason is errors.Reason(reason)
+    assert caught.value.reason is reasons.Reason(reason)
     assert caught.value.__cause__ is raised
 
 
@@ -66,7 +66,7 @@ def test_library_that_is_not_nvml_is_refused_even_after_another() -> None:
         library.session("libc.so.6"),
     ):
         pass
-    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+    assert caught.value.reason is reasons.Reason.NOT_SUPPORTED
 
 
 def put(root: pathlib.Path, folder: str) -> pathlib.Path:

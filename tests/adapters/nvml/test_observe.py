@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import gpu_device, nvml_gpus
 from mig_manager.catalogue import hardware
@@ -166,7 +166,7 @@ def test_instances_that_may_not_be_listed_are_an_error_and_never_none(
     node.state.set_options(states.Options(permitted=False))
     with pytest.raises(errors.HardwareError) as caught:
         node.gpus.observe()
-    assert caught.value.reason is errors.Reason.NO_PERMISSION
+    assert caught.value.reason is reasons.Reason.NO_PERMISSION
     assert caught.value.gpu.startswith(f"GPU {index} (GPU-")
 
 
@@ -219,7 +219,7 @@ def test_every_gpu_unreachable_is_an_error_that_names_each(boot: Boot) -> None:
     first, second = caught.value.message.split("; ")
     assert first.startswith("GPU 0")
     assert second == f"GPU 1 ({uuid}): nvmlDeviceGetMigMode answered 'GPU is lost'"
-    assert caught.value.reason is errors.Reason.GPU_LOST
+    assert caught.value.reason is reasons.Reason.GPU_LOST
     assert caught.value.reason.is_transient
     assert caught.value.gpu.startswith("GPU 0")
     assert caught.value.code == states.Code.GPU_IS_LOST
@@ -250,7 +250,7 @@ def test_profiles_that_cannot_be_named_are_an_error(node: NvmlRig) -> None:
     node.fault("nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
     with pytest.raises(errors.HardwareError, match="no memory size") as caught:
         node.observe()
-    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+    assert caught.value.reason is reasons.Reason.NOT_SUPPORTED
 
 
 def test_a_gpu_without_memory_of_its_own_gets_its_layout(
@@ -354,7 +354,7 @@ def test_an_unreachable_gpu_still_reports_its_recovery_action(boot: Boot) -> Non
 
     (lost,) = node.gpus.observe().unreachable
 
-    assert lost.reason is errors.Reason.GPU_NEEDS_RESET
+    assert lost.reason is reasons.Reason.GPU_NEEDS_RESET
     assert lost.recovery_action is model.RecoveryAction.GPU_RESET
 
 

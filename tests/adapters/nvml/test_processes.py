@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import library, nvml_gpus, processes
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
@@ -27,7 +27,7 @@ def refusal(proc: ProcTree, plan: steps.Plan, *, driver_root: str = "") -> str:
     )
     with pytest.raises(errors.HardwareError) as caught:
         gpus.execute(plan)
-    assert caught.value.reason is errors.Reason.IN_USE
+    assert caught.value.reason is reasons.Reason.IN_USE
     return caught.value.message.partition("In use by another client'; ")[2]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -58,7 +58,7 @@ def test_an_instance_that_stays_in_use_is_an_error_that_names_the_process(boot: 
         "nvmlComputeInstanceDestroy answered 'In use by another client'; "
         f"in use by train.py (pid 4711, GPU instance {first.instance_id})"
     )
-    assert error.reason is errors.Reason.IN_USE
+    assert error.reason is reasons.Reason.IN_USE
     assert error.operation == "nvmlComputeInstanceDestroy"
     assert error.code == pynvml.NVML_ERROR_IN_USE
 
@@ -103,11 +103,11 @@ def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(boot: Boot) -
 
 PENDING = {
     model.Virtualization.NONE: (
-        errors.Reason.RESET_REQUIRED,
+        reasons.Reason.RESET_REQUIRED,
         "answered 'GPU requires restart', yet the mode waits for a reset",
     ),
     model.Virtualization.PASSTHROUGH: (
-        errors.Reason.REBOOT_REQUIRED,
+        reasons.Reason.REBOOT_REQUIRED,
         "inside which no reset can help, only a reboot of it",
     ),
 }
@@ -156,14 +156,14 @@ def test_success_that_changes_nothing_is_an_error_without_a_reset(boot: Boot) ->
     node = boot(alterations={"nvmlDeviceSetMigMode": lambda *_: pynvml.NVML_SUCCESS})
     error = node.refusal(mode_step(node.observe(), ON))
     assert "neither active nor pending" in error.message
-    assert error.reason is errors.Reason.VERIFY_FAILED
+    assert error.reason is reasons.Reason.VERIFY_FAILED
 
 
 def test_the_error_of_a_vgpu_guest_says_that_its_host_decides(boot: Boot) -> None:
     node = boot(options=states.Options(virtualization=model.Virtualization.VGPU))
     error = node.refusal(mode_step(node.observe(), ON))
     assert "up to its host" in error.message
-    assert error.reason is errors.Reason.NOT_SUPPORTED
+    assert error.reason is reasons.Reason.NOT_SUPPORTED
 
 
 def test_a_gpu_that_a_mode_change_attaches_again_is_found(boot: Boot) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import step_executor
 from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import states
@@ -75,7 +75,7 @@ def test_an_instance_that_cannot_be_looked_up_is_not_taken_for_missing(node: Nvm
     full = node.fill("3g.20gb")
     node.fault("nvmlDeviceGetGpuInstanceById", code=states.Code.UNKNOWN)
 
-    assert node.refusal(*end_steps(full)).reason is errors.Reason.NVML_ERROR
+    assert node.refusal(*end_steps(full)).reason is reasons.Reason.NVML_ERROR
     assert node.observe() == full
 
 
@@ -180,7 +180,7 @@ def test_every_placement_is_reached_on_a_driver_that_chooses_them(boot: Boot) ->
     # Occupied: what was created on the way is gone again.
     error = node.refusal(gi_step(gpu, "2g.10gb", 2))
     assert "4:2 and never 2:2; undone" in error.message
-    assert error.reason is errors.Reason.NOT_SUPPORTED
+    assert error.reason is reasons.Reason.NOT_SUPPORTED
     assert content(node.observe()) == instances
 
 
@@ -224,7 +224,7 @@ def test_no_step_runs_where_the_library_lacks_a_function_of_any_step(
     node.state.set_options(states.Options(absent_functions=(missing,)))
     error = node.refusal(*end_steps(full), off)
     assert f"library has no {missing}," in error.message
-    assert error.reason is errors.Reason.NOT_SUPPORTED
+    assert error.reason is reasons.Reason.NOT_SUPPORTED
     assert node.observe() == full
 
 
@@ -232,7 +232,7 @@ def test_a_compute_instance_needs_its_gpu_instance(node: NvmlRig) -> None:
     never_made = gi_step(node.enable(), "3g.20gb", 0)
     with pytest.raises(errors.HardwareError, match=r"no GPU instance 3g\.20gb at 0:4") as caught:
         node.run(ci_step(never_made, "3g.20gb"))
-    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert caught.value.reason is reasons.Reason.VERIFY_FAILED
 
 
 # -- several GPUs -----------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_a_failure_on_one_gpu_does_not_stop_another(boot: Boot) -> None:
     first, second = error.message.split("; ")
     assert first.startswith(f"GPU 0 ({gpus[0].uuid}): cannot create GPU instance 7g.40gb at 0:8")
     assert second.startswith(f"GPU 2 ({gpus[2].uuid}): ")
-    assert error.reason is errors.Reason.INSUFFICIENT_RESOURCES
+    assert error.reason is reasons.Reason.INSUFFICIENT_RESOURCES
     assert error.gpu == f"GPU 0 ({gpus[0].uuid})"
 
 
@@ -320,7 +320,7 @@ def test_where_one_gpu_is_lost_and_another_fails_the_error_names_both(boot: Boot
     node.fault(switch, gpu=0, loses_gpu=True)
     node.fault(switch, gpu=2, code=states.Code.NO_PERMISSION, count=None)
     error = node.refusal(*[mode_step(gpu, ON) for gpu in before])
-    assert error.reason is errors.Reason.NO_PERMISSION
+    assert error.reason is reasons.Reason.NO_PERMISSION
     assert f"GPU 0 ({before[0].uuid}" in error.message
     assert "(NoPermission)" in error.message
     assert "(GpuLost)" in error.message

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import structlog.testing
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.core import steps
 from tests import waiting
@@ -60,16 +60,16 @@ EXIT = "ended with status 7{} and no answer"
 @pytest.mark.parametrize(
     ("act", "place", "end", "reason"),
     [
-        (SEGFAULT, IN_CALL, "was killed by SIGSEGV{}", errors.Reason.NVML_ERROR),
-        (KILL, ELSEWHERE, "was killed by SIGKILL{}", errors.Reason.NVML_ERROR),
-        ("os._exit(7)", IN_CALL, EXIT, errors.Reason.NVML_ERROR),
+        (SEGFAULT, IN_CALL, "was killed by SIGSEGV{}", reasons.Reason.NVML_ERROR),
+        (KILL, ELSEWHERE, "was killed by SIGKILL{}", reasons.Reason.NVML_ERROR),
+        ("os._exit(7)", IN_CALL, EXIT, reasons.Reason.NVML_ERROR),
         # No driver ended it.
-        ("os._exit(7)", ELSEWHERE, EXIT, errors.Reason.INTERNAL),
+        ("os._exit(7)", ELSEWHERE, EXIT, reasons.Reason.INTERNAL),
     ],
     ids=["crash in a call", "kill", "exit in a call", "exit"],
 )
 def test_worker_that_dies_reports_its_end_call_and_last_words(
-    act: str, place: Place, end: str, reason: errors.Reason
+    act: str, place: Place, end: str, reason: reasons.Reason
 ) -> None:
     doing = f'def doing():\n    os.write(2, b"Xid 79\\nlibnvidia-ml: oops\\n")\n    {act}\n'
     with pytest.raises(errors.HardwareError) as caught:
@@ -212,7 +212,7 @@ class FakeGpus:
     def observe(self):
         os.write(1, b"NVRM: hello")
         print("hello")
-        raise errors.HardwareError("gone", reason=errors.Reason.GPU_LOST, code=15)
+        raise errors.HardwareError("gone", reason=reasons.Reason.GPU_LOST, code=15)
 nvml_gpus.NvmlGpus = FakeGpus
 subprocesses.Parent = lambda: parent
 sys.exit(worker.main(["serve"]))
@@ -222,7 +222,7 @@ sys.exit(worker.main(["serve"]))
         pytest.raises(errors.HardwareError, match="gone") as caught,
     ):
         child(script).observe()
-    assert (caught.value.reason, caught.value.code) == (errors.Reason.GPU_LOST, 15)
+    assert (caught.value.reason, caught.value.code) == (reasons.Reason.GPU_LOST, 15)
     assert "NVRM: hello" in logs[0]["stderr"]
 
 

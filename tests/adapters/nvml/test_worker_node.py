@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.core import model, steps
@@ -72,7 +72,7 @@ def test_a_driver_that_crashes_takes_only_the_worker_along(node: WorkerNode) -> 
     assert caught.value.message == (
         f"the GPU worker was killed by SIGABRT in nvmlDeviceSetMigMode on GPU 1 ({gpu.uuid})"
     )
-    assert caught.value.reason is errors.Reason.NVML_ERROR
+    assert caught.value.reason is reasons.Reason.NVML_ERROR
     assert caught.value.operation == "nvmlDeviceSetMigMode"
     assert caught.value.gpu == f"GPU 1 ({gpu.uuid})"
     gpus.execute(switch_on(gpus.observe()[1]))
@@ -88,7 +88,7 @@ def test_a_missing_driver_is_a_typed_error(tmp_path: pathlib.Path, *, is_simulat
     )
     with pytest.raises(errors.HardwareError) as caught:
         worker_client.WorkerGpus(command=command, timeout_s=60.0).observe()
-    assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
+    assert caught.value.reason is reasons.Reason.DRIVER_NOT_LOADED
     assert (missing in caught.value.message) is not is_simulated
 
 
@@ -160,7 +160,7 @@ def check(node: WorkerNode, function: str, act: Act) -> None:
     """Have a function hang; it is named, and with the same state the next act goes through."""
     with processes.leaving_nothing_behind():
         error = hang(node, act, function=function)
-    assert error.reason is errors.Reason.NVML_TIMEOUT
+    assert error.reason is reasons.Reason.NVML_TIMEOUT
     # The binding hides most versions.
     name = {"nvmlInitWithFlags": "nvmlInit"}.get(function, function)
     assert error.operation.partition("_v")[0] == name.partition("_v")[0]

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import simulated_nvml
 from tests import contract, layout_table
@@ -108,7 +108,7 @@ def _agent() -> Iterator[Callable[[int], None]]:
         for layout in itertools.islice(layouts, times):
             rig.node.labels[well_known.CONFIG_LABEL] = layout
             outcome = agent.step().outcome
-            if outcome is None or outcome.reason is not errors.Reason.APPLIED:
+            if outcome is None or outcome.reason is not reasons.Reason.APPLIED:
                 raise RuntimeError(f"a run in peace ended with {outcome}")
             # The fakes keep a diary, for tests; here it would be all that grows.
             rig.forget_past()

@@ -6,7 +6,7 @@ import structlog
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
@@ -326,7 +326,7 @@ class Soak(stateful.RuleBasedStateMachine):
             self._note_applied(name)
         if step.outcome is not None:
             COUNTS[step.outcome.reason.value] += 1
-            assert step.outcome.reason is not errors.Reason.INTERNAL, step.outcome.message
+            assert step.outcome.reason is not reasons.Reason.INTERNAL, step.outcome.message
             assert process.state_of(self.rig) is step.outcome.state
             if step.outcome.state is model.State.SUCCESS:
                 self._assert_applied(step.successes[-1])

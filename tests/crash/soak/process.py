@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import agent_settings, intake, main
 from mig_manager.core import model, ports
@@ -35,7 +35,7 @@ _OPTIONS: Mapping[str, object] = {
 
 class StepOutcome(NamedTuple):
     state: model.State
-    reason: errors.Reason
+    reason: reasons.Reason
     message: str
     should_retry: bool
 
@@ -158,7 +158,7 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
         super().__init__(rig, lambda _pause: self._end_step(is_resting=True))
         self.names: list[str] = []
         self.successes: list[str] = []
-        self.last_end: tuple[model.State, errors.Reason] | None = None
+        self.last_end: tuple[model.State, reasons.Reason] | None = None
         self.is_lost = False
         self.may_go = threading.Semaphore(0)
         self.is_step_over = threading.Semaphore(0)
@@ -179,13 +179,13 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
         if self.served_layout is not None:
             self.names.append(self.served_layout)
 
-    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
+    def run_ended(self, state: model.State, reason: reasons.Reason, seconds: float) -> None:
         if self.served_layout is not None:
             self.last_end = state, reason
             if state is model.State.SUCCESS:
                 self.successes.append(self.served_layout)
 
-    def outcome_lost(self, reason: errors.Reason) -> None:
+    def outcome_lost(self, reason: reasons.Reason) -> None:
         self.is_lost = True
 
     def wait_until_superseded(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.sandbox.driver import states
 from tests.crash.soak import layouts
 from tests.node import strikes
@@ -181,8 +181,8 @@ class Script:
             raise strikes.Killed
 
 
-_PASSING = (errors.Reason.API_UNAVAILABLE, errors.Reason.API_ERROR, errors.Reason.FORBIDDEN)
-_OF_DRIVER = (errors.Reason.NVML_TIMEOUT, errors.Reason.DRIVER_NOT_LOADED)
+_PASSING = (reasons.Reason.API_UNAVAILABLE, reasons.Reason.API_ERROR, reasons.Reason.FORBIDDEN)
+_OF_DRIVER = (reasons.Reason.NVML_TIMEOUT, reasons.Reason.DRIVER_NOT_LOADED)
 
 
 def _failure(port: str, pick: int) -> Exception | None:

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.core import model, steps
 from mig_manager.core.node import claims, policies, well_known
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import model, steps
 from mig_manager.core.node import claims, pod_object, well_known
 from mig_manager.core.records import journals
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, ends, fake_cluster, node_rig, nodes, strikes
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,

@@ -8,7 +8,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import (
     clients,
 )
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import ends, fakes, nodes, strikes
 from tests.node.nodes import (
     DCGM,

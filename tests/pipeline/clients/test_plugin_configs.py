@@ -7,7 +7,7 @@ from mig_manager.core.node import (
     policies,
     well_known,
 )
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, ends, nodes, strikes
 from tests.node.nodes import (
     sharing_node,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import agent_settings
 from mig_manager.agent.pods import drain, drain_scope
 from mig_manager.core.node import client_table, gpu_use, policies
@@ -62,14 +62,14 @@ FORCE = policies.Policy(is_forced=True)
 
 
 def api_error(
-    reason: errors.Reason, status: int | None = None, retry_after_s: float | None = None
+    reason: reasons.Reason, status: int | None = None, retry_after_s: float | None = None
 ) -> errors.ClusterError:
     message = f"the API said {status}"
     return errors.ClusterError(message, reason=reason, status=status, retry_after_s=retry_after_s)
 
 
-FORBIDDEN = api_error(errors.Reason.FORBIDDEN, 403)
-SILENT = api_error(errors.Reason.API_UNAVAILABLE, 503)
+FORBIDDEN = api_error(reasons.Reason.FORBIDDEN, 403)
+SILENT = api_error(reasons.Reason.API_UNAVAILABLE, 503)
 
 
 def at(rig: NodeRig, when_s: float, act: Callable[[], object]) -> None:
@@ -84,7 +84,7 @@ def at(rig: NodeRig, when_s: float, act: Callable[[], object]) -> None:
 
 
 def assert_fails(
-    rig: NodeRig, reason: errors.Reason, text: str = "", **options: Any
+    rig: NodeRig, reason: reasons.Reason, text: str = "", **options: Any
 ) -> errors.MigManagerError:
     """Drain until the deadline; check the reason and a text of the message."""
     begun_s = rig.clock.now_s

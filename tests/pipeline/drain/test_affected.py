@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager.core import steps
 from mig_manager.core.node import well_known
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests import layout_table
 from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline.drain import drains

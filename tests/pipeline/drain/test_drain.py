@@ -12,7 +12,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.core import ports
 from mig_manager.core.node import evictions, pod_object, policies
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import driver_rules, fake_cluster, fakes
 from tests.node.node_rig import NodeRig
 from tests.pipeline.drain.drains import (

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, ends, fakes, inboxes, node_rig, nodes, strikes
 from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import (

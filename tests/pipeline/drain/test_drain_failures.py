@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core.node import evictions, pod_object, policies
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import fake_cluster, fakes
 from tests.node.node_rig import NodeRig
 from tests.pipeline.drain.drains import (

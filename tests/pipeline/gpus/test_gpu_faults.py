@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
@@ -93,7 +93,7 @@ def test_a_restarted_agent_clears_the_condition_of_the_one_before() -> None:
 def test_faults_found_by_a_run_are_reported_at_its_end() -> None:
     rig = nodes.node()
     set_action(rig, REBOOT, 1)
-    ends.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
+    ends.assert_ends(rig, reasons.Reason.APPLIED, layout=LAYOUT)
     assert recovery(rig) == ("True", "NodeReboot")
     assert rig.node.events[-1] == "GpuRecoveryNeeded"
 
@@ -109,13 +109,13 @@ def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
-        (errors.Reason.GPU_LOST, ("True", "GpuUnreachable")),
-        (errors.Reason.GPU_NEEDS_RESET, ("True", "GpuUnreachable")),
-        (errors.Reason.DRIVER_NOT_LOADED, None),
+        (reasons.Reason.GPU_LOST, ("True", "GpuUnreachable")),
+        (reasons.Reason.GPU_NEEDS_RESET, ("True", "GpuUnreachable")),
+        (reasons.Reason.DRIVER_NOT_LOADED, None),
     ],
 )
 def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
-    reason: errors.Reason, expected: tuple[str, str] | None
+    reason: reasons.Reason, expected: tuple[str, str] | None
 ) -> None:
     rig, agent, outcome = node_at_rest()
     rig.fail_always["gpus.observe"] = errors.HardwareError("GPU 0 is lost", reason=reason)

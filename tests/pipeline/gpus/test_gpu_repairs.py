@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
@@ -87,7 +87,7 @@ def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
 
     outcome = agents.run(rig, repairs.LAYOUT, by=agent)
 
-    assert outcome.reason is errors.Reason.NOT_ALLOCATABLE
+    assert outcome.reason is reasons.Reason.NOT_ALLOCATABLE
     assert rig.log.count("workloads.delete") == 1
 
 
@@ -270,14 +270,14 @@ def test_each_attempt_reports_that_the_lock_delays_it_and_a_repair() -> None:
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
     agent = repairs.agent_of(rig, lock=lock)
-    assert repairs.request_other(rig, agent).reason is errors.Reason.GPU_NEEDS_RESET
+    assert repairs.request_other(rig, agent).reason is reasons.Reason.GPU_NEEDS_RESET
     lock.refusals = 1000
 
     for attempt in (2, 3):
         began_s = rig.clock.now_s
         outcome = repairs.request_other(rig, agent, attempt=attempt)
 
-        assert outcome.reason is errors.Reason.LOCKED
+        assert outcome.reason is reasons.Reason.LOCKED
         assert rig.node.status["attempt"] == attempt
         # It has waited for the lock once.
         assert rig.clock.now_s - began_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
@@ -370,7 +370,7 @@ def test_a_reset_ends_instances_that_the_fault_keeps_undestroyed() -> None:
     before = gpu_values.geometry(rig.gpus)
     destructions = steps.DestroyComputeInstance | steps.DestroyGpuInstance
     rig.driver.step_error = strikes.refuse(
-        destructions, times=10**9, reason=errors.Reason.NVML_ERROR
+        destructions, times=10**9, reason=reasons.Reason.NVML_ERROR
     )
 
     repairs.serve(rig)

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core import gpu_processes, steps
 from mig_manager.core.node import policies, well_known
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, driver_rules, ends, node_rig, nodes, strikes
 from tests.pipeline import drifts
 from tests.pipeline.custom_requests import ON, custom_layout, document, run

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
@@ -113,7 +113,7 @@ def test_a_repair_that_waited_for_the_lock_leaves_no_node_pending() -> None:
 
     rig.on_call = lock_meanwhile
 
-    assert agents.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
+    assert agents.run(rig, repairs.LAYOUT, by=agent).reason is reasons.Reason.LOCKED
 
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     assert "slots.release" in rig.log
@@ -128,7 +128,7 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
     assert rig.node.labels[well_known.STATE_LABEL] == "pending"
     lock.refusals = 1000
 
-    assert agents.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
+    assert agents.run(rig, repairs.LAYOUT, by=agent).reason is reasons.Reason.LOCKED
 
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
 

@@ -1,6 +1,6 @@
 """Layouts requested on a node whose GPUs await their reset."""
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
@@ -14,7 +14,7 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
 
     outcome = repairs.request_other(rig, agent)
 
-    assert outcome.reason is errors.Reason.GPU_NEEDS_RESET
+    assert outcome.reason is reasons.Reason.GPU_NEEDS_RESET
     assert outcome.should_retry
     assert outcome.message.endswith(f"To be reset by the agent: {rig.gpus[0]}.")
     assert {"affected", "spared"} <= rig.pods.names
@@ -42,7 +42,7 @@ def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
         if isinstance(step, steps.CreateGpuInstance) and not repairs.resets(rig):
             repairs.break_gpus(rig, 0)
         if rig.gpus[0].awaits_reset:
-            return errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR)
+            return errors.HardwareError("broken", reason=reasons.Reason.NVML_ERROR)
         return None
 
     rig.driver.step_error = fail
@@ -67,7 +67,7 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
     repairs.request_other(rig, agent)
     outcome = repairs.request_other(rig, agent, attempt=2)
 
-    assert outcome.reason is errors.Reason.GPU_NEEDS_RESET
+    assert outcome.reason is reasons.Reason.GPU_NEEDS_RESET
     assert "only be reset together" in repairs.message(rig)
     assert rig.node.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
     assert "spared" in rig.pods.names
@@ -101,7 +101,7 @@ def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> 
     rig.node.is_unschedulable = True
     agent = repairs.agent_of(rig)
     outcome = repairs.request_other(rig, agent)
-    assert (outcome.reason, outcome.should_retry) == (errors.Reason.GPU_NEEDS_RESET, False)
+    assert (outcome.reason, outcome.should_retry) == (reasons.Reason.GPU_NEEDS_RESET, False)
     assert "Not reset now: GPU 0 (the node is cordoned)." in outcome.message
     assert {"affected", "spared"} <= rig.pods.names
     assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REST
@@ -125,7 +125,7 @@ def test_an_unknown_layout_does_not_block_a_repair() -> None:
 
     outcome = agents.run(rig, "no-such-layout", by=agent)
 
-    assert (outcome.reason, outcome.should_retry) == (errors.Reason.UNKNOWN_CONFIG, False)
+    assert (outcome.reason, outcome.should_retry) == (reasons.Reason.UNKNOWN_CONFIG, False)
     assert repairs.resets(rig) == 1
     assert gpu_values.geometry(rig.gpus) == before
     assert rig.node.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
@@ -197,7 +197,7 @@ class PlayedChange:
         is_ours = isinstance(step, steps.CreateGpuInstance) and step.placement.start == 1
         is_requested = self.request_key[0] == self.change.layout
         if self.change.is_refused and is_requested and is_ours:
-            return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
+            return errors.HardwareError("no", reason=reasons.Reason.INSUFFICIENT_RESOURCES)
         return None
 
     def _check_idle(self, step: steps.Step) -> None:
@@ -338,7 +338,7 @@ class _Pauses:
     def __call__(self, pause: inboxes.Pause) -> None:
         past_outcomes = self._agent.outcomes
         is_refused = (
-            past_outcomes and past_outcomes[-1].reason is errors.Reason.INSUFFICIENT_RESOURCES
+            past_outcomes and past_outcomes[-1].reason is reasons.Reason.INSUFFICIENT_RESOURCES
         )
         self._pauses += 1
         self.is_over = (pause.is_at_rest or bool(is_refused)) and self._pauses <= _MAX_PAUSES

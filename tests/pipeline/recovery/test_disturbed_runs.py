@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent.pods import advertising
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
@@ -53,7 +53,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
 
     rig.clock.on_wait.append(manage_driver)
     while (outcome := agents.run(rig, by=agent)).should_retry:
-        assert outcome.reason is errors.Reason.PLUGIN_NOT_READY
+        assert outcome.reason is reasons.Reason.PLUGIN_NOT_READY
         assert f"label {well_known.PLUGIN_DEPLOY_LABEL}=paused" in outcome.message
 
     assert outcome.state is model.State.SUCCESS
@@ -70,7 +70,7 @@ def test_a_step_that_fails_restores_the_former_instances(step: type) -> None:
     rig.driver.step_error = strikes.refuse(step, times=1)
 
     back = "the former instances are restored"
-    ends.assert_ends(rig, errors.Reason.INSUFFICIENT_RESOURCES, back)
+    ends.assert_ends(rig, reasons.Reason.INSUFFICIENT_RESOURCES, back)
 
     assert rig.driver.executed_steps
     assert ends.is_as_before(rig, before)
@@ -98,7 +98,7 @@ def test_failing_api_does_not_block_the_rollback() -> None:
 
         with contextlib.suppress(errors.ClusterError):
             outcome = agents.run(rig, "one-slice-changed")
-            assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
+            assert outcome.reason is reasons.Reason.INSUFFICIENT_RESOURCES
             reported += 1
         assert ends.is_as_before(rig, before), index
     assert reported > 2
@@ -214,7 +214,7 @@ def test_a_patch_whose_answer_is_lost_leaves_nothing_behind(name: str, fate: str
     for index in patches:
         rig = change.make()
         agent = change.agent(rig)
-        error = errors.ClusterError("lost", reason=errors.Reason.API_ERROR, status=500)
+        error = errors.ClusterError("lost", reason=reasons.Reason.API_ERROR, status=500)
         setattr(rig, fate, {index: error})
         try:
             change.run(rig, agent)
@@ -247,7 +247,7 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
             assert is_failed is not replaced
         else:
             # It is verified; only the monitors were still pending.
-            assert outcome.reason is errors.Reason.APPLIED
+            assert outcome.reason is reasons.Reason.APPLIED
             assert rig.daemons.is_ready_by_label
 
         # Between the mode and the instances there are hooks, and a newer request ends them.

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, well_known
 from mig_manager.core.records import journals, node_entries
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.node.nodes import EXTRA_CLIENTS
 from tests.pipeline import dra_scenes

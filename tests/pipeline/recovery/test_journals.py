@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
@@ -109,10 +109,10 @@ def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
     rig = paused_beside_nvidias_manager()
     agent = agents.start(rig, "all-1g.5gb")
     outcome = agents.run(rig, "all-1g.5gb", by=agent)
-    assert outcome.reason is errors.Reason.FOREIGN_MANAGER
+    assert outcome.reason is reasons.Reason.FOREIGN_MANAGER
     rig.pods.remove(rig.pods.uid_of("nvidias"))
 
-    ends.assert_ends(rig, errors.Reason.APPLIED, layout="all-1g.5gb", by=agent)
+    ends.assert_ends(rig, reasons.Reason.APPLIED, layout="all-1g.5gb", by=agent)
 
     ends.assert_restored(rig)
 
@@ -204,7 +204,7 @@ def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:
         rig = nodes.node()
         rig.fail_always["gpus.observe"] = errors.HardwareError(
             "GPU 0: nvmlDeviceGetHandleByIndex answered 'Unknown Error'",
-            reason=errors.Reason.NVML_ERROR,
+            reason=reasons.Reason.NVML_ERROR,
         )
         outcome = agents.run(rig, "all-balanced", attempt=attempt)
         assert outcome.should_retry

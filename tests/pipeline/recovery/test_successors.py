@@ -9,7 +9,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 from tests.pipeline import agent_loop
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import gpu_processes, model
 from mig_manager.core.node import well_known
@@ -181,7 +181,7 @@ def test_failed_observation_is_retried_with_backoff(rig: node_rig.NodeRig, call:
     agent = on_demand(rig)
     catch_up(rig, agent)
     rig.pods.add("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
-    rig.fail_always[call] = errors.ClusterError("no", reason=errors.Reason.API_UNAVAILABLE)
+    rig.fail_always[call] = errors.ClusterError("no", reason=reasons.Reason.API_UNAVAILABLE)
 
     use_changed(agent)
 
@@ -195,7 +195,7 @@ def test_failed_observation_is_retried_with_backoff(rig: node_rig.NodeRig, call:
 def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     rig.fail_always["workloads.list"] = errors.ClusterError(
-        "no", reason=errors.Reason.API_UNAVAILABLE
+        "no", reason=reasons.Reason.API_UNAVAILABLE
     )
     assert catch_up(rig, agent, most=2) == [1.0, 1.0]
 
@@ -329,7 +329,7 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
         use_changed(agent)
         catch_up(rig, agent)
 
-    rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
+    rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=reasons.Reason.GPU_LOST)
     for _ in range(2):
         check()
         assert not rig.node.annotations.keys() & set(keys)
@@ -348,7 +348,7 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     rig.fail_always["gpus.observe"] = errors.HardwareError(
-        "hung", reason=errors.Reason.NVML_TIMEOUT
+        "hung", reason=reasons.Reason.NVML_TIMEOUT
     )
     agent.check_drift("all-balanced", outcome)
     del rig.fail_always["gpus.observe"]
@@ -362,9 +362,9 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
 
 def test_a_run_that_can_observe_no_gpu_publishes_none(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
-    rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=errors.Reason.GPU_LOST)
+    rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=reasons.Reason.GPU_LOST)
 
-    assert agents.run(rig, "all-1g.5gb", by=agent).reason is errors.Reason.GPU_LOST
+    assert agents.run(rig, "all-1g.5gb", by=agent).reason is reasons.Reason.GPU_LOST
     assert not rig.node.annotations.keys() & {
         well_known.GPUS_ANNOTATION,
         well_known.CAPACITY_ANNOTATION,

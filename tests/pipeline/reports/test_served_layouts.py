@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core.layout import config, layout_list
 from mig_manager.core.node import well_known
@@ -33,7 +33,7 @@ def rig() -> node_rig.NodeRig:
 
 def apply(
     rig: node_rig.NodeRig, layout: str, text: str = OWNERS_FILE, **limits: Any
-) -> tuple[errors.Reason, str]:
+) -> tuple[reasons.Reason, str]:
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
     outcome = agents.run(rig, layout, by=agents.reconciler(rig, text, limits=limits))
     return outcome.reason, rig.node.status.get("origin", "")
@@ -54,7 +54,7 @@ def test_layouts_of_three_origins_are_served(rig: node_rig.NodeRig) -> None:
     agent = agents.reconciler(rig, configs=source)
 
     def origin(layout: str) -> str:
-        assert agents.run(rig, layout, by=agent).reason is errors.Reason.APPLIED
+        assert agents.run(rig, layout, by=agent).reason is reasons.Reason.APPLIED
         return str(rig.node.status["origin"])
 
     assert origin("team-a") == "test.yaml:4"
@@ -80,16 +80,19 @@ def test_only_layouts_that_fit_are_listed_with_their_hash(rig: node_rig.NodeRig)
     text = rig.node.annotations[well_known.LAYOUTS_ANNOTATION]
     assert "for-another-product" not in origins_by_layout(rig)
     for entry in layout_list.from_json(text).layouts:
-        assert apply(rig, entry.name)[0] in (errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED)
+        assert apply(rig, entry.name)[0] in (
+            reasons.Reason.APPLIED,
+            reasons.Reason.ALREADY_APPLIED,
+        )
         assert rig.node.status["configHash"] == entry.content_hash
         assert rig.node.status["origin"] == entry.origin
     assert rig.node.annotations[well_known.LAYOUTS_ANNOTATION] == text
 
 
 def test_generated_layouts_precede_the_default_file_which_fills_up(rig: node_rig.NodeRig) -> None:
-    assert apply(rig, "all-balanced", **DEFAULT) == (errors.Reason.APPLIED, GENERATED)
+    assert apply(rig, "all-balanced", **DEFAULT) == (reasons.Reason.APPLIED, GENERATED)
     assert devices(rig) == [agents.BALANCED] * 2
-    assert apply(rig, "team-a", **DEFAULT) == (errors.Reason.APPLIED, "test.yaml:4")
+    assert apply(rig, "team-a", **DEFAULT) == (reasons.Reason.APPLIED, "test.yaml:4")
 
 
 def test_generated_layouts_are_served_without_a_readable_default_file(
@@ -97,24 +100,24 @@ def test_generated_layouts_are_served_without_a_readable_default_file(
 ) -> None:
     broken = "version: v2"
 
-    assert apply(rig, "all-1g.5gb", broken, **DEFAULT) == (errors.Reason.APPLIED, GENERATED)
+    assert apply(rig, "all-1g.5gb", broken, **DEFAULT) == (reasons.Reason.APPLIED, GENERATED)
     # Of an owner's file it is not known which layouts it overrides.
-    assert apply(rig, "all-1g.5gb", broken)[0] is errors.Reason.INVALID_CONFIG
+    assert apply(rig, "all-1g.5gb", broken)[0] is reasons.Reason.INVALID_CONFIG
 
 
 def test_without_generated_layouts_the_file_alone_counts(rig: node_rig.NodeRig) -> None:
     off: dict[str, Any] = {"generated_layouts": node_settings.GeneratedLayouts.OFF}
 
-    assert apply(rig, "all-1g.5gb", **off)[0] is errors.Reason.UNKNOWN_CONFIG
-    assert apply(rig, "team-a", **off) == (errors.Reason.APPLIED, "test.yaml:4")
+    assert apply(rig, "all-1g.5gb", **off)[0] is reasons.Reason.UNKNOWN_CONFIG
+    assert apply(rig, "team-a", **off) == (reasons.Reason.APPLIED, "test.yaml:4")
     assert origins_by_layout(rig) == {"team-a": "test.yaml:4", "all-balanced": "test.yaml:6"}
 
 
 def test_generated_layouts_can_replace_the_file(rig: node_rig.NodeRig) -> None:
     only = DEFAULT | {"generated_layouts": node_settings.GeneratedLayouts.ONLY}
 
-    assert apply(rig, "team-a", **only)[0] is errors.Reason.UNKNOWN_CONFIG
-    assert apply(rig, "all-balanced", **only) == (errors.Reason.APPLIED, GENERATED)
+    assert apply(rig, "team-a", **only)[0] is reasons.Reason.UNKNOWN_CONFIG
+    assert apply(rig, "all-balanced", **only) == (reasons.Reason.APPLIED, GENERATED)
     assert set(origins_by_layout(rig).values()) == {GENERATED}
 
 
@@ -127,7 +130,7 @@ def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
     rig.gpus = tuple(dataclasses.replace(gpu, profiles=None) for gpu in rig.gpus)
     limits = DEFAULT | {"generated_layouts": generated}
 
-    assert apply(rig, "all-1g.5gb", **limits)[0] is errors.Reason.UNKNOWN_CONFIG
+    assert apply(rig, "all-1g.5gb", **limits)[0] is reasons.Reason.UNKNOWN_CONFIG
     assert set(origins_by_layout(rig)) == {"team-a", "all-balanced", "for-another-product"}
 
 
@@ -136,12 +139,12 @@ def test_layout_selects_only_gpus_of_its_product() -> None:
     rig.gpus = gpu_values.gpus_of("A100-SXM4-80GB+A30+A100-SXM4-80GB")
 
     assert apply(rig, "all-2g.12gb", "", **DEFAULT) == (
-        errors.Reason.APPLIED,
+        reasons.Reason.APPLIED,
         "generated for NVIDIA A30",
     )
     assert [gpu.get("2g.12gb", 0) for gpu in devices(rig)] == [0, 2, 0]
     reason, origin = apply(rig, "all-balanced", "", **DEFAULT)
-    assert reason is errors.Reason.APPLIED
+    assert reason is reasons.Reason.APPLIED
     assert origin == "generated for NVIDIA A100-SXM4-80GB, NVIDIA A30"
     assert devices(rig)[1] == {"2g.12gb": 1, "1g.6gb": 2}
 
@@ -161,7 +164,7 @@ def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> No
 def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: node_rig.NodeRig) -> None:
     outcome = agents.run(rig, "all-1g.5gB", OWNERS_FILE)
 
-    assert outcome.reason is errors.Reason.UNKNOWN_CONFIG
+    assert outcome.reason is reasons.Reason.UNKNOWN_CONFIG
     assert "did you mean 'all-1g.5gb'" in outcome.message
     assert "test.yaml and this node's generated layouts" in outcome.message
 
@@ -173,7 +176,7 @@ def test_a_generated_layout_needs_no_second_observation(rig: node_rig.NodeRig) -
 
 
 def calls_of(rig: node_rig.NodeRig, layout: str) -> list[str]:
-    assert agents.run(rig, layout, OWNERS_FILE).reason is errors.Reason.APPLIED
+    assert agents.run(rig, layout, OWNERS_FILE).reason is reasons.Reason.APPLIED
     return rig.log
 
 
@@ -250,7 +253,7 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.Nod
         agents.run(rig, "team-a", by=agent)
     rig.fail_always["gpus.observe"] = strikes.BROKEN["gpus"]
     agent.recover("team-a")
-    assert agents.run(rig, "team-a", by=agent).reason is errors.Reason.NVML_ERROR
+    assert agents.run(rig, "team-a", by=agent).reason is reasons.Reason.NVML_ERROR
     rig.fail_always.clear()
     assert well_known.LAYOUTS_ANNOTATION not in rig.node.annotations
     assert not written

@@ -7,7 +7,7 @@ from typing import Any
 from mig_manager.agent import agent_settings, attempts, drift, loop, outcomes, reconcile
 from mig_manager.agent.reports import capacity_report
 from mig_manager.core import model, ports
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import fake_cluster, fakes, inboxes
 
 _MAX_PAUSES = 1000

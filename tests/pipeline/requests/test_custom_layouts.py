@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import layout_list
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline.custom_requests import (
     BALANCED,

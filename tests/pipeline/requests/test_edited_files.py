@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.core.node import well_known
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, nodes
 from tests.pipeline.requests.stories import LAYOUT, Story
 

@@ -7,7 +7,7 @@ import structlog.testing
 import structlog.typing
 
 from mig_manager.core import model
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, ends, node_rig, nodes
 from tests.pipeline import custom_requests
 

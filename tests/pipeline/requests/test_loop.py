@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import intake
 from mig_manager.core import liveness, ports
 from mig_manager.core.layout import custom_layouts
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import fakes, inboxes
 from tests.pipeline.requests import scripted_loop
 from tests.pipeline.requests.scripted_loop import Pipeline, pauses, serve

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.agent import drift
 from mig_manager.core import ports
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.pipeline.requests.scripted_loop import Pipeline, pauses, serve
 
 

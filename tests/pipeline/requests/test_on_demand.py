@@ -11,7 +11,7 @@ from mig_manager.agent import drift
 from mig_manager.core import gpu_processes, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import requests
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline.custom_requests import (
     BALANCED,

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core.node import discovery_labels, policies, well_known
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests import layout_table
 from tests.node import agents, cluster_parts, ends, gpu_values, node_rig, nodes, parts
 from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods

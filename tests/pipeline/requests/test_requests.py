@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager.core.node import well_known
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, nodes, strikes
 from tests.pipeline import gpu_processes
 from tests.pipeline.custom_requests import CHANGED

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, gpu_values, node_rig, nodes, strikes
 
 FILE = """
@@ -38,7 +38,7 @@ def start(
     limits: dict[str, Any] | None = None,
     layout: str = "all-balanced",
     **overrides: Any,
-) -> errors.Reason:
+) -> reasons.Reason:
     """Start an agent on a node whose label names a layout; return how its run ends."""
     agent = agents.start(rig, layout, text, limits=limits, **overrides)
     return agents.run(rig, layout, by=agent).reason

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.drifts import LAYOUT, tamper
 

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests.node import ends, node_rig, nodes
 from tests.pipeline.drifts import TWO_GPUS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core import steps
 from mig_manager.core.node import policies
@@ -32,7 +32,7 @@ def test_node_is_not_ready_until_its_layout_is_verified() -> None:
     rig = new_node()
     entries = strikes.note(rig, lambda: (rig.log[-1], is_ready(rig), STARTUP in rig.node.taints))
 
-    ends.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
+    ends.assert_ends(rig, reasons.Reason.APPLIED, layout=LAYOUT)
 
     assert rig.node.ready_reasons == ["Pending", "LayoutVerified"]
     assert is_ready(rig)
@@ -46,7 +46,7 @@ def test_an_applied_layout_stays_ready_and_nothing_is_written_again() -> None:
     agents.run(rig, LAYOUT)
     rig.node.ready_reasons.clear()
 
-    ends.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
+    ends.assert_ends(rig, reasons.Reason.ALREADY_APPLIED, layout=LAYOUT)
 
     assert rig.node.ready_reasons == []
     assert is_ready(rig)
@@ -55,7 +55,7 @@ def test_an_applied_layout_stays_ready_and_nothing_is_written_again() -> None:
 def test_a_new_agent_on_a_node_with_its_layout_removes_the_startup_taint() -> None:
     rig = new_node(LAYOUT)
 
-    ends.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
+    ends.assert_ends(rig, reasons.Reason.ALREADY_APPLIED, layout=LAYOUT)
 
     assert (rig.node.taints, rig.node.ready_reasons) == ({OTHER}, ["LayoutVerified"])
 
@@ -104,7 +104,7 @@ def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None
 def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
     rig = new_node(LAYOUT)
     strikes.kill_before(rig, steps.DestroyComputeInstance, "all-1g.5gb", number=2)
-    rig.fail_always["gpus.execute"] = errors.HardwareError("no", reason=errors.Reason.NVML_ERROR)
+    rig.fail_always["gpus.execute"] = errors.HardwareError("no", reason=reasons.Reason.NVML_ERROR)
 
     assert agents.undo(rig)
 

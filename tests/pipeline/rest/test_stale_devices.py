@@ -11,7 +11,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import discovery_labels, strategies, well_known
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests import layout_table
 from tests.node import (
     agents,

@@ -7,7 +7,7 @@ import pytest
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.errors import Reason
+from mig_manager.reasons import Reason
 from tests import layout_table
 from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes
 from tests.pipeline.drifts import LAYOUT, tamper

@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model
@@ -103,21 +103,21 @@ def test_a_repair_by_the_port_ends_the_fault_and_the_instances(start: nvml_rig.S
 @pytest.mark.parametrize(
     ("options", "reason", "words"),
     [
-        ({}, errors.Reason.IN_USE, "in use by train (pid 4711)"),
-        ({"permitted": False}, errors.Reason.NO_PERMISSION, "NO_PERMISSION"),
-        ({"linked_gpus": ((0, 1),)}, errors.Reason.REBOOT_REQUIRED, "NOT_SUPP"),
+        ({}, reasons.Reason.IN_USE, "in use by train (pid 4711)"),
+        ({"permitted": False}, reasons.Reason.NO_PERMISSION, "NO_PERMISSION"),
+        ({"linked_gpus": ((0, 1),)}, reasons.Reason.REBOOT_REQUIRED, "NOT_SUPP"),
     ],
 )
 def test_a_refusal_of_the_port_has_its_reason_and_changes_nothing(
     start: nvml_rig.Start,
     options: dict[str, Any],
-    reason: errors.Reason,
+    reason: reasons.Reason,
     words: str,
 ) -> None:
     library = start("2xA100", **options)
     reset, gpu = reset_and_gpu(library)
     library.state.fail_gpu(0, action=1)
-    if reason is errors.Reason.IN_USE:
+    if reason is reasons.Reason.IN_USE:
         library.state.add_client(gpu.uuid, name="train", pid=4711)
 
     with pytest.raises(errors.HostError, match=re.escape(words)) as refused:

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
@@ -108,7 +108,7 @@ def test_refused_advertisement_is_retried_and_fails_no_observation(rig: Advertis
 
 def test_unobservable_gpus_do_not_prevent_the_start(rig: AdvertisingRig) -> None:
     rig.node.fail_always["gpus.observe"] = errors.HardwareError(
-        "no", reason=errors.Reason.DRIVER_NOT_LOADED
+        "no", reason=reasons.Reason.DRIVER_NOT_LOADED
     )
 
     with structlog.testing.capture_logs() as logs:

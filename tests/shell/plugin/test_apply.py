@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts, layout_list, served
@@ -395,7 +395,7 @@ def test_a_history_does_not_take_another_custom_layout_for_this_one(
 ) -> None:
     add_custom(empty_cluster.server, OTHER, reported=OTHER)
     other, _ = custom_layouts.single(OTHER, source="annotation")
-    applied = errors.Reason.APPLIED.value
+    applied = reasons.Reason.APPLIED.value
     for hours, content_hash in ((9, other.content_hash), (8, "0123456789ab")):
         message = f"Layout custom ({content_hash}) is active."
         at = plugin_rig.ago(hours=hours)

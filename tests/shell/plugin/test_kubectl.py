@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.cli.toolkit import console
@@ -75,7 +75,7 @@ def test_a_login_prompt_is_shown_without_control_characters(bin_: pathlib.Path) 
     assert notes == ["open a browser  [2J"]
 
 
-FORBIDDEN, UNAVAILABLE = errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE
+FORBIDDEN, UNAVAILABLE = reasons.Reason.FORBIDDEN, reasons.Reason.API_UNAVAILABLE
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +90,9 @@ def server() -> Iterator[apiserver.ApiServer]:
     [
         (401, FORBIDDEN, "You must be logged in"),
         (403, FORBIDDEN, "^no$"),
-        (404, errors.Reason.API_ERROR, "^no$"),
-        (409, errors.Reason.API_ERROR, "^no$"),
-        (410, errors.Reason.API_ERROR, "^no$"),
+        (404, reasons.Reason.API_ERROR, "^no$"),
+        (409, reasons.Reason.API_ERROR, "^no$"),
+        (410, reasons.Reason.API_ERROR, "^no$"),
         (429, UNAVAILABLE, "^no$"),
         (500, UNAVAILABLE, "^no$"),
         (503, UNAVAILABLE, "^no$"),
@@ -102,7 +102,7 @@ def test_a_refusal_that_kubectl_reports_has_a_reason_by_its_kind(
     server: apiserver.ApiServer,
     tmp_path: pathlib.Path,
     status: int,
-    reason: errors.Reason,
+    reason: reasons.Reason,
     message: str,
 ) -> None:
     server.inject(apiserver.Fault(verb="get", status=status, message="no"))

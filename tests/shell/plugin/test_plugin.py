@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import mig_manager
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from tests.kit import plugin_rig
 
@@ -170,7 +170,7 @@ def test_a_failed_node_says_when_its_agent_tries_again(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
     failed = plugin_rig.node(
-        "n1", requested="a", state=model.State.FAILED, reason=errors.Reason.IN_USE
+        "n1", requested="a", state=model.State.FAILED, reason=reasons.Reason.IN_USE
     )
     run = json.loads(failed["metadata"]["annotations"]["mig-manager.io/status"])
     for name, when in (

@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
@@ -202,7 +202,7 @@ def test_an_invalid_file_is_refused_with_its_location(text: str, why: str) -> No
 
     assert why in caught.value.message
     assert caught.value.message.startswith("c.json:1:")
-    assert caught.value.reason is errors.Reason.INVALID_CHECKPOINT
+    assert caught.value.reason is reasons.Reason.INVALID_CHECKPOINT
 
 
 @pytest.mark.parametrize(

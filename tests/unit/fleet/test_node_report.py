@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes, node_reports
@@ -28,7 +28,7 @@ WITHOUT_ONE = inventory_codec.to_json(
                 index=7,
                 uuid="GPU-7",
                 pci_address="00000000:0f:00.0",
-                reason=errors.Reason.GPU_LOST,
+                reason=reasons.Reason.GPU_LOST,
                 code=15,
                 message="lost",
             )
@@ -46,7 +46,7 @@ LOST, UNKNOWN, WELL = (
     condition.entry({"status": "new"}, at())
     for condition in (
         gpu_recovery.none_reachable("GPU 0 is lost"),
-        readiness.unknown("wide", errors.Reason.DRIVER_NOT_LOADED, "no driver"),
+        readiness.unknown("wide", reasons.Reason.DRIVER_NOT_LOADED, "no driver"),
         gpu_recovery.NONE_NEEDED,
     )
 )
@@ -189,7 +189,7 @@ def test_the_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
 
 
 def test_the_longest_message_of_an_agent_is_read_with_its_remedy() -> None:
-    outcome = outcomes.failure(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 2_000)
+    outcome = outcomes.failure(reasons.Reason.DRAIN_TIMEOUT, "a-long-word " * 2_000)
 
     assert run_status.parse(status(message=outcome.message)).message == outcome.message
     # Of any other writer, a message is bounded.

@@ -7,7 +7,7 @@ binary.
 import jsonschema
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, gpu_selectors, layouts
@@ -119,7 +119,7 @@ def test_a_document_that_mig_parted_refuses_is_refused(
         config.parse(text, source="f", is_lenient=is_lenient)
     assert complaint in caught.value.message
     assert caught.value.location is not None
-    assert caught.value.reason is errors.Reason.INVALID_CONFIG
+    assert caught.value.reason is reasons.Reason.INVALID_CONFIG
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_an_unknown_layout_is_answered_with_close_ones_and_their_number() -> Non
     parsed = parse(f"version: v1\nmig-configs:\n  all-1g.5gb: {RULE}\n  all-disabled: {RULE}\n")
     with pytest.raises(errors.LayoutError) as caught:
         parsed.layout("all-1g.6gb")
-    assert caught.value.reason is errors.Reason.UNKNOWN_CONFIG
+    assert caught.value.reason is reasons.Reason.UNKNOWN_CONFIG
     assert str(caught.value) == (
         "unknown layout 'all-1g.6gb' in f.yaml; did you mean 'all-1g.5gb'?"
     )

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import node_object, well_known
 from mig_manager.kubectl import layout_requests
@@ -62,7 +62,7 @@ def test_any_annotation_is_one_layout_or_an_error_that_names_it(text: str) -> No
         layout, _ = custom.layout()
     except errors.LayoutError as error:
         assert not text
-        assert error.reason is errors.Reason.NO_CUSTOM_LAYOUT  # noqa: PT017 - as above
+        assert error.reason is reasons.Reason.NO_CUSTOM_LAYOUT  # noqa: PT017 - as above
     except errors.ConfigError as error:
         assert "annotation mig-manager.io/layout of node n1" in error.message  # noqa: PT017
     else:

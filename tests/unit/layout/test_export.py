@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, profile_name
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
@@ -116,7 +116,7 @@ def test_keys_and_profiles_are_in_their_usual_order() -> None:
 def test_a_node_without_gpus_has_nothing_to_export() -> None:
     with pytest.raises(errors.LayoutError) as caught:
         layouts.export([], name="now")
-    assert caught.value.reason is errors.Reason.NO_GPU_MATCHES
+    assert caught.value.reason is reasons.Reason.NO_GPU_MATCHES
 
 
 NAMES = ("1g.5gb", "1c.2g.10gb", "2g.10gb", "1c.3g.20gb", "3g.20gb", "1g.5gb+me", "1g.24gb-me")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.files import yaml_tree
@@ -251,7 +251,7 @@ def test_gpu_kinds_differ_by_pci_id_and_must_list_profiles() -> None:
         generator.kinds_of([silent])
     with pytest.raises(errors.LayoutError) as caught:
         generator.kinds_of([t4])
-    assert caught.value.reason is errors.Reason.NOT_MIG_CAPABLE
+    assert caught.value.reason is reasons.Reason.NOT_MIG_CAPABLE
 
 
 def test_generated_layouts_equal_their_parsed_document() -> None:

@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
@@ -111,7 +111,7 @@ def test_impossible_placements_are_refused_with_the_reason(
     gpu = samples.gpu(samples.A100, "3g.20gb@4")
     with pytest.raises(errors.LayoutError) as caught:
         planner.plan([gpu], {gpu.uuid: samples.desired_gpu(devices)})
-    assert caught.value.reason is errors.Reason.DOES_NOT_FIT
+    assert caught.value.reason is reasons.Reason.DOES_NOT_FIT
     assert why in caught.value.message
 
 

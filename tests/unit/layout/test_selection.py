@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.layout import config, gpu_selectors, layouts
 from tests.node import samples
@@ -136,7 +136,7 @@ def test_an_id_matches_as_in_the_tables_of_mig_parted(
     assert gpu_selectors.parse_filter(text).matches(a16) is expected
 
 
-NO_MATCH, NO_MIG = errors.Reason.NO_GPU_MATCHES, errors.Reason.NOT_MIG_CAPABLE
+NO_MATCH, NO_MIG = reasons.Reason.NO_GPU_MATCHES, reasons.Reason.NOT_MIG_CAPABLE
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ NO_MATCH, NO_MIG = errors.Reason.NO_GPU_MATCHES, errors.Reason.NOT_MIG_CAPABLE
     ],
 )  # fmt: skip
 def test_a_layout_that_matches_no_gpu_or_cannot_be_enabled_is_an_error(
-    rule: str, gpus: list[model.Gpu], reason: errors.Reason, complaint: str
+    rule: str, gpus: list[model.Gpu], reason: reasons.Reason, complaint: str
 ) -> None:
     with pytest.raises(errors.LayoutError) as caught:
         layouts.select(layout_of(f"{rule}, {EMPTY}"), gpus)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import gpu_processes, model
 from mig_manager.core.node import (
     client_table,
@@ -353,7 +353,7 @@ def test_users_has_a_pod_whose_device_no_gpu_has_unless_it_has_no_process(
 def test_device_ids_are_unknown_with_a_gpu_that_cannot_be_observed() -> None:
     assert device_ids.of_gpus(model.ObservedGpus((gpu(),))) == frozenset({GPU, *MIG.values()})
     lost = model.UnreachableGpu(
-        index=1, uuid="", reason=errors.Reason.GPU_LOST, code=None, message="lost"
+        index=1, uuid="", reason=reasons.Reason.GPU_LOST, code=None, message="lost"
     )
     assert device_ids.of_gpus(model.ObservedGpus((gpu(),), (lost,))) is None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.node import phantoms
 from mig_manager.core.node.strategies import Strategy
@@ -54,7 +54,7 @@ def test_phantom_devices_are_those_that_no_gpu_supplies(
 
 def test_no_device_is_a_phantom_while_a_gpu_is_unreachable() -> None:
     lost = model.UnreachableGpu(
-        index=1, reason=errors.Reason.GPU_LOST, code=15, message="fell off the bus"
+        index=1, reason=reasons.Reason.GPU_LOST, code=15, message="fell off the bus"
     )
     node = samples.node_view(allocatable={LARGE: 4})
     gpus = model.ObservedGpus([DIVIDED], unreachable=[lost])

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
@@ -35,7 +35,7 @@ def is_accepted(gpu: model.Gpu, counts: Counts) -> bool:
     try:
         plan = planner.plan([gpu], {gpu.uuid: desired_gpu(gpu, counts)})
     except errors.LayoutError as error:
-        assert error.reason is errors.Reason.DOES_NOT_FIT  # noqa: PT017 - both are fine
+        assert error.reason is reasons.Reason.DOES_NOT_FIT  # noqa: PT017 - both are fine
         return False
     created = [step for step in plan.steps if isinstance(step, steps.CreateGpuInstance)]
     assert len(created) == sum(counts)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner, vgpus
 from tests.node import driver_rules, samples
@@ -214,7 +214,7 @@ def test_a_vgpu_that_only_its_host_can_partition_is_refused(
 ) -> None:
     with pytest.raises(errors.LayoutError, match="only its host can partition it") as caught:
         plan_to(gpu, wanted)
-    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+    assert caught.value.reason is reasons.Reason.NOT_SUPPORTED
 
 
 def test_vgpu_that_matches_or_needs_only_compute_instances_is_accepted() -> None:
@@ -266,10 +266,10 @@ def refusal(gpu: model.Gpu, devices: dict[str, int]) -> errors.LayoutError:
 
 
 def test_a_missing_gpu_and_one_without_mig_are_errors() -> None:
-    assert refusal(WITHOUT_MIG, {}).reason is errors.Reason.NOT_MIG_CAPABLE
+    assert refusal(WITHOUT_MIG, {}).reason is reasons.Reason.NOT_MIG_CAPABLE
     with pytest.raises(errors.LayoutError, match="GPU-9") as caught:
         planner.plan([samples.gpu(samples.A100)], {"GPU-9": samples.desired_gpu({})})
-    assert caught.value.reason is errors.Reason.NO_GPU_MATCHES
+    assert caught.value.reason is reasons.Reason.NO_GPU_MATCHES
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_an_unknown_profile_is_refused_with_the_gpus_profiles(
     devices: dict[str, int], says: str
 ) -> None:
     error = refusal(samples.gpu(samples.A100), devices)
-    assert error.reason is errors.Reason.UNKNOWN_PROFILE
+    assert error.reason is reasons.Reason.UNKNOWN_PROFILE
     assert says in error.message
     assert "GPU 0" in error.message
 
@@ -315,6 +315,6 @@ def test_a_layout_that_does_not_fit_is_refused_with_the_exceeded_limit(
     product: str, devices: dict[str, int], why: str, part: str
 ) -> None:
     error = refusal(samples.gpu(samples.PRODUCTS[product]), devices)
-    assert error.reason is errors.Reason.DOES_NOT_FIT
+    assert error.reason is reasons.Reason.DOES_NOT_FIT
     assert why in error.message
     assert re.search(rf"; the largest part that fits is {re.escape(part)}($| \()", error.message)

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import snapshot_codec
@@ -91,7 +91,7 @@ def test_restoring_refuses_a_gpu_without_mig_and_an_impossible_snapshot() -> Non
         planner.restore([gone], [a100().snapshot])
     with pytest.raises(errors.LayoutError) as caught:
         planner.restore([a100()], [a100("3g.20gb@0[2c 2c]").snapshot])
-    assert caught.value.reason is errors.Reason.DOES_NOT_FIT
+    assert caught.value.reason is reasons.Reason.DOES_NOT_FIT
 
 
 # -- the baseline of a change: what it had, and what it creates -------------------------------

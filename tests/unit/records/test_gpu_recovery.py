@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import messages, model
 from mig_manager.core.records import gpu_recovery, inventory_codec
@@ -15,7 +15,7 @@ from tests.node import gpu_values
 GPU = hardware.template(hardware.find("NVIDIA A30"))
 FAULTS = [action for action in model.RecoveryAction if action is not model.RecoveryAction.NONE]
 LOST = model.UnreachableGpu(
-    index=2, uuid="GPU-2", reason=errors.Reason.GPU_LOST, code=15, message="GPU is lost"
+    index=2, uuid="GPU-2", reason=reasons.Reason.GPU_LOST, code=15, message="GPU is lost"
 )
 
 
@@ -73,9 +73,9 @@ def test_the_reason_is_the_worst_action_and_all_gpus_are_named(
 
 def test_an_unreachable_gpu_with_an_action_gets_its_precise_remedy() -> None:
     with_action = dataclasses.replace(LOST, recovery_action=model.RecoveryAction.NODE_REBOOT)
-    hidden = dataclasses.replace(LOST, reason=errors.Reason.NO_PERMISSION)
-    assert gpu_recovery.remedy(LOST) == errors.Reason.GPU_LOST.remedy
-    assert gpu_recovery.remedy(hidden) == errors.Reason.GPU_UNREACHABLE.remedy
+    hidden = dataclasses.replace(LOST, reason=reasons.Reason.NO_PERMISSION)
+    assert gpu_recovery.remedy(LOST) == reasons.Reason.GPU_LOST.remedy
+    assert gpu_recovery.remedy(hidden) == reasons.Reason.GPU_UNREACHABLE.remedy
     assert gpu_recovery.remedy(with_action) == "Drain the node and reboot it."
     assert (
         gpu_recovery.condition(model.ObservedGpus(unreachable=[with_action])).reason

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.display import bar, picture
@@ -93,7 +93,7 @@ def test_values_of_a_newer_agent_do_not_hide_the_inventory() -> None:
     back = inventory_codec.from_json(json.dumps(data))
 
     assert {gpu.architecture for gpu in back} == {model.Architecture.OTHER}
-    assert [gpu.reason for gpu in back.unreachable] == [errors.Reason.NVML_ERROR]
+    assert [gpu.reason for gpu in back.unreachable] == [reasons.Reason.NVML_ERROR]
 
 
 BALANCED = ("1g.5gb@0", "1g.5gb@1", "2g.10gb@2[1c@0 1c@1]", "3g.20gb@4")

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.records import readiness, run_status
 
@@ -54,12 +54,12 @@ def test_condition_is_written_if_it_differs_and_keeps_its_transition_time(
         present, before = entry, condition
 
 
-@pytest.mark.parametrize("reason", [errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED])
-def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: errors.Reason) -> None:
+@pytest.mark.parametrize("reason", [reasons.Reason.APPLIED, reasons.Reason.ALREADY_APPLIED])
+def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: reasons.Reason) -> None:
     lost = model.UnreachableGpu(
         index=3,
         uuid="GPU-3",
-        reason=errors.Reason.GPU_UNREACHABLE,
+        reason=reasons.Reason.GPU_UNREACHABLE,
         code=None,
         message="it fell off the bus",
     )
@@ -79,9 +79,9 @@ def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: errors.Reas
     )
 
 
-@pytest.mark.parametrize("reason", errors.Reason)
+@pytest.mark.parametrize("reason", reasons.Reason)
 def test_a_failure_is_not_ready_for_the_reason_and_message_of_the_status(
-    reason: errors.Reason,
+    reason: reasons.Reason,
 ) -> None:
     failure = dataclasses.replace(
         PUBLISHED, state=model.State.FAILED, reason=reason, message="why"

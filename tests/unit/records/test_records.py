@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, marks
 from mig_manager.core.layout import layout_list
@@ -44,7 +44,7 @@ REQUEST = requests.RequestRecord(
 )
 REPAIR = gpu_repair.RepairAttempts(gpu="GPU-1", attempts=1, next_s=0).to_data()
 FAILED = requests.FailedChanges(
-    config_hash="x", boot_id="b1", reason=errors.Reason.HOOK_FAILED, problem="it failed"
+    config_hash="x", boot_id="b1", reason=reasons.Reason.HOOK_FAILED, problem="it failed"
 )
 AT = "2026-03-01T12:00:00+00:00"
 NONSENSE = ("", "[", "null", "[]", "{}", "[" * 100_000, '{"version": 99}')
@@ -185,7 +185,7 @@ def test_status_annotation_has_layout_reason_and_devices() -> None:
         config_hash="h",
         state=model.State.FAILED,
         phase=model.Phase.DRAIN,
-        reason=errors.Reason.DRAIN_TIMEOUT,
+        reason=reasons.Reason.DRAIN_TIMEOUT,
         message="m",
         attempt=2,
         started_at="t0",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kubernetes.client import configuration as kube_configuration
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core import timing
 from tests.adapters.kubernetes import kube_rig
@@ -29,9 +29,9 @@ from tests.adapters.kubernetes.kube_rig import (
     silence,
 )
 
-FORBIDDEN = errors.Reason.FORBIDDEN
-UNAVAILABLE = errors.Reason.API_UNAVAILABLE
-OTHER = errors.Reason.API_ERROR
+FORBIDDEN = reasons.Reason.FORBIDDEN
+UNAVAILABLE = reasons.Reason.API_UNAVAILABLE
+OTHER = reasons.Reason.API_ERROR
 
 
 def watch(kube: api.KubeApi) -> list[dict[str, Any]]:
@@ -156,7 +156,7 @@ def test_the_servers_retry_after_is_honoured_unless_it_is_long_or_invalid(
     ],
 )
 def test_a_status_becomes_a_reason_and_its_causes_are_explained(
-    server: KubeServer, statuses: tuple[int, ...], reason: errors.Reason
+    server: KubeServer, statuses: tuple[int, ...], reason: reasons.Reason
 ) -> None:
     for status in statuses:
         server.script = [refuse(status, "No.", causes=("The budget web needs 1.",))]
@@ -193,7 +193,7 @@ def test_a_response_that_is_not_an_object_is_an_error(server: KubeServer, body: 
     [(200, OTHER, "more than 64 MiB"), (403, FORBIDDEN, "too large")],
 )
 def test_an_endless_response_is_read_in_part_and_not_requested_again(
-    server: KubeServer, status: int, reason: errors.Reason, words: str
+    server: KubeServer, status: int, reason: reasons.Reason, words: str
 ) -> None:
     server.script = [endless(status, b" " * (1 << 20))]
     error = failure(server.kube.get, "/x")
@@ -285,7 +285,7 @@ def test_an_expired_resource_version_is_410_also_within_the_stream(server: KubeS
 def test_silence_ends_the_watch_and_sooner_before_the_response(server: KubeServer) -> None:
     server.script = [silence, lines(event(a=1), then=silence)]
     error = failure(open_watch, server.client(0.2), idle_timeout_s=600)
-    assert error.reason is errors.Reason.API_UNAVAILABLE
+    assert error.reason is reasons.Reason.API_UNAVAILABLE
     with open_watch(server.kube, idle_timeout_s=2.0) as stream:
         assert next(stream) == event(a=1)
         assert "timed out" in failure(next, stream).message
@@ -323,7 +323,7 @@ def not_a_chunk(handler: Handler) -> None:
 def test_anything_but_whole_events_is_api_unavailable(server: KubeServer, step: Step) -> None:
     server.script = [step]
     with open_watch(server.kube) as stream:
-        assert failure(next, stream).reason is errors.Reason.API_UNAVAILABLE
+        assert failure(next, stream).reason is reasons.Reason.API_UNAVAILABLE
 
 
 def test_another_thread_can_interrupt_a_blocked_read_more_than_once(server: KubeServer) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api
 from tests import programs
 from tests.adapters.kubernetes import kube_rig
@@ -248,11 +248,11 @@ def test_rewritten_kubeconfig_is_read_again_after_a_401(
     server.script = [rotate, answer({"a": 1}), refuse(401), refuse(401)]
     assert client.get("/x") == {"a": 1}
     assert server.credentials() == [("/x", "Bearer old"), ("/x", "Bearer new")]
-    assert failure(client.get, "/x").reason is errors.Reason.FORBIDDEN
+    assert failure(client.get, "/x").reason is reasons.Reason.FORBIDDEN
 
     path.unlink()
     server.script = [refuse(401)]
-    assert failure(client.get, "/x").reason is errors.Reason.FORBIDDEN
+    assert failure(client.get, "/x").reason is reasons.Reason.FORBIDDEN
 
 
 @pytest.mark.parametrize(

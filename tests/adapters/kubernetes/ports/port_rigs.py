@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters import pod_resources
 from mig_manager.adapters.host import lock_file
 from mig_manager.adapters.kubernetes import api, kube_node, lease_slots, pod_claims, pods
@@ -104,7 +104,7 @@ class InMemory:
 
     def fail(self) -> None:
         """Have the API server fail at each request."""
-        error = errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=500)
+        error = errors.ClusterError("broken", reason=reasons.Reason.API_UNAVAILABLE, status=500)
         calls = {
             "node": "read patch withdraw report remove",
             "workloads": "list evict can_evict budgets covered_by delete",

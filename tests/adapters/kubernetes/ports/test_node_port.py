@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
@@ -62,7 +62,7 @@ def test_update_of_a_node_that_always_changes_fails_in_the_end(rig: Rig) -> None
     with pytest.raises(errors.ClusterError) as caught:
         rig.node.update(decide)
 
-    assert caught.value.reason is errors.Reason.API_UNAVAILABLE
+    assert caught.value.reason is reasons.Reason.API_UNAVAILABLE
     assert "seen" not in rig.node.read().labels
 
 
@@ -128,7 +128,7 @@ def test_slot_of_another_node_is_denied(rig: Rig) -> None:
 
     with pytest.raises(errors.NotReadyError) as caught:
         rig.slots.check()
-    assert caught.value.reason is errors.Reason.SLOTS_TAKEN
+    assert caught.value.reason is reasons.Reason.SLOTS_TAKEN
     rig.slots.release()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.core.node import evictions, pod_object
 from tests.adapters.kubernetes.ports import port_rigs
 from tests.adapters.kubernetes.ports.port_rigs import GPU, Rig
@@ -169,7 +169,7 @@ def test_kubelet_that_does_not_answer_is_an_error(rig: Rig) -> None:
     for ask in (rig.allocations.assigned_devices, rig.allocations.allocatable):
         with pytest.raises(errors.ClusterError) as caught:
             ask()
-        assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
+        assert caught.value.reason is reasons.Reason.POD_RESOURCES_UNAVAILABLE
 
 
 def test_withdrawn_slices_are_returned_and_gone(rig: Rig) -> None:
