@@ -45,6 +45,8 @@ class Batch:
         self.pods = sorted(
             pending, key=lambda pod: (-pod.priority, pod.created_at or _LAST, pod.uid)
         )
+        self.first_expected = len(self.pods)
+        """The rank from which on the pods are only expected."""
         self.pods += expected
         kinds: dict[model.Devices, int] = {}
         groups: dict[demand.Needs, Group] = {}

@@ -71,24 +71,25 @@ class Changes:
         instances.
         """
         is_retried = self._nodes[position].agent.is_retried
-        return not (self.is_full or is_retried or self.why_not_now(position)[1])
+        return not (self.is_full or is_retried or self.why_not_now(position))
 
-    def why_not_now(self, position: int) -> waiting.Cause:
-        """Return why a node cannot be changed now, beside the budget; empty if it can."""
+    def why_not_now(self, position: int) -> waiting.Cause | None:
+        """Return why a node cannot be changed now, beside the budget; None if it can."""
         node = self._nodes[position]
-        wait = waiting.WaitReason
+        changing, unusable = waiting.WaitReason.CHANGING, waiting.WaitReason.UNUSABLE
         if position in self._requested:
-            return wait.CHANGING, "it is being changed for other pods"
+            return waiting.Cause(changing, "it is being changed for other pods")
         if node.unusable:
-            return wait.CHANGING if node.is_changing else wait.UNUSABLE, node.unusable
+            return waiting.Cause(changing if node.is_changing else unusable, node.unusable)
         left_s = past_decisions.cooldown_left_s(node, self._limits, self._history, now=self._now)
         if left_s:
-            return wait.CHANGING, f"it rests after a change for {math.ceil(left_s)} s more"
+            text = f"it rests after a change for {math.ceil(left_s)} s more"
+            return waiting.Cause(changing, text)
         if position in self._nominated:
-            return wait.CHANGING, "the scheduler preempts pods on it"
+            return waiting.Cause(changing, "the scheduler preempts pods on it")
         if self.is_too_early(position):
-            return wait.UNUSABLE, "its agent failed the layout for it"
-        return None, ""
+            return waiting.Cause(unusable, "its agent failed the layout for it")
+        return None
 
     def is_too_early(self, position: int) -> bool:
         """Return whether this decision would repeat too early what a node's agent failed."""
@@ -98,9 +99,10 @@ class Changes:
         self,
         position: int,
         desired: Mapping[str, model.DesiredGpu],
-        pods: tuple[demand.Pending, ...],
         why: str,
         *,
+        pods: tuple[demand.Pending, ...] = (),
+        likely: tuple[demand.Needs, ...] = (),
         is_withdrawal: bool = False,
     ) -> bool:
         """Add a change, unless its agent's last run failed this layout.
@@ -139,6 +141,7 @@ class Changes:
             goals=desired,
             plan=plan,
             why=f"{why}{where}",
+            likely=likely,
         )
         return True
 

@@ -34,6 +34,8 @@ from mig_manager.core.partitioning import (
     waiting,
 )
 
+_PREPARING = "devices for likely pods"
+
 
 def decide(  # noqa: PLR0913 - what a decision depends on
     index: node_index.NodeIndex,
@@ -71,17 +73,8 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     if likely and max_changes:
         soon = batches.Batch(index, batch.pods, expected=likely)
         preparing = _Decider(index, soon, limits, now, history, decider.changes)
-        preparing.prepare(first=len(batch.pods), max_changes=max_changes)
-        ready = (
-            dataclasses.replace(
-                each,
-                pods=(),
-                likely=tuple(pod.needs for pod in each.pods),
-                why="devices for likely pods",
-            )
-            for each in preparing.changes.requested[len(decision.changes) :]
-        )
-        decision = dataclasses.replace(decision, changes=(*decision.changes, *ready))
+        preparing.prepare(max_changes)
+        decision = dataclasses.replace(decision, changes=preparing.changes.requested)
     return decision
 
 
@@ -126,11 +119,11 @@ class _Decider:
         why = functools.cache(causes.why)
         for rank in self._remaining:
             pod = self._batch.pods[rank]
-            reason, message = self._why(rank, why)
-            if reason is None:
-                unmet.append(decisions.Unmet(pod=pod, message=message))
-            else:
-                waits.append(decisions.WaitingPod(pod=pod, reason=reason, message=message))
+            match self._why(rank, why):
+                case waiting.Impossible(message):
+                    unmet.append(decisions.Unmet(pod=pod, message=message))
+                case waiting.Cause(reason, message):
+                    waits.append(decisions.WaitingPod(pod=pod, reason=reason, message=message))
         return decisions.PartitioningDecision(
             changes=self.changes.requested,
             unmet=tuple(unmet),
@@ -141,11 +134,13 @@ class _Decider:
         )
 
     def _why(
-        self, rank: int, why: Callable[[batches.Group, node_sets.NodeSet], waiting.Cause]
-    ) -> waiting.Cause:
+        self,
+        rank: int,
+        why: Callable[[batches.Group, node_sets.NodeSet], waiting.Cause | waiting.Impossible],
+    ) -> waiting.Cause | waiting.Impossible:
         if self._schedulable.is_backed_off(rank):
             message = "it did not use room on several nodes, and gets none for a while"
-            return waiting.WaitReason.NOT_SCHEDULED, message
+            return waiting.Cause(waiting.WaitReason.NOT_SCHEDULED, message)
         unplaced = self._schedulable.unplaced.get(rank, node_sets.EMPTY)
         return why(self._batch.group[rank], unplaced)
 
@@ -168,12 +163,12 @@ class _Decider:
             is_free = not self.changes.is_full and position in candidates
             if is_free and change.drain(holding.early_gpus(position)):
                 desired = self._states.with_change(position, change)
-                self.changes.request(position, desired, (), "on hold for a waiting pod")
+                self.changes.request(position, desired, "on hold for a waiting pod")
 
-    def prepare(self, *, first: int, max_changes: int) -> None:
-        """Choose nodes for the pods of this rank and behind."""
-        behind = [rank for rank in self._eligible() if rank >= first]
-        self._serve(behind, self.gpu_holds(), max_changes=max_changes)
+    def prepare(self, max_changes: int) -> None:
+        """Choose nodes for the expected pods."""
+        expected = [rank for rank in self._eligible() if rank >= self._batch.first_expected]
+        self._serve(expected, self.gpu_holds(), max_changes=max_changes)
 
     def _eligible(self) -> list[int]:
         return [
@@ -189,8 +184,9 @@ class _Decider:
         search = offers.Offers(self._index, self._batch, self._feasible)
         skipped = dict(self._schedulable.unplaced)
         opted_in = self._index.opted_in
-        candidates = node_sets.of(i for i in opted_in if not self.changes.why_not_now(i)[1])
+        candidates = node_sets.of(i for i in opted_in if not self.changes.why_not_now(i))
         remaining = len(opted_in) if max_changes is None else max_changes
+        first_expected = self._batch.first_expected
         while ranks and candidates and remaining and not self.changes.is_full:
             best = search.best(candidates, ranks, skipped=skipped, holding=holding.holds)
             if best is None:
@@ -198,14 +194,17 @@ class _Decider:
             position = best.position
             selected = node_sets.of([position])
             search.forget(best.pods)
-            pods = tuple(self._batch.pods[rank] for rank in best.pods)
             best.change.drain(holding.early_gpus(position))
             desired = self._states.with_change(position, best.change)
-            why = f"room for {messages.count(len(pods), 'pod')}"
-            if self.changes.request(position, desired, pods, why):
-                served = {*best.pods}
-                self._remaining = [rank for rank in self._remaining if rank not in served]
-                ranks = [rank for rank in ranks if rank not in served]
+            pods = tuple(self._batch.pods[rank] for rank in best.pods if rank < first_expected)
+            likely = tuple(
+                self._batch.pods[rank].needs for rank in best.pods if rank >= first_expected
+            )
+            why = f"room for {messages.count(len(pods), 'pod')}" if pods else _PREPARING
+            if self.changes.request(position, desired, why, pods=pods, likely=likely):
+                with_room = {*best.pods}
+                self._remaining = [rank for rank in self._remaining if rank not in with_room]
+                ranks = [rank for rank in ranks if rank not in with_room]
                 remaining -= 1
             elif self.changes.is_too_early(position):
                 # The node may still serve the pods behind the first.
@@ -224,7 +223,7 @@ class _Decider:
             if is_failed and self.changes.can_change(position):
                 why = "no pod needs the request that its agent failed"
                 present = self._states.present(position)
-                self.changes.request(position, present, (), why, is_withdrawal=True)
+                self.changes.request(position, present, why, is_withdrawal=True)
 
     def merge_back(
         self, base: Mapping[str, Mapping[str, model.DesiredGpu]], holding: holds.GpuHolds
@@ -242,4 +241,4 @@ class _Decider:
             desired = self._states.with_base(position, base.get(name, {}))
             if self._states.keeps_reserved(position, desired):
                 why = "no pod has requested its idle instances"
-                self.changes.request(position, desired, (), why)
+                self.changes.request(position, desired, why)

@@ -36,7 +36,7 @@ class FeasibleNodes:
         self._reserved = reserved
         self._assumed = assumed.devices
         self.available = (
-            node_sets.Amounts(assumed.available) if assumed.devices else index.available
+            node_sets.NodeAmounts(assumed.available) if assumed.devices else index.available
         )
         self._exclusions = {group.excluded for group in batch.groups}
         self._tried: dict[int, tuple[node_sets.NodeSet, node_sets.NodeSet]] = {}
@@ -67,10 +67,10 @@ class FeasibleNodes:
         return self._max_devices.short(group.needs.mig)
 
     @functools.cached_property
-    def _max_devices(self) -> node_sets.Amounts:
+    def _max_devices(self) -> node_sets.NodeAmounts:
         """How many devices of each requested profile nodes might have, beside assumed pods."""
         names = {resources.of_profile(each) or "": each for each in self._profiles}
-        return node_sets.Amounts(
+        return node_sets.NodeAmounts(
             [
                 {
                     name: facts.gpus.maximum(each) + free.get(each, 0)

@@ -113,14 +113,14 @@ class NodeIndex:
         self._with_idle_room: dict[model.Devices, node_sets.NodeSet] = {}
 
     @functools.cached_property
-    def available(self) -> node_sets.Amounts:
+    def available(self) -> node_sets.NodeAmounts:
         """The resources of the nodes beside their pods."""
-        return node_sets.Amounts([each.available for each in self.facts])
+        return node_sets.NodeAmounts([each.available for each in self.facts])
 
     @functools.cached_property
-    def allocatable(self) -> node_sets.Amounts:
+    def allocatable(self) -> node_sets.NodeAmounts:
         """The allocatable resources of the nodes."""
-        return node_sets.Amounts([dict(node.supply.allocatable) for node in self.nodes])
+        return node_sets.NodeAmounts([dict(node.supply.allocatable) for node in self.nodes])
 
     @functools.cached_property
     def hardware(self) -> dict[tuple[fit_search.GpuFacts, ...], node_sets.NodeSet]:

@@ -78,7 +78,7 @@ def by_key(keys: Iterable[_Key]) -> dict[_Key, NodeSet]:
     return {key: of(members) for key, members in positions.items()}
 
 
-class Amounts:
+class NodeAmounts:
     """The amounts of resources that nodes have; an amount that is not listed is 0."""
 
     def __init__(self, nodes: Sequence[Mapping[str, int]]) -> None:

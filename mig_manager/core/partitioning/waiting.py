@@ -1,8 +1,9 @@
 """Explain why pods have no room: what they wait for, or why no opted-in node can serve them."""
 
+import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from mig_manager.core import messages, profile_name
 from mig_manager.core.node import well_known
@@ -28,8 +29,21 @@ class WaitReason(enum.Enum):
 
 
 _ORDER = tuple(WaitReason)
-Cause = tuple[WaitReason | None, str]
-"""A reason and a message; without a reason, no change can help."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a pod must wait, or why a node cannot be changed now."""
+
+    reason: WaitReason
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Impossible:
+    """Why no change of a node can help a pod."""
+
+    message: str
 
 
 class Causes:
@@ -39,7 +53,7 @@ class Causes:
         self,
         index: node_index.NodeIndex,
         feasible: feasible_nodes.FeasibleNodes,
-        why_not_now: Callable[[int], Cause],
+        why_not_now: Callable[[int], Cause | None],
         *,
         is_full: bool,
         on_hold: node_sets.NodeSet,
@@ -49,7 +63,7 @@ class Causes:
         Args:
             index: The nodes.
             feasible: The feasible nodes for the batch.
-            why_not_now: Returns why a node cannot be changed now, empty if it can.
+            why_not_now: Returns why a node cannot be changed now; None if it can.
             is_full: Whether as many nodes as allowed are under change.
             on_hold: The nodes with GPUs on hold.
         """
@@ -60,33 +74,33 @@ class Causes:
         self._on_hold = on_hold
 
     @functools.cached_property
-    def _not_now(self) -> dict[tuple[WaitReason | None, str], node_sets.NodeSet]:
+    def _not_now(self) -> Mapping[Cause, node_sets.NodeSet]:
         """The sets of nodes that cannot be changed now, by cause."""
         sets = node_sets.by_key(map(self._why_not_now, self._index.every))
-        return {cause: nodes for cause, nodes in sets.items() if cause[1]}
+        return {cause: nodes for cause, nodes in sets.items() if cause}
 
     @functools.cached_property
     def _unpublished(self) -> dict[str, node_sets.NodeSet]:
         """The sets of nodes without published GPUs, by the reason."""
         return node_sets.by_key(node.unusable for node in self._index.nodes)
 
-    def why(self, group: batches.Group, unplaced: node_sets.NodeSet) -> Cause:
+    def why(self, group: batches.Group, unplaced: node_sets.NodeSet) -> Cause | Impossible:
         """Return why a pod is not served; the scheduler did not place it on ``unplaced`` nodes."""
         possible = [each for each in self._possible(group, unplaced) if each[1]]
         if possible:
-            possible.sort(key=lambda each: (_ORDER.index(each[0]), each[1].first))
-            causes = self._list_causes((text, nodes) for _, nodes, text in possible)
-            return possible[0][0], f"it waits for {causes}"
+            possible.sort(key=lambda each: (_ORDER.index(each[0].reason), each[1].first))
+            causes = self._list_causes((cause.message, nodes) for cause, nodes in possible)
+            return Cause(possible[0][0].reason, f"it waits for {causes}")
         if unknown := group.needs.unknown:
-            return None, f"no MIG profile is called {messages.list_names(unknown)}"
+            return Impossible(f"no MIG profile is called {messages.list_names(unknown)}")
         devices = profile_name.with_counts(group.needs.profiles)
         needed = f"it needs a node with room for {devices}"
         impossible = [each for each in self._impossible(group) if each[1]]
         if not impossible:
             label = f"{well_known.PARTITIONING_LABEL}={well_known.ON_DEMAND}"
-            return None, f"{needed}, and no node has the label {label}"
+            return Impossible(f"{needed}, and no node has the label {label}")
         impossible.sort(key=lambda each: each[1].first)
-        return None, (
+        return Impossible(
             f"{needed}, and no opted-in node has that even if idle: "
             f"{self._list_causes(impossible)}"
         )
@@ -102,7 +116,7 @@ class Causes:
 
     def _possible(
         self, group: batches.Group, unplaced: node_sets.NodeSet
-    ) -> Iterator[tuple[WaitReason, node_sets.NodeSet, str]]:
+    ) -> Iterator[tuple[Cause, node_sets.NodeSet]]:
         """Yield the nodes that could serve a group, by what they must wait for."""
         index, needs = self._index, group.needs
         available = self._feasible.available
@@ -110,35 +124,33 @@ class Causes:
         if unplaced:
             # Nor does the pod wait for the idle devices of other nodes: see ``SchedulablePods``.
             avoided |= index.ready - available.short(needs.amounts) - group.excluded
-        text = "it had room, and the scheduler did not place the pod"
-        yield WaitReason.NOT_SCHEDULED, avoided, text
+        unused = "it had room, and the scheduler did not place the pod"
+        yield Cause(WaitReason.NOT_SCHEDULED, unused), avoided
         # These can serve a pod without a change when other pods end, or once they are ready.
         short = index.allocatable.short(needs.amounts)
         hosts = group.never - short - group.excluded - avoided
-        for (reason, text), nodes in self._not_now.items():
-            if reason:
-                yield reason, (hosts & nodes) - index.ready, text
-        yield WaitReason.IN_USE, hosts & index.ready, "its devices are in use"
+        for cause, nodes in self._not_now.items():
+            yield cause, (hosts & nodes) - index.ready
+        yield Cause(WaitReason.IN_USE, "its devices are in use"), hosts & index.ready
         rest = index.every - group.never - avoided
         for text, nodes in self._unpublished.items():
-            yield WaitReason.UNUSABLE, (rest & nodes) - index.published, text
+            yield Cause(WaitReason.UNUSABLE, text), (rest & nodes) - index.published
         rest &= index.published
-        for (reason, text), nodes in self._not_now.items():
-            if reason:
-                yield reason, rest & nodes, text
-                rest -= nodes
+        for cause, nodes in self._not_now.items():
+            yield cause, rest & nodes
+            rest -= nodes
         for text, nodes in self._short(needs.others, available, rest):
-            yield WaitReason.IN_USE, nodes, f"{text} is available"
+            yield Cause(WaitReason.IN_USE, f"{text} is available"), nodes
             rest -= nodes
         able = self._feasible.with_devices(group, rest)
         if self._is_full:
-            yield WaitReason.LIMITED, able, "as many nodes as allowed are under change"
+            yield Cause(WaitReason.LIMITED, "as many nodes as allowed are under change"), able
             rest -= able
         else:
             on_hold = able & self._on_hold
-            yield WaitReason.IN_USE, on_hold, "its GPUs are on hold for another pod"
+            yield Cause(WaitReason.IN_USE, "its GPUs are on hold for another pod"), on_hold
             rest -= on_hold
-        yield WaitReason.IN_USE, rest, "too much of its GPUs is in use"
+        yield Cause(WaitReason.IN_USE, "too much of its GPUs is in use"), rest
 
     def _impossible(self, group: batches.Group) -> Iterator[tuple[str, node_sets.NodeSet]]:
         """Yield the opted-in nodes, by the reason why they can never serve a group."""
@@ -158,7 +170,7 @@ class Causes:
                 yield text, rest & nodes & unpublished
 
     def _short(
-        self, needs: demand.Amounts, has: node_sets.Amounts, nodes: node_sets.NodeSet
+        self, needs: demand.Amounts, has: node_sets.NodeAmounts, nodes: node_sets.NodeSet
     ) -> Iterator[tuple[str, node_sets.NodeSet]]:
         """Yield the nodes that have too little of something, by what that is."""
         sets = [nodes] if nodes else []

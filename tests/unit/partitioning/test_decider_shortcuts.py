@@ -173,7 +173,7 @@ def test_a_decision_is_the_same_with_values_kept_from_the_last_one(
 
 
 def test_amounts_find_the_nodes_with_less() -> None:
-    amounts = node_sets.Amounts([{"cpu": 3}, {}, {"cpu": 1}, {"cpu": 3, "memory": 1}])
+    amounts = node_sets.NodeAmounts([{"cpu": 3}, {}, {"cpu": 1}, {"cpu": 3, "memory": 1}])
     assert [*amounts.fewer("cpu", 0)] == []
     assert [*amounts.fewer("cpu", 2)] == [1, 2]
     assert [*amounts.fewer("cpu", 9)] == [0, 1, 2, 3]
