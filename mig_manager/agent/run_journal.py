@@ -90,7 +90,7 @@ class RunJournal:
 
     def set_entries(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries; the next patch writes them."""
-        self.entries = self.entries.with_entries(**entries)
+        self.entries = dataclasses.replace(self.entries, **entries)
 
     def announce(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and publish them without waiting for the API."""
@@ -100,7 +100,7 @@ class RunJournal:
 
     def publish(self, **entries: Unpack[journals.Entries]) -> None:
         """Change entries, and publish them."""
-        after = self.entries.with_entries(**entries)
+        after = dataclasses.replace(self.entries, **entries)
         self._publisher.patch(self._journal_patch(after))
         self.entries = after
         self._save_on_host()
@@ -139,10 +139,12 @@ class RunJournal:
         except errors.ClusterError as error:
             if error.may_be_done:
                 # If the patch was lost, the end of the run restores what it was to restore.
-                self.entries = after.with_entries(
+                node = dataclasses.replace(
+                    after.node,
                     hold_taint=before.node.hold_taint or after.node.hold_taint,
                     paused_labels={**after.node.paused_labels, **before.node.paused_labels},
                 )
+                self.entries = dataclasses.replace(after, node=node)
             raise
         finally:
             # Also after an error: it then counts as one of the new phase.
@@ -155,7 +157,7 @@ class RunJournal:
     def enter(self, phase: model.Phase, message: str, **entries: Unpack[journals.Entries]) -> None:
         """Publish a new phase, with new entries if there are any."""
         if entries:
-            after = self.entries.with_entries(**entries)
+            after = dataclasses.replace(self.entries, **entries)
             start = PhaseStart(message=message, entries=after)
             self.enter_decided(phase, lambda _view: start)
             return
@@ -169,7 +171,8 @@ class RunJournal:
         resets = sum(gpu.needs_reset for gpu in plan.gpus)
         with_resets = f", with {messages.count(resets, 'reset')}" if resets else ""
         message = f"running {len(plan.steps)} steps on the GPUs{with_resets}"
-        self.enter(model.Phase.EXECUTE, message, draining=False, snapshot=before)
+        gpus = self.entries.gpus.with_snapshot(before)
+        self.enter(model.Phase.EXECUTE, message, draining=False, gpus=gpus)
 
     def begin_rollback(self) -> None:
         """Publish the rollback once, without waiting for the API: the rollback is more urgent."""
@@ -190,7 +193,7 @@ class RunJournal:
         is_success = outcome.state is model.State.SUCCESS
         if is_success:
             # The entry belongs to the layout that is now active.
-            self.set_entries(plugin_config=None)
+            self.set_entries(node=dataclasses.replace(self.entries.node, plugin_config=None))
         kept = self._entries_to_keep(outcome.run_end)
         self._count_phase()
         self._set_status(outcome.status_after(self.status, self._deps.clock, self._retry_after_s))

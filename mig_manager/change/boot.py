@@ -162,10 +162,12 @@ class _LockedBoot:
             # A GPU whose repair failed has its layout as far as the driver allows.
             outcome = outcome.join(self._change_all())
         else:
-            self.journal.set_entries(snapshot=self.unreachable)
+            gpus = self.journal.entries.gpus.with_snapshot(self.unreachable)
+            self.journal.set_entries(gpus=gpus)
         if outcome.failures:
             # Failed changes may have executed some of their steps.
-            self.journal.set_entries(stale_files=True)
+            gpus = dataclasses.replace(self.journal.entries.gpus, stale_files=True)
+            self.journal.set_entries(gpus=gpus)
         try:
             self.journal.refresh_files()
         except errors.HostError as error:

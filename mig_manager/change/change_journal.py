@@ -1,5 +1,6 @@
 """The journal of a change, which outlives a killed process and lists what to undo."""
 
+import dataclasses
 from collections.abc import Collection
 from typing import Protocol, Unpack
 
@@ -42,5 +43,7 @@ class ChangeJournal(Protocol):
 
 def record_persistence(journal: ChangeJournal, uuids: Collection[str], *, is_on: bool) -> None:
     """Record that the persistence mode of GPUs will be switched off, or is on again."""
-    others = [uuid for uuid in journal.entries.gpus.persistent_gpus if uuid not in uuids]
-    journal.announce(persistent_gpus=(*others, *(() if is_on else uuids)))
+    gpus = journal.entries.gpus
+    others = [uuid for uuid in gpus.persistent_gpus if uuid not in uuids]
+    switched_off = (*others, *(() if is_on else uuids))
+    journal.announce(gpus=dataclasses.replace(gpus, persistent_gpus=switched_off))

@@ -28,7 +28,7 @@ class LocalJournal:
 
     def begin(self, before: model.Snapshots, _plan: steps.Plan) -> None:
         """Write the snapshot that a rollback restores; UsageError if that is impossible."""
-        self.set_entries(config=self.config, snapshot=before)
+        self.set_entries(config=self.config, gpus=self.entries.gpus.with_snapshot(before))
 
     def begin_rollback(self) -> None:
         """Report nothing: the outcome of the change includes the rollback's."""
@@ -43,9 +43,7 @@ class LocalJournal:
             UsageError: A snapshot cannot be written.
         """
         before = self.entries
-        self.entries = dataclasses.replace(
-            before.with_entries(**entries), boot_id=self.deps.boot_id
-        )
+        self.entries = dataclasses.replace(before, boot_id=self.deps.boot_id, **entries)
         if not self.entries.is_empty:
             try:
                 self.deps.journal.save(self.entries.to_json())
@@ -219,7 +217,7 @@ def open_journal(
     if why:
         deps.notify(f"{describe_unfinished(entries)}{why}: it will not be undone")
     if is_undone or why:
-        journal.set_entries(snapshot=())
+        journal.set_entries(gpus=journal.entries.gpus.with_snapshot(()))
     return journal
 
 

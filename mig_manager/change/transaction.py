@@ -125,8 +125,7 @@ class Transaction:
             # The error of the change, with what became of the rollback.
             raise
         snapshot = goal.unrestored_snapshots(current.gpus, current.before)
-        is_stale = bool(current.executed) or self.journal.entries.gpus.stale_files
-        self.journal.set_entries(snapshot=snapshot, stale_files=is_stale)
+        self._keep(snapshot, is_stale=bool(current.executed))
         return current.gpus, current.executed
 
     def _begin(
@@ -199,7 +198,7 @@ class Transaction:
             return self.roll_back(current.before)
         nothing = rollback.RollbackOutcome(is_complete=True, message="nothing was changed")
         snapshot = self._with_kept(current.earlier)
-        result = _with_failure(nothing, lambda: self.journal.set_entries(snapshot=snapshot))
+        result = _with_failure(nothing, lambda: self._keep(snapshot))
         if not current.earlier:
             return result
         # The devices of an interrupted change may be in use by now.
@@ -227,7 +226,7 @@ class Transaction:
         if target == before:
             return result
         snapshot = self._with_kept(planner.trim(result.gpus, before))
-        return _with_failure(result, lambda: self.journal.set_entries(snapshot=snapshot))
+        return _with_failure(result, lambda: self._keep(snapshot))
 
     def roll_back(
         self, before: model.Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
@@ -246,7 +245,7 @@ class Transaction:
             return self.conclude(result)
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(result.gpus, self.journal.entries.gpus.snapshot)
-        return _with_failure(result, lambda: self.journal.set_entries(snapshot=snapshot))
+        return _with_failure(result, lambda: self._keep(snapshot))
 
     def conclude(self, result: rollback.RollbackOutcome) -> rollback.RollbackOutcome:
         """Record the end of a rollback and refresh device files; return it with their failures."""
@@ -255,9 +254,7 @@ class Transaction:
             if result.is_complete
             else planner.trim(result.gpus, self.journal.entries.gpus.snapshot)
         )
-        result = _with_failure(
-            result, lambda: self.journal.set_entries(snapshot=snapshot, stale_files=True)
-        )
+        result = _with_failure(result, lambda: self._keep(snapshot, is_stale=True))
         return _with_failure(result, self.refresh)
 
     def _with_kept(self, before: model.Snapshots) -> model.Snapshots:
@@ -265,11 +262,20 @@ class Transaction:
         uuids = {gpu.uuid for gpu in before}
         return (*(gpu for gpu in self.kept_snapshots if gpu.uuid not in uuids), *before)
 
+    def _keep(self, snapshot: model.Snapshots, *, is_stale: bool = False) -> None:
+        """Record the snapshot for a later rollback, and whether device files became outdated."""
+        gpus = self.journal.entries.gpus
+        stale_files = is_stale or gpus.stale_files
+        self.journal.set_entries(
+            gpus=dataclasses.replace(gpus, snapshot=snapshot, stale_files=stale_files)
+        )
+
     def refresh(self) -> None:
         """Refresh device nodes and CDI specs; HostError (DEVICE_FILES_FAILED) if that fails."""
         if self.refresh_files is not None:
             self.refresh_files()
-            self.journal.set_entries(stale_files=False)
+            gpus = dataclasses.replace(self.journal.entries.gpus, stale_files=False)
+            self.journal.set_entries(gpus=gpus)
 
 
 def _require_progress(

@@ -203,7 +203,8 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Appl
     node.journal.text = None
     node.change_to("first-only")
     snapshot = tuple(gpu for gpu in killed.gpus.snapshot if gpu.uuid == node.gpus[1].uuid)
-    node.journal.text = killed.with_entries(snapshot=snapshot).to_json()
+    changed = dataclasses.replace(killed, gpus=killed.gpus.with_snapshot(snapshot))
+    node.journal.text = changed.to_json()
 
     refuse(node)
 

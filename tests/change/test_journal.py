@@ -1,5 +1,7 @@
 """The journal of ``apply``, and disks that refuse it; over GPUs in memory."""
 
+import dataclasses
+
 import pytest
 
 from mig_manager import errors, reasons
@@ -95,13 +97,11 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) 
 
 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(node: ApplyingNode) -> None:
-    before = tuple(gpu.snapshot for gpu in node.gpus)
-    journal = local_journal.LocalJournal(
-        node.deps, journals.Journal(config="wanted").with_entries(snapshot=before)
-    )
+    before = journals.GpuEntries(snapshot=tuple(gpu.snapshot for gpu in node.gpus))
+    journal = local_journal.LocalJournal(node.deps, journals.Journal(config="wanted", gpus=before))
     node.journal.failing_operations = {"write"}
 
-    journal.announce(persistent_gpus=(before[0].uuid,))
+    journal.announce(gpus=dataclasses.replace(before, persistent_gpus=(node.gpus[0].uuid,)))
 
     (note,) = node.notes
     assert note.startswith("cannot write the journal")
@@ -111,9 +111,8 @@ def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(
     node: ApplyingNode,
 ) -> None:
     lost = node.gpus[1]
-    node.journal.text = (
-        journals.Journal(config="wanted").with_entries(snapshot=(lost.snapshot,)).to_json()
-    )
+    entries = journals.GpuEntries(snapshot=(lost.snapshot,))
+    node.journal.text = journals.Journal(config="wanted", gpus=entries).to_json()
     node.driver.lost = {lost.uuid}
 
     node.change_to("first-only")

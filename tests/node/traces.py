@@ -1,18 +1,14 @@
 """What a change has left on a node at rest."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, node_entries
 
-_NONE: dict[str, Any] = {
-    each.name: getattr(kind, each.name)
-    for kind in (journals.NONE.node, journals.NONE.host, journals.NONE.gpus)
-    for each in dataclasses.fields(kind)
-}
-ENTRIES = tuple(_NONE)
+_Entries = TypeVar("_Entries", node_entries.NodeEntries, journals.HostEntries, journals.GpuEntries)
+
 UNVERIFIED_ADVERTISERS = ("has_plugin", "has_dra_driver")
 """Entries for advertisers of devices: a stopped agent may leave their verification to the next."""
 
@@ -33,7 +29,12 @@ def remaining(
     """
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text) if pending_entries and text else journals.NONE
-    kept = journal.with_entries(**{name: _NONE[name] for name in pending_entries})
+    kept = dataclasses.replace(
+        journal,
+        node=_without(journal.node, journals.NONE.node, pending_entries),
+        host=_without(journal.host, journals.NONE.host, pending_entries),
+        gpus=_without(journal.gpus, journals.NONE.gpus, pending_entries),
+    )
     # An agent removes only the taint that its journal lists.
     is_tainted = "hold_taint" in pending_entries and journal.node.hold_taint and journal.draining
     labels = deploy_labels(view.labels)
@@ -44,6 +45,14 @@ def remaining(
         *(["cordon"] if view.is_unschedulable is not is_cordoned else []),
         *(["taint"] if (well_known.HOLD_TAINT in view.taint_keys) is not is_tainted else []),
     ]
+
+
+def _without(entries: _Entries, empty: _Entries, names: Sequence[str]) -> _Entries:
+    """Return the entries of one kind without those of the names."""
+    kind = [each.name for each in dataclasses.fields(empty)]
+    return dataclasses.replace(
+        entries, **{name: getattr(empty, name) for name in names if name in kind}
+    )
 
 
 def deploy_labels(labels: Mapping[str, str]) -> dict[str, str]:

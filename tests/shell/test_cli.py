@@ -114,10 +114,10 @@ def test_a_change_under_way_is_named_beside_the_layout_it_may_halve(
     argv += (str(file),) if "-f" in argv else ()
     argv += ("--simulate-state", str(state), *SPEC)
     manager = lock_file.LockFile(lock, program="x", clock=fakes.FakeClock(), is_required=True)
-    snapshot = (samples.gpu(samples.A100).snapshot,)
+    entries = journals.GpuEntries(snapshot=(samples.gpu(samples.A100).snapshot,))
 
     alone = shell(*argv)
-    journal.write_text(journals.Journal(config="night").with_entries(snapshot=snapshot).to_json())
+    journal.write_text(journals.Journal(config="night", gpus=entries).to_json())
     killed = shell(*argv)
     with manager.hold("night"):
         changing = shell(*argv)

@@ -325,8 +325,8 @@ def test_the_lock_is_reported_with_its_owner_and_not_taken(doctor: DoctorRig) ->
 def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(doctor: DoctorRig) -> None:
     doctor.create()
     journal = doctor.folder / "j"
-    entries = journals.Journal(config="all-1g.5gb").with_entries(persistent_gpus=("GPU-1",))
-    journal.write_text(entries.to_json())
+    entries = journals.GpuEntries(persistent_gpus=("GPU-1",))
+    journal.write_text(journals.Journal(config="all-1g.5gb", gpus=entries).to_json())
 
     result = doctor.examine("--journal-file", str(journal))
 

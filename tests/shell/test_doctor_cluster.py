@@ -125,8 +125,8 @@ def test_remnants_of_an_interrupted_run_are_named(cluster_rig: DoctorCluster) ->
 def test_a_journal_of_an_unreachable_gpu_is_not_an_interrupted_run(
     cluster_rig: DoctorCluster,
 ) -> None:
-    snapshot = tuple(gpu.snapshot for gpu in samples.balanced_gpu())
-    journal = journals.Journal(config="all-1g.5gb").with_entries(snapshot=snapshot).to_json()
+    entries = journals.GpuEntries(snapshot=tuple(gpu.snapshot for gpu in samples.balanced_gpu()))
+    journal = journals.Journal(config="all-1g.5gb", gpus=entries).to_json()
 
     def examine(state: str) -> Findings:
         labels = {well_known.STATE_LABEL: state}
@@ -142,9 +142,8 @@ def test_a_journal_of_an_unreachable_gpu_is_not_an_interrupted_run(
 def test_a_journal_of_persistence_mode_is_not_an_interrupted_run(
     cluster_rig: DoctorCluster, state: str
 ) -> None:
-    journal = (
-        journals.Journal(config="all-1g.5gb").with_entries(persistent_gpus=("GPU-1",)).to_json()
-    )
+    entries = journals.GpuEntries(persistent_gpus=("GPU-1",))
+    journal = journals.Journal(config="all-1g.5gb", gpus=entries).to_json()
     annotations = {well_known.JOURNAL_ANNOTATION: journal}
     labels = {well_known.STATE_LABEL: state}
     cluster_rig.write(labels=labels, annotations=annotations)

@@ -136,10 +136,11 @@ def _publish(attempt: attempts.Attempt, change: preparing.PreparedChange) -> Non
 
     def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
         # An interrupted run has removed the label, and its journal names the layout.
-        applied = view.labels.get(well_known.APPLIED_LABEL) or attempt.journal.entries.applied
+        before = attempt.journal.entries
+        applied = view.labels.get(well_known.APPLIED_LABEL) or before.applied
+        node = dataclasses.replace(before.node, hold_taint=True)
         return run_journal.PhaseStart(
-            message=message,
-            entries=attempt.journal.entries.with_entries(hold_taint=True, applied=applied),
+            message=message, entries=dataclasses.replace(before, applied=applied, node=node)
         )
 
     attempt.journal.enter_decided(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)

@@ -1,5 +1,6 @@
 """The host in a run: its services, and the owner's hooks."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import structlog
@@ -48,14 +49,16 @@ def stop_services(attempt: attempts.Attempt, names: Sequence[str], plan: steps.P
         ClusterError: The API refused or does not answer; no service was stopped.
         HostError: HOST_SERVICE_FAILED: a service did not stop.
     """
-    stopped = attempt.journal.entries.host.stopped_services
+    before = attempt.journal.entries.host
     running = running_services(attempt, names, plan)
     if attempt.deps.services is None or not running:
         return
     attempt.journal.enter(
         model.Phase.PAUSE,
         f"stopping the host's {', '.join(running)}",
-        stopped_services=tuple(dict.fromkeys((*stopped, *running))),
+        host=dataclasses.replace(
+            before, stopped_services=tuple(dict.fromkeys((*before.stopped_services, *running)))
+        ),
     )
     attempt.memory.add_stopped_services(running)
     for name in running:
@@ -83,8 +86,9 @@ def start_services(attempt: attempts.Attempt) -> None:
             _log.warning("host_service_not_started", service=name, error=error.message)
             failures.append(error.message)
             continue
-        stopped = attempt.journal.entries.host.stopped_services
-        attempt.journal.set_entries(stopped_services=tuple(one for one in stopped if one != name))
+        before = attempt.journal.entries.host
+        stopped = tuple(one for one in before.stopped_services if one != name)
+        attempt.journal.set_entries(host=dataclasses.replace(before, stopped_services=stopped))
     if failures:
         raise errors.HostError("; ".join(failures), reason=reasons.Reason.HOST_SERVICE_FAILED)
 
@@ -123,7 +127,8 @@ def start_hooks(attempt: attempts.Attempt, plan: steps.Plan) -> None:
     attempt.hooks.require(plan)
     if not attempt.hooks.has_hooks:
         return
-    attempt.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
+    with_exit = dataclasses.replace(attempt.journal.entries.host, exit_hook=True)
+    attempt.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", host=with_exit)
     attempt.hooks.start(attempt.cancel.check)
 
 
@@ -134,9 +139,10 @@ def exit_hooks(attempt: attempts.Attempt) -> None:
         ConfigError: The hooks file is unreadable or invalid.
         HostError: HOOK_FAILED.
     """
-    if not attempt.journal.entries.host.exit_hook or attempt.hooks.has_passed_exit:
+    before = attempt.journal.entries.host
+    if not before.exit_hook or attempt.hooks.has_passed_exit:
         return
     if attempt.deps.hooks is None:
         _log.warning("hook_forgotten", point="apply-exit")
     attempt.hooks.exit()
-    attempt.journal.set_entries(exit_hook=False)
+    attempt.journal.set_entries(host=dataclasses.replace(before, exit_hook=False))

@@ -61,11 +61,12 @@ def reboot(
             machine.check()
         drain_node()
         attempt.journal.set_status(is_rebooted=True)
+        boot_id = attempt.deps.boot_id or "unknown"
         attempt.journal.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
             draining=False,
-            rebooted_from=attempt.deps.boot_id or "unknown",
+            node=dataclasses.replace(attempt.journal.entries.node, rebooted_from=boot_id),
         )
         attempt.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
         keep_pending_modes(attempt, resolving.observe_at_end(attempt))

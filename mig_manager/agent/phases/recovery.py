@@ -87,15 +87,18 @@ def find_journal(deps: ports.Dependencies, view: node_object.NodeView) -> journa
     journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
     copy = host_copy.parse_journal(_read_host(deps.request_file))
     if journal is not None:
-        node = node_entries.without_foreign_labels(journal.node, view)
-        journal = dataclasses.replace(journal, node=node)
+        own_entries = node_entries.without_foreign_labels(journal.node, view)
+        journal = dataclasses.replace(journal, node=own_entries)
     else:
         journal = copy if copy and not _is_outdated(copy, view) else journals.NONE
-    journal = journal.with_entries(hold_taint=well_known.HOLD_TAINT in view.taint_keys)
+    has_taint = well_known.HOLD_TAINT in view.taint_keys
+    node = dataclasses.replace(journal.node, hold_taint=has_taint)
+    journal = dataclasses.replace(journal, node=node)
     if copy and copy.gpus.persistent_gpus and copy.boot_id == deps.boot_id:
         uuids = dict.fromkeys((*journal.gpus.persistent_gpus, *copy.gpus.persistent_gpus))
-        journal = dataclasses.replace(journal, boot_id=journal.boot_id or copy.boot_id)
-        journal = journal.with_entries(persistent_gpus=tuple(uuids))
+        gpus = dataclasses.replace(journal.gpus, persistent_gpus=tuple(uuids))
+        boot_id = journal.boot_id or copy.boot_id
+        journal = dataclasses.replace(journal, boot_id=boot_id, gpus=gpus)
     return journal
 
 
@@ -240,7 +243,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         restore_persistence(attempt, now)
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(now, snapshot)
-        attempt.journal.set_entries(snapshot=snapshot)
+        attempt.journal.set_entries(gpus=attempt.journal.entries.gpus.with_snapshot(snapshot))
         change = attempt.transaction(
             require_unused=functools.partial(device_usage.require_unallocated, attempt.deps)
         )
@@ -251,7 +254,8 @@ def roll_back(attempt: attempts.Attempt) -> str:
         _require_unused(uninterrupted, plan, now)
         # Else a pod that is bound after the last check could get a device to be destroyed.
         message = "undoing an interrupted change"
-        attempt.journal.enter(model.Phase.ROLL_BACK, message, hold_taint=True)
+        tainted = dataclasses.replace(attempt.journal.entries.node, hold_taint=True)
+        attempt.journal.enter(model.Phase.ROLL_BACK, message, node=tainted)
         usage = gpu_use.Usage(
             pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),
             assigned=None,

@@ -58,9 +58,11 @@ def verify_unchanged(
     snapshot = interrupted.gpus.snapshot
     unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
     is_stale = interrupted.gpus.stale_files or bool(unverified)
-    attempt.journal.set_entries(snapshot=unrestored, stale_files=is_stale)
+    attempt.journal.set_entries(
+        gpus=dataclasses.replace(interrupted.gpus, snapshot=unrestored, stale_files=is_stale)
+    )
     attempt.forget_former_layout()
-    if not interrupted.with_entries(snapshot=unverified).has_nothing_to_undo:
+    if unverified or not interrupted.has_only_gpu_entries:
         restart = resuming.remove_phantoms_as_if_paused(attempt, gpus, snapshot)
         attempt.transaction().refresh()
         return resume_and_verify(attempt, restart, gpus)

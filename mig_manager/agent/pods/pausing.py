@@ -183,14 +183,16 @@ def _pause(
             for each in advertising.ALL
             if each in stopped or each.deploy_label in pause.labels or each.was_paused(before.node)
         )
+        node = dataclasses.replace(
+            before.node,
+            paused_labels={**pause.labels, **before.node.paused_labels},
+            hold_taint=bool(pause.to_delete) or before.node.hold_taint,
+            has_plugin=advertising.PLUGIN in served,
+            has_dra_driver=advertising.DRIVER in served,
+        )
         return run_journal.PhaseStart(
             message="pausing " + ", ".join(names or ["nothing"]),
-            entries=before.with_entries(
-                paused_labels={**pause.labels, **before.node.paused_labels},
-                hold_taint=bool(pause.to_delete) or before.node.hold_taint,
-                has_plugin=advertising.PLUGIN in served,
-                has_dra_driver=advertising.DRIVER in served,
-            ),
+            entries=dataclasses.replace(before, node=node),
         )
 
     if pause.labels or pause.to_delete:

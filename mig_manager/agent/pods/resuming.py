@@ -114,15 +114,15 @@ def _resume(
             changed = node_entries.PluginConfig(before=first, now=plugin_config)
         resumed = (key for key in own_entries.paused_labels if key in keys)
         names = ", ".join(key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in resumed)
+        node = dataclasses.replace(
+            before.node,
+            paused_labels={k: v for k, v in before.node.paused_labels.items() if k not in keys},
+            hold_taint=False,
+            plugin_config=changed,
+        )
         return run_journal.PhaseStart(
             message=what or f"resuming {names or 'nothing'}",
-            entries=before.with_entries(
-                paused_labels={
-                    k: v for k, v in before.node.paused_labels.items() if k not in keys
-                },
-                hold_taint=False,
-                plugin_config=changed,
-            ),
+            entries=dataclasses.replace(before, node=node),
         )
 
     journal.enter_decided(model.Phase.RESUME, decide)

@@ -9,7 +9,7 @@ only.
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict
 
 from mig_manager.core import model
 from mig_manager.core.files import json_text
@@ -69,6 +69,10 @@ class GpuEntries:
         is_only = self == GpuEntries(persistent_gpus=self.persistent_gpus)
         return bool(self.persistent_gpus) and is_only
 
+    def with_snapshot(self, snapshot: model.Snapshots) -> "GpuEntries":
+        """Return the entries with another snapshot."""
+        return dataclasses.replace(self, snapshot=snapshot)
+
     def to_data(self) -> dict[str, Any]:
         """Return the members of the journal's JSON."""
         data: dict[str, Any] = {}
@@ -92,29 +96,6 @@ class GpuEntries:
             # Only UUIDs of observed GPUs have an effect, so other texts are harmless.
             persistent_gpus=tuple(map(str, uuids)),
         )
-
-
-_Kind = TypeVar("_Kind", node_entries.NodeEntries, HostEntries, GpuEntries)
-
-
-class Entries(TypedDict, total=False):
-    """New values of a journal's entries of any kind; entries that it lacks stay."""
-
-    config: str
-    applied: str
-    draining: bool
-    has_evicted: bool
-    hold_taint: bool
-    paused_labels: Mapping[str, str]
-    plugin_config: node_entries.PluginConfig | None
-    has_plugin: bool
-    has_dra_driver: bool
-    rebooted_from: str
-    stopped_services: tuple[str, ...]
-    exit_hook: bool
-    snapshot: tuple[model.GpuSnapshot, ...]
-    stale_files: bool
-    persistent_gpus: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +152,8 @@ class Journal:
     @property
     def without_creations(self) -> "Journal":
         """The journal without the instances that its change created, which restore nothing."""
-        snapshot = (dataclasses.replace(each, created=None) for each in self.gpus.snapshot)
-        return self.with_entries(snapshot=tuple(snapshot))
+        snapshot = tuple(dataclasses.replace(each, created=None) for each in self.gpus.snapshot)
+        return dataclasses.replace(self, gpus=self.gpus.with_snapshot(snapshot))
 
     def remaining(self, end: node_entries.RunEnd) -> "Journal":
         """Return what stays at the end of a run: always the entries of the host and the GPUs."""
@@ -201,13 +182,6 @@ class Journal:
             has_evicted=self.has_evicted and is_same_request,
             gpus=dataclasses.replace(self.gpus, persistent_gpus=persistent_gpus),
         )
-
-    def with_entries(self, **entries: Unpack[Entries]) -> "Journal":
-        """Return the journal with new values of entries, each in the record of its kind."""
-        values: dict[str, Any] = {**entries}
-        node, host = _pop_fields(values, self.node), _pop_fields(values, self.host)
-        gpus = _pop_fields(values, self.gpus)
-        return dataclasses.replace(self, node=node, host=host, gpus=gpus, **values)
 
     def to_json(self) -> str:
         """Return the annotation's value."""
@@ -247,6 +221,18 @@ class Journal:
         )
 
 
+class Entries(TypedDict, total=False):
+    """New values of a journal's fields; fields that it lacks stay."""
+
+    config: str
+    applied: str
+    draining: bool
+    has_evicted: bool
+    node: node_entries.NodeEntries
+    host: HostEntries
+    gpus: GpuEntries
+
+
 NONE = Journal(config="")  # nothing to restore
 
 
@@ -281,9 +267,3 @@ def unlisted_pauses(view: node_object.NodeView) -> tuple[str, ...]:
         and value == well_known.PAUSED_VALUE
         and key not in journal.node.paused_labels
     )
-
-
-def _pop_fields(values: dict[str, Any], kind: _Kind) -> _Kind:
-    """Move the values of a record's fields into the record; return it."""
-    names = [each.name for each in dataclasses.fields(kind) if each.name in values]
-    return dataclasses.replace(kind, **{name: values.pop(name) for name in names})

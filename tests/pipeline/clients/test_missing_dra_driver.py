@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core import model, steps
 from mig_manager.core.node import claims, pod_object, well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
 from tests.node import agents, ends, fake_cluster, node_rig, nodes, strikes
 from tests.pipeline.dra_scenes import (
@@ -92,7 +92,9 @@ def test_agent_after_a_kill_reopens_the_node_for_the_driver(layout: str) -> None
 def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
     rig = without_driver(nodes.dra_node())
     rig.node.has_hold_taint = True
-    journal = journals.Journal(config="all-disabled").with_entries(hold_taint=True, draining=True)
+    journal = journals.Journal(
+        config="all-disabled", draining=True, node=node_entries.NodeEntries(hold_taint=True)
+    )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.disruptions.refusals["low"] = "budget 'x' allows no disruption"
 

@@ -85,8 +85,9 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(wanted: str | None)
     rig = nodes.hosted_node()
     rig.host.services["nvsm.service"] = False
     rig.host.services["debug-shell.service"] = False
-    forged = journals.Journal(config="one-slice-changed").with_entries(
-        stopped_services=("debug-shell.service", "nvsm.service")
+    forged = journals.Journal(
+        config="one-slice-changed",
+        host=journals.HostEntries(stopped_services=("debug-shell.service", "nvsm.service")),
     )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
     agent = agents.start(rig, wanted, service_names=lambda: ("dcgm.service", "nvsm.service"))

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
 from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 from tests.pipeline import agent_loop
@@ -121,7 +121,7 @@ def restore_taint(rig: node_rig.NodeRig) -> None:
 
 def restore_taint_and_journal(rig: node_rig.NodeRig) -> None:
     restore_taint(rig)
-    journal = journals.Journal(config=agents.LAYOUT).with_entries(stale_files=True)
+    journal = journals.Journal(config=agents.LAYOUT, gpus=journals.GpuEntries(stale_files=True))
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
 
@@ -298,7 +298,9 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     rig = nodes.busy_node()
     agent = agents.reconciler(rig)
     rig.node.has_hold_taint = True
-    journal = journals.Journal(config=agents.LAYOUT).with_entries(hold_taint=True, draining=True)
+    journal = journals.Journal(
+        config=agents.LAYOUT, draining=True, node=node_entries.NodeEntries(hold_taint=True)
+    )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     agent.recover(agents.LAYOUT)
     rig.fail_always = {"node.read": strikes.BROKEN["node"]}

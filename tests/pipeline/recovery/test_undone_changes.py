@@ -116,7 +116,9 @@ def node_with_lost_gpu() -> tuple[node_rig.NodeRig, model.GpuSnapshot]:
     rig.driver.lost.add(lost.uuid)
     # As a reset leaves it.
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
-    journal = journals.Journal(config="all-1g.5gb").with_entries(snapshot=(lost.snapshot,))
+    journal = journals.Journal(
+        config="all-1g.5gb", gpus=journals.GpuEntries(snapshot=(lost.snapshot,))
+    )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     return rig, lost.snapshot
 
@@ -198,9 +200,8 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
     first, *others = journal.gpus.snapshot
     gone = model.Creation(rig.gpus[0].gpu_instances[0].profile, model.Placement(6, 1))
     first = dataclasses.replace(first, created=(*(first.created or ()), gone))
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.with_entries(
-        snapshot=(first, *others)
-    ).to_json()
+    journal = dataclasses.replace(journal, gpus=journal.gpus.with_snapshot((first, *others)))
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
     assert agents.undo(rig)
 
@@ -210,7 +211,7 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
 def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     before = nodes.node(layout="all-balanced").gpus[0].snapshot
-    journal = journals.Journal(config="all-1g.5gb").with_entries(snapshot=(before,))
+    journal = journals.Journal(config="all-1g.5gb", gpus=journals.GpuEntries(snapshot=(before,)))
     rig.node.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
     rig.pods.add("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
     pods = dict(rig.pods)

@@ -10,7 +10,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.layout import layout_list
 from mig_manager.core.node import well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
 from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline.custom_requests import (
@@ -246,7 +246,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
 
 
 def test_journal_without_the_hash_is_of_a_layout_from_a_file() -> None:
-    journal = journals.Journal(config="custom").with_entries(hold_taint=True)
+    journal = journals.Journal(config="custom", node=node_entries.NodeEntries(hold_taint=True))
     data = json.loads(journal.to_json())
     del data["annotationHash"]
     assert journals.Journal.from_json(json.dumps(data)) == journal

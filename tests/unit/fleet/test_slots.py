@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import lease, well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, node_entries
 from tests.node import samples
 
 
@@ -54,16 +54,15 @@ def test_leases_of_other_programs_do_not_count_as_slots(name: str, index: int | 
     assert index is None or slot(index).name == name
 
 
-def journal(**entries: Any) -> dict[str, str]:
-    text = journals.Journal(config="a").with_entries(**entries).to_json()
-    return {well_known.JOURNAL_ANNOTATION: text}
+def journal(**records: Any) -> dict[str, str]:
+    return {well_known.JOURNAL_ANNOTATION: journals.Journal(config="a", **records).to_json()}
 
 
 @pytest.mark.parametrize(
     "mark",
     [
         {"annotations": {well_known.JOURNAL_ANNOTATION: "{}"}},
-        {"annotations": journal(rebooted_from="boot-1")},
+        {"annotations": journal(node=node_entries.NodeEntries(rebooted_from="boot-1"))},
         {"taint_keys": frozenset({well_known.HOLD_TAINT})},
         {"labels": {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE}},
         {"labels": {well_known.PLUGIN_DEPLOY_LABEL: f"{well_known.PAUSED_VALUE}_by-another"}},
@@ -73,7 +72,8 @@ def test_each_mark_of_a_change_makes_a_node_disrupted(mark: dict[str, Any]) -> N
     cordoned = samples.node_view(is_unschedulable=True)
     assert slots.is_disrupted(dataclasses.replace(cordoned, **mark))
     assert not slots.is_disrupted(cordoned)
-    waiting = journal(snapshot=tuple(gpu.snapshot for gpu in samples.balanced_gpu()))
+    snapshot = tuple(gpu.snapshot for gpu in samples.balanced_gpu())
+    waiting = journal(gpus=journals.GpuEntries(snapshot=snapshot))
     assert not slots.is_disrupted(dataclasses.replace(cordoned, annotations=waiting))
 
 

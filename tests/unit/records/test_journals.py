@@ -13,15 +13,21 @@ CONFIG, APPLIED = well_known.PLUGIN_CONFIG_LABEL, well_known.APPLIED_LABEL
 PAUSED = well_known.PAUSED_VALUE
 GPU = samples.gpu(samples.A100, "7g.40gb@0").snapshot
 
-TAINTED = journals.Journal(config="a").with_entries(hold_taint=True, applied="old")
-NOTHING = TAINTED.with_entries(hold_taint=False, applied="")
-PAUSING = TAINTED.with_entries(paused_labels={DCGM: "true"})
-EXECUTING = PAUSING.with_entries(snapshot=(GPU,))
-SLICED = node_entries.PluginConfig(before=None, now="sliced")
-RESUMED = EXECUTING.with_entries(paused_labels={}, hold_taint=False, plugin_config=SLICED)
-WITH_OTHER_CONFIG = RESUMED.with_entries(plugin_config=dataclasses.replace(SLICED, now="whole"))
+NOTHING = journals.Journal(config="a")
+TAINT = node_entries.NodeEntries(hold_taint=True)
+TAINTED = dataclasses.replace(NOTHING, applied="old", node=TAINT)
+PAUSING = dataclasses.replace(
+    TAINTED, node=dataclasses.replace(TAINT, paused_labels={DCGM: "true"})
+)
+EXECUTING = dataclasses.replace(PAUSING, gpus=journals.GpuEntries(snapshot=(GPU,)))
+SLICED, WHOLE = (
+    node_entries.NodeEntries(plugin_config=node_entries.PluginConfig(before=None, now=now))
+    for now in ("sliced", "whole")
+)
+RESUMED = dataclasses.replace(EXECUTING, node=SLICED)
+WITH_OTHER_CONFIG = dataclasses.replace(RESUMED, node=WHOLE)
 REMAINING = NOTHING.remaining(node_entries.RunEnd.RESTORED)
-UNREACHABLE = REMAINING.with_entries(snapshot=(GPU,))
+UNREACHABLE = dataclasses.replace(REMAINING, gpus=EXECUTING.gpus)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,7 @@ UNREACHABLE = REMAINING.with_entries(snapshot=(GPU,))
         ),
         (
             UNREACHABLE,
-            UNREACHABLE.with_entries(hold_taint=True),
+            dataclasses.replace(UNREACHABLE, node=TAINT),
             {APPLIED: "new"},
             {},
             True,

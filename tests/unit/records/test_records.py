@@ -27,8 +27,11 @@ from mig_manager.core.records import (
 from tests.node import samples
 
 GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
-JOURNAL = journals.Journal(config="a").with_entries(
-    hold_taint=True, paused_labels={well_known.PLUGIN_DEPLOY_LABEL: "true"}
+JOURNAL = journals.Journal(
+    config="a",
+    node=node_entries.NodeEntries(
+        hold_taint=True, paused_labels={well_known.PLUGIN_DEPLOY_LABEL: "true"}
+    ),
 )
 REQUEST = requests.RequestRecord(
     config="custom",
@@ -51,21 +54,18 @@ NONSENSE = ("", "[", "null", "[]", "{}", "[" * 100_000, '{"version": 99}')
 
 
 @pytest.mark.parametrize(
-    "journal",
+    "entries",
     [
-        JOURNAL,
-        journals.Journal(config="a").with_entries(
-            plugin_config=node_entries.PluginConfig(before=None, now="sliced")
-        ),
-        journals.Journal(config="a").with_entries(
-            plugin_config=node_entries.PluginConfig(before="x", now="y")
-        ),
+        JOURNAL.node,
+        node_entries.NodeEntries(plugin_config=node_entries.PluginConfig(before=None, now="x")),
+        node_entries.NodeEntries(plugin_config=node_entries.PluginConfig(before="x", now="y")),
     ],
 )
-def test_journal_round_trips(journal: journals.Journal) -> None:
+def test_journal_round_trips(entries: node_entries.NodeEntries) -> None:
+    journal = journals.Journal(config="a", node=entries)
     assert journals.Journal.from_json(journal.to_json()) == journal
     # If the plugin has one config, a version before this one reads the journal too.
-    assert ("pluginConfig" in journal.to_json()) is (journal.node.plugin_config is not None)
+    assert ("pluginConfig" in journal.to_json()) is (entries.plugin_config is not None)
 
 
 @pytest.mark.parametrize("record", [REQUEST, requests.RequestRecord(config="a")])
