@@ -107,7 +107,7 @@ def _play(
         try:
             # An end that could not be published is for the next run.
             with contextlib.suppress(errors.ClusterError):
-                agents.reconciler(rig).run(layout, request)
+                agents.new_agent(rig).run(layout, request)
         except errors.Superseded:
             recorder.record()
             recorder.note_superseded()
@@ -142,7 +142,7 @@ def _killed_everywhere(change: swept_changes.Change, story: Story) -> None:
                 change.run(rig)
             rig.fail_once_at = {}
             with _record(rig, story):
-                successor = agents.reconciler(rig)
+                successor = agents.new_agent(rig)
                 successor.recover(requested)
             with _record(rig, story):
                 successor.run(requested, fakes.FakeRequest(rig.clock, is_replaced=False))
@@ -153,10 +153,10 @@ def _reboot(story: Story) -> None:
     rig = nodes.rebooting_node()
     request = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.host.reboots > 0)
     with _record(rig, story), contextlib.suppress(errors.Superseded):
-        agents.reconciler(rig).run("all-1g.5gb", request)
+        agents.new_agent(rig).run("all-1g.5gb", request)
     rig.restart_machine()
     with _record(rig, story):
-        successor = agents.reconciler(rig)
+        successor = agents.new_agent(rig)
         successor.recover("all-1g.5gb")
         successor.run("all-1g.5gb", fakes.FakeRequest(rig.clock, is_replaced=False))
 

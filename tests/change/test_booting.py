@@ -269,7 +269,7 @@ def test_the_journal_names_only_the_gpu_left_in_between(node: ApplyingNode) -> N
 
     assert "still to do: GPU 1: " in problem.message
     assert node.shape[0] == node.before[0]
-    journal = node.open_journal
+    journal = node.local_journal
     assert [gpu.uuid for gpu in journal.gpus.snapshot] == [bad]
 
     assert node.boot().problems == ()
@@ -387,12 +387,12 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
     ampere: ApplyingNode,
 ) -> None:
     assert ampere.kill_apply("off", steps.DestroyGpuInstance)
-    journal = ampere.open_journal
+    journal = ampere.local_journal
     failing_after(ampere, 1)
 
     assert ampere.boot().problems
 
-    assert ampere.open_journal.gpus.snapshot == journal.gpus.snapshot
+    assert ampere.local_journal.gpus.snapshot == journal.gpus.snapshot
 
 
 @EACH_PRODUCT

@@ -149,7 +149,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     empty = node.shape[0]
     with node.kill_process(steps.CreateComputeInstance):
         node.boot()
-    journal = node.open_journal
+    journal = node.local_journal
     assert [gpu.uuid for gpu in journal.gpus.snapshot] == [node.gpus[0].uuid]
     node.refuses_step = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
 
@@ -198,7 +198,7 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Appl
     before = node.shape
     assert node.kill_apply("wanted", steps.CreateGpuInstance, 3)
     assert node.shape[1] != before[1]
-    killed = node.open_journal
+    killed = node.local_journal
     # Another program has its own journal.
     node.journal.text = None
     node.change_to("first-only")

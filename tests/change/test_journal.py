@@ -93,7 +93,7 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) 
 
     assert caught.value.message.startswith("in use; the rollback failed as well: in use; ")
     assert caught.value.message.count("cannot write the journal") == 1
-    assert node.open_journal.gpus.snapshot
+    assert node.local_journal.gpus.snapshot
 
 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(node: ApplyingNode) -> None:
@@ -117,7 +117,7 @@ def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(
 
     node.change_to("first-only")
 
-    kept = node.open_journal.gpus.snapshot
+    kept = node.local_journal.gpus.snapshot
     assert gpu_values.geometry(kept) == gpu_values.geometry([lost])
 
 

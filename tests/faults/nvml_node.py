@@ -91,7 +91,7 @@ class StruckNode:
         if self.scenario.is_busy:
             rig.occupy()
         text = layout_table.document(layout_table.LAYOUTS)
-        self._pipeline = agents.reconciler(rig, text, gpus=self.gpus)
+        self._pipeline = agents.new_agent(rig, layouts=text, gpus=self.gpus)
 
     def run(
         self, layout: str = "", *, listen: lost_stderr.Listen = structlog.testing.capture_logs

@@ -45,7 +45,7 @@ TIMEOUTS = {
 }
 
 
-def _dependencies(rig: node_rig.NodeRig, text: str = CONFIG) -> ports.Dependencies:
+def _dependencies(rig: node_rig.NodeRig, layouts: str = CONFIG) -> ports.Dependencies:
     """Return the dependencies of an agent on the node."""
     machine = fake_host.FakeHost(rig)
     return ports.Dependencies(
@@ -54,7 +54,7 @@ def _dependencies(rig: node_rig.NodeRig, text: str = CONFIG) -> ports.Dependenci
         workloads=fake_cluster.FakeWorkloads(rig),
         allocations=fake_cluster.FakeAllocations(rig),
         slices=fake_cluster.FakeSlices(rig),
-        configs=fakes.FakeConfig(text),
+        configs=fakes.FakeConfig(layouts),
         clock=rig.clock,
         extra_clients=lambda: (
             client_table.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
@@ -80,7 +80,7 @@ def new_attempt(
     cancel: ports.Cancellation,
     **overrides: Any,
 ) -> attempts.Attempt:
-    """Return an attempt at a layout, for a part of a run; ``overrides`` as for ``reconciler``."""
+    """Return an attempt at a layout, for a part of a run; ``overrides`` as for ``new_agent``."""
     deps = dataclasses.replace(_dependencies(rig), **overrides)
     publisher = publish.Publisher(deps.node, deps.request_file)
     memory = attempts.AttemptMemory()
@@ -92,7 +92,7 @@ def new_attempt(
 
 
 class AgentInMemory(reconcile.Reconciler):
-    """A reconciler that also takes a request as the layout's name, and its other members."""
+    """An agent that also takes a request as the layout's name, and its other members."""
 
     def __init__(self, deps: ports.Dependencies, limits: agent_settings.Limits) -> None:
         super().__init__(deps, limits)
@@ -128,21 +128,27 @@ def _as_request(request: attempts.Request | str | None, **members: Any) -> attem
     return attempts.Request(config=request or "", **members)
 
 
-def reconciler(
+def new_agent(
     rig: node_rig.NodeRig,
-    text: str = CONFIG,
     *,
+    layouts: str = CONFIG,
     heals_drift: bool = False,
     is_lenient: bool = False,
     limits: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> AgentInMemory:
-    """Return an agent's reconciler.
+    """Return an agent that has not started yet.
 
-    ``limits`` are further ones, ``overrides`` are dependencies other than the node's own.
+    Args:
+        rig: Its node.
+        layouts: The text of its layout file.
+        heals_drift: Whether it restores the layout after a drift.
+        is_lenient: Whether it warns where mig-parted ignores an error in the file.
+        limits: Further limits by name.
+        overrides: Dependencies other than the node's own.
     """
     return AgentInMemory(
-        dataclasses.replace(_dependencies(rig, text), **overrides),
+        dataclasses.replace(_dependencies(rig, layouts), **overrides),
         agent_settings.Limits(
             heals_drift=heals_drift,
             is_lenient=is_lenient,
@@ -155,16 +161,16 @@ def reconciler(
 def start(
     rig: node_rig.NodeRig,
     layout: str | None,
-    text: str = CONFIG,
     *,
+    layouts: str = CONFIG,
     custom: custom_layouts.Custom | None = None,
     **options: Any,
 ) -> AgentInMemory:
     """Return an agent that has just started, with a layout or without one.
 
-    It has recovered what another agent left; ``options`` as for ``reconciler``.
+    It has recovered what another agent left; ``options`` as for ``new_agent``.
     """
-    agent = reconciler(rig, text, **options)
+    agent = new_agent(rig, layouts=layouts, **options)
     agent.recover(layout, custom)
     return agent
 
@@ -176,20 +182,20 @@ LAYOUT = "one-slice-changed"
 def run(
     rig: node_rig.NodeRig,
     layout: str = LAYOUT,
-    text: str = CONFIG,
     *,
+    layouts: str = CONFIG,
     by: AgentInMemory | None = None,
     request: fakes.FakeRequest | None = None,
     **options: Any,
 ) -> outcomes.Outcome:
     """Apply a layout, with an agent of its own if none is given."""
-    agent = by or reconciler(rig, text)
+    agent = by or new_agent(rig, layouts=layouts)
     return agent.run(layout, request or fakes.FakeRequest(rig.clock), **options)
 
 
-def resume(rig: node_rig.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
+def resume(rig: node_rig.NodeRig, layout: str, *, layouts: str = CONFIG) -> outcomes.Outcome:
     """Take over from a killed agent, and apply a layout."""
-    return run(rig, layout, by=start(rig, layout, text))
+    return run(rig, layout, by=start(rig, layout, layouts=layouts))
 
 
 def undo(rig: node_rig.NodeRig) -> bool:

@@ -65,7 +65,8 @@ class ApplyingNode(node_rig.NodeRig):
         return verified_layouts.VerifiedLayout.from_json(self.verified_layout_file.text or "")
 
     @property
-    def open_journal(self) -> journals.Journal:
+    def local_journal(self) -> journals.Journal:
+        """The open journal in the file of the command line, which ``node`` does not have."""
         return journals.Journal.from_json(self.journal.text or "")
 
     @property

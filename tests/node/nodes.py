@@ -35,7 +35,7 @@ def at_rest(
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, its agent with these options, and the last outcome."""
     rig = rig or node(layout=layout)
-    agent = agents.reconciler(rig, **options)
+    agent = agents.new_agent(rig, **options)
     outcome = agents.run(rig, layout, by=agent)
     rig.forget_past()
     return rig, agent, outcome

@@ -38,7 +38,7 @@ def run(
     **options: Any,
 ) -> outcomes.Outcome:
     """Request ``custom`` of a node whose agent allows it."""
-    agent = by or agents.reconciler(rig, limits=ON if limits is None else limits)
+    agent = by or agents.new_agent(rig, limits=ON if limits is None else limits)
     return agents.run(rig, "custom", by=agent, custom=wanted or custom_layout(), **options)
 
 

@@ -44,7 +44,7 @@ class Scrape(NamedTuple):
 def fill_metrics(agent_metrics: metrics.AgentMetrics, state: pathlib.Path) -> None:
     """Have an agent's pipeline succeed, fail and be superseded, and its worker change GPUs."""
     node = nodes.busy_node()
-    pipeline = agents.reconciler(node, telemetry=agent_metrics)
+    pipeline = agents.new_agent(node, telemetry=agent_metrics)
     agent_metrics.attempt_began(1)
     pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
     agent_metrics.retry_scheduled(5.0)
@@ -117,7 +117,7 @@ def test_every_metric_has_a_series_at_an_agents_end(scrape: Scrape) -> None:
 
 def test_phases_fill_a_run_and_only_published_states_count() -> None:
     node, telemetry = nodes.busy_node(), fakes.FakeTelemetry()
-    pipeline = agents.reconciler(node, telemetry=telemetry)
+    pipeline = agents.new_agent(node, telemetry=telemetry)
     lost = errors.ClusterError("down", reason=reasons.Reason.API_UNAVAILABLE)
     node.fail_once_at.update(dict.fromkeys(range(10), lost))
     with pytest.raises(errors.ClusterError):

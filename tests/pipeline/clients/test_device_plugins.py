@@ -13,7 +13,7 @@ from tests.node import agents, ends, fakes, node_rig, nodes, strikes
 
 def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
     rig = nodes.node(layout="all-balanced")
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     before_waits: list[int] = []
 
@@ -36,7 +36,7 @@ def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
 
 def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     rig = nodes.busy_node()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     (plugin,) = rig.pods.plugins
     rig.kubelet.pod_ends_from_s[plugin.uid] = math.inf
@@ -100,7 +100,7 @@ def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:
     rig.plugin.is_broken = True
     why = "no MIG device on GPU 0, GPU 1"
 
-    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="bare", text=text)
+    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="bare", layouts=text)
 
 
 def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> None:
@@ -154,7 +154,7 @@ def test_a_plugin_outside_pods_may_restart_during_the_wait() -> None:
 def test_a_plugin_outside_pods_must_not_advertise_missing_devices(
     act: Callable[[node_rig.NodeRig], None], reason: Reason
 ) -> None:
-    rig, agent = (rig := node_with_plugin_service()), agents.reconciler(rig)
+    rig, agent = (rig := node_with_plugin_service()), agents.new_agent(rig)
     why = "kubelet has 10 allocatable devices that no GPU has"
     ends.assert_ends(rig, Reason.NOT_ALLOCATABLE, why, layout="all-balanced", by=agent)
 
@@ -172,7 +172,7 @@ def test_a_plugin_outside_pods_may_allocate_a_device_during_a_hook() -> None:
         lambda: rig.log[-1] == "hooks.run" and rig.node.has_hold_taint,
         lambda: rig.pods.add("late", devices=frozenset({device})),
     )
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     ends.assert_ends(rig, Reason.IN_USE, "default/late", layout="all-balanced", by=agent)
     assert device in rig.gpus[0].mig_uuids
 
@@ -213,7 +213,7 @@ def test_advertising_agent_waits_for_no_plugin() -> None:
     rig = node_between_plugins()
     rig.daemons.controller_away_until_s = math.inf
 
-    ends.assert_ends(rig, Reason.APPLIED, by=agents.reconciler(rig, is_advertiser=True))
+    ends.assert_ends(rig, Reason.APPLIED, by=agents.new_agent(rig, is_advertiser=True))
 
 
 @pytest.mark.parametrize("comes_during_change", [True, False])

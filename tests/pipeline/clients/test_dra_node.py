@@ -41,7 +41,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(
     driver_uids = starts(rig)
     claimed = {nodes.device_at(rig, 0), nodes.device_at(rig, 6)}
 
-    outcome = agents.run(rig, "most-in-one", KEEP_ONE)
+    outcome = agents.run(rig, "most-in-one", layouts=KEEP_ONE)
 
     assert (outcome.state, outcome.reason) == (model.State.SUCCESS, Reason.APPLIED)
     assert rig.log.count("workloads.evict") == 1
@@ -57,7 +57,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(
 def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
     rig = nodes.dra_node()
 
-    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
 
     pauses = [each for each in rig.node.status_messages if each.startswith("pausing")]
     assert pauses == ["pausing dcgm-dra, dcgm-exporter-dra", "pausing dra-driver"]
@@ -77,7 +77,7 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
         ),
     )
 
-    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
     assert set(open_with) == {frozenset()}
 
 
@@ -90,7 +90,7 @@ def test_no_device_can_be_allocated_once_the_last_users_were_sought(
         rig, lambda: published_uuids(rig), when=lambda: rig.log[-1] == "gpus.execute"
     )
 
-    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
 
     assert published == [frozenset()]
 
@@ -101,7 +101,7 @@ def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
     taints = {"gpu-0-mig-1": "gpu.nvidia.com/xid=79"}
     rig.dra_driver.slices = (dataclasses.replace(published_slice, taints=taints),)
 
-    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
 
     assert "DeviceTaintsCleared" in rig.node.events
     assert "clears the taints of gpu-0-mig-1 (gpu.nvidia.com/xid=79)" in " ".join(
@@ -113,7 +113,7 @@ def test_a_claim_with_unknown_devices_may_be_for_any_gpu() -> None:
     rig = nodes.dra_node()
     rig.pods.add("unknown", has_claims=True)
 
-    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
 
     assert "unknown" not in rig.pods.names
     assert "default/unknown (its ResourceClaim may stand for any GPU)" in " ".join(
@@ -125,7 +125,7 @@ def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> No
     rig = nodes.dra_node()
     rig.pods.change(rig.pods.uid_of("dcgm-dra"), has_claims=True, claimed_ids=None)
 
-    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
 
     assert rig.log.count("workloads.evict") == 1
 
@@ -136,18 +136,21 @@ def test_slices_that_do_not_match_the_gpus_fail_the_change() -> None:
     rig.clock.on_wait.append(lambda: setattr(rig.dra_driver, "slices", stale))
 
     why = "the DRA driver's ResourceSlices list 14 devices: 8 exist, 10 are expected"
-    outcome = agents.run(rig, "most-in-one", KEEP_ONE)
+    outcome = agents.run(rig, "most-in-one", layouts=KEEP_ONE)
     assert outcome.reason is Reason.NOT_ALLOCATABLE
     assert why in outcome.message
 
     rig.clock.on_wait.pop()
-    assert agents.run(without_driver(rig), "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert (
+        agents.run(without_driver(rig), "most-in-one", layouts=KEEP_ONE).state
+        is model.State.SUCCESS
+    )
 
 
 def test_a_driver_that_does_not_come_back_is_named() -> None:
     rig = nodes.dra_node()
     rig.dra_driver.is_broken = True
-    outcome = agents.run(rig, "most-in-one", KEEP_ONE)
+    outcome = agents.run(rig, "most-in-one", layouts=KEEP_ONE)
     assert outcome.reason is Reason.PLUGIN_NOT_READY
     assert "no new DRA driver pod is ready: default/nvidia-dra-driver" in outcome.message
 
@@ -155,12 +158,12 @@ def test_a_driver_that_does_not_come_back_is_named() -> None:
 def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
     rig = nodes.dra_node()
     rig.clock.on_wait.append(lambda: setattr(rig.dra_driver, "slices", None))
-    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
 
 
 def test_no_slices_are_requested_on_a_node_without_the_driver() -> None:
     rig = nodes.busy_node()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     assert agents.run(rig, by=agent).state is model.State.SUCCESS
     assert agents.run(rig, by=agent).reason is Reason.ALREADY_APPLIED
     assert not [call for call in rig.log if call.startswith("slices")]
@@ -173,7 +176,7 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
     rig = nodes.dra_node()
     driver_uids = starts(rig)
     rig.dra_driver.slices = ()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     if has_failed:
         rig.fail_always["gpus.observe"] = strikes.broken("gpus")
         ends.assert_ends(rig, Reason.NVML_ERROR, layout="all-1g.5gb", by=agent)
@@ -191,7 +194,7 @@ def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
     rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.advance()
 
-    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
 
     assert "restarting the device plugin and the DRA driver" in rig.node.status_messages
     uuids = devices(rig)
@@ -232,7 +235,7 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
 ) -> None:
     def begin() -> strikes.NodeAndAgent:
         rig = nodes.dra_node(label_managed=label_managed)
-        return rig, agents.reconciler(rig)
+        return rig, agents.new_agent(rig)
 
     superseded_runs = [
         *strikes.supersede_at_checks(begin, "all-balanced", is_replaced=not is_stopped)
@@ -278,7 +281,7 @@ def test_late_pod_leaves_only_while_the_driver_runs(
     agents.run(probe, "all-balanced")
     rig = nodes.dra_node(label_managed=label_managed)
     late = min(before - devices(probe) - {nodes.device_at(rig, 0), nodes.device_at(rig, 6)})
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     def is_due() -> bool:
         pauses = [each for each in rig.node.status_messages if each.startswith("pausing")]
@@ -376,7 +379,7 @@ def test_a_device_of_a_pod_that_is_not_bound_yet_counts_as_used(start: int) -> N
     device = nodes.device_at(rig, start)
     add_unbound(rig, device)
 
-    assert agents.run(rig, "most-in-one", KEEP_ONE).reason is Reason.APPLIED
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).reason is Reason.APPLIED
     assert device in devices(rig)
 
 
@@ -391,7 +394,7 @@ def test_no_pod_is_evicted_while_another_is_about_to_be_bound(*, is_late: bool) 
         lambda: not is_late or rig.node.labels.get(claims.DEPLOY_LABEL) == well_known.PAUSED_VALUE,
         lambda: unbound.append(add_unbound(rig, device)),
     )
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     outcome = agents.run(rig, "all-disabled", by=agent)
 

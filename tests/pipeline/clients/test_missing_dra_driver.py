@@ -39,7 +39,7 @@ def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(layout: st
 def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
     """A person sets it during the drain, and the claims of the monitors cannot end any more."""
     rig = nodes.dra_node()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     layout, remedy = "all-balanced", "Set label nvidia.com/gpu.deploy.dra-driver to true: 'false' "
 
     def strike() -> None:
@@ -67,7 +67,7 @@ def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(
     *, label_managed: bool
 ) -> None:
     rig = nodes.dra_node(label_managed=label_managed)
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     strikes.act_once(
         rig,
         lambda: any(pod.is_terminating for pod in rig.pods.values()),
@@ -117,7 +117,7 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
             rig.pods.change(uid, claimed_ids=pods_before[uid].claimed_ids)
 
     rig.clock.on_wait.append(learn)
-    assert agents.run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
     assert rig.log.count("workloads.evict") == 1
 
 
@@ -199,7 +199,7 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, label_managed
     failed = 0
     for index in range(len(strikes.calls(make, "all-disabled"))):
         rig = make()
-        agent = agents.reconciler(rig)
+        agent = agents.new_agent(rig)
         strikes.at_call(rig, index, functools.partial(without_driver, rig))
 
         outcome = agents.run(rig, "all-disabled", by=agent)

@@ -94,7 +94,7 @@ def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
     rig = nodes.node()
     rig.kubelet.phantoms = {PHANTOM: 4}
     rig.fail_always = {"node.remove": FORBIDDEN}
-    agent = agents.reconciler(rig, limits={"plugin_timeout_s": 3000})
+    agent = agents.new_agent(rig, limits={"plugin_timeout_s": 3000})
 
     ends.assert_ends(rig, Reason.PHANTOM_DEVICES, PHANTOM, layout=LAYOUT, by=agent)
 

@@ -104,7 +104,7 @@ def try_once(
     rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None, layout: str = LAYOUT
 ) -> outcomes.Outcome:
     """Try a layout, once more if the agent has tried before, and let the pause after it pass."""
-    agent = by or agents.reconciler(rig, CONFIG)
+    agent = by or agents.new_agent(rig, layouts=CONFIG)
     outcome = agents.run(rig, layout, by=agent, attempt=len(agent.outcomes) + 1)
     for _ in range(30):
         rig.clock.wait(1)

@@ -36,7 +36,7 @@ def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> No
     # Before 1.34 kubelet lists the devices of finished pods too.
     rig.pods.add("finished", devices=frozenset({uuids[3]}), phase="Succeeded")
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX)
 
     assert running <= rig.pods.keys()
     assert "workloads.evict" not in rig.log
@@ -66,7 +66,7 @@ def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
             is_gone.append(trainer not in rig.pods)
 
     rig.driver.step_error = watch
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX)
 
     assert is_gone == [True]
 
@@ -120,7 +120,7 @@ def test_a_pod_that_uses_a_device_of_another_gpu_stays() -> None:
     devices, resources = frozenset({device, "mlx5_0"}), {"nvidia.com/gpu": 1}
     pod = rig.pods.add("trainer", devices=devices, gpu_resources=resources)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX)
 
     assert pod in rig.pods
 
@@ -139,13 +139,13 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
     assert rig.log.count("workloads.delete") == 0
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX)
 
 
 def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
     text = layout_table.render({"whole": [layout_table.rule_line("all", {"7g.40gb": 1})]})
     rig = nodes.node()
-    agents.run(rig, "whole", text)
+    agents.run(rig, "whole", layouts=text)
     # It began while GPU 1 did not answer. Kubelet keeps the GPUs of the plugin before it.
     rig.kubelet.schedulable = {
         "nvidia.com/mig-7g.40gb": frozenset(rig.gpus[0].mig_uuids),
@@ -153,7 +153,7 @@ def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
     }
     rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset(gpu.uuid for gpu in rig.gpus)}
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="whole", text=text)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="whole", layouts=text)
 
     devices = frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
     assert rig.kubelet.schedulable == {"nvidia.com/gpu": devices}
@@ -161,7 +161,7 @@ def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
 
 def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
     text = layout_table.render({"first": [layout_table.rule_line("[0]", {"7g.40gb": 1})]})
-    rig, agent = (rig := nodes.node()), agents.reconciler(rig, text)
+    rig, agent = (rig := nodes.node()), agents.new_agent(rig, layouts=text)
     rig.driver.lost.add(rig.gpus[1].uuid)
     agents.run(rig, "first", by=agent)
     rig.driver.lost.clear()
@@ -192,7 +192,7 @@ def test_the_stage_after_a_mode_change_keeps_the_devices_in_use(hooks: str) -> N
     for start in (2, 3):
         rig.pods.add(f"pod-{start}", devices=frozenset({used[start] or ""}))
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="off-and-three", text=MODE_OF_ANOTHER)
+    ends.assert_ends(rig, Reason.APPLIED, layout="off-and-three", layouts=MODE_OF_ANOTHER)
 
     assert {"pod-2", "pod-3"} <= rig.pods.names
     assert {used[2], used[3]} <= set(rig.gpus[1].mig_uuids)
@@ -244,7 +244,7 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
     rig.kubelet.pod_ends_from_s[ending] = ends_from_s
     rig.pods.add("running", devices=frozenset({second}))
 
-    agent = agents.reconciler(rig, ONE_OF_TWO + mode_change)
+    agent = agents.new_agent(rig, layouts=ONE_OF_TWO + mode_change)
     ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=agent)
 
     assert ("workloads.evict" in rig.log) is not is_spared
@@ -256,7 +256,7 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
 def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: str) -> None:
     undisturbed = nodes.node(layout="all-balanced")
     before = {*undisturbed.gpus[0].mig_uuids}
-    agents.run(undisturbed, "one-of-two", ONE_OF_TWO)
+    agents.run(undisturbed, "one-of-two", layouts=ONE_OF_TWO)
     (destroyed,) = before - {*undisturbed.gpus[0].mig_uuids}
     rig = nodes.add_hooks(nodes.node(layout="all-balanced"))
 
@@ -266,7 +266,7 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
         lambda: rig.log[-1] == when and "gpus.observe" in rig.log,
         lambda: rig.pods.add("bound", devices=frozenset({destroyed})),
     )
-    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", text=ONE_OF_TWO)
+    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", layouts=ONE_OF_TWO)
 
     assert "bound" in rig.pods.names
     assert "workloads.evict" not in rig.log
@@ -275,7 +275,7 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
 def one_device(rig: node_rig.NodeRig, *, is_destroyed: bool) -> frozenset[str]:
     """Return the one of two equal devices that ``one-of-two`` destroys if both are idle."""
     undisturbed = nodes.node(layout="all-balanced")
-    agents.run(undisturbed, "one-of-two", ONE_OF_TWO)
+    agents.run(undisturbed, "one-of-two", layouts=ONE_OF_TWO)
     kept = frozenset(undisturbed.gpus[0].mig_uuids)
     return frozenset(
         ci.uuid or ""
@@ -291,14 +291,14 @@ def test_a_pod_bound_before_the_pause_is_spared_if_another_device_is_free() -> N
         undisturbed,
         lambda: undisturbed.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true",
     )
-    agents.run(undisturbed, "one-of-two", ONE_OF_TWO)
+    agents.run(undisturbed, "one-of-two", layouts=ONE_OF_TWO)
     pause = is_open.index(False)
     for index in range(undisturbed.log.index("gpus.observe") + 1, pause):
         rig = nodes.node(layout="all-balanced")
         devices = one_device(rig, is_destroyed=True)
         strikes.at_call(rig, index, functools.partial(rig.pods.add, "bound", devices=devices))
 
-        ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", text=ONE_OF_TWO)
+        ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", layouts=ONE_OF_TWO)
 
         assert "bound" in rig.pods.names, undisturbed.log[index]
 
@@ -323,7 +323,7 @@ def test_a_pod_bound_during_a_drain_is_spared_if_another_device_is_free(
     drains.at(rig, 3, lambda: rig.pods.add("late", devices=devices))
     drains.at(rig, 7, rig.disruptions.refusals.clear)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-three", text=ONE_OF_THREE)
+    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-three", layouts=ONE_OF_THREE)
 
     assert "late" in rig.pods.names
     assert rig.log.count("workloads.evict") == 1
@@ -336,7 +336,7 @@ def test_a_pod_is_spared_once_an_equal_device_is_free_before_the_evictions() -> 
     rig.disruptions.refusals["blocked"] = "budget"
     drains.at(rig, 7, lambda: rig.pods.terminate(ending))
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", text=ONE_OF_TWO)
+    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", layouts=ONE_OF_TWO)
 
     assert "blocked" in rig.pods.names
     assert "workloads.evict" not in rig.log
@@ -352,7 +352,7 @@ def test_no_pod_is_evicted_if_one_that_came_during_slow_checks_must_stay() -> No
         rig.pods.add("late", devices=devices)
 
     strikes.act_once(rig, lambda: rig.log[-1] == "workloads.can_evict", start_late)
-    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="one-of-three", text=ONE_OF_THREE)
+    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="one-of-three", layouts=ONE_OF_THREE)
 
     assert {"affected", "late"} <= rig.pods.names
 
@@ -448,7 +448,7 @@ def test_a_pod_that_is_never_admitted_does_not_use_up_a_short_drain() -> None:
     uid = starting_pod(rig, listed_after_s=math.inf)
     rig.pods.change(uid, is_admitted=False)
 
-    by = agents.reconciler(rig, limits={"drain_timeout_s": 8.0})
+    by = agents.new_agent(rig, limits={"drain_timeout_s": 8.0})
     ends.assert_ends(rig, Reason.APPLIED, by=by)
 
     assert rig.log.count("workloads.evict") == 2

@@ -53,7 +53,7 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
     rig.kubelet.pod_ends_from_s = dict.fromkeys(
         list(serving.local_devices)[2:], rig.clock.now_s + 10
     )
-    agent = agents.reconciler(rig, CONFIG)
+    agent = agents.new_agent(rig, layouts=CONFIG)
 
     def report() -> None:
         if serving.kills == 2:
@@ -75,7 +75,7 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
 
 def test_file_change_after_the_drain_evicts_no_successor() -> None:
     rig, serving = node_with(room_elsewhere=0, replicas=1)
-    agent = agents.reconciler(rig, CONFIG)
+    agent = agents.new_agent(rig, layouts=CONFIG)
 
     def report() -> None:
         if serving.kills and rig.node.status["phase"] == model.Phase.PAUSE.value:
@@ -93,7 +93,7 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
 
 def test_a_drain_that_always_crashes_reopens_the_node() -> None:
     rig, serving = node_with(room_elsewhere=1)
-    agent = agents.reconciler(rig, CONFIG)
+    agent = agents.new_agent(rig, layouts=CONFIG)
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     rig.disruptions.budgets[0].max_unavailable = 4
     rig.fail_always["workloads.evict"] = RuntimeError("bug")
@@ -111,7 +111,7 @@ def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
     drains.at(rig, 3, inbox.put_file_change)
 
     with pytest.raises(errors.Superseded):
-        agents.reconciler(rig).run(agents.LAYOUT, inbox.request(agents.LAYOUT))
+        agents.new_agent(rig).run(agents.LAYOUT, inbox.request(agents.LAYOUT))
 
     ends.assert_restored(rig)
 
@@ -119,7 +119,7 @@ def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
 @pytest.mark.parametrize("has_room", [True, False])
 def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
     rig, serving = node_with(room_elsewhere=1)
-    agent = agents.reconciler(rig, CONFIG)
+    agent = agents.new_agent(rig, layouts=CONFIG)
 
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
@@ -168,7 +168,7 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     disturb: Callable[[node_rig.NodeRig], None], reason: Reason
 ) -> None:
     rig, serving = node_with(room_elsewhere=1)
-    agent = agents.reconciler(rig, CONFIG)
+    agent = agents.new_agent(rig, layouts=CONFIG)
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     disturb(rig)
 
@@ -219,7 +219,7 @@ def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> N
     rig, serving = node_with(room_elsewhere=0)
     try_once(rig)
 
-    successor = agents.start(rig, LAYOUT, CONFIG)
+    successor = agents.start(rig, LAYOUT, layouts=CONFIG)
 
     assert try_once(rig, successor).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
@@ -248,7 +248,7 @@ def test_node_closed_between_attempts_is_reopened_without_a_request(
     end: Callable[[node_rig.NodeRig, agents.AgentInMemory], None],
 ) -> None:
     rig, serving = node_with(room_elsewhere=0)
-    agent = agents.reconciler(rig, CONFIG)
+    agent = agents.new_agent(rig, layouts=CONFIG)
     try_once(rig, agent)
     assert is_closed(rig)
 

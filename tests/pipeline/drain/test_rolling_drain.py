@@ -32,7 +32,7 @@ def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
     rig, serving = node_with(room_elsewhere=0)
     bare = rig.pods.add("bare", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     before = rig.gpus
-    agent = agents.reconciler(rig, CONFIG)
+    agent = agents.new_agent(rig, layouts=CONFIG)
 
     attempt_outcomes = [try_once(rig, agent) for _ in range(4)]
 
@@ -86,7 +86,7 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
     start_missing()
     rig.clock.on_wait.append(start_missing)
 
-    outcome = try_once(rig, agents.reconciler(rig, CONFIG))
+    outcome = try_once(rig, agents.new_agent(rig, layouts=CONFIG))
 
     assert outcome.reason is Reason.PODS_RETURN
     assert f"return to the node: {kind} default/web-5d8" in outcome.message
@@ -109,7 +109,7 @@ def test_a_later_attempt_remembers_the_pods_that_return() -> None:
     start_missing()
     rig.clock.on_wait.append(start_missing)
     rig.disruptions.refusals["probe-1"] = "not now"
-    agent = agents.reconciler(rig, CONFIG)
+    agent = agents.new_agent(rig, layouts=CONFIG)
 
     assert try_once(rig, agent).reason is Reason.DRAIN_TIMEOUT
     rig.disruptions.refusals.clear()
@@ -280,7 +280,7 @@ def test_agent_without_the_right_to_list_budgets_drains_and_reports_it() -> None
     rig, serving = node_with(room_elsewhere=0)
     forbidden = errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)
     rig.fail_always = {"workloads.budgets": forbidden}
-    agent = agents.reconciler(rig, CONFIG)
+    agent = agents.new_agent(rig, layouts=CONFIG)
 
     attempt_outcomes = [try_once(rig, agent) for _ in range(3)]
 

@@ -85,7 +85,7 @@ def test_a_restarted_agent_clears_the_condition_of_the_one_before() -> None:
     agent.check_drift(LAYOUT, outcome)
     set_action(rig, HEALTHY, 0)
 
-    agents.run(rig, LAYOUT, by=agents.reconciler(rig))
+    agents.run(rig, LAYOUT, by=agents.new_agent(rig))
 
     assert recovery(rig) == ("False", "NoRecoveryNeeded")
 
@@ -175,7 +175,7 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
 
 def test_a_node_without_a_request_is_checked_too() -> None:
     rig = nodes.node()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     agent.restore_without_request()
     set_action(rig, RESET, 0)
 
@@ -190,7 +190,7 @@ def test_a_node_without_a_request_is_checked_too() -> None:
 def test_xids_are_counted_and_each_causes_one_event_an_hour() -> None:
     rig = nodes.node(layout=LAYOUT)
     telemetry = fakes.FakeTelemetry()
-    agent = agents.reconciler(rig, telemetry=telemetry)
+    agent = agents.new_agent(rig, telemetry=telemetry)
     outcome = agents.run(rig, LAYOUT, by=agent)
     rig.node.events.clear()
     uuid = rig.gpus[0].uuid

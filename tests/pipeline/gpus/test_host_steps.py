@@ -62,7 +62,7 @@ def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
 
 def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     rig = nodes.hosted_node()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     strikes.act_once(
         rig,
@@ -106,7 +106,7 @@ def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None
     listed = ["dcgm.service", "nvsm.service"]
     rig.on_call = lambda: listed.clear() if rig.log[-1] == "gpus.execute" else None
 
-    agent = agents.reconciler(rig, service_names=lambda: tuple(listed))
+    agent = agents.new_agent(rig, service_names=lambda: tuple(listed))
     ends.assert_ends(rig, Reason.APPLIED, by=agent)
 
     assert not listed
@@ -149,7 +149,7 @@ def node_before_reset(layout: str) -> node_rig.NodeRig:
     """Return a node with a layout whose GPU 0 must be reset for MIG, and a pod on GPU 1."""
     rig = nodes.node()
     rig.resets.are_available = rig.driver.mode_waits = True
-    assert agents.run(rig, layout, TWO_ROUNDS).reason is Reason.APPLIED
+    assert agents.run(rig, layout, layouts=TWO_ROUNDS).reason is Reason.APPLIED
     rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], NO_MIG), rig.gpus[1])
     rig.pods.add("spared", devices=frozenset({nodes.device(rig, 1, "2g.10gb")}))
     return rig
@@ -161,7 +161,7 @@ def test_a_gpu_that_returns_at_a_reset_was_not_drained_and_is_not_changed() -> N
     before = rig.gpus[1]
     rig.on_call = lambda: rig.driver.lost.clear() if rig.log[-1] == "reset.reset" else None
 
-    agents.run(rig, "new", TWO_ROUNDS)
+    agents.run(rig, "new", layouts=TWO_ROUNDS)
 
     assert len(rig.gpus[0].mig_uuids) == 3
     assert rig.gpus[1] == before
@@ -176,7 +176,7 @@ def test_a_gpu_altered_at_a_reset_was_not_drained_and_is_not_changed() -> None:
             rig.gpus = (rig.gpus[0], altered)
 
     rig.on_call = alter
-    agents.run(rig, "new", TWO_ROUNDS)
+    agents.run(rig, "new", layouts=TWO_ROUNDS)
 
     assert len(rig.gpus[0].mig_uuids) == 3
     assert rig.gpus[1] == altered
@@ -206,7 +206,7 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
         silences.append(pulse.silence_s)
 
     rig.on_call = delay
-    agent = agents.reconciler(rig, telemetry=Alive(pulse))
+    agent = agents.new_agent(rig, telemetry=Alive(pulse))
     ends.assert_ends(rig, Reason.APPLIED, layout=ALL_1G, by=agent)
 
     assert rig.clock.now_s > 10 * slow_s

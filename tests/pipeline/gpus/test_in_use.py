@@ -130,7 +130,9 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
 def test_a_process_on_a_gpu_blocks_the_destruction_of_its_instances() -> None:
     rig = nodes.busy_node()
     processes = asking({rig.gpus[0].uuid: (process(),)})
-    assert_refused(rig, Reason.IN_USE, "trainer (pid 7)", layout="whole", text=WHOLE, **processes)
+    assert_refused(
+        rig, Reason.IN_USE, "trainer (pid 7)", layout="whole", layouts=WHOLE, **processes
+    )
 
 
 def test_no_pod_is_evicted_while_an_unpaused_daemon_uses_a_device() -> None:
@@ -140,7 +142,7 @@ def test_no_pod_is_evicted_while_an_unpaused_daemon_uses_a_device() -> None:
     uid = rig.pods.add("watcher", node_selector=deployed, owner_kind="DaemonSet")
     processes = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
     texts = ("trainer (pid 7, pod default/watcher)",)
-    assert_refused(rig, Reason.IN_USE, *texts, layout="whole", text=WHOLE, **processes)
+    assert_refused(rig, Reason.IN_USE, *texts, layout="whole", layouts=WHOLE, **processes)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_a_process_on_a_gpu_does_not_block_further_instances(
 ) -> None:
     rig = nodes.busy_node()
     processes = asking({rig.gpus[0].uuid: (process(is_running=is_running),)})
-    agent = agents.reconciler(rig, text, **processes)
+    agent = agents.new_agent(rig, layouts=text, **processes)
     ends.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent)
 
 
@@ -172,7 +174,7 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
         gi for gi in before if gi.profile == kept.profile and gi.placement != kept.placement
     )
     users = {rig.gpus[0].uuid: (process("unit train.service", used.instance_id),)}
-    agent = agents.reconciler(rig, limits=ON, processes=lambda: users)
+    agent = agents.new_agent(rig, limits=ON, processes=lambda: users)
 
     outcome = run(rig, wanted, by=agent)
 
@@ -184,7 +186,7 @@ def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
     rig = nodes.busy_node()
     affected = rig.pods.uid_of("affected")
     processes = asking({rig.gpus[0].uuid: (process(f"pod {affected}"),)})
-    agent = agents.reconciler(rig, WHOLE, **processes)
+    agent = agents.new_agent(rig, layouts=WHOLE, **processes)
     ends.assert_ends(rig, Reason.APPLIED, layout="whole", by=agent)
 
 
@@ -197,7 +199,7 @@ def asking(processes: Mapping[str, tuple[gpu_processes.GpuProcess, ...]]) -> dic
 
 def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     rig = outdated_node()
-    agent = agents.reconciler(rig, **asking({rig.gpus[0].uuid: of_pods(rig, 0)}))
+    agent = agents.new_agent(rig, **asking({rig.gpus[0].uuid: of_pods(rig, 0)}))
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
     assert not any(name.startswith("gpu0") for name in rig.pods.names)
     assert "default/gpu0-0" in rig.node.event_messages[0]
@@ -246,7 +248,7 @@ def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> Non
     )
     drifts.tamper(rig)
     layout = "all-balanced"
-    outcome = agents.run(rig, layout, by=agents.reconciler(rig), may_evict=False)
+    outcome = agents.run(rig, layout, by=agents.new_agent(rig), may_evict=False)
     assert outcome.reason is Reason.DRIFTED
     assert "default/outdated" in outcome.message
     assert "workloads.evict" not in rig.log

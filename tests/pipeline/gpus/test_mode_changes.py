@@ -78,7 +78,7 @@ class ModeNode(simulated_rig.SimulatedRig):
         return agents.start(
             self,
             layout,
-            self._layouts,
+            layouts=self._layouts,
             gpus=self._nvml,
             boot_id=self.state.boot_id,
             reset=self,

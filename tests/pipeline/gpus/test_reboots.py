@@ -33,7 +33,7 @@ def go_down(
     rig: node_rig.NodeRig, layout: str = LAYOUT, *, by: agents.AgentInMemory | None = None
 ) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
-    agent, before = by or agents.reconciler(rig), rig.host.reboots
+    agent, before = by or agents.new_agent(rig), rig.host.reboots
     ends.supersede(rig, layout, by=agent, ends_when=lambda: rig.host.reboots > before)
     agent.stop()
 
@@ -84,7 +84,7 @@ def reboot_by_person_as_driver_hangs(rig: node_rig.NodeRig) -> None:
 def refuse_by_budget(rig: node_rig.NodeRig) -> None:
     rig.pods.add("job", devices=frozenset({rig.gpus[1].uuid}))
     rig.disruptions.refusals["job"] = "budget"
-    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", text=ONE_OR_BOTH)
+    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", layouts=ONE_OR_BOTH)
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
         return errors.HardwareError("no", reason=Reason.NO_PERMISSION) if is_refused else None
 
     with strikes.on_steps(rig, refuse):
-        assert agents.run(rig, "one", ONE_OR_BOTH).should_retry
+        assert agents.run(rig, "one", layouts=ONE_OR_BOTH).should_retry
     assert rig.gpus[0].current_mode is model.MigMode.ENABLED
     rig.driver.mode_waits = rig.host.may_reboot = True
 
-    go_down(rig, "both", by=agents.start(rig, "both", ONE_OR_BOTH))
+    go_down(rig, "both", by=agents.start(rig, "both", layouts=ONE_OR_BOTH))
     older = json.loads(rig.node.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
     rig.restart_machine()
-    outcome = agents.resume(rig, "both", ONE_OR_BOTH)
+    outcome = agents.resume(rig, "both", layouts=ONE_OR_BOTH)
 
     assert [each["uuid"] for each in older] == [gpu.uuid for gpu in rig.gpus]
     assert outcome.reason is Reason.APPLIED, outcome.message
@@ -244,7 +244,7 @@ def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
 def test_a_refused_or_missing_reboot_is_requested_again(fail_always: dict[str, Exception]) -> None:
     rig = nodes.rebooting_node()
     rig.fail_always = fail_always
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     late = fakes.FakeRequest(rig.clock)
 
     first = agent.run(LAYOUT, late)
@@ -279,7 +279,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
 
     def successor(text: str = agents.CONFIG) -> agents.AgentInMemory:
         limits = {"has_default_layouts": has_default_layouts}
-        return agents.start(rig, LAYOUT, text, limits=limits)
+        return agents.start(rig, LAYOUT, layouts=text, limits=limits)
 
     go_down(rig, by=successor())
     before = rig.node.status
@@ -304,9 +304,9 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
     go_down(rig)
     restart_without_the_mode(rig)
     text = agents.CONFIG.replace("{1g.5gb: 7}", "{1g.5gb: 6}")
-    agents.resume(rig, LAYOUT, "version: v2")
+    agents.resume(rig, LAYOUT, layouts="version: v2")
 
-    go_down(rig, by=agents.start(rig, LAYOUT, text))
+    go_down(rig, by=agents.start(rig, LAYOUT, layouts=text))
 
     assert rig.host.reboots == 2
 
@@ -380,7 +380,7 @@ def test_a_reboot_follows_once_the_pods_can_leave(
     rig = nodes.rebooting_node()
     rig.pods.add("job", devices=frozenset({rig.gpus[1].uuid}))
     obstruct(rig)
-    agent = agents.reconciler(rig, ONE_OR_BOTH)
+    agent = agents.new_agent(rig, layouts=ONE_OR_BOTH)
     first = ends.assert_ends(rig, reason, "no reboot", layout="one", by=agent)
     assert first.should_retry
     assert "--with-reboot" not in first.message
@@ -397,7 +397,9 @@ def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
     pod = rig.pods.add("slow", devices=frozenset({rig.gpus[1].uuid}))
     rig.kubelet.pod_ends_from_s[pod] = 3600.0
 
-    outcome = ends.assert_ends(rig, Reason.REBOOT_REQUIRED, "slow", layout="one", text=ONE_OR_BOTH)
+    outcome = ends.assert_ends(
+        rig, Reason.REBOOT_REQUIRED, "slow", layout="one", layouts=ONE_OR_BOTH
+    )
 
     assert not outcome.should_retry
 

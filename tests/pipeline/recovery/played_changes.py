@@ -155,7 +155,7 @@ class PlayedChange:
         return None
 
     def _serve(self) -> outcomes.Outcome | None:
-        agent = agents.reconciler(self.rig, configs=self.config, limits=_LIMITS)
+        agent = agents.new_agent(self.rig, configs=self.config, limits=_LIMITS)
         pauses = _Pauses(self, agent)
         outcome = agent_loop.run_agent(self.rig, agent, self.config, pauses)
         self.is_over = pauses.is_over

@@ -40,7 +40,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
     upgraded: tuple[str, ...], ends_after_s: float
 ) -> None:
     rig = monitored_node()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     began_s: list[float] = []
 
     def manage_driver() -> None:
@@ -188,11 +188,11 @@ def stop_in_a_drain(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
 
 def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
     undisturbed = nodes.busy_node()
-    stop_in_a_drain(undisturbed, agents.reconciler(undisturbed))
+    stop_in_a_drain(undisturbed, agents.new_agent(undisturbed))
     assert len(undisturbed.log) > 8
     for index in range(len(undisturbed.log)):
         rig = nodes.busy_node()
-        agent = agents.reconciler(rig)
+        agent = agents.new_agent(rig)
         rig.fail_once_at = {index: strikes.BROKEN["node"]}
         stop_in_a_drain(rig, agent)
         assert not rig.fail_once_at, index

@@ -105,7 +105,7 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     rig = nodes.busy_node()
     before = rig.gpus
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=9)
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     agents.run(rig, by=agent)
     rig.driver.step_error = strikes.refuse(steps.CreateComputeInstance, times=1)
 
@@ -119,7 +119,7 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
 def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
     rig, before = after_failed_rollback()
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
-    agent = agents.start(rig, agents.LAYOUT, text)
+    agent = agents.start(rig, agents.LAYOUT, layouts=text)
 
     ends.assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
 
@@ -257,7 +257,7 @@ def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
     )
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     rig.pods.remove(rig.pods.uid_of("spared"))
-    agent = agents.start(rig, agents.LAYOUT, text)
+    agent = agents.start(rig, agents.LAYOUT, layouts=text)
 
     ends.assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
 

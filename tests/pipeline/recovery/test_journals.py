@@ -153,7 +153,7 @@ def test_node_without_a_request_does_not_stay_pending() -> None:
     rig = nodes.node()
     rig.node.labels[well_known.STATE_LABEL] = "pending"
 
-    agents.reconciler(rig).restore_without_request()
+    agents.new_agent(rig).restore_without_request()
 
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     assert rig.node.status["reason"] == "Interrupted"
@@ -167,7 +167,7 @@ def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
     rig.node.labels |= state
     labels = dict(rig.node.labels)
 
-    agents.reconciler(rig).restore_without_request()
+    agents.new_agent(rig).restore_without_request()
 
     assert rig.node.labels == labels
     assert rig.node.states == rig.node.status_messages == []
@@ -176,29 +176,29 @@ def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
 def test_node_without_a_request_publishes_its_gpus() -> None:
     rig = nodes.node()
     rig.fail_always["gpus.observe"] = strikes.NO_DRIVER
-    reconciler = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
-    assert reconciler.restore_without_request()
+    assert agent.restore_without_request()
     assert rig.node.annotations == {}
     rig.fail_always.clear()
-    assert not reconciler.restore_without_request()
+    assert not agent.restore_without_request()
     assert rig.node.published_gpus == rig.gpus
     rig.log.clear()
-    assert not reconciler.restore_without_request()
+    assert not agent.restore_without_request()
     assert "node.patch" not in rig.log
 
 
 def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     rig = nodes.hosted_node()
     rig.fail_always["services.start"] = strikes.BROKEN["services"]
-    reconciler = agents.reconciler(rig)
-    assert agents.run(rig, by=reconciler).should_retry
+    agent = agents.new_agent(rig)
+    assert agents.run(rig, by=agent).should_retry
 
-    assert reconciler.restore_without_request()
+    assert agent.restore_without_request()
     assert not rig.host.services["dcgm.service"]
 
     rig.fail_always.clear()
-    assert not reconciler.restore_without_request()
+    assert not agent.restore_without_request()
 
     assert rig.host.services["dcgm.service"]
     assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations

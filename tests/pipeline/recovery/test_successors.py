@@ -18,7 +18,7 @@ from tests.pipeline import agent_loop
 def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> None:
     rig = nodes.busy_node()
     lock = fakes.FakeLock(refusals=10**6)
-    successor = agents.reconciler(rig, lock=lock)
+    successor = agents.new_agent(rig, lock=lock)
 
     def start_successor() -> None:
         journal = rig.node.annotations[well_known.JOURNAL_ANNOTATION]
@@ -58,7 +58,7 @@ def test_successor_that_started_before_the_change_takes_over_its_journal(wanted:
 
 def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     rig = nodes.busy_node()
-    successor = agents.reconciler(rig)
+    successor = agents.new_agent(rig)
     strikes.at_first_step(rig, lambda: successor.recover(agents.LAYOUT))
     assert agents.run(rig).reason is Reason.APPLIED
     changed = rig.gpus
@@ -140,7 +140,7 @@ PARTS = {
 @pytest.mark.parametrize("part", PARTS)
 def test_a_change_that_a_backup_of_the_node_restores_is_ended(part: str) -> None:
     rig = nodes.node(layout="all-balanced")
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     outcome = agents.run(rig, by=agent)
     assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
 
@@ -157,7 +157,7 @@ def test_a_change_that_a_backup_of_the_node_restores_is_ended(part: str) -> None
 @pytest.mark.parametrize("part", PARTS)
 def test_a_change_that_a_backup_restores_is_undone_without_a_request(part: str) -> None:
     rig = nodes.node(layout="all-balanced")
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     agents.run(rig, by=agent)
     agent.restore_without_request()
     assert agent.check_without_request() is drift.Action.REST
@@ -196,7 +196,7 @@ def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
 
 def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
     rig = nodes.node(layout=agents.LAYOUT)
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     rig.request_file.text = None
     rig.fail_always["request_file.save"] = errors.ConfigError("the disk is full")
     agents.run(rig, agents.LAYOUT, by=agent)
@@ -232,7 +232,7 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
 def test_node_that_registers_again_between_attempts_gets_its_services_back() -> None:
     rig = nodes.hosted_node()
     rig.fail_always["services.start"] = strikes.BROKEN["services"]
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     assert agents.run(rig, by=agent).should_retry
     rig.fail_always.clear()
     agent_loop.register_again(rig)
@@ -254,7 +254,7 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(
 
     def begin() -> strikes.NodeAndAgent:
         rig = nodes.node(layout="all-balanced", label_managed=label_managed)
-        return rig, agents.reconciler(rig)
+        return rig, agents.new_agent(rig)
 
     for rig, _ in strikes.supersede_at_checks(begin):
         unfinished += ends.has_layout(rig, agents.LAYOUT)
@@ -296,7 +296,7 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
 
 def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     rig = nodes.busy_node()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     rig.node.has_hold_taint = True
     journal = journals.Journal(
         config=agents.LAYOUT, draining=True, node=node_entries.NodeEntries(hold_taint=True)
@@ -328,7 +328,7 @@ def assert_stop_restores(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> 
 @pytest.mark.parametrize("lost", ["service", "hook"])
 def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) -> None:
     rig = nodes.add_hooks(nodes.hosted_node())
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     def fail() -> None:
         if rig.log[-1] == "gpus.execute":
@@ -343,7 +343,7 @@ def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) ->
 
 def test_an_agent_stopped_after_an_unreported_run_restores_node_and_host() -> None:
     rig = nodes.add_hooks(nodes.hosted_node())
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     def fail() -> None:
         if rig.log[-1] == "node.patch" and rig.log.count("node.patch") > 1:

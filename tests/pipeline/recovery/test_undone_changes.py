@@ -26,7 +26,7 @@ def cut_in_half() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
 def test_an_interrupted_change_is_undone_only_under_the_lock() -> None:
     rig, before = cut_in_half()
     lock = fakes.FakeLock(refusals=1)
-    successor = agents.reconciler(rig, lock=lock)
+    successor = agents.new_agent(rig, lock=lock)
 
     with pytest.raises(errors.LockedError):
         successor.recover("all-balanced")
@@ -141,7 +141,7 @@ def pending(rig: node_rig.NodeRig) -> tuple[str, ...]:
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: bool) -> None:
     rig, before = node_with_lost_gpu()
-    agent = agents.start(rig, "second-alone", ONE_OF_THEM)
+    agent = agents.start(rig, "second-alone", layouts=ONE_OF_THEM)
 
     outcome = agents.run(rig, "second-alone", by=agent)
 
@@ -155,7 +155,7 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
 
     rig.driver.lost.clear()
     if is_restarted:
-        agent = agents.start(rig, "second-alone", ONE_OF_THEM)
+        agent = agents.start(rig, "second-alone", layouts=ONE_OF_THEM)
     assert agents.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
     assert ends.is_as_before(rig, [before])
     assert pending(rig) == ()
@@ -182,7 +182,7 @@ def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> No
     rig.pods.add("new", devices=frozenset({min(created)}))
 
     assert (
-        agents.resume(rig, "second-alone", ONE_OF_THEM.replace("[1]", "[0]")).state
+        agents.resume(rig, "second-alone", layouts=ONE_OF_THEM.replace("[1]", "[0]")).state
         is model.State.SUCCESS
     )
 
@@ -228,7 +228,7 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
     strikes.kill_before(rig, steps.CreateComputeInstance)
     text = agents.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
 
-    assert agents.resume(rig, agents.LAYOUT, text).reason is Reason.DOES_NOT_FIT
+    assert agents.resume(rig, agents.LAYOUT, layouts=text).reason is Reason.DOES_NOT_FIT
 
     assert gpu_values.geometry(rig.node.published_gpus) == gpu_values.geometry(before)
     assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"

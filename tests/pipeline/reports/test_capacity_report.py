@@ -43,8 +43,8 @@ def published_use(rig: node_rig.NodeRig) -> list[list[list[int]]]:
 
 
 def on_demand(rig: node_rig.NodeRig, **overrides: Any) -> agents.AgentInMemory:
-    """Return the reconciler of a node with on-demand partitioning that has just started."""
-    agent = agents.reconciler(rig, **overrides)
+    """Return the agent of a node with on-demand partitioning that has just started."""
+    agent = agents.new_agent(rig, **overrides)
     agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     return agent
@@ -72,7 +72,7 @@ def patches(rig: node_rig.NodeRig) -> int:
 def test_run_publishes_use_and_room_in_its_last_patch(rig: node_rig.NodeRig) -> None:
     telemetry = fakes.FakeTelemetry()
 
-    agents.run(rig, "all-balanced", by=agents.reconciler(rig, telemetry=telemetry))
+    agents.run(rig, "all-balanced", by=agents.new_agent(rig, telemetry=telemetry))
 
     first, second = json.loads(rig.node.annotations[well_known.CAPACITY_ANNOTATION])["gpus"]
     assert first["inUse"] == [[0, 2]]
@@ -93,7 +93,7 @@ def test_the_use_after_a_change_is_of_the_new_instances(rig: node_rig.NodeRig) -
 def test_a_node_without_a_request_publishes_the_use_once(rig: node_rig.NodeRig) -> None:
     for _ in range(2):
         rig.clock.wait(5)
-        assert not agents.reconciler(rig).restore_without_request()
+        assert not agents.new_agent(rig).restore_without_request()
 
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
     assert patches(rig) == 1
@@ -103,7 +103,7 @@ def test_nothing_happens_at_rest_on_a_node_without_on_demand_partitioning(
     rig: node_rig.NodeRig,
 ) -> None:
     watch = PodWatch()
-    agent = agents.reconciler(rig, pod_watch=watch)
+    agent = agents.new_agent(rig, pod_watch=watch)
     agents.run(rig, "all-balanced", by=agent)
 
     agent.capacity.follow(is_on_demand=False, has_changed=True)
@@ -237,7 +237,7 @@ def test_processes_are_listed_only_on_demand_and_until_they_end(rig: node_rig.No
         listings.append(True)
         return processes
 
-    agent = agents.reconciler(rig, processes=list_processes)
+    agent = agents.new_agent(rig, processes=list_processes)
     agents.run(rig, "all-balanced", by=agent)
     assert not listings
     agent.capacity.follow(is_on_demand=True, has_changed=False)
@@ -264,7 +264,7 @@ def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: node_rig
 
 
 def test_drift_is_published_with_the_use_of_its_instances(rig: node_rig.NodeRig) -> None:
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     outcome = agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
@@ -284,7 +284,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     rig: node_rig.NodeRig, layout: str | None
 ) -> None:
     first = layout_table.rule_line("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
-    agent = agents.reconciler(rig, f"{agents.CONFIG}  first:\n{first}\n")
+    agent = agents.new_agent(rig, layouts=f"{agents.CONFIG}  first:\n{first}\n")
     outcome = agents.run(rig, layout, by=agent) if layout else agent.restore_without_request()
     backup = dict(rig.node.annotations)
 
@@ -314,7 +314,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
 def test_gpus_that_cannot_be_observed_are_not_shown(
     rig: node_rig.NodeRig, layout: str | None
 ) -> None:
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     outcome = agents.run(rig, layout, by=agent) if layout else agent.restore_without_request()
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
@@ -343,7 +343,7 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
 def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     rig: node_rig.NodeRig,
 ) -> None:
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     outcome = agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
@@ -373,7 +373,7 @@ def test_a_run_that_can_observe_no_gpu_publishes_none(rig: node_rig.NodeRig) -> 
 
 def test_new_agent_observes_the_gpus_for_its_first_report(rig: node_rig.NodeRig) -> None:
     rig.node.annotations.clear()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)

@@ -239,7 +239,7 @@ def test_the_last_phase_of_a_superseded_run_is_measured(
     agent_metrics: metrics.AgentMetrics,
 ) -> None:
     rig = nodes.busy_node()
-    agent = agents.reconciler(rig, telemetry=agent_metrics)
+    agent = agents.new_agent(rig, telemetry=agent_metrics)
 
     ends.supersede(rig, by=agent, ends_when=lambda: rig.node.has_hold_taint, is_replaced=True)
 
@@ -252,7 +252,7 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(
     rig = nodes.node(layout="all-balanced")
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
-    agents.run(rig, by=agents.reconciler(rig, telemetry=agent_metrics))
+    agents.run(rig, by=agents.new_agent(rig, telemetry=agent_metrics))
 
     counts = series(agent_metrics, "phase_duration_seconds_count")
     assert (counts["Execute"], counts["RollBack"]) == (1, 1)

@@ -35,7 +35,7 @@ def apply(
     rig: node_rig.NodeRig, layout: str, text: str = OWNERS_FILE, **limits: Any
 ) -> tuple[reasons.Reason, str]:
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
-    outcome = agents.run(rig, layout, by=agents.reconciler(rig, text, limits=limits))
+    outcome = agents.run(rig, layout, by=agents.new_agent(rig, layouts=text, limits=limits))
     return outcome.reason, rig.node.status.get("origin", "")
 
 
@@ -51,7 +51,7 @@ def devices(rig: node_rig.NodeRig) -> list[dict[str, int]]:
 
 def test_layouts_of_three_origins_are_served(rig: node_rig.NodeRig) -> None:
     source = fakes.FakeConfig(OWNERS_FILE)
-    agent = agents.reconciler(rig, configs=source)
+    agent = agents.new_agent(rig, configs=source)
 
     def origin(layout: str) -> str:
         assert agents.run(rig, layout, by=agent).reason is reasons.Reason.APPLIED
@@ -152,7 +152,7 @@ def test_layout_selects_only_gpus_of_its_product() -> None:
 def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> None:
     rig = nodes.node()
     rig.gpus = gpu_values.gpus_of("A100-SXM4-80GB+A30")
-    agent = agents.reconciler(rig, OWNERS_FILE)
+    agent = agents.new_agent(rig, layouts=OWNERS_FILE)
     outcome = agents.run(rig, "all-2g.12gb", by=agent)
     assert agent.check_drift("all-2g.12gb", outcome) is drift.Action.REST
 
@@ -162,7 +162,7 @@ def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> No
 
 
 def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: node_rig.NodeRig) -> None:
-    outcome = agents.run(rig, "all-1g.5gB", OWNERS_FILE)
+    outcome = agents.run(rig, "all-1g.5gB", layouts=OWNERS_FILE)
 
     assert outcome.reason is reasons.Reason.UNKNOWN_CONFIG
     assert "did you mean 'all-1g.5gb'" in outcome.message
@@ -176,7 +176,7 @@ def test_a_generated_layout_needs_no_second_observation(rig: node_rig.NodeRig) -
 
 
 def calls_of(rig: node_rig.NodeRig, layout: str) -> list[str]:
-    assert agents.run(rig, layout, OWNERS_FILE).reason is reasons.Reason.APPLIED
+    assert agents.run(rig, layout, layouts=OWNERS_FILE).reason is reasons.Reason.APPLIED
     return rig.log
 
 
@@ -184,7 +184,7 @@ def calls_of(rig: node_rig.NodeRig, layout: str) -> list[str]:
 def test_a_node_that_was_registered_again_gets_everything_published_again(
     rig: node_rig.NodeRig, layout: str | None
 ) -> None:
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     def serve() -> None:
         if layout is None:
@@ -218,7 +218,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: node_rig.N
         written.append(document)
         return answers[len(written) - 1]
 
-    agent = agents.reconciler(rig, OWNERS_FILE, write_layouts=write)
+    agent = agents.new_agent(rig, layouts=OWNERS_FILE, write_layouts=write)
     for _ in range(2):
         agent.restore_without_request()
     agents.run(rig, "team-a", by=agent)
@@ -248,7 +248,7 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.Nod
         written.append(document)
         return True
 
-    agent = agents.reconciler(rig, OWNERS_FILE, write_layouts=write)
+    agent = agents.new_agent(rig, layouts=OWNERS_FILE, write_layouts=write)
     with pytest.raises(errors.ClusterError):
         agents.run(rig, "team-a", by=agent)
     rig.fail_always["gpus.observe"] = strikes.BROKEN["gpus"]

@@ -50,7 +50,7 @@ class Story:
                 return
 
     def _serve(self, acts: list[Act]) -> None:
-        agent = agents.reconciler(
+        agent = agents.new_agent(
             self.rig,
             configs=self.source,
             limits={"has_custom_layouts": True},

@@ -97,7 +97,7 @@ def test_layout_is_not_promised_to_a_lost_gpu_that_it_does_not_name() -> None:
 def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> None:
     rig = nodes.busy_node()
 
-    outcome = agents.run(rig, "custom", FILE_WITH_CUSTOM)
+    outcome = agents.run(rig, "custom", layouts=FILE_WITH_CUSTOM)
 
     assert outcome.reason is Reason.APPLIED
     assert outcome.message.startswith("Layout custom is active.")
@@ -117,7 +117,7 @@ def test_custom_request_without_setting_or_layout_fails_and_says_why() -> None:
 
 def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
     rig = nodes.busy_node()
-    agent = agents.reconciler(rig, FILE_WITH_CUSTOM, limits=ON)
+    agent = agents.new_agent(rig, layouts=FILE_WITH_CUSTOM, limits=ON)
 
     assert run(rig, by=agent).reason is Reason.APPLIED
     listed = rig.node.annotations[well_known.LAYOUTS_ANNOTATION]
@@ -128,7 +128,7 @@ def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
 @pytest.mark.parametrize("is_on", [True, False])
 def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) -> None:
     rig = nodes.node()
-    by = agents.reconciler(rig, limits={"has_custom_layouts": is_on})
+    by = agents.new_agent(rig, limits={"has_custom_layouts": is_on})
 
     agents.run(rig, "all-1g.5gb", by=by)
 
@@ -138,7 +138,9 @@ def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) 
 
 def test_invalid_file_does_not_block_a_custom_layout() -> None:
     rig = nodes.busy_node()
-    assert run(rig, by=agents.reconciler(rig, "nonsense", limits=ON)).reason is Reason.APPLIED
+    assert (
+        run(rig, by=agents.new_agent(rig, layouts="nonsense", limits=ON)).reason is Reason.APPLIED
+    )
 
 
 # -- identity ---------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
 
 def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> None:
     rig = nodes.node(layout="all-balanced")
-    agent = agents.reconciler(rig, limits=ON)
+    agent = agents.new_agent(rig, limits=ON)
     outcome = run(rig, by=agent)
     assert agent.check_drift("custom", outcome, custom_layout()) is drift.Action.REST
     assert rig.node.labels[well_known.APPLIED_LABEL] == "custom"
@@ -195,7 +197,7 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
     run(undisturbed)
     executed = undisturbed.log.index("gpus.execute")
     rig = nodes.busy_node()
-    agent = agents.reconciler(rig, limits=ON)
+    agent = agents.new_agent(rig, limits=ON)
     rig.fail_once_at = {undisturbed.log.index("node.patch", executed): strikes.BROKEN["node"]}
     with pytest.raises(errors.ClusterError):
         run(rig, by=agent)

@@ -93,7 +93,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(
     rig: node_rig.NodeRig,
 ) -> None:
     rig.hooks.broken = {EXIT}
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     outcome = ends.assert_ends(rig, Reason.HOOK_FAILED, by=agent)
 
@@ -180,6 +180,6 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: node_ri
 def test_a_hook_gives_signs_of_life(rig: node_rig.NodeRig) -> None:
     telemetry = fakes.FakeTelemetry()
 
-    ends.assert_ends(rig, Reason.APPLIED, by=agents.reconciler(rig, telemetry=telemetry))
+    ends.assert_ends(rig, Reason.APPLIED, by=agents.new_agent(rig, telemetry=telemetry))
 
     assert len(telemetry.events["still_working"]) >= 3

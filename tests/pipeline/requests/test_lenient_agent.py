@@ -26,7 +26,7 @@ def warnings(logs: Iterable[structlog.typing.EventDict]) -> list[structlog.typin
 
 
 def lenient(rig: node_rig.NodeRig, text: str = agents.CONFIG) -> agents.AgentInMemory:
-    return agents.reconciler(rig, text, is_lenient=True)
+    return agents.new_agent(rig, layouts=text, is_lenient=True)
 
 
 def test_lenient_agent_applies_with_a_warning_what_a_strict_one_refuses(
@@ -34,7 +34,7 @@ def test_lenient_agent_applies_with_a_warning_what_a_strict_one_refuses(
 ) -> None:
     rig = nodes.node()
 
-    ends.assert_ends(rig, Reason.INVALID_CONFIG, layout="all-1g.5gb", text=TWICE)
+    ends.assert_ends(rig, Reason.INVALID_CONFIG, layout="all-1g.5gb", layouts=TWICE)
     ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=lenient(rig, TWICE))
 
     (warning,) = warnings(logs)
@@ -47,7 +47,7 @@ def test_lenient_agent_applies_an_annotation_with_a_warning(
     logs: list[structlog.typing.EventDict],
 ) -> None:
     rig = nodes.busy_node()
-    agent = agents.reconciler(rig, is_lenient=True, limits=custom_requests.ON)
+    agent = agents.new_agent(rig, is_lenient=True, limits=custom_requests.ON)
     twice = custom_requests.custom_layout(custom_requests.CHANGED + "version: v1\n")
 
     assert custom_requests.run(rig, twice, by=agent).reason is Reason.APPLIED
@@ -84,6 +84,6 @@ def test_a_layout_with_placements_is_served_like_any_other() -> None:
     )
     rig = nodes.node()
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="placed", text=text)
+    ends.assert_ends(rig, Reason.APPLIED, layout="placed", layouts=text)
 
     assert [gi.placement.start for gi in rig.gpus[0].gpu_instances] == [4]

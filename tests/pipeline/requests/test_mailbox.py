@@ -186,7 +186,7 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     rig.on_call = lambda: box.stop() if rig.node.has_hold_taint else None
 
     with pytest.raises(errors.Superseded):
-        agents.reconciler(rig).run(agents.LAYOUT, latest(box))
+        agents.new_agent(rig).run(agents.LAYOUT, latest(box))
 
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     assert "Interrupted" in rig.node.events

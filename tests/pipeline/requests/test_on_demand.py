@@ -112,7 +112,7 @@ def add_monitor(rig: node_rig.NodeRig) -> str:
 @pytest.mark.parametrize("owner", ["pod uid-of-another", "unit train.service"])
 def test_on_demand_a_process_ends_the_run_before_the_node_is_tainted(owner: str) -> None:
     rig = idle_node()
-    agent = agents.reconciler(rig, limits=ON, processes=lambda: used_by(rig, owner))
+    agent = agents.new_agent(rig, limits=ON, processes=lambda: used_by(rig, owner))
     assert_refused(rig, f"is in use by python (pid 7, GPU instance 2, {owner})", by=agent)
 
 
@@ -127,7 +127,7 @@ def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
         rig.host.services["dcgm.service"] = True
         place = f"pod {add_monitor(rig)}" if owner == "monitor" else owner
         usage = used_by(rig, place, profile=profile)
-        agent = agents.reconciler(rig, limits=ON, processes=lambda usage=usage: usage)
+        agent = agents.new_agent(rig, limits=ON, processes=lambda usage=usage: usage)
         assert run(rig, ON_DEMAND, by=agent).reason is Reason.APPLIED, owner
 
 
@@ -137,7 +137,7 @@ def test_on_demand_a_driver_that_lists_no_processes_is_queried_again() -> None:
     def fail() -> dict[str, Any]:
         raise errors.HardwareError("no answer", reason=Reason.NVML_TIMEOUT)
 
-    outcome = run(rig, ON_DEMAND, by=agents.reconciler(rig, limits=ON, processes=fail))
+    outcome = run(rig, ON_DEMAND, by=agents.new_agent(rig, limits=ON, processes=fail))
     assert outcome.reason is Reason.NVML_TIMEOUT
     assert outcome.should_retry
     ends.assert_restored(rig)
@@ -147,7 +147,7 @@ def test_on_demand_a_driver_that_lists_no_processes_is_queried_again() -> None:
 def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool) -> None:
     rig = nodes.busy_node()
     rig.kubelet.all_end_from_s = math.inf
-    agent = agents.reconciler(rig, limits=ON)
+    agent = agents.new_agent(rig, limits=ON)
     assert run(rig, custom_layout(), by=agent).keeps_taint
     assert rig.node.has_hold_taint
     if is_restarted:
@@ -281,7 +281,7 @@ def test_on_demand_a_retried_rollback_is_announced() -> None:
     retried = 0
     for index in range(1, 7):
         rig = idle_node()
-        agent = agents.reconciler(rig, limits=ON)
+        agent = agents.new_agent(rig, limits=ON)
         strikes.kill_before(rig, steps.Step, "custom", number=index, by=agent, custom=ON_DEMAND)
         rig.pods.add("late", devices=frozenset(rig.gpus[0].mig_uuids))
         wanted = custom_layout(BALANCED, is_on_demand=True)
@@ -296,7 +296,7 @@ def test_on_demand_a_retried_rollback_is_announced() -> None:
 
 def test_on_demand_a_drift_is_healed_once_no_process_uses_the_instances() -> None:
     rig = idle_node()
-    agent = agents.reconciler(rig, limits=ON, heals_drift=True)
+    agent = agents.new_agent(rig, limits=ON, heals_drift=True)
     outcome = run(rig, ON_DEMAND, by=agent)
     agents.run(rig, "all-1g.5gb")
     assert agent.check_drift("custom", outcome, ON_DEMAND) is drift.Action.HEAL

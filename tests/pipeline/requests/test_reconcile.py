@@ -74,7 +74,7 @@ def test_a_former_strategys_label_restarts_the_plugin_once_failing_no_run() -> N
 
     rig.clock.on_wait.append(serve_whole_gpus)
     serve_whole_gpus()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
 
     for attempt in (1, 2):
         layout = "all-balanced"
@@ -108,7 +108,7 @@ def test_active_layout_succeeds_after_one_observation() -> None:
 def node_and_agent() -> tuple[node_rig.NodeRig, agents.AgentInMemory]:
     """Return a node, and its agent that has applied a layout already."""
     rig = nodes.node()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     agents.run(rig, "all-1g.5gb", by=agent)
     rig.forget_past()
     return rig, agent
@@ -157,7 +157,7 @@ def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> No
             rig.log.append("dismiss")
 
     readiness = Readiness()
-    agent = agents.reconciler(rig, standby=standbys.Standbys(readiness), pod_watch=readiness)
+    agent = agents.new_agent(rig, standby=standbys.Standbys(readiness), pod_watch=readiness)
     order = ["prepare", "gpus.observe", "prepare", "expect change", "gpus.execute", "dismiss"]
 
     agents.run(rig, "all-1g.5gb", by=agent)
@@ -308,7 +308,7 @@ def test_steps_that_a_driver_does_not_execute_are_noticed() -> None:
 
     rig = nodes.node()
     ends.assert_ends(
-        rig, Reason.VERIFY_FAILED, layout="all-1g.5gb", by=agents.reconciler(rig, gpus=Driver(rig))
+        rig, Reason.VERIFY_FAILED, layout="all-1g.5gb", by=agents.new_agent(rig, gpus=Driver(rig))
     )
 
 

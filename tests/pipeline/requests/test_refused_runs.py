@@ -76,13 +76,13 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
     "unknown layout": (nodes.busy_node, {"layout": "all-9g"}, Reason.UNKNOWN_CONFIG, ()),
     "malformed file": (
         nodes.busy_node,
-        {"text": "version: v1\nmig-configs: ["},
+        {"layouts": "version: v1\nmig-configs: ["},
         Reason.INVALID_CONFIG,
         (),
     ),
     "invalid layout": (
         nodes.busy_node,
-        {"layout": "all-1g.5gb", "text": agents.CONFIG.replace("7}", "seven}")},
+        {"layout": "all-1g.5gb", "layouts": agents.CONFIG.replace("7}", "seven}")},
         Reason.INVALID_CONFIG,
         (),
     ),
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
     "other GPUs": (nodes.busy_node, {"layout": "other-gpu"}, Reason.NO_GPU_MATCHES, ()),
     "placements clash": (
         lambda: nodes.node(layout="all-balanced"),
-        {"layout": "clash", "text": CLASH},
+        {"layout": "clash", "layouts": CLASH},
         Reason.DOES_NOT_FIT,
         ("test.yaml:21:5: the layout does not fit GPU 0",),
     ),
@@ -164,19 +164,19 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
     ),
     "strategy of a plugin for two models": (
         with_two_models,
-        {"layout": "alike", "text": ALIKE},
+        {"layout": "alike", "layouts": ALIKE},
         Reason.STRATEGY_MISMATCH,
         ("1g.10gb has 9728 MiB and 14 SMs on GPU 0, 9984 MiB and 16 SMs on GPU 1",),
     ),
     "parts beside the DRA driver": (
         nodes.dra_node,
-        {"layout": "parts", "text": KEEP_ONE},
+        {"layout": "parts", "layouts": KEEP_ONE},
         Reason.STRATEGY_MISMATCH,
         (PARTS,),
     ),
     "parts before the DRA driver": (
         lambda: without_driver(without_pods(nodes.dra_node())),
-        {"layout": "parts", "text": KEEP_ONE},
+        {"layout": "parts", "layouts": KEEP_ONE},
         Reason.STRATEGY_MISMATCH,
         (PARTS,),
     ),

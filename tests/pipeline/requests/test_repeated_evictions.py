@@ -87,7 +87,7 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     rig = nodes.busy_node()
     device = nodes.device(rig, 0, "2g.10gb")
     with broken(rig):
-        agent = agents.reconciler(rig)
+        agent = agents.new_agent(rig)
         for attempt in range(1, 7):
             assert agents.run(rig, by=agent, attempt=attempt).should_retry
             restart_pod(rig, device)

@@ -40,7 +40,7 @@ def start(
     **overrides: Any,
 ) -> reasons.Reason:
     """Start an agent on a node whose label names a layout; return how its run ends."""
-    agent = agents.start(rig, layout, text, limits=limits, **overrides)
+    agent = agents.start(rig, layout, layouts=text, limits=limits, **overrides)
     return agents.run(rig, layout, by=agent).reason
 
 
@@ -100,7 +100,7 @@ def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str
     assert start(rig, OTHER, layout=layout) is Reason.APPLIED
     lost = rig.gpus[0]
     rig.driver.lost.add(lost.uuid)
-    agent = agents.start(rig, layout, OTHER)
+    agent = agents.start(rig, layout, layouts=OTHER)
 
     outcome = agents.run(rig, layout, by=agent)
 

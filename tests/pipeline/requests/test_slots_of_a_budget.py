@@ -46,7 +46,7 @@ def test_layouts_are_written_after_the_slot_is_released(fake: fake_cluster.FakeS
         log.append("layouts.write")
         return True
 
-    ends.assert_ends(fake.rig, Reason.APPLIED, by=agents.reconciler(fake.rig, write_layouts=write))
+    ends.assert_ends(fake.rig, Reason.APPLIED, by=agents.new_agent(fake.rig, write_layouts=write))
 
     assert log[-2:] == ["slots.release", "layouts.write"]
 
@@ -72,7 +72,7 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
         rig, lambda: lock.is_locked, when=lambda: rig.log[-1] == "gpus.observe"
     )
 
-    ends.assert_ends(rig, Reason.APPLIED, by=agents.reconciler(rig, lock=lock))
+    ends.assert_ends(rig, Reason.APPLIED, by=agents.new_agent(rig, lock=lock))
 
     assert set(is_locked) == {True}
 
@@ -80,7 +80,7 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
 def test_a_node_that_is_locked_waits_once_and_takes_no_slot(fake: fake_cluster.FakeSlots) -> None:
     lock = fakes.FakeLock(refusals=1000)
 
-    ends.assert_ends(fake.rig, Reason.LOCKED, by=agents.reconciler(fake.rig, lock=lock))
+    ends.assert_ends(fake.rig, Reason.LOCKED, by=agents.new_agent(fake.rig, lock=lock))
 
     assert fake.rig.clock.now_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
     assert "slots.take" not in fake.rig.log
@@ -165,22 +165,22 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
             continue
         again = slots_of_node()
         rig = again.rig
-        reconciler = agents.reconciler(rig)
+        agent = agents.new_agent(rig)
         rig.fail_once_at = {index: strikes.broken(call)}
         try:
-            agents.run(rig, by=reconciler)
+            agents.run(rig, by=agent)
         except errors.ClusterError:
             unreported += 1
             # It could not say how it ended; what it took is still there, and so is the slot.
             assert again.is_taken is bool(rig.node.annotations.get(well_known.JOURNAL_ANNOTATION))
-            reconciler.recover(agents.LAYOUT)
-            agents.run(rig, by=reconciler)
+            agent.recover(agents.LAYOUT)
+            agents.run(rig, by=agent)
 
         assert rig.log[index] == call
         ends.assert_restored_or_in_drain(rig, rig.log[:index])
         if rig.node.has_hold_taint:
             assert again.is_taken
-            agents.run(rig, by=reconciler)
+            agents.run(rig, by=agent)
         ends.assert_restored(rig)
         assert not again.is_taken, call
     assert unreported > 2
@@ -226,7 +226,7 @@ def test_a_change_that_another_agent_left_takes_its_slot_again(
             with super().hold(doing, changes_gpus=changes_gpus):
                 yield
 
-    agent = agents.reconciler(rig, lock=Lock())
+    agent = agents.new_agent(rig, lock=Lock())
     rig.slots = None
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
@@ -247,7 +247,7 @@ def test_a_change_undone_for_another_request_releases_the_slot() -> None:
 def test_a_node_without_a_request_holds_no_slot(fake: fake_cluster.FakeSlots) -> None:
     fake.is_taken = True
 
-    agents.reconciler(fake.rig).restore_without_request()
+    agents.new_agent(fake.rig).restore_without_request()
 
     assert not fake.is_taken
 
@@ -256,7 +256,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
     fake: fake_cluster.FakeSlots,
 ) -> None:
     fake.denials = [USED_BY_B] * 5
-    agent = agents.reconciler(fake.rig)
+    agent = agents.new_agent(fake.rig)
     ends.supersede(fake.rig, by=agent, ends_at=2, is_replaced=True)
     assert fake.rig.node.labels[well_known.STATE_LABEL] == "pending"
 

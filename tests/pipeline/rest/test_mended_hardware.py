@@ -58,7 +58,7 @@ def test_hardware_mended_after_a_final_failure_is_served(
 ) -> None:
     rig = nodes.node()
     mend = fail(rig)
-    _, agent, outcome = nodes.at_rest("two-gpus", rig=rig, text=TWO_GPUS)
+    _, agent, outcome = nodes.at_rest("two-gpus", rig=rig, layouts=TWO_GPUS)
     assert (outcome.reason, outcome.should_retry) == (reason, False)
     for _ in range(checks):
         assert agent.check_drift("two-gpus", outcome) is drift.Action.REST
@@ -71,7 +71,7 @@ def test_hardware_mended_after_a_final_failure_is_served(
 
 def test_an_invalid_file_alone_is_not_retried_at_each_check() -> None:
     text = "version: v1\nmig-configs: 3\n"
-    _, agent, outcome = nodes.at_rest("two-gpus", rig=nodes.node(), text=text)
+    _, agent, outcome = nodes.at_rest("two-gpus", rig=nodes.node(), layouts=text)
     assert outcome.reason is Reason.INVALID_CONFIG
 
     assert [agent.check_drift("two-gpus", outcome) for _ in range(3)] == [drift.Action.REST] * 3

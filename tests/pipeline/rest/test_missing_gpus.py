@@ -26,7 +26,7 @@ def readiness_of(rig: node_rig.NodeRig) -> tuple[str, str]:
 def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
     failing: str, *, is_restarted: bool
 ) -> None:
-    rig, agent = (rig := nodes.node()), agents.reconciler(rig)
+    rig, agent = (rig := nodes.node()), agents.new_agent(rig)
     rig.driver.lost.add(rig.gpus[1].uuid)
     ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent)
     agents.run(rig, failing, by=agent)
@@ -198,12 +198,14 @@ def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
 )
 def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: str) -> None:
     heals = policy != "reports"
-    rig, agent, outcome = nodes.at_rest(layout, rig=nodes.node(), text=TWO_GPUS, heals_drift=heals)
+    rig, agent, outcome = nodes.at_rest(
+        layout, rig=nodes.node(), layouts=TWO_GPUS, heals_drift=heals
+    )
     assert outcome.state is model.State.SUCCESS
     rig.pods.add("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     before, rig.gpus = rig.gpus, rig.gpus[:1]
     if policy == "restarts":
-        agent = agents.start(rig, layout, TWO_GPUS, heals_drift=heals)
+        agent = agents.start(rig, layout, layouts=TWO_GPUS, heals_drift=heals)
         outcome = ends.assert_ends(rig, Reason.DRIFTED, layout=layout, by=agent)
 
     for _ in range(2):
@@ -241,7 +243,7 @@ def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     pod = rig.pods.add("training", devices=frozenset({nodes.device(rig, 1, "1g.5gb")}))
     rig.driver.lost.add(rig.gpus[1].uuid)
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     outcome = agents.run(rig, "all-disabled", by=agent, is_new=True)
     rig.driver.lost.clear()
     assert agent.check_drift("all-disabled", outcome) is drift.Action.HEAL

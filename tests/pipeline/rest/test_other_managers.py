@@ -12,7 +12,7 @@ def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
     other = fakes.FakeLock(refusals=4)
 
     ends.assert_ends(
-        rig, Reason.APPLIED, layout="all-1g.5gb", by=agents.reconciler(rig, lock=other)
+        rig, Reason.APPLIED, layout="all-1g.5gb", by=agents.new_agent(rig, lock=other)
     )
 
     assert other.descriptions == ["applying layout all-1g.5gb"]
@@ -25,7 +25,7 @@ def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> Non
         rig,
         Reason.LOCKED,
         "another manager is at work",
-        by=agents.reconciler(rig, lock=fakes.FakeLock(refusals=10**9)),
+        by=agents.new_agent(rig, lock=fakes.FakeLock(refusals=10**9)),
     )
 
     assert outcome.should_retry
@@ -34,7 +34,7 @@ def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> Non
 
 def test_a_newer_request_need_not_wait_for_another_manager() -> None:
     rig = nodes.node()
-    agent = agents.reconciler(rig, lock=fakes.FakeLock(refusals=10**9))
+    agent = agents.new_agent(rig, lock=fakes.FakeLock(refusals=10**9))
 
     ends.supersede(rig, by=agent, ends_at=2)
 
@@ -46,7 +46,7 @@ def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
     saves = strikes.note(
         rig, lambda: other.is_locked, when=lambda: rig.log[-1] == "verified_layout_file.save"
     )
-    agent = agents.reconciler(rig, lock=other)
+    agent = agents.new_agent(rig, lock=other)
 
     ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled", by=agent)
     rig.driver.mode_waits = True

@@ -74,7 +74,7 @@ def test_failed_layout_keeps_the_startup_taint(layout: str) -> None:
 
 def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     rig = new_node(LAYOUT)
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     outcome = agents.run(rig, LAYOUT, by=agent)
     since = rig.node.ready_condition and rig.node.ready_condition["lastTransitionTime"]
     before = drifts.tamper(rig)

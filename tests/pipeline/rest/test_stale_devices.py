@@ -154,7 +154,7 @@ def test_a_plugin_without_a_pod_is_reported_once() -> None:
 
 def test_a_dra_driver_without_a_request_offers_no_device_that_is_gone() -> None:
     rig = nodes.dra_node()
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     agents.run(rig, "all-1g.5gb", by=agent)
     agent.restore_without_request()
     first, *others = rig.gpus
@@ -251,7 +251,7 @@ def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
 
 def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> None:
     text = layout_table.render({"first": [layout_table.rule_line("[0]", {"7g.40gb": 1})]})
-    rig, agent, outcome = nodes.at_rest("first", rig=nodes.node(), text=text)
+    rig, agent, outcome = nodes.at_rest("first", rig=nodes.node(), layouts=text)
     assert agent.check_drift("first", outcome) is drift.Action.REST
     desired = samples.desired_gpu({"3g.20gb": 2})
     rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], desired))
@@ -308,7 +308,7 @@ def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
 def test_a_node_whose_run_waits_offers_no_device_that_is_gone() -> None:
     rig = nodes.busy_node()
     rig.disruptions.refusals["affected"] = "budget"
-    agent = agents.reconciler(rig)
+    agent = agents.new_agent(rig)
     first, second = rig.gpus
     tampered = dataclasses.replace(second, gpu_instances=second.gpu_instances[:-1])
     strikes.act_once(

@@ -24,7 +24,7 @@ def node_without_file(
     """Return a node whose layout is active, although the file is unusable now."""
     rig = nodes.node(layout=agents.LAYOUT)
     configs = fakes.FakeConfig(agents.CONFIG)
-    agent = agents.reconciler(rig, heals_drift=heals, configs=configs)
+    agent = agents.new_agent(rig, heals_drift=heals, configs=configs)
     agents.run(rig, by=agent)
     configs.text = text
     outcome = agents.run(rig, by=agent)
@@ -85,7 +85,7 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     rig = nodes.node(layout=LAYOUT)
     rig.driver.lost.add(rig.gpus[1].uuid)
     configs = fakes.FakeConfig(agents.CONFIG)
-    agent = agents.reconciler(rig, configs=configs)
+    agent = agents.new_agent(rig, configs=configs)
     outcome = agents.run(rig, LAYOUT, by=agent)
     configs.text = UNUSABLE_FILES["invalid"]
     rig.driver.lost.clear()
@@ -101,7 +101,7 @@ def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
     rules = (("[0]", {"7g.40gb": 1}), ("[1]", {"3g.20gb": 2}))
     text = layout_table.render({"mine": (layout_table.rule_line(*rule) for rule in rules)})
     configs = fakes.FakeConfig(text)
-    agent = agents.reconciler(rig, configs=configs)
+    agent = agents.new_agent(rig, configs=configs)
     ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
     rig.pods.add("affected", devices=frozenset(rig.gpus[1].mig_uuids))
     rig.driver.lost.add(rig.gpus[1].uuid)
