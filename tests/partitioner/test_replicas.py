@@ -73,9 +73,12 @@ def test_new_leader_awaits_only_what_a_former_one_may_have_requested(
     metadata = {"labels": {well_known.CONFIG_LABEL: layout}}
     rig.server.merge(kinds.NODES, "n1", {"metadata": metadata, "status": status})
     rig.add_pods("p1")
-    rig.pass_time(TERM_S, rig.replica(max_unavailable="2"))
+    replica = rig.replica(max_unavailable="2")
+    rig.pass_time(TERM_S, replica)
 
     assert bool(rig.requested_layout("n2")) is not is_awaited
+    rig.pass_time(300, replica)
+    assert rig.requested_layout("n2")
 
 
 def test_leader_that_lost_the_lease_serves_pods_that_still_wait(rig: PartitionerRig) -> None:

@@ -335,6 +335,24 @@ def test_requests_stop_after_failures_and_resume_after_a_trial(rig: PartitionerR
     ]
 
 
+def test_a_success_between_two_refusals_in_use_keeps_a_node_in_service(
+    rig: PartitionerRig,
+) -> None:
+    rig.add_node("n1")
+    replica = rig.replica()
+    answers = (reasons.Reason.IN_USE, reasons.Reason.APPLIED, reasons.Reason.IN_USE)
+    for number, reason in enumerate(answers):
+        rig.add_pods(f"p{number}")
+        rig.pass_time(TERM_S, replica)
+        assert is_unanswered(rig, "n1")
+        rig.answer("n1", reason=reason)
+    rig.add_pods("last")
+
+    rig.pass_time(10, replica)
+
+    assert is_unanswered(rig, "n1")
+
+
 @pytest.mark.parametrize(
     ("reason", "times"),
     [
