@@ -10,6 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
 from mig_manager.reasons import Reason
 from tests.node import agents, cluster_parts, ends, nodes, strikes
+from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
 
 
@@ -57,6 +58,18 @@ def test_drain_does_not_stall_while_successors_start_slowly_elsewhere() -> None:
     assert "default/ended" not in outcome.message
     assert is_closed(rig)
     assert serving.kills == 1
+
+
+def test_a_rolling_drain_lasts_as_long_as_successors_get_ready() -> None:
+    rig, serving = node_with(room_elsewhere=0)
+
+    def make_room() -> None:
+        serving.room_elsewhere += 1
+
+    for number in range(1, 5):
+        drains.at(rig, 12.0 * number, make_room)
+
+    assert try_once(rig).state is model.State.SUCCESS
 
 
 @pytest.mark.parametrize(
