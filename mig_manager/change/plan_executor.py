@@ -53,8 +53,17 @@ class PlanExecutor:
             HostError: A reset was refused.
         """
         is_repair = any(gpu_plan.is_repair for gpu_plan in plan.gpus)
+        for gpu_plan in plan.gpus:
+            for step in gpu_plan.steps:
+                _log.debug(
+                    "step_planned",
+                    gpu=gpu_plan.gpu_uuid,
+                    index=gpu_plan.gpu_index,
+                    step=steps.describe(step),
+                )
         try:
             after = observed.with_newer(self._execute(plan, observed))
+            _log.debug("plan_executed", gpus=[gpu_plan.gpu_uuid for gpu_plan in plan.gpus])
             return (self._repair(plan, observed), True) if is_repair else (after, False)
         except REFUSALS:
             raise

@@ -341,4 +341,5 @@ def hold_lock(
             may_pass=lambda error: isinstance(error, errors.LockedError),
             goal=" for it to finish",
         )
+        _log.debug("lock_acquired", doing=doing)
         yield

@@ -157,8 +157,19 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked_node: HookedNode) -> No
 
 
 @pytest.mark.slow
-def test_the_output_of_hooks_is_shown_with_debug(hooked_node: HookedNode) -> None:
+def test_debug_shows_lock_steps_and_output_of_hooks(hooked_node: HookedNode) -> None:
     hooked_node.write(at="apply-start", script="echo hello from the hook")
+    at_debug = (
+        "hello from the hook",
+        "debug lock_acquired doing='apply wanted'",
+        "debug step_planned gpu=GPU-",
+        "index=0 step='create GPU instance 1g.5gb at 0:1'",
+        "debug plan_executed gpus=",
+    )
 
-    assert "hello from the hook" not in hooked_node.run(*hooked_node.argv).err
-    assert "hello from the hook" in hooked_node.run(*hooked_node.argv, "--debug").err
+    usual = hooked_node.run(*hooked_node.argv).err
+    hooked_node.run("apply", "before")
+    full = hooked_node.run(*hooked_node.argv, "--debug").err
+
+    assert [text for text in at_debug if text in usual] == []
+    assert [text for text in at_debug if text not in full] == []
