@@ -205,6 +205,13 @@ def _new_attempt(
 ) -> attempts.Attempt:
     """Return an attempt at a request, with the journal of earlier attempts."""
     deps, limits = shared.deps, shared.limits
+    at_start = functools.partial(
+        journals.Journal.at_start,
+        key=request.key,
+        boot_id=deps.boot_id,
+        # Without evictions, the node must not stay tainted until pods are gone.
+        may_drain=not request.never_evicts(record),
+    )
     return attempts.Attempt(
         deps=deps,
         limits=limits,
@@ -216,8 +223,8 @@ def _new_attempt(
             deps,
             shared.publisher,
             _first_status(deps, request, record, journal),
-            entries=_at_start(deps, request, journal),
-            take_over_entries=functools.partial(_take_over_entries, shared, request, journal),
+            entries=at_start(journal),
+            take_over_entries=functools.partial(_take_over_entries, shared, journal, at_start),
             record=record,
             startup_taints=limits.policy.startup_taints,
             retry_after_s=request.retry_after_s,
@@ -253,23 +260,14 @@ def _first_status(
     )
 
 
-def _at_start(
-    deps: ports.Dependencies, request: attempts.Request, journal: journals.Journal
-) -> journals.Journal:
-    return journal.at_start(
-        request.key,
-        boot_id=deps.boot_id,
-        # On-demand layouts never evict, so the node must not stay tainted until pods are gone.
-        may_drain=not request.is_on_demand,
-    )
-
-
 def _take_over_entries(
-    shared: attempts.Shared, request: attempts.Request, journal: journals.Journal
+    shared: attempts.Shared,
+    journal: journals.Journal,
+    at_start: Callable[[journals.Journal], journals.Journal],
 ) -> journals.Journal:
     """Read the Node, resume its GPU clients that no journal lists, and return its entries.
 
-    ``journal`` is the last attempt's.
+    ``journal`` is the last attempt's; ``at_start`` makes the first entries of this one.
     """
     view = shared.publisher.read()
     recovery.resume_unlisted(shared, view)
@@ -277,4 +275,4 @@ def _take_over_entries(
     if not journal.is_empty or recovery.shows_change(view):
         recovery.set_aside_unreadable_journal(shared, view)
         journal = recovery.find_journal(shared.deps, view)
-    return _at_start(shared.deps, request, journal)
+    return at_start(journal)

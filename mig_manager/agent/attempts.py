@@ -21,7 +21,7 @@ from mig_manager.change import (
 from mig_manager.core import messages, model, ports, timing
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import pod_object
-from mig_manager.core.records import run_status
+from mig_manager.core.records import requests, run_status
 from mig_manager.core.settings import node_settings
 
 _Problem = TypeVar("_Problem")
@@ -44,8 +44,7 @@ class Request:
     annotation_hash: str = ""
     """Hash of ``custom`` where its content is not needed, because nothing is applied."""
     is_new: bool = False  # whether label or annotation have changed since the last run
-    may_evict: bool = True
-    """Whether pods may be evicted, if the layout was not verified since it was requested."""
+    is_heal: bool = False  # whether a drift is healed, for which no pod is evicted
     attempt: int = 1
     retry_after_s: float = 0.0  # the pause before the next attempt, if this one fails
     repairs: frozenset[str] = frozenset()
@@ -59,10 +58,12 @@ class Request:
             self.config, custom.annotation_hash if custom else self.annotation_hash
         )
 
-    @property
-    def is_on_demand(self) -> bool:
-        """Whether pods stay: a custom layout on a node with on-demand partitioning."""
-        return self.custom is not None and self.custom.is_on_demand and not self.repairs
+    def never_evicts(self, record: requests.RequestRecord) -> bool:
+        """Return whether no attempt evicts a pod: for a layout that programs choose on demand.
+
+        A repair has the right from the owner's setting, whatever the origin of the layout.
+        """
+        return not (record.may_evict or self.repairs)
 
 
 @dataclasses.dataclass(slots=True)
@@ -203,13 +204,15 @@ class Attempt(Shared):
         return self.request.attempt == 1
 
     @property
-    def may_evict(self) -> bool:
-        """Whether pods may be evicted: for a repair, or if the layout was not verified yet.
+    def only_restores(self) -> bool:
+        """Whether the layout was verified since it was requested: no pod is evicted for it."""
+        is_verified = self.request.is_heal or self.journal.record.verified is not None
+        return is_verified and not self.request.repairs
 
-        A repair has the right from the owner's setting, whatever the origin of the layout.
-        """
-        is_new = self.request.may_evict and self.journal.record.verified is None
-        return is_new or bool(self.request.repairs)
+    @property
+    def never_evicts(self) -> bool:
+        """Whether no attempt at this request evicts a pod."""
+        return self.request.never_evicts(self.journal.record)
 
     @property
     def plugin_config(self) -> str | None:

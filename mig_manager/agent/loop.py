@@ -110,7 +110,7 @@ class Agent:
                 write_at_s = self._monotonic() + self._backoff.delay_s(attempt)
 
     def _serve(
-        self, received: intake.ReceivedRequest, *, may_evict: bool = True
+        self, received: intake.ReceivedRequest, *, is_heal: bool = False
     ) -> outcomes.Outcome | None:
         """Run the pipeline with backoff until the outcome is final; return it, if a layout ran."""
         attempt = 0
@@ -122,7 +122,7 @@ class Agent:
             request = dataclasses.replace(
                 received.request,
                 is_new=received.since > self._run_generation,
-                may_evict=may_evict,
+                is_heal=is_heal,
                 attempt=attempt,
                 retry_after_s=delay_s,
             )
@@ -189,6 +189,6 @@ class Agent:
             case drift.Action.REST:
                 return outcome
             case drift.Action.HEAL:
-                return self._serve(received, may_evict=False)
+                return self._serve(received, is_heal=True)
             case drift.Action.RUN:
                 return self._serve(received)

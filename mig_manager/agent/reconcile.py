@@ -87,13 +87,10 @@ class Reconciler:
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
         record = self._attempts.record_request(request)
-        if request.custom:
-            custom = dataclasses.replace(request.custom, is_on_demand=not record.may_evict)
-            request = dataclasses.replace(request, custom=custom)
-            if custom.is_on_demand and record.origin is not requests.Origin.PARTITIONER:
-                # The document does not show that this layout evicts no pod. Publish it before the
-                # owner can remove the node's label during a wait of this run.
-                self._attempts.publish_record()
+        if record.origin is requests.Origin.CUSTOM and not record.may_evict:
+            # The document does not show that this layout evicts no pod. Publish it before the
+            # owner can remove the node's label during a wait of this run.
+            self._attempts.publish_record()
         locked = repairing.repair(self._attempts, request, cancel)
         with self._attempts.begin(request, cancel) as attempt:
             outcome = locked or run.run(attempt)

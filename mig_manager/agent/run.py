@@ -121,7 +121,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     if planned.plan.is_empty:
         snapshots = target.unrestored_snapshots(gpus, attempt.journal.entries.gpus.snapshot)
         return verification.verify_unchanged(attempt, gpus, snapshots)
-    is_new = attempt.is_first and attempt.may_evict and not attempt.request.repairs
+    is_new = attempt.is_first and not (attempt.only_restores or attempt.request.repairs)
     if is_new and attempt.journal.entries.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
         attempt.journal.enter(model.Phase.RESOLVE, "checking which pods use the GPUs")

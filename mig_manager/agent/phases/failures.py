@@ -76,7 +76,7 @@ def _is_final(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     """
     is_client = isinstance(error, errors.NotReadyError)
     is_in_use = error.reason is reasons.Reason.IN_USE and not is_client
-    return attempt.request.is_on_demand and attempt.may_evict and is_in_use
+    return attempt.never_evicts and is_in_use and not attempt.only_restores
 
 
 def undo(attempt: attempts.Attempt) -> str:

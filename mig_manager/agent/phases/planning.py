@@ -106,7 +106,7 @@ def _require_repaired(
 
 def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRights:
     """Return whether the change may evict."""
-    if not attempt.may_evict:
+    if attempt.only_restores:
         title = attempt.status.title
         if plan.gpu_uuids == attempt.journal.record.returned_gpus(plan.gpu_uuids):
             # The layout has not drifted there.
@@ -115,7 +115,7 @@ def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRig
             return drain_scope.Refuse(reasons.Reason.IN_USE, message)
         message = functools.partial(outcomes.drift_message, title)
         return drain_scope.Refuse(reasons.Reason.DRIFTED, message)
-    if attempt.request.is_on_demand:
+    if attempt.never_evicts:
         return drain_scope.Refuse(reasons.Reason.IN_USE, _ON_DEMAND.format)
     failed = attempt.journal.record.failed_changes
     if failed and not failed.may_evict(attempt.status.config_hash, attempt.deps.boot_id):

@@ -71,12 +71,8 @@ def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
     assert is_gone == [True]
 
 
-@pytest.mark.parametrize(
-    ("may_evict", "reason"), [(True, Reason.APPLIED), (False, Reason.DRIFTED)]
-)
-def test_pod_on_a_device_without_uuid_counts_as_its_user(
-    reason: Reason, *, may_evict: bool
-) -> None:
+@pytest.mark.parametrize(("is_heal", "reason"), [(False, Reason.APPLIED), (True, Reason.DRIFTED)])
+def test_pod_on_a_device_without_uuid_counts_as_its_user(reason: Reason, *, is_heal: bool) -> None:
     rig = nodes.busy_node()
     used = nodes.device(rig, 0, "2g.10gb")
     rig.gpus = tuple(
@@ -95,11 +91,11 @@ def test_pod_on_a_device_without_uuid_counts_as_its_user(
         )
         for gpu in rig.gpus
     )
-    assert agents.run(rig, may_evict=may_evict).reason is reason
+    assert agents.run(rig, is_heal=is_heal).reason is reason
 
-    assert ("affected" in rig.pods.names) is not may_evict
+    assert ("affected" in rig.pods.names) is is_heal
     assert "spared" in rig.pods.names
-    assert ("gpus.execute" in rig.log) is may_evict
+    assert ("gpus.execute" in rig.log) is not is_heal
 
 
 def test_a_pod_stays_once_its_only_containers_with_a_gpu_have_ended() -> None:
@@ -170,7 +166,7 @@ def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
     rig.kubelet.schedulable = {"nvidia.com/mig-7g.40gb": served, "nvidia.com/gpu": frozenset()}
     rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset({rig.gpus[1].uuid})}
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, is_heal=True)
 
     assert rig.kubelet.schedulable == {"nvidia.com/gpu": served | {rig.gpus[1].uuid}}
 

@@ -248,7 +248,7 @@ def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> Non
     )
     drifts.tamper(rig)
     layout = "all-balanced"
-    outcome = agents.run(rig, layout, by=agents.new_agent(rig), may_evict=False)
+    outcome = agents.run(rig, layout, by=agents.new_agent(rig), is_heal=True)
     assert outcome.reason is Reason.DRIFTED
     assert "default/outdated" in outcome.message
     assert "workloads.evict" not in rig.log

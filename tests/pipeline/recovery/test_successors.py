@@ -147,7 +147,7 @@ def test_a_change_that_a_backup_of_the_node_restores_is_ended(part: str) -> None
     PARTS[part](rig)
 
     assert agent.check_drift(agents.LAYOUT, outcome) is not drift.Action.REST
-    outcome = agents.run(rig, by=agent, may_evict=False)
+    outcome = agents.run(rig, by=agent, is_heal=True)
     assert outcome.state is model.State.SUCCESS
     ends.assert_restored(rig)
     assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST

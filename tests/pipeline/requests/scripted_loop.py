@@ -67,7 +67,7 @@ class Pipeline(reconcile.Reconciler):
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
         self.delays_s: list[float] = []
-        self.evicting: list[bool] = []
+        self.are_heals: list[bool] = []
         self.are_new: list[bool] = []
         self.looks = 0
         self.is_driver_away = False
@@ -139,7 +139,7 @@ class Pipeline(reconcile.Reconciler):
     def run(self, request: attempts.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
         self.runs.append((request.config, request.attempt))
         self.delays_s.append(request.retry_after_s)
-        self.evicting.append(request.may_evict)
+        self.are_heals.append(request.is_heal)
         self.are_new.append(request.is_new)
         self.on_run(cancel)
         answer = self._script.pop(0)

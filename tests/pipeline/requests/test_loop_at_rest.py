@@ -106,7 +106,7 @@ def test_drift_check_starts_a_run_that_evicts_only_after_a_failure(
 
     assert pipeline.looks == 1
     assert pipeline.runs == [("a", 1), ("a", 1)]
-    assert pipeline.evicting == [True, evicts]
+    assert pipeline.are_heals == [False, not evicts]
 
 
 def test_change_of_use_is_observed_in_any_pause_on_demand() -> None:

@@ -302,12 +302,12 @@ def test_on_demand_a_drift_is_healed_once_no_process_uses_the_instances() -> Non
     assert agent.check_drift("custom", outcome, ON_DEMAND) is drift.Action.HEAL
     rig.driver.clients = "python (pid 7)"
 
-    outcome = run(rig, ON_DEMAND, by=agent, may_evict=False)
+    outcome = run(rig, ON_DEMAND, by=agent, is_heal=True)
 
     assert outcome.reason is Reason.IN_USE
     assert outcome.should_retry  # no program chooses another layout: none was requested
     rig.driver.clients = ""
-    assert run(rig, ON_DEMAND, by=agent, attempt=2, may_evict=False).reason is Reason.APPLIED
+    assert run(rig, ON_DEMAND, by=agent, attempt=2, is_heal=True).reason is Reason.APPLIED
     ends.assert_restored(rig)
 
 

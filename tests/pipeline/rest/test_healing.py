@@ -18,7 +18,7 @@ def test_on_request_a_drift_is_healed() -> None:
     before = tamper(rig)
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, is_heal=True)
 
     assert ends.is_as_before(rig, before)
 
@@ -48,9 +48,7 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
     nodes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
 
-    ends.assert_ends(
-        rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False
-    )
+    ends.assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, is_heal=True)
 
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
@@ -64,9 +62,7 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_plan() -> None:
     late = rig.pods.pop(uid)
 
     strikes.act_once(rig, lambda: rig.node.has_hold_taint, lambda: rig.pods.update({uid: late}))
-    ends.assert_ends(
-        rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False
-    )
+    ends.assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, is_heal=True)
 
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
@@ -81,14 +77,14 @@ def test_an_extra_client_does_not_block_the_healing_of_drift() -> None:
     rig.extra_clients = nodes.EXTRA_CLIENTS
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, is_heal=True)
 
 
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
     rig, agent, _ = nodes.at_rest(LAYOUT, heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     rig.fail_always = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
-    agents.run(rig, LAYOUT, by=agent, may_evict=False)
+    agents.run(rig, LAYOUT, by=agent, is_heal=True)
     rig.fail_always = {}
 
     # As the loop does when the hardware has changed since a failure for good.

@@ -148,7 +148,7 @@ def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
     use(rig)
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    agents.run(rig, LAYOUT, by=agent, may_evict=False)
+    agents.run(rig, LAYOUT, by=agent, is_heal=True)
 
     assert "workloads.evict" not in rig.log
     assert ends.has_layout(rig, LAYOUT)
@@ -160,7 +160,7 @@ def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
     add_pod(rig)
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    outcome = agents.run(rig, LAYOUT, by=agent, may_evict=False)
+    outcome = agents.run(rig, LAYOUT, by=agent, is_heal=True)
 
     assert "workloads.evict" not in rig.log
     assert (outcome.reason, "training" in outcome.message) == (Reason.DRIFTED, True)
@@ -247,7 +247,7 @@ def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
     outcome = agents.run(rig, "all-disabled", by=agent, is_new=True)
     rig.driver.lost.clear()
     assert agent.check_drift("all-disabled", outcome) is drift.Action.HEAL
-    rest: dict[str, Any] = {"layout": "all-disabled", "by": agent, "may_evict": False}
+    rest: dict[str, Any] = {"layout": "all-disabled", "by": agent, "is_heal": True}
 
     why = f"all-disabled is applied to GPU 1 ({rig.gpus[1].uuid}) once no pod uses devices"
     outcome = ends.assert_ends(rig, Reason.IN_USE, why, "default/training", **rest)

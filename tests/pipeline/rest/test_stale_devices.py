@@ -244,7 +244,7 @@ def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
 
     rig.gpus = before
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, is_heal=True)
 
     assert rig.kubelet.schedulable == served
 
@@ -258,9 +258,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
 
     assert agent.check_drift("first", outcome) is drift.Action.HEAL
     stale = rig.kubelet.schedulable
-    rested = ends.assert_ends(
-        rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False
-    )
+    rested = ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, is_heal=True)
 
     assert rig.kubelet.withdrawn is stale
     assert rig.kubelet.schedulable == rig.plugin_devices
@@ -284,7 +282,7 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
 
         assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
         outcome = ends.assert_ends(
-            rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False
+            rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, is_heal=True
         )
 
         assert rig.kubelet.schedulable != served
@@ -300,7 +298,7 @@ def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
     rig.kubelet.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
 
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, is_heal=True)
 
     assert rig.kubelet.schedulable == served
 
