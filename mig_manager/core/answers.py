@@ -421,8 +421,8 @@ class Rollout(TypedDict):
 class _Loss(TypedDict):
     resource: str
     devices: int
-    ending: int
-    in_use_ending_at_least: int
+    destroyed: int
+    in_use_destroyed_at_least: int
     pods: dict[str, int]
 
 

@@ -167,4 +167,4 @@ def _request(
 def _basis(node: fleet_nodes.FleetNode) -> tuple[object, ...]:
     """Return the parts of a node that determine a plan and its notes."""
     custom = custom_layouts.Custom.of(node.view)
-    return node.view.uid, node.requested, node.gpus, node.listed.layouts, custom
+    return node.view.uid, node.requested, node.gpus_text, node.listed.layouts, custom

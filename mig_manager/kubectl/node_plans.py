@@ -111,7 +111,7 @@ def loss_text(loss: resources.Loss, *, may_evict: bool = True) -> str:
     """Describe how the loss of devices of a kind affects the pods that request them."""
     kind = loss.kind
     pods = node_status.named_pods(loss.kind.pods)
-    what = f"{loss.ending} of {kind.count} {node_status.kind_name(kind.resource)} destroyed"
+    what = f"{loss.destroyed} of {kind.count} {node_status.kind_name(kind.resource)} destroyed"
     if loss.is_total and may_evict:
         return f"{what}, which evicts {pods}"
     if loss.least:

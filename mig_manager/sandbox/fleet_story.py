@@ -285,7 +285,7 @@ class _NodeBoard:
         parsed = sorted(map(fleet_nodes.parse, listed), key=lambda node: node.name)
         pods = map(pod_object.parse_pod, self._stage.cluster.list(cluster_view.WatchedKind.POD))
         assert now is not None  # noqa: S101 - our own format
-        if not all(node.gpus for node in parsed):
+        if not all(node.gpus_text for node in parsed):
             return ["  The agents are starting."]
         present = overview.Overview(
             reports=[node_reports.of(node, now) for node in parsed],

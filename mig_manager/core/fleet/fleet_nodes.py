@@ -96,8 +96,8 @@ class FleetNode:
         return strategies.Strategy.SINGLE if resources.GPU in names else None
 
     @property
-    def gpus(self) -> str | None:
-        """The published GPUs, for ``inventory_codec``."""
+    def gpus_text(self) -> str | None:
+        """The published GPUs as JSON, for ``inventory_codec``."""
         return self.view.annotations.get(well_known.GPUS_ANNOTATION)
 
     @functools.cached_property
@@ -134,7 +134,7 @@ class FleetNode:
     @property
     def has_published(self) -> bool:
         """Whether an agent has ever published a status or GPUs; NVIDIA's sets only the state."""
-        return self.status is not None or bool(self.gpus)
+        return self.status is not None or bool(self.gpus_text)
 
     @property
     def is_unavailable(self) -> bool:
@@ -230,10 +230,10 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
 
 def published_gpus(node: FleetNode) -> tuple[model.ObservedGpus | None, str]:
     """Return the GPUs that an agent has published, or None and the reason."""
-    if not node.gpus:
+    if not node.gpus_text:
         return None, node.gpu_problem or NO_GPUS_SHOWN
     try:
-        return inventory_codec.from_json(node.gpus), ""
+        return inventory_codec.from_json(node.gpus_text), ""
     except ValueError as error:
         return None, f"the published GPUs cannot be read: {messages.word(error)}"
 

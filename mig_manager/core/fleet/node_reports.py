@@ -68,7 +68,7 @@ def of(node: fleet_nodes.FleetNode, now: dt.datetime) -> NodeReport:
         if label != well_known.CONFIG_LABEL == re.sub("[-_]", ".", label)
     ]
     gpus, why = fleet_nodes.published_gpus(node)
-    if why and (node.gpus or node.has_gpus):
+    if why and (node.gpus_text or node.has_gpus):
         notes.append(why)
     notes += _notes(node, state, now)
     notes += [gpu.sentence for gpu in (gpus or model.NO_GPUS).unreachable]

@@ -111,8 +111,8 @@ class NodePlan:
                 {
                     "resource": loss.kind.resource,
                     "devices": loss.kind.count,
-                    "ending": loss.ending,
-                    "in_use_ending_at_least": loss.least,
+                    "destroyed": loss.destroyed,
+                    "in_use_destroyed_at_least": loss.least,
                     "pods": dict(loss.kind.pods),
                 }
                 for loss in self.losses

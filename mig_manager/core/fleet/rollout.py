@@ -163,7 +163,7 @@ class _Track:
 
     uid: str = ""  # a node registered again under its name is another node
     is_requested: bool = False  # whether its label was written and is not visible yet
-    gpus: str | None = None  # as its agent last published them
+    gpus_text: str | None = None  # as its agent last published them
     misfit: preview.NodePlan | None = None  # why it cannot have the layout, by these GPUs
     has_joined: bool = False  # whether it has shown the target label during this rollout
     target: str | None = None
@@ -258,11 +258,11 @@ class Rollout:
             has_failed = track is not None and track.has_failed
             first_failure = _FirstFailure.DURING if has_failed else _FirstFailure.NONE
             track = _Track(uid=node.view.uid, first_failure=first_failure)
-        if track.has_joined or node.gpus in (None, track.gpus):
+        if track.has_joined or node.gpus_text in (None, track.gpus_text):
             # A node that shows no GPUs for a while is judged by its previous ones.
             return track
         misfit = preview.misfit(self._goal, node, self._misfits)
-        return dataclasses.replace(track, gpus=node.gpus, misfit=misfit)
+        return dataclasses.replace(track, gpus_text=node.gpus_text, misfit=misfit)
 
     def _is_ours(self, track: _Track, node: fleet_nodes.FleetNode) -> bool:
         """Return whether a rollout made the node's request, and it is not withdrawn."""

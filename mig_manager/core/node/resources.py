@@ -167,14 +167,14 @@ class Loss:
     """Devices of one kind that a plan destroys, and the consequences for pods."""
 
     kind: DeviceKind
-    ending: int
+    destroyed: int
     replicas: int = 1  # how many pods can share one
     has_unknown: bool = False  # whether pods may use further devices, on an unreachable GPU
 
     @property
     def is_total(self) -> bool:
         """Whether every pod with such a device is affected."""
-        return self.ending >= self.kind.count and not self.has_unknown
+        return self.destroyed >= self.kind.count and not self.has_unknown
 
     @property
     def least(self) -> int:
@@ -182,7 +182,7 @@ class Loss:
         if self.has_unknown:
             return 0
         in_use = math.ceil(self.kind.requested / self.replicas)
-        return max(0, in_use - max(0, self.kind.count - self.ending))
+        return max(0, in_use - max(0, self.kind.count - self.destroyed))
 
 
 def kinds(
@@ -225,20 +225,20 @@ def losses(
         # Kubelet keeps the capacity of a device's former name, shared or not, for five minutes.
         capacities[base(name)] = max(capacities[base(name)], count)
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    ending: collections.Counter[str] = collections.Counter()
+    destroyed: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
         if gpu_plan.takes_whole_gpu or (strategy is strategies.Strategy.NONE and gpu_plan.steps):
-            ending.update(name for _, name, _ in devices(by_uuid[gpu_plan.gpu_uuid], strategy))
+            destroyed.update(name for _, name, _ in devices(by_uuid[gpu_plan.gpu_uuid], strategy))
         else:
-            destroyed = gpu_plan.of(steps.DestroyComputeInstance)
-            ending.update(filter(None, (name_of(step.profile, strategy) for step in destroyed)))
+            profiles = (each.profile for each in gpu_plan.of(steps.DestroyComputeInstance))
+            destroyed.update(filter(None, (name_of(each, strategy) for each in profiles)))
     return tuple(
         Loss(
             kind=kind,
-            ending=ending[kind.resource],
+            destroyed=destroyed[kind.resource],
             replicas=max(1, capacities[kind.resource] // kind.count),
             has_unknown=bool(model.unreachable_of(gpus)),
         )
         for kind in kinds(gpus, pods, strategy=strategy)
-        if ending[kind.resource] and kind.pods
+        if destroyed[kind.resource] and kind.pods
     )

@@ -45,7 +45,7 @@ def test_the_use_of_a_device_kind_is_explained(
 
 
 @pytest.mark.parametrize(
-    ("ending", "count", "may_evict", "text"),
+    ("destroyed", "count", "may_evict", "text"),
     [
         (4, 1, True, "4 of 4 1g.5gb destroyed, which evicts ml/a"),
         (4, 1, False, "4 of 4 1g.5gb destroyed, at least 1 of them in use by ml/a"),
@@ -59,18 +59,18 @@ def test_the_use_of_a_device_kind_is_explained(
     ],
 )
 def test_a_loss_of_devices_is_explained(
-    ending: int, count: int, text: str, *, may_evict: bool
+    destroyed: int, count: int, text: str, *, may_evict: bool
 ) -> None:
     kind = resources.DeviceKind(resource=KIND, count=4, pods={"ml/a": count})
 
-    loss = resources.Loss(kind=kind, ending=ending)
+    loss = resources.Loss(kind=kind, destroyed=destroyed)
     assert node_plans.loss_text(loss, may_evict=may_evict) == text
 
 
 def test_a_device_kind_is_named_by_its_profile_not_its_resource() -> None:
     kind = resources.DeviceKind(resource="nvidia.com/mig-1g.10gb.me", count=1, pods={"ml/a": 1})
 
-    text = node_plans.loss_text(resources.Loss(kind=kind, ending=1))
+    text = node_plans.loss_text(resources.Loss(kind=kind, destroyed=1))
 
     assert text == "1 of 1 1g.10gb+me destroyed, which evicts ml/a"
 

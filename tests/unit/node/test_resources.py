@@ -368,7 +368,7 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
     )
     losses = resources.losses(plan, NODE, [pod("a", asks)], strategy=strategies.Strategy(strategy))
     assert {
-        loss.kind.resource.removeprefix("nvidia.com/"): (loss.ending, loss.is_total, loss.least)
+        loss.kind.resource.removeprefix("nvidia.com/"): (loss.destroyed, loss.is_total, loss.least)
         for loss in losses
     } == lost
 
@@ -392,7 +392,7 @@ def test_shared_devices_are_in_use_by_as_many_pods_as_they_have_replicas(
     amounts = {"mig-3g.20gb": count}
     mixed = strategies.Strategy.MIXED
     (loss,) = resources.losses(plan, NODE, [pod("a", amounts)], strategy=mixed, capacity=capacity)
-    assert (loss.ending, loss.least) == (1, least)
+    assert (loss.destroyed, loss.least) == (1, least)
 
 
 @pytest.mark.parametrize("product", ["a100-sxm4-40gb", "a30", "h100-sxm5-80gb"])
