@@ -58,6 +58,18 @@ def test_a_failed_patch_is_retried_once(rig: PartitionerRig, fault: apiserver.Fa
     assert len(rig.events("RepartitioningRequested")) <= 1
 
 
+def test_requests_to_a_failing_api_become_rarer(rig: PartitionerRig) -> None:
+    rig.add_node()
+    rig.add_pods("p1")
+    replica = rig.replica()
+    rig.server.inject(apiserver.Fault(verb="patch", status=500, times=None))
+
+    with structlog.testing.capture_logs():
+        rig.pass_time(5 * TERM_S, replica)
+
+    assert 6 <= len(replica.kube.patches) <= 12
+
+
 def test_forbidden_node_is_left_alone_and_others_are_served(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
