@@ -69,6 +69,29 @@ def act_once(rig: node_rig.NodeRig, is_due: Callable[[], bool], act: Callable[[]
     rig.on_call = strike
 
 
+def at_each_call(rig: node_rig.NodeRig, name: str, act: Callable[[], object]) -> None:
+    """Act in each call of one method of the rig's ports, such as ``workloads.evict``."""
+    before = rig.on_call
+
+    def strike() -> None:
+        before()
+        if rig.log[-1] == name:
+            act()
+
+    rig.on_call = strike
+
+
+def at_time(rig: node_rig.NodeRig, when_s: float, act: Callable[[], object]) -> None:
+    """Act once, in the first wait that ends at or after a time of the rig's clock."""
+    pending = [act]
+
+    def check() -> None:
+        if pending and rig.clock.now_s >= when_s:
+            pending.pop()()
+
+    rig.clock.on_wait.append(check)
+
+
 def at_call(rig: node_rig.NodeRig, index: int, act: Callable[[], object]) -> None:
     """Act in one call of the rig's ports, counted from 0 as in its log."""
     act_once(rig, lambda: len(rig.log) == index + 1, act)

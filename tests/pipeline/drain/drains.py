@@ -1,6 +1,5 @@
 """A node in memory, and one drain of it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,17 +69,6 @@ def api_error(
 
 FORBIDDEN = api_error(reasons.Reason.FORBIDDEN, 403)
 SILENT = api_error(reasons.Reason.API_UNAVAILABLE, 503)
-
-
-def at(rig: NodeRig, when_s: float, act: Callable[[], object]) -> None:
-    """Call ``act`` once, at ``when_s`` of the clock."""
-    pending = [act]
-
-    def check() -> None:
-        if pending and rig.clock.now_s >= when_s:
-            pending.pop()()
-
-    rig.clock.on_wait.append(check)
 
 
 def assert_fails(

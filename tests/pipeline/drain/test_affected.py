@@ -13,7 +13,6 @@ from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
 from tests import layout_table
 from tests.node import agents, ends, node_rig, nodes, strikes
-from tests.pipeline.drain import drains
 
 SIX = """
 version: v1
@@ -316,8 +315,8 @@ def test_a_pod_bound_during_a_drain_is_spared_if_another_device_is_free(
         rig.disruptions.refusals["affected"] = "budget"
     rig.kubelet.pod_ends_from_s[rig.pods.uid_of("affected")] = 10.0
     devices = one_device(rig, is_destroyed=True)
-    drains.at(rig, 3, lambda: rig.pods.add("late", devices=devices))
-    drains.at(rig, 7, rig.disruptions.refusals.clear)
+    strikes.at_time(rig, 3, lambda: rig.pods.add("late", devices=devices))
+    strikes.at_time(rig, 7, rig.disruptions.refusals.clear)
 
     ends.assert_ends(rig, Reason.APPLIED, layout="one-of-three", layouts=ONE_OF_THREE)
 
@@ -330,7 +329,7 @@ def test_a_pod_is_spared_once_an_equal_device_is_free_before_the_evictions() -> 
     rig.pods.add("blocked", devices=one_device(rig, is_destroyed=True))
     ending = rig.pods.add("ending", devices=one_device(rig, is_destroyed=False))
     rig.disruptions.refusals["blocked"] = "budget"
-    drains.at(rig, 7, lambda: rig.pods.terminate(ending))
+    strikes.at_time(rig, 7, lambda: rig.pods.terminate(ending))
 
     ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", layouts=ONE_OF_TWO)
 

@@ -13,13 +13,12 @@ from mig_manager import errors
 from mig_manager.core import ports
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.reasons import Reason
-from tests.node import driver_rules, fake_cluster, fakes
+from tests.node import driver_rules, fake_cluster, fakes, strikes
 from tests.node.node_rig import NodeRig
 from tests.pipeline.drain.drains import (
     FORCE,
     SILENT,
     assert_fails,
-    at,
     empty,
     gpu_pod,
     new_drain,
@@ -46,13 +45,9 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
 def test_the_pause_that_a_server_requests_is_kept(rig: NodeRig) -> None:
     rig.disruptions.refusals["train"] = "disruption budget is being computed"
     rig.disruptions.retry_after_s = 6
-    asked_at_s: list[float] = []
-
-    def note() -> None:
-        while len(asked_at_s) < rig.log.count("workloads.can_evict"):
-            asked_at_s.append(rig.clock.now_s)
-
-    rig.clock.on_wait.append(note)
+    asked_at_s = strikes.note(
+        rig, lambda: rig.clock.now_s, when=lambda: rig.log[-1] == "workloads.can_evict"
+    )
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "is being computed")
 
     gaps = [later - sooner for sooner, later in itertools.pairwise(asked_at_s)]
@@ -109,7 +104,7 @@ def test_pod_that_is_evicted_at_the_deadline_is_named_as_such() -> None:
     rig = empty()
     gpu_pod(rig)
     rig.disruptions.refusals["train"] = "budget"
-    at(rig, 20, rig.disruptions.refusals.clear)
+    strikes.at_time(rig, 20, rig.disruptions.refusals.clear)
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "default/train (was evicted just now)")
 
@@ -152,11 +147,10 @@ def test_no_pod_is_evicted_once_the_annotation_is_set_on_another(
         rig.pods.watched = lambda: tuple(rig.pods.values())
 
     def keep() -> None:
-        if rig.log[-1] == f"workloads.{call}":
-            rig.clock.now_s += eviction_s
-            rig.pods.change(rig.pods.uid_of("pod-3"), is_kept=True)
+        rig.clock.now_s += eviction_s
+        rig.pods.change(rig.pods.uid_of("pod-3"), is_kept=True)
 
-    rig.on_call = keep
+    strikes.at_each_call(rig, f"workloads.{call}", keep)
 
     with pytest.raises(errors.DrainError, match=r"default/pod-3 \(its annotation"):
         run_drain(rig, policy=FORCE)
@@ -170,11 +164,7 @@ def test_a_pod_that_finishes_during_the_evictions_is_not_deleted() -> None:
     uid = gpu_pod(rig, "job")
     rig.pods.watched = lambda: tuple(rig.pods.values())
 
-    def finish() -> None:
-        if rig.log[-1] == "workloads.evict":
-            rig.pods.change(uid, phase="Succeeded")
-
-    rig.on_call = finish
+    strikes.at_each_call(rig, "workloads.evict", lambda: rig.pods.change(uid, phase="Succeeded"))
 
     assert run_drain(rig) == 1
     assert uid in rig.pods
@@ -184,7 +174,7 @@ def test_a_pod_that_cannot_be_evicted_may_still_finish() -> None:
     rig = empty()
     uid = gpu_pod(rig, is_kept=True)
     finished = dataclasses.replace(rig.pods[uid], phase="Succeeded")
-    at(rig, 3, lambda: rig.pods.update({uid: finished}))
+    strikes.at_time(rig, 3, lambda: rig.pods.update({uid: finished}))
 
     assert run_drain(rig) == 0
 
@@ -208,7 +198,7 @@ def test_force_deletes_and_announces_nothing_while_kubelet_is_silent(rig: NodeRi
         rig.kubelet.is_silent = True
         rig.pods.add("starting", phase="Pending", gpu_resources={"nvidia.com/gpu": 1})
 
-    at(rig, 5, bind)
+    strikes.at_time(rig, 5, bind)
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "kubelet does not answer", policy=FORCE)
     assert not rig.node.status_messages
@@ -245,13 +235,12 @@ def test_force_deletes_no_pod_once_another_may_not_be_removed(rig: NodeRig) -> N
     lists: list[float] = []
 
     def keep() -> None:
-        if rig.log[-1] == "workloads.list" and rig.clock.now_s >= 20:
+        if rig.clock.now_s >= 20:
             lists.append(rig.clock.now_s)
             # The second one is after the deadline.
-            is_kept = len(lists) > 1
-            rig.pods.change(kept, is_kept=is_kept)
+            rig.pods.change(kept, is_kept=len(lists) > 1)
 
-    rig.on_call = keep
+    strikes.at_each_call(rig, "workloads.list", keep)
 
     why = "default/train (waits for the others); default/kept (its annotation"
     assert_fails(rig, Reason.DRAIN_TIMEOUT, why, policy=FORCE)
@@ -280,7 +269,7 @@ def test_own_daemons_and_finished_pods_are_not_evicted(
 
 @pytest.mark.parametrize("name", ["late", "train"])
 def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str) -> None:
-    at(rig, 0, lambda: gpu_pod(rig, name))
+    strikes.at_time(rig, 0, lambda: gpu_pod(rig, name))
 
     assert run_drain(rig) == 2
     assert rig.pods == {}
@@ -302,8 +291,8 @@ def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) ->
             rig.pods.add("train", devices=other)
 
     rig.clock.on_wait.append(succeed)
-    at(rig, 0, lambda: setattr(rig.kubelet, "is_silent", True))
-    at(rig, 9, lambda: setattr(rig.kubelet, "is_silent", False))
+    strikes.at_time(rig, 0, lambda: setattr(rig.kubelet, "is_silent", True))
+    strikes.at_time(rig, 9, lambda: setattr(rig.kubelet, "is_silent", False))
 
     assert run_drain(rig) == 1
     assert [pod.name for pod in rig.pods.values()] == ["train"]

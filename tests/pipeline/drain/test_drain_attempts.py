@@ -108,7 +108,7 @@ def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
     rig = nodes.busy_node()
     rig.fail_always["workloads.evict"] = drains.FORBIDDEN
     inbox = inboxes.Inbox(rig.clock)
-    drains.at(rig, 3, inbox.put_file_change)
+    strikes.at_time(rig, 3, inbox.put_file_change)
 
     with pytest.raises(errors.Superseded):
         agents.new_agent(rig).run(agents.LAYOUT, inbox.request(agents.LAYOUT))
@@ -266,7 +266,7 @@ def test_a_plugin_is_not_restarted_while_the_tainted_node_awaits_a_retry() -> No
     plugins = {pod.uid for pod in rig.pods.plugins}
     first, second = rig.gpus
     tampered = dataclasses.replace(second, gpu_instances=second.gpu_instances[1:])
-    drains.at(rig, 5, lambda: setattr(rig, "gpus", (first, tampered)))
+    strikes.at_time(rig, 5, lambda: setattr(rig, "gpus", (first, tampered)))
 
     assert try_once(rig).reason is Reason.DRAIN_STALLED
 

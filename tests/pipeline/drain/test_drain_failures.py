@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.reasons import Reason
-from tests.node import fake_cluster, fakes
+from tests.node import fake_cluster, fakes, strikes
 from tests.node.node_rig import NodeRig
 from tests.pipeline.drain.drains import (
     FORBIDDEN,
@@ -18,7 +18,6 @@ from tests.pipeline.drain.drains import (
     SILENT,
     api_error,
     assert_fails,
-    at,
     empty,
     gpu_pod,
     new_drain,
@@ -32,8 +31,8 @@ def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
     rig = empty()
     first, second = gpu_pod(rig), gpu_pod(rig, "second")
     rig.fail_always = {"workloads.can_evict": FORBIDDEN}
-    at(rig, 8, lambda: rig.pods.remove(first))
-    at(rig, 15, lambda: rig.pods.remove(second))
+    strikes.at_time(rig, 8, lambda: rig.pods.remove(first))
+    strikes.at_time(rig, 15, lambda: rig.pods.remove(second))
 
     assert run_drain(rig) == 0
 
@@ -61,7 +60,7 @@ def test_a_transient_refusal_delays_the_run_by_seconds(
     rig: NodeRig, call: str, passing: Exception
 ) -> None:
     rig.fail_always = {call: passing}
-    at(rig, 1, rig.fail_always.clear)
+    strikes.at_time(rig, 1, rig.fail_always.clear)
 
     assert run_drain(rig) == 1
 
@@ -121,7 +120,7 @@ def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: N
     (uid,) = rig.pods
     rig.fail_always = {"workloads.can_evict": FORBIDDEN}
     rig.kubelet.all_end_from_s = math.inf
-    at(rig, 2, lambda: rig.pods.change(uid, is_terminating=True))
+    strikes.at_time(rig, 2, lambda: rig.pods.change(uid, is_terminating=True))
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating")
 
@@ -186,8 +185,8 @@ def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
 
 def test_a_briefly_silent_api_does_not_end_the_drain(rig: NodeRig) -> None:
     rig.kubelet.all_end_from_s = 12
-    at(rig, 0, lambda: rig.fail_always.update({"workloads.list": SILENT}))
-    at(rig, 10, rig.fail_always.clear)
+    strikes.at_time(rig, 0, lambda: rig.fail_always.update({"workloads.list": SILENT}))
+    strikes.at_time(rig, 10, rig.fail_always.clear)
 
     assert run_drain(rig) == 1
 
@@ -206,7 +205,7 @@ def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> N
     start_missing()
     rig.clock.on_wait.append(start_missing)
     unanswered = {"daemon-1": SILENT}
-    at(rig, 10, unanswered.clear)
+    strikes.at_time(rig, 10, unanswered.clear)
     workloads = (
         fake_cluster.UnansweredWorkloads(rig, SILENT)
         if is_done
@@ -222,7 +221,7 @@ def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> N
 
 def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:
     rig.kubelet.all_end_from_s = math.inf
-    at(rig, 0, lambda: rig.fail_always.update({"workloads.list": SILENT}))
+    strikes.at_time(rig, 0, lambda: rig.fail_always.update({"workloads.list": SILENT}))
 
     assert str(assert_fails(rig, Reason.API_UNAVAILABLE)) == str(SILENT)
 
@@ -232,7 +231,7 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     before = usage_of(rig)
     rig.fail_always = {"workloads.list": SILENT}
     late = gpu_pod(rig, "late")
-    at(rig, 3, rig.fail_always.clear)
+    strikes.at_time(rig, 3, rig.fail_always.clear)
 
     new_drain(rig).run(before)
 
@@ -258,7 +257,7 @@ def test_drain_lists_pods_twice_and_waits_on_the_watch(
     (staying,) = rig.pods
     rig.pods.watched = lambda: tuple(rig.pods.values())
     if policy:
-        at(rig, 15, lambda: rig.pods.remove(staying))
+        strikes.at_time(rig, 15, lambda: rig.pods.remove(staying))
 
     run_drain(rig, policy=policy)
 
@@ -271,7 +270,7 @@ def test_outdated_watch_neither_ends_nor_fails_a_drain(rig: NodeRig, *, shows_al
     (staying,) = rig.pods
     shown = tuple(rig.pods.values()) if shows_all else ()
     rig.pods.watched = lambda: shown
-    at(rig, 15, lambda: rig.pods.remove(staying))
+    strikes.at_time(rig, 15, lambda: rig.pods.remove(staying))
 
     assert run_drain(rig, policy=PASSIVE) == 0
 

@@ -10,7 +10,6 @@ from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
 from mig_manager.reasons import Reason
 from tests.node import agents, cluster_parts, ends, nodes, strikes
-from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
 
 
@@ -67,7 +66,7 @@ def test_a_rolling_drain_lasts_as_long_as_successors_get_ready() -> None:
         serving.room_elsewhere += 1
 
     for number in range(1, 5):
-        drains.at(rig, 12.0 * number, make_room)
+        strikes.at_time(rig, 12.0 * number, make_room)
 
     assert try_once(rig).state is model.State.SUCCESS
 

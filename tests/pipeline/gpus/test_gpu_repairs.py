@@ -381,12 +381,7 @@ def test_a_reset_ends_instances_that_the_fault_keeps_undestroyed() -> None:
 def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
     rig = repairs.faulty_node()
     uuid = rig.gpus[0].uuid
-
-    def lose() -> None:
-        if rig.log[-1] == "reset.reset":
-            rig.driver.lost.add(uuid)
-
-    rig.on_call = lose
+    strikes.at_each_call(rig, "reset.reset", lambda: rig.driver.lost.add(uuid))
     outcome = repairs.serve(rig)
     assert outcome.state is model.State.SUCCESS
     assert [gpu.uuid for gpu in outcome.verified_gpus.unreachable] == [uuid]

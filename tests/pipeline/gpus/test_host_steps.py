@@ -104,7 +104,7 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(wanted: str | None)
 def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None:
     rig = nodes.hosted_node()
     listed = ["dcgm.service", "nvsm.service"]
-    rig.on_call = lambda: listed.clear() if rig.log[-1] == "gpus.execute" else None
+    strikes.at_each_call(rig, "gpus.execute", listed.clear)
 
     agent = agents.new_agent(rig, service_names=lambda: tuple(listed))
     ends.assert_ends(rig, Reason.APPLIED, by=agent)
@@ -159,7 +159,7 @@ def test_a_gpu_that_returns_at_a_reset_was_not_drained_and_is_not_changed() -> N
     rig = node_before_reset("old")
     rig.driver.lost = {rig.gpus[1].uuid}
     before = rig.gpus[1]
-    rig.on_call = lambda: rig.driver.lost.clear() if rig.log[-1] == "reset.reset" else None
+    strikes.at_each_call(rig, "reset.reset", rig.driver.lost.clear)
 
     agents.run(rig, "new", layouts=TWO_ROUNDS)
 
@@ -172,10 +172,9 @@ def test_a_gpu_altered_at_a_reset_was_not_drained_and_is_not_changed() -> None:
     altered = dataclasses.replace(rig.gpus[1], gpu_instances=rig.gpus[1].gpu_instances[:2])
 
     def alter() -> None:
-        if rig.log[-1] == "reset.reset":
-            rig.gpus = (rig.gpus[0], altered)
+        rig.gpus = (rig.gpus[0], altered)
 
-    rig.on_call = alter
+    strikes.at_each_call(rig, "reset.reset", alter)
     agents.run(rig, "new", layouts=TWO_ROUNDS)
 
     assert len(rig.gpus[0].mig_uuids) == 3

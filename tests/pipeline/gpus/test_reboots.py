@@ -224,13 +224,12 @@ def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
     rig.extra_clients = "version: v1\nclients:\n- labels: {app: watcher}\n"
 
     def restart() -> None:
-        if rig.log[-1] == "workloads.delete":
-            # It tolerates every taint.
-            devices = frozenset({rig.gpus[1].uuid})
-            rig.pods.add("b", devices=devices, labels={"app": "watcher"}, owner_kind="DaemonSet")
+        # It tolerates every taint.
+        devices = frozenset({rig.gpus[1].uuid})
+        rig.pods.add("b", devices=devices, labels={"app": "watcher"}, owner_kind="DaemonSet")
 
     rig.pods.add("a", labels={"app": "watcher"}, owner_kind="DaemonSet")
-    rig.on_call = restart
+    strikes.at_each_call(rig, "workloads.delete", restart)
 
     go_down(rig)
 

@@ -188,10 +188,9 @@ def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
     rig = idle_node()
 
     def start() -> None:
-        if rig.log[-1] == "gpus.execute":
-            rig.driver.clients = "python (pid 7)"
+        rig.driver.clients = "python (pid 7)"
 
-    rig.on_call = start
+    strikes.at_each_call(rig, "gpus.execute", start)
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.IN_USE
     assert not outcome.should_retry
