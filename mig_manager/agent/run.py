@@ -94,13 +94,13 @@ def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None
     if outcome.state is model.State.SUCCESS:
         status = attempt.status
         gpus = outcome.verified_gpus
-        if why := attempt.verified_layout.save(
-            gpus,
-            config=status.config,
-            config_hash=status.config_hash,
-            covered={gpu.uuid for gpu in gpus} - attempt.journal.record.gpus_outside(gpus),
-        ):
-            _log.warning("layout_not_saved", error=why)
+        covered = {gpu.uuid for gpu in gpus} - attempt.journal.record.gpus_outside(gpus)
+        try:
+            attempt.verified_layout.save(
+                gpus, config=status.config, config_hash=status.config_hash, covered=covered
+            )
+        except errors.ConfigError as error:
+            _log.warning("layout_not_saved", error=error.message)
     elif any(gpu.has_pending_mode for gpu in attempt.status.gpus):
         rebooting.keep_pending_modes(attempt, attempt.status.gpus)
 

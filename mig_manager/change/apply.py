@@ -370,20 +370,24 @@ class _LockedChange:
 
     def _save(self, gpus: model.ObservedGpus) -> None:
         """Save a verified layout for the next boot; a failure is only reported."""
-        if why := self.deps.verified_layout.save(
-            gpus,
-            config=self.requested.full_name,
-            config_hash=self.requested.content_hash,
-            covered=self.requested.gpu_uuids(gpus),
-        ):
-            self.deps.notify(f"{why}; the next boot will not restore this layout")
+        try:
+            self.deps.verified_layout.save(
+                gpus,
+                config=self.requested.full_name,
+                config_hash=self.requested.content_hash,
+                covered=self.requested.gpu_uuids(gpus),
+            )
+        except errors.ConfigError as error:
+            self.deps.notify(f"{error.message}; the next boot will not restore this layout")
 
     def _selected_gpus(self, gpus: model.ObservedGpus) -> model.ObservedGpus:
         return gpus.only(self.requested.gpu_uuids(gpus))
 
     def _keep_pending_modes(self, gpus: model.ObservedGpus) -> None:
-        if why := self.deps.verified_layout.drop_pending(self._selected_gpus(gpus)):
-            self.deps.notify(f"{why}; the next boot will undo the new MIG mode")
+        try:
+            self.deps.verified_layout.drop_pending(self._selected_gpus(gpus))
+        except errors.ConfigError as error:
+            self.deps.notify(f"{error.message}; the next boot will undo the new MIG mode")
 
 
 def _pending(planned: plans.Planned) -> Iterator[model.Gpu]:

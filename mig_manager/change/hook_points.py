@@ -129,23 +129,17 @@ class HookPoints:
         try:
             yield
         except BaseException as error:
-            failure = self.try_exit()
-            if failure and isinstance(error, errors.MigManagerError):
-                error.add(failure)
+            try:
+                self.exit()
+            except errors.MigManagerError as failure:
+                if isinstance(error, errors.MigManagerError):
+                    error.add(failure.message)
             raise
         try:
             self.exit()
         except errors.MigManagerError as error:
             error.add("the layout is active all the same")
             raise
-
-    def try_exit(self) -> str:
-        """Run the ``apply-exit`` hooks after a failure; return their error, if any."""
-        try:
-            self.exit()
-        except errors.MigManagerError as error:
-            return error.message
-        return ""
 
     def _run_once(self, point: hook_files.Point) -> None:
         if self._programs is None or point in self._passed:

@@ -40,15 +40,15 @@ class VerifiedLayoutStore:
         config: str,
         config_hash: str,
         covered: Collection[str],
-    ) -> str:
+    ) -> None:
         """Save a verified layout, and keep the saved state of unreachable GPUs.
 
         ``covered`` has the UUIDs of the GPUs that it selects.
 
         A GPU whose MIG mode is pending is not saved: a boot would undo the new mode.
 
-        Returns:
-            Why it cannot be written; empty if it was.
+        Raises:
+            ConfigError: It cannot be written.
         """
         snapshot = tuple(gpu.snapshot for gpu in gpus if not gpu.has_pending_mode)
         inventory = tuple(gpus)
@@ -65,7 +65,7 @@ class VerifiedLayoutStore:
             if saved.boot_id == self.boot_id:
                 lost = {gpu.uuid for gpu in missing}
                 inventory += tuple(gpu for gpu in saved.gpus if gpu.uuid in lost)
-        return self._write(
+        self._write(
             verified_layouts.VerifiedLayout(
                 config=config,
                 config_hash=config_hash,
@@ -77,22 +77,18 @@ class VerifiedLayoutStore:
             )
         )
 
-    def drop_pending(self, gpus: model.ObservedGpus) -> str:
+    def drop_pending(self, gpus: model.ObservedGpus) -> None:
         """Drop the GPUs whose MIG mode is pending: a boot would undo the new mode.
 
-        Returns:
-            Why it cannot be written; empty if it was, or there is no valid layout.
+        Raises:
+            ConfigError: The layout without them cannot be written.
         """
         saved = self.read()
         if saved is None:
-            return ""
+            return
         uuids = {gpu.uuid for gpu in gpus if gpu.has_pending_mode}
         kept = tuple(gpu for gpu in saved.snapshot if gpu.uuid not in uuids)
-        return self._write(dataclasses.replace(saved, snapshot=kept))
+        self._write(dataclasses.replace(saved, snapshot=kept))
 
-    def _write(self, layout: verified_layouts.VerifiedLayout) -> str:
-        try:
-            self.file.save(layout.to_json())
-        except errors.ConfigError as error:
-            return error.message
-        return ""
+    def _write(self, layout: verified_layouts.VerifiedLayout) -> None:
+        self.file.save(layout.to_json())

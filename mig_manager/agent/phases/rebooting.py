@@ -88,8 +88,10 @@ def reboot(
 
 def keep_pending_modes(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> None:
     """Have the boot unit of the host keep the pending modes of GPUs; a failure is logged."""
-    if why := attempt.verified_layout.drop_pending(gpus):
-        _log.warning("layout_not_saved", error=why)
+    try:
+        attempt.verified_layout.drop_pending(gpus)
+    except errors.ConfigError as error:
+        _log.warning("layout_not_saved", error=error.message)
 
 
 def _wait_for_stop(attempt: attempts.Attempt) -> None:

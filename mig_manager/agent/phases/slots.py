@@ -46,8 +46,8 @@ def wait(attempt: attempts.Attempt) -> None:
     published, published_at_s = "", 0.0
     checked_at_s = clock.monotonic()
     for _ in waiting.attempts():
-        why = _why_none(slots)
-        if not why:
+        why = _take(slots)
+        if why is None:
             return
         now_s = clock.monotonic()
         if now_s - checked_at_s >= attempt.limits.drift_check_interval_s:
@@ -64,12 +64,13 @@ def take_again(attempt: attempts.Attempt) -> None:
     slots = attempt.deps.slots
     if slots is None or not attempt.journal.entries.node.blocks_workloads:
         return
+    why: object
     try:
-        why = str(slots.take() or "")
+        why = slots.take()
     except errors.ClusterError as error:
         why = error.message
-    if why:
-        _log.warning("slot_not_taken_again", why=why)
+    if why is not None:
+        _log.warning("slot_not_taken_again", why=str(why))
 
 
 def require(attempt: attempts.Attempt) -> None:
@@ -106,12 +107,13 @@ def _changes_nothing(attempt: attempts.Attempt) -> bool:
         return True
 
 
-def _why_none(slots: ports.Slots) -> str:
-    """Take a slot; return why the node has none, empty if it has."""
+def _take(slots: ports.Slots) -> str | None:
+    """Take a slot; return why the node has none, and None with a slot."""
     try:
-        return str(slots.take() or "")
+        denial = slots.take()
     except errors.ClusterError as error:
         if error.reason is reasons.Reason.FORBIDDEN:
             raise
         _log.warning("slots_unknown", reason=error.reason.value, error=error.message)
         return f"waiting for a slot for nodes under change: {error.message}"
+    return None if denial is None else str(denial)
