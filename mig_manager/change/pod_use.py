@@ -6,7 +6,7 @@ which kubelet before 1.34 lists too (kubernetes/kubernetes#132028).
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from mig_manager import errors
 from mig_manager.core import model, ports
@@ -40,7 +40,7 @@ class PodUse:
             return pod_object.by_device(self._allocations())
         return {}
 
-    def require_unused(self, affected: Collection[str], gpus: Iterable[model.Gpu]) -> None:
+    def require_unused(self, affected: Collection[str], gpus: Collection[model.Gpu]) -> None:
         """Raise ``GpuInUseError`` if pods have, or may have, one of these devices of the GPUs.
 
         A pod with a ResourceClaim may have any: kubelet does not list the UUIDs of its devices.

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import files, log, process
@@ -115,7 +115,7 @@ class GpuCommand(gpu_access.CommandAdapters):
         return self.settings.checkpoint_file
 
     def note_changes(
-        self, rounds: Sequence[plans.Planned], after: Iterable[model.Gpu] = ()
+        self, rounds: Sequence[plans.Planned], after: Collection[model.Gpu] = ()
     ) -> None:
         """Summarize what was changed, for people; ``after`` are the GPUs after it."""
         for planned in rounds:

@@ -1,6 +1,6 @@
 """NVIDIA's DRA driver: its pods, and the ResourceSlices that list the GPUs' devices."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -75,7 +75,7 @@ class DraDriver(device_advertiser.Advertiser):
         self,
         journal: run_journal.RunJournal,
         labels: Mapping[str, str],
-        pods: Iterable[pod_object.Pod],
+        pods: Collection[pod_object.Pod],
     ) -> bool:
         """Return whether it belongs on the node, even without a pod now.
 
@@ -85,7 +85,7 @@ class DraDriver(device_advertiser.Advertiser):
         return is_used or self.is_awaited(journal, labels) or _is_deployed(labels, pods)
 
     def current_uids(
-        self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: Iterable[pod_object.Pod]
+        self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: Collection[pod_object.Pod]
     ) -> frozenset[str]:
         """Return the UIDs of its pods, if one is ready and the slices match."""
         slices = deps.slices.list() if has_ready(pods) else None

@@ -6,7 +6,7 @@ which. Some agents publish which instances are in use; elsewhere the first ones 
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model
 from mig_manager.core.display import bar, picture
@@ -122,7 +122,7 @@ _Span = tuple[str, model.Placement | None]
 
 
 def _in_use(
-    node: fleet_nodes.FleetNode, gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod]
+    node: fleet_nodes.FleetNode, gpus: Collection[model.Gpu], pods: Iterable[pod_object.Pod]
 ) -> frozenset[_Span]:
     """Return as many instances and whole GPUs of each kind as pods on the node request."""
     use, _ = fleet_nodes.published_use(node, gpus)

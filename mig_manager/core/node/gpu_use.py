@@ -38,7 +38,7 @@ def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
     }
 
 
-def device_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
+def device_names(gpus: Collection[model.Gpu]) -> dict[str, str]:
     """Return the GPU of each device, and its instance, in words by the device's id."""
     names = {gpu.uuid: f"GPU {gpu.index}" for gpu in gpus}
     names |= {

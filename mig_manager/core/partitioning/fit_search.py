@@ -175,7 +175,7 @@ class FitSearch:
         return [maxima[state] for state in states]
 
     def sizes(
-        self, states: Iterable[GpuFacts], profiles: Iterable[model.Profile]
+        self, states: Iterable[GpuFacts], profiles: Collection[model.Profile]
     ) -> dict[model.Profile, int]:
         """Return the fewest memory slices of each profile that one of these GPUs has."""
         specs = [

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors, reasons
@@ -238,7 +238,7 @@ def _is_divisible(gpu: model.Gpu) -> bool:
 
 def _why_blocked(
     node: fleet_nodes.FleetNode,
-    gpus: Iterable[model.Gpu],
+    gpus: Collection[model.Gpu],
     in_use: Mapping[str, object] | None,
 ) -> Iterator[str]:
     if not node.is_ready:

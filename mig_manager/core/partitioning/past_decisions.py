@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from mig_manager.core.node import resources
 from mig_manager.core.partitioning import decisions, demand, holds, partitioned
@@ -38,7 +38,7 @@ class History:
 
 def remember(
     history: History,
-    nodes: Iterable[partitioned.PartitionedNode],
+    nodes: Collection[partitioned.PartitionedNode],
     pending: Iterable[demand.Pending],
     decision: decisions.PartitioningDecision,
     *,

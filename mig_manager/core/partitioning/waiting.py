@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from mig_manager.core import messages, profile_name
 from mig_manager.core.node import well_known
@@ -182,7 +182,7 @@ class Causes:
             if text := demand.why_short(needs, has.of(position)):
                 yield text, each
 
-    def _missing(self, needs: demand.Needs, empty: Iterable[fit_search.GpuFacts]) -> str:
+    def _missing(self, needs: demand.Needs, empty: Collection[fit_search.GpuFacts]) -> str:
         """Return why GPUs cannot have the devices of a pod."""
         for profile, count in needs.profiles.items():
             maximum = sum(state.capacity.maximum(profile) for state in empty)

@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 import threading
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -70,7 +70,7 @@ class DeviceManager:
             for resource in resources:
                 self._ended_at.pop(resource, None)
 
-    def disconnect(self, resources: Iterable[str]) -> None:
+    def disconnect(self, resources: Collection[str]) -> None:
         """Mark the resources of a plugin that ended as unhealthy."""
         with self._lock:
             for resource in self._healthy.intersection(resources):
