@@ -10,12 +10,14 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
+from mig_manager.agent.pods import drain_scope
 from mig_manager.core import ports
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.reasons import Reason
 from tests.node import driver_rules, fake_cluster, fakes, strikes
 from tests.node.node_rig import NodeRig
 from tests.pipeline.drain.drains import (
+    DOOMED,
     FORCE,
     SILENT,
     assert_fails,
@@ -202,6 +204,27 @@ def test_force_deletes_and_announces_nothing_while_kubelet_is_silent(rig: NodeRi
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "kubelet does not answer", policy=FORCE)
     assert not rig.node.status_messages
+    assert "workloads.delete" not in rig.log
+
+
+def test_force_deletes_no_pod_of_a_change_that_may_affect_none() -> None:
+    rig = empty()
+    uid = rig.pods.add("starting", phase="Pending", gpu_resources={"nvidia.com/gpu": 1})
+    draining = new_drain(rig, policy=FORCE)
+    rights = drain_scope.Refuse(Reason.IN_USE, "in use by {}".format)
+    refusing = dataclasses.replace(draining.scope, rights=rights)
+    before = usage_of(rig)
+    rig.kubelet.is_silent = True
+
+    def bind() -> None:
+        rig.kubelet.is_silent = False
+        rig.kubelet.devices_by_pod[uid] = frozenset({DOOMED})
+
+    strikes.at_time(rig, 21, bind)
+
+    with pytest.raises(errors.DrainError, match="not evicted before its devices are known"):
+        dataclasses.replace(draining, scope=refusing).run(before)
+
     assert "workloads.delete" not in rig.log
 
 
