@@ -271,9 +271,9 @@ class Attempt(Shared):
             Superseded: Another layout is requested, or the agent stops.
         """
         workloads = self.deps.workloads
-        attempts = dataclasses.replace(self.wait(timeout_s), sleep=self.cancel.pause).attempts()
+        rounds = dataclasses.replace(self.wait(timeout_s), sleep=self.cancel.pause).attempts()
         while True:
-            is_late = next(attempts)
+            is_late = next(rounds)
             watched = None if is_late else workloads.from_watch()
             if watched is None or not find(watched):
                 pods = workloads.list()

@@ -51,7 +51,7 @@ def observe(attempt: attempts.Attempt) -> Observation:
                 # A file that cannot be used hides neither a change nor a fault of the GPUs.
                 resolving.observe(attempt)
                 raise
-            gpus = resolving.observe_once(attempt, target)
+            gpus = resolving.observed_for(attempt, target)
             plan = target.plan(gpus)
     except errors.LockedError:
         raise
@@ -59,7 +59,7 @@ def observe(attempt: attempts.Attempt) -> Observation:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
         gpus = attempt.status.gpus
         record = attempt.journal.record
-        verified, then = record.verified, record.verified_gpus
+        verified, applied = record.verified, record.verified_gpus
         is_file_unusable = verified is not None and resolving.is_about_file(attempt, error)
         if verified:
             attempt.journal.set_status(
@@ -72,7 +72,7 @@ def observe(attempt: attempts.Attempt) -> Observation:
             plan=None,
             error=error.reason,
             message=error.message,
-            is_unchanged=not then.differs(gpus) if gpus and then else None,
+            is_unchanged=not applied.differs(gpus) if gpus and applied else None,
             is_file_unusable=is_file_unusable,
             missing=record.absent_gpus(gpus, attempt.deps.boot_id),
         )

@@ -48,7 +48,7 @@ NOTHING = Decision()
 
 
 def repair(
-    served: attempt_series.AttemptSeries, request: attempts.Request, cancel: ports.Cancellation
+    series: attempt_series.AttemptSeries, request: attempts.Request, cancel: ports.Cancellation
 ) -> outcomes.Outcome | None:
     """Run the repairs that have begun, before the run of the requested layout.
 
@@ -62,19 +62,19 @@ def repair(
         LockedError: Another manager is at work; the layout stays a success, and the repairs open.
         Superseded: Another layout is requested, or the agent stops; all is restored.
     """
-    repairs = gpu_repair.open_gpus(served.record.repairs)
+    repairs = gpu_repair.open_gpus(series.record.repairs)
     if not repairs:
         return None
-    with served.begin(dataclasses.replace(request, repairs=repairs), cancel) as attempt:
+    with series.begin(dataclasses.replace(request, repairs=repairs), cancel) as attempt:
         # An earlier agent may have begun it, with other settings.
         if not (why := _why_forbidden(attempt)):
             return _repair(attempt)
         _postpone(attempt, why)
-    if not served.journal.is_empty:
+    if not series.journal.is_empty:
         # The layout's run would not restore the instances of a GPU that awaits a reset. It meets
         # the same lock, and reports it.
         with contextlib.suppress(errors.LockedError):
-            served.undo()
+            series.undo()
     return None
 
 

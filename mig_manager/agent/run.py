@@ -112,7 +112,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     except (errors.ConfigError, errors.LayoutError) as error:
         return verification.verify_unchanged(attempt, resolving.keep_verified(attempt, error))
     attempt.deps.standby.prepare()
-    gpus = resolving.observe_once(attempt, target)
+    gpus = resolving.observed_for(attempt, target)
     if isinstance(target, targets.LayoutTarget):
         resolving.record_content(attempt, target, gpus)
     attempt.hooks.load()

@@ -68,7 +68,7 @@ def execute(
 def _take_over_snapshot(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> model.Snapshots:
     """Take over an interrupted change's snapshot; if pods use it, of unreachable GPUs only."""
     before = attempt.journal.entries.gpus.snapshot
-    if not before or recovery.is_possible(attempt, gpus, before):
+    if not before or recovery.can_roll_back(attempt, gpus, before):
         return before
     # Without these GPUs, the previous layout cannot be restored completely.
     attempt.journal.set_entries(applied="")

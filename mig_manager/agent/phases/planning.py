@@ -74,7 +74,7 @@ def plan_change(
         raise errors.MissingGpusError(message, missing)
     desired = target.select(gpus)
     others = tuple(gpu for gpu in attempt.journal.entries.gpus.snapshot if gpu.uuid not in desired)
-    restoring = others if others and recovery.is_possible(attempt, gpus, others) else ()
+    restoring = others if others and recovery.can_roll_back(attempt, gpus, others) else ()
     basis = PlanBasis(target=target, restoring=restoring)
     plan = basis.plan(gpus)
     _require_repaired(attempt, gpus, plan)

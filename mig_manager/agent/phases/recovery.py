@@ -195,7 +195,7 @@ def _parse_record(text: str | None) -> requests.RequestRecord | None:
         return None
 
 
-def is_possible(
+def can_roll_back(
     attempt: attempts.Attempt,
     now: model.ObservedGpus,
     snapshot: Sequence[model.GpuSnapshot],

@@ -121,17 +121,17 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
-    verified, then = attempt.journal.record.verified, attempt.journal.record.applied
+    verified, applied = attempt.journal.record.verified, attempt.journal.record.applied
     if not (
         is_about_file(attempt, error)
         and attempt.journal.entries.has_nothing_to_undo
         and verified
         and verified.is_as_applied
-        and then
+        and applied
     ):
         raise error
     gpus = observe(attempt)
-    if not then.has_same(gpus):
+    if not applied.has_same(gpus):
         raise error
     attempt.journal.set_status(
         config_hash=verified.config_hash,
@@ -144,7 +144,7 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     return gpus
 
 
-def observe_once(attempt: attempts.Attempt, target: targets.Target) -> model.ObservedGpus:
+def observed_for(attempt: attempts.Attempt, target: targets.Target) -> model.ObservedGpus:
     """Return the GPUs observed for the target, or observe them.
 
     Raises:

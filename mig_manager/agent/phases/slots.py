@@ -99,7 +99,7 @@ def _changes_nothing(attempt: attempts.Attempt) -> bool:
             f"planning layout {attempt.request.config}", lock_wait, changes_gpus=False
         ):
             target = resolving.resolve(attempt)
-            return target.plan(resolving.observe_once(attempt, target)).is_empty
+            return target.plan(resolving.observed_for(attempt, target)).is_empty
     except errors.LockedError:
         # Else the run would wait for the lock a second time.
         raise

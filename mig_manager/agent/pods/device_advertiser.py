@@ -4,8 +4,8 @@ The device plugin registers devices with kubelet, and the DRA driver publishes R
 list devices only when they start.
 """
 
+import abc
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_journal
@@ -14,7 +14,7 @@ from mig_manager.core.node import pod_object
 from mig_manager.core.records import node_entries
 
 
-class Advertiser(Protocol):
+class Advertiser(abc.ABC):
     """A program that advertises devices, even if it does not run on the node.
 
     Raises:
@@ -24,9 +24,11 @@ class Advertiser(Protocol):
     name: str
     deploy_label: str
 
+    @abc.abstractmethod
     def owns(self, pod: pod_object.Pod) -> bool:
         """Return whether a pod runs it."""
 
+    @abc.abstractmethod
     def was_paused(self, entries: node_entries.NodeEntries) -> bool:
         """Return whether it served the node before it was paused."""
 
@@ -39,9 +41,11 @@ class Advertiser(Protocol):
         is_owed = was_paused or self.deploy_label in journal.record.awaited
         return is_owed and labels.get(self.deploy_label) != "false"
 
+    @abc.abstractmethod
     def withdraw(self, deps: ports.Dependencies) -> None:
         """Hide the advertised devices from pods until new ones are advertised."""
 
+    @abc.abstractmethod
     def correct_and_compare(
         self,
         shared: attempts.Shared,
@@ -54,9 +58,11 @@ class Advertiser(Protocol):
         None if they match. All devices of the GPUs with the UUIDs ``changed`` must be healthy.
         """
 
+    @abc.abstractmethod
     def is_stale(self, deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
         """Return whether a ready pod advertises outdated devices."""
 
+    @abc.abstractmethod
     def destroyed_devices(
         self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: pod_object.Pods
     ) -> frozenset[str] | None:
