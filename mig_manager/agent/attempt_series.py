@@ -149,6 +149,8 @@ class AttemptSeries:
             self.lacks_outcome = False
         finally:
             self._shared.deps.standby.dismiss()
+            if self._shared.deps.pod_watch is not None:
+                self._shared.deps.pod_watch.dismiss()
             self._record = attempt.journal.record
             if attempt.status.observed_gpus is not None:
                 self._on_gpus(attempt.status.observed_gpus)

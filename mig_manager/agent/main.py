@@ -12,7 +12,7 @@ from mig_manager.adapters.host import config_watch
 from mig_manager.adapters.kubernetes import api, pods, watch
 from mig_manager.adapters.nvml import event_listener
 from mig_manager.agent import agent_settings, dependencies, gpu_ports, intake, loop, reconcile
-from mig_manager.core import liveness, ports, standbys
+from mig_manager.core import liveness, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
 
@@ -78,8 +78,7 @@ class AgentService:
             dependencies.of_node(settings, kube, telemetry, boot_id, self._watch, pod_watch)
         )
         if overrides.watches_pods:
-            standby = standbys.Standbys(deps.standby, pod_watch)
-            deps = dataclasses.replace(deps, standby=standby, pod_watch=pod_watch)
+            deps = dataclasses.replace(deps, pod_watch=pod_watch)
         self.reconciler = reconcile.Reconciler(deps, settings)
         self._node = deps.node
         self._events = self._new_events() if settings.watches_gpu_events else None

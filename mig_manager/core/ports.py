@@ -193,6 +193,9 @@ class PodWatch(Protocol):
     def release(self) -> None:
         """Watch only during a change, as before ``keep``."""
 
+    def dismiss(self) -> None:
+        """End the watch with the attempt, unless it is kept."""
+
 
 class DeviceAllocations(Protocol):
     """Kubelet's PodResources API.

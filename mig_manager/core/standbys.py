@@ -1,4 +1,4 @@
-"""Prepare worker processes and watches before a call needs them."""
+"""Prepare worker processes before a call needs them."""
 
 from typing import Protocol
 

@@ -11,7 +11,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, collection, pod_claims, responses
-from mig_manager.core import standbys, timing
+from mig_manager.core import timing
 from mig_manager.core.node import api_values, evictions, instance_use, pod_object
 
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
@@ -152,7 +152,7 @@ class KubeWorkloads:
         return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
 
 
-class PodWatch(standbys.Standby):
+class PodWatch:
     """Watches the pods of one node while a change waits for them, or longer after ``keep``.
 
     It ends waits early and saves the API most of its polls. No wait depends on it: waits also end
@@ -180,9 +180,6 @@ class PodWatch(standbys.Standby):
         """Return the node's pods as last reported; None while the watch is not up to date."""
         watched = self._watch
         return watched.items() if watched and watched.is_current else None
-
-    def prepare(self) -> None:
-        """Do nothing: observing GPUs waits for no pod."""
 
     def expect_change(self) -> None:
         """Watch from the next ``first_list`` on."""

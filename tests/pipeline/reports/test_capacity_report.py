@@ -29,6 +29,8 @@ class PodWatch:
     def release(self) -> None:
         self.is_kept = False
 
+    def dismiss(self) -> None: ...
+
 
 @pytest.fixture
 def rig() -> node_rig.NodeRig:

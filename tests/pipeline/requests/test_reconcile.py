@@ -139,13 +139,17 @@ def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
     assert levels == ["info" if is_active else "warning"]
 
 
-def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> None:
+def test_standby_and_pod_watch_begin_before_a_change_and_end_with_it() -> None:
     rig = nodes.node()
 
-    class Readiness(standbys.Standby):
+    class Standby(standbys.Standby):
         def prepare(self) -> None:
             rig.log.append("prepare")
 
+        def dismiss(self) -> None:
+            rig.log.append("dismiss")
+
+    class PodWatch:
         def expect_change(self) -> None:
             rig.log.append("expect change")
 
@@ -154,18 +158,18 @@ def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> No
         def release(self) -> None: ...
 
         def dismiss(self) -> None:
-            rig.log.append("dismiss")
+            rig.log.append("dismiss watch")
 
-    readiness = Readiness()
-    agent = agents.new_agent(rig, standby=standbys.Standbys(readiness), pod_watch=readiness)
-    order = ["prepare", "gpus.observe", "prepare", "expect change", "gpus.execute", "dismiss"]
+    agent = agents.new_agent(rig, standby=Standby(), pod_watch=PodWatch())
+    before = ["prepare", "gpus.observe", "prepare", "expect change"]
+    order = [*before, "gpus.execute", "dismiss", "dismiss watch"]
 
     agents.run(rig, "all-1g.5gb", by=agent)
     assert [what for what in rig.log if what in order] == order
     rig.log.clear()
     agents.run(rig, "all-1g.5gb", by=agent)
     assert "expect change" not in rig.log
-    assert rig.log.count("dismiss") == 1
+    assert (rig.log.count("dismiss"), rig.log.count("dismiss watch")) == (1, 1)
 
 
 def test_only_pods_on_destroyed_instances_are_evicted() -> None:

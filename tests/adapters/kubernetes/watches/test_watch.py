@@ -143,7 +143,6 @@ def start_watch(server: apiserver.ApiServer, of_pods: PodFollower) -> None:
 def test_pods_are_listed_and_watched_only_once_a_change_is_expected(
     server: apiserver.ApiServer, of_pods: PodFollower
 ) -> None:
-    of_pods.watch.prepare()
     assert pod_watches() == []
     start_watch(server, of_pods)
     of_pods.watch.expect_change()
