@@ -8,6 +8,6 @@ from tests.adapters.kubernetes import kube_rig
 
 
 @pytest.fixture
-def server() -> Iterator[kube_rig.KubeServer]:
+def scripted_server() -> Iterator[kube_rig.KubeServer]:
     with kube_rig.KubeServer() as running:
         yield running

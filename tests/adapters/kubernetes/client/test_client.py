@@ -80,29 +80,29 @@ def identity(expires: float) -> str:
     return ".".join([*(text.rstrip("=") for text in texts), "signature"])
 
 
-def openid(server: KubeServer, token: str) -> dict[str, Any]:
+def openid(scripted_server: KubeServer, token: str) -> dict[str, Any]:
     config = {
         "client-id": "me",
         "client-secret": "secret",
         "id-token": token,
         "refresh-token": "again",
-        "idp-issuer-url": server.url,
+        "idp-issuer-url": scripted_server.url,
     }
     return {"auth-provider": {"name": "oidc", "config": config}}
 
 
 def test_token_plugin_and_valid_identity_load_little_of_the_client(
-    server: KubeServer, tmp_path: pathlib.Path
+    scripted_server: KubeServer, tmp_path: pathlib.Path
 ) -> None:
     token = identity(time.time() + 9999)
-    users = [{"token": "a"}, by_plugin(token="fresh"), openid(server, token)]  # noqa: S106
+    users = [{"token": "a"}, by_plugin(token="fresh"), openid(scripted_server, token)]  # noqa: S106
     paths = [
-        kube_rig.kubeconfig(tmp_path / str(number), {"server": server.url}, user)
+        kube_rig.kubeconfig(tmp_path / str(number), {"server": scripted_server.url}, user)
         for number, user in enumerate(users)
     ]
 
     assert loaded_by(BY_FILES, *paths) == set()
-    assert server.credentials() == [
+    assert scripted_server.credentials() == [
         ("/version", "Bearer a"),
         ("/version", "Bearer fresh"),
         ("/version", f"Bearer {token}"),
@@ -111,24 +111,26 @@ def test_token_plugin_and_valid_identity_load_little_of_the_client(
 
 @pytest.mark.slow
 def test_expired_identity_is_renewed_and_the_client_stays_importable(
-    server: KubeServer, tmp_path: pathlib.Path
+    scripted_server: KubeServer, tmp_path: pathlib.Path
 ) -> None:
     renewed = identity(time.time() + 9999)
-    server.pages["/.well-known/openid-configuration"] = {"token_endpoint": server.url + "/token"}
-    server.pages["/token"] = {
+    scripted_server.pages["/.well-known/openid-configuration"] = {
+        "token_endpoint": scripted_server.url + "/token"
+    }
+    scripted_server.pages["/token"] = {
         "access_token": "x",
         "token_type": "bearer",
         "id_token": renewed,
         "refresh_token": "once more",
     }
-    user = openid(server, identity(1))
-    path = kube_rig.kubeconfig(tmp_path / "config", {"server": server.url}, user)
+    user = openid(scripted_server, identity(1))
+    path = kube_rig.kubeconfig(tmp_path / "config", {"server": scripted_server.url}, user)
 
     loaded = loaded_by(BY_FILES, path, then=THE_REST, OAUTHLIB_INSECURE_TRANSPORT="1")
 
     assert {"requests", "kubernetes.client.api_client"} <= loaded
     assert "kubernetes.dynamic" not in loaded
-    assert server.credentials()[-1] == ("/version", f"Bearer {renewed}")
+    assert scripted_server.credentials()[-1] == ("/version", f"Bearer {renewed}")
 
 
 def make_certificate(folder: pathlib.Path, name: str) -> tuple[pathlib.Path, pathlib.Path]:
@@ -223,11 +225,11 @@ def test_renewed_client_certificate_is_used_after_a_401(
 
 @pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"])
 def test_credentials_with_the_largest_expiry_date_do_not_crash(
-    server: KubeServer, tmp_path: pathlib.Path, when: str
+    scripted_server: KubeServer, tmp_path: pathlib.Path, when: str
 ) -> None:
     # The first is what a program in Go writes for no time at all.
     user = by_plugin(token="fresh", expirationTimestamp=when)  # noqa: S106
-    path = kube_rig.kubeconfig(tmp_path / "config", {"server": server.url}, user)
+    path = kube_rig.kubeconfig(tmp_path / "config", {"server": scripted_server.url}, user)
     client = api.KubeApi.connect(kubeconfig=path)
     try:
         client.post("/version", {})
@@ -236,22 +238,22 @@ def test_credentials_with_the_largest_expiry_date_do_not_crash(
 
 
 def test_rewritten_kubeconfig_is_read_again_after_a_401(
-    server: KubeServer, tmp_path: pathlib.Path
+    scripted_server: KubeServer, tmp_path: pathlib.Path
 ) -> None:
-    path, cluster = tmp_path / "config", {"server": server.url}
+    path, cluster = tmp_path / "config", {"server": scripted_server.url}
     client = api.KubeApi.connect(kubeconfig=kube_rig.kubeconfig(path, cluster, {"token": "old"}))
 
     def rotate(handler: kube_rig.Handler) -> None:
         kube_rig.kubeconfig(path, cluster, {"token": "new\n"})
         refuse(401)(handler)
 
-    server.script = [rotate, answer({"a": 1}), refuse(401), refuse(401)]
+    scripted_server.script = [rotate, answer({"a": 1}), refuse(401), refuse(401)]
     assert client.get("/x") == {"a": 1}
-    assert server.credentials() == [("/x", "Bearer old"), ("/x", "Bearer new")]
+    assert scripted_server.credentials() == [("/x", "Bearer old"), ("/x", "Bearer new")]
     assert failure(client.get, "/x").reason is reasons.Reason.FORBIDDEN
 
     path.unlink()
-    server.script = [refuse(401)]
+    scripted_server.script = [refuse(401)]
     assert failure(client.get, "/x").reason is reasons.Reason.FORBIDDEN
 
 
@@ -312,21 +314,21 @@ def test_a_program_for_credentials_that_fails_leads_to_one_message(
 
 
 def test_the_environments_proxy_is_used_but_for_hosts_in_no_proxy(
-    server: KubeServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    scripted_server: KubeServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "config"
     kube_rig.kubeconfig(path, {"server": "http://cluster.invalid:8080"}, {})
     for name in ("HTTPS_PROXY", "https_proxy", "http_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HTTP_PROXY", server.url)
-    server.script = [answer({"major": "1"})]
+    monkeypatch.setenv("HTTP_PROXY", scripted_server.url)
+    scripted_server.script = [answer({"major": "1"})]
     client = api.KubeApi.connect(kubeconfig=str(path), request_timeout_s=60.0)
     assert client.get("/version") == {"major": "1"}
-    assert server.requests[0][1] == "http://cluster.invalid:8080/version"
+    assert scripted_server.requests[0][1] == "http://cluster.invalid:8080/version"
     client.close()
 
     monkeypatch.setenv("NO_PROXY", "cluster.invalid")
     client = api.KubeApi.connect(kubeconfig=str(path), request_timeout_s=1.0)
     failure(client.post, "/version", {})
     client.close()
-    assert len(server.requests) == 1
+    assert len(scripted_server.requests) == 1

@@ -15,6 +15,6 @@ def server() -> Iterator[apiserver.ApiServer]:
 
 
 @pytest.fixture
-def kube(server: apiserver.ApiServer) -> Iterator[watch_rig.FaultyApi]:
+def faulty_api(server: apiserver.ApiServer) -> Iterator[watch_rig.FaultyApi]:
     with watch_rig.faulty_api(server) as client:
         yield client

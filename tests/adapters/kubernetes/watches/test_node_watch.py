@@ -191,7 +191,7 @@ REFUSED_WATCHES = apiserver.Fault(verb="watch", status=503, times=None)
 )
 def test_backoff_grows_with_jitter_until_a_watch_is_steady(
     server: apiserver.ApiServer,
-    kube: FaultyApi,
+    faulty_api: FaultyApi,
     monkeypatch: pytest.MonkeyPatch,
     fault: apiserver.Fault | None,
     steady_s: float,
@@ -199,8 +199,8 @@ def test_backoff_grows_with_jitter_until_a_watch_is_steady(
 ) -> None:
     opened = FaultyApi.watch
 
-    def end_at_once(kube: FaultyApi, *args: Any, **options: Any) -> responses.WatchStream:
-        stream = opened(kube, *args, **options)
+    def end_at_once(faulty_api: FaultyApi, *args: Any, **options: Any) -> responses.WatchStream:
+        stream = opened(faulty_api, *args, **options)
         stream.interrupt()
         return stream
 
@@ -210,7 +210,9 @@ def test_backoff_grows_with_jitter_until_a_watch_is_steady(
     backoff = timing.Backoff(first_s=1, max_s=30, factor=2.0)
     times = watch.WatchTimes(steady_s=steady_s, pauses=backoff, chance=lambda: 0.5)
     stop = Pauses(len(longest_s))
-    node_watch = watch.NodeWatch(kube, name="n1", on_node=lambda _: None, stop=stop, times=times)
+    node_watch = watch.NodeWatch(
+        faulty_api, name="n1", on_node=lambda _: None, stop=stop, times=times
+    )
     node_watch.start()
     waiting.until(stop.is_set, "the pauses")
     node_watch.end()
@@ -246,9 +248,9 @@ def test_a_node_created_later_or_recreated_is_delivered(server: apiserver.ApiSer
 
 
 def test_contact_is_renewed_by_bookmarks_and_ages_without_a_server(
-    server: apiserver.ApiServer, kube: FaultyApi, follower: Follower
+    server: apiserver.ApiServer, faulty_api: FaultyApi, follower: Follower
 ) -> None:
-    unused = watch.NodeWatch(kube, name="n1", on_node=lambda _: None)
+    unused = watch.NodeWatch(faulty_api, name="n1", on_node=lambda _: None)
     assert unused.last_contact_s == math.inf
     ages = itertools.pairwise(iter(lambda: follower.watch.last_contact_s, math.inf))
     waiting.until(lambda: operator.gt(*next(ages)), "a bookmark")

@@ -60,13 +60,13 @@ def fleet_followed(kube: api.KubeApi, notify: Callable[[], None]) -> Iterator[No
 @pytest.mark.parametrize("follow", [node_followed, pods_followed, fleet_followed])
 def test_an_unexpected_error_does_not_end_a_watch(
     server: apiserver.ApiServer,
-    kube: FaultyApi,
+    faulty_api: FaultyApi,
     follow: Callable[..., contextlib.AbstractContextManager[None]],
 ) -> None:
     news = threading.Semaphore(0)
-    kube.faults = 2
+    faulty_api.faults = 2
 
-    with structlog.testing.capture_logs() as logs, follow(kube, news.release):
+    with structlog.testing.capture_logs() as logs, follow(faulty_api, news.release):
         wait_for_watch(server)
         while news.acquire(blocking=False):
             pass
@@ -74,24 +74,24 @@ def test_an_unexpected_error_does_not_end_a_watch(
         server.create(api_objects.a_pod())
         assert news.acquire(timeout=SOON_S)
 
-    assert kube.faults == 0
+    assert faulty_api.faults == 0
     logged = [entry["event"] for entry in logs if entry["log_level"] == "error"]
     assert len(logged) == 2
     assert logged[0].endswith("_watch_error")
     # A dead connection is detected before the second bookmark is due: there is one each minute.
-    assert 0 < kube.timeout_s < 120
+    assert 0 < faulty_api.timeout_s < 120
 
 
 def test_a_fleet_reports_trouble_after_an_unexpected_error(
-    server: apiserver.ApiServer, kube: FaultyApi
+    server: apiserver.ApiServer, faulty_api: FaultyApi
 ) -> None:
-    nodes = fleet.Fleet(kube, selector="", times=BRISK)
-    kube.faults = 1000
+    nodes = fleet.Fleet(faulty_api, selector="", times=BRISK)
+    faulty_api.faults = 1000
     nodes.start()
     with contextlib.closing(nodes), structlog.testing.capture_logs():
         waiting.until(lambda: nodes.trouble == "internal error: LookupError: a bug", "the bug")
         label(server, "two")
-        kube.faults = 0
+        faulty_api.faults = 0
         waiting.until(
             lambda: [node.requested for node in nodes.nodes()] == ["two"] and not nodes.trouble,
             "the changed node",
@@ -121,17 +121,19 @@ def pod_watches() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def of_pods(kube: FaultyApi) -> Iterator[PodFollower]:
+def of_pods(faulty_api: FaultyApi) -> Iterator[PodFollower]:
     news = threading.Semaphore(0)
-    pod_watch = pods.PodWatch(kube, node_name="n1", on_change=news.release)
+    pod_watch = pods.PodWatch(faulty_api, node_name="n1", on_change=news.release)
     yield PodFollower(pod_watch, news)
     pod_watch.dismiss()
     waiting.until(lambda: not pod_watches(), "the end of the watch of pods")
 
 
 @pytest.fixture
-def workloads(kube: FaultyApi, of_pods: PodFollower) -> pods.KubeWorkloads:
-    return pods.KubeWorkloads(kube, node_name="n1", clock=fakes.FakeClock(), watch=of_pods.watch)
+def workloads(faulty_api: FaultyApi, of_pods: PodFollower) -> pods.KubeWorkloads:
+    return pods.KubeWorkloads(
+        faulty_api, node_name="n1", clock=fakes.FakeClock(), watch=of_pods.watch
+    )
 
 
 def start_watch(server: apiserver.ApiServer, of_pods: PodFollower) -> None:
@@ -228,10 +230,12 @@ def test_kept_watch_outlives_a_run_until_it_is_released(
 
 
 def test_change_of_use_is_reported_only_for_pods_that_may_use_a_gpu(
-    server: apiserver.ApiServer, kube: FaultyApi
+    server: apiserver.ApiServer, faulty_api: FaultyApi
 ) -> None:
     used = threading.Semaphore(0)
-    pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None, on_use=used.release)
+    pod_watch = pods.PodWatch(
+        faulty_api, node_name="n1", on_change=lambda: None, on_use=used.release
+    )
     follower = PodFollower(pod_watch, used)
     with_gpu = api_objects.a_pod("a", limits={"nvidia.com/gpu": 1})
 
