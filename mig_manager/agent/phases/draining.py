@@ -54,17 +54,17 @@ def drain_pods(
     pods = dra_driver.list_pods(attempt.deps.workloads, change.usage.pods)
     followed = preparing.follow_pods(attempt, change, pods)
     pod_drain = drain.Drain.begin(attempt, followed.scope, new_plans=_MAX_NEW_PLANS)
-    deadline_s = None
+    deadline = None
     while True:
         before, now = ({pod.uid for pod in c.affected_pods} for c in (change, followed))
         change = followed
         if now != before:
             _publish(attempt, change)
         try:
-            usage = pod_drain.run(change.usage, deadline_s)
+            usage = pod_drain.run(change.usage, deadline)
         except drain.PodsChangedError as news:
-            deadline_s = news.deadline_s
-            followed = preparing.plan_again(attempt, change, news.pods)
+            deadline = news.deadline
+            followed = preparing.plan_again(attempt, change)
             pod_drain = pod_drain.for_new_plan(followed.scope)
         else:
             return dataclasses.replace(change, usage=usage), pod_drain

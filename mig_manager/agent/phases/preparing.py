@@ -56,6 +56,9 @@ def require_possible(attempt: attempts.Attempt, planned: planning.PlannedChange)
         Superseded: Another layout is requested, or the agent stops.
     """
     change = _plan_and_check(attempt, planned, planned.scope)
+    # Not again later: once the plugin is paused, only an outdated label may show its strategy.
+    desired = strategies.gpu_layouts(planned.gpus, planned.desired)
+    advertising.require_served(attempt, desired, change.usage.pods)
     if resuming.await_driver(attempt, change.affected_pods, change.usage.pods, planned.gpus):
         change = _plan_and_check(attempt, planned, change.scope)
     return _require_unhindered(attempt, change)
@@ -74,24 +77,23 @@ def follow_pods(
     """
     usage = change.usage.with_pods(pods)
     if change.scope.is_outdated(change.usage, usage):
-        return plan_again(attempt, change, pods)
+        return plan_again(attempt, change)
     return dataclasses.replace(change, usage=usage)
 
 
-def plan_again(
-    attempt: attempts.Attempt, change: PreparedChange, pods: pod_object.Pods
-) -> PreparedChange:
+def plan_again(attempt: attempts.Attempt, change: PreparedChange) -> PreparedChange:
     """Plan for the use of devices now; keep the plan if kubelet does not answer.
 
     Raises:
-        MigManagerError: As ``require_possible``.
+        MigManagerError: As ``require_possible``, but for STRATEGY_MISMATCH.
     """
     try:
         latest = _plan_and_check(attempt, change.planned, change.scope)
     except errors.KubeletError as error:
         # The drain has more time for kubelet.
         _log.warning("pod_resources_unavailable", error=error.message)
-        return dataclasses.replace(change, usage=change.usage.with_pods(pods))
+        usage = change.usage.with_pods(device_usage.list_with_unbound(attempt))
+        return dataclasses.replace(change, usage=usage)
     return _require_unhindered(attempt, latest)
 
 
@@ -152,8 +154,6 @@ def _plan_and_check(
                 reason=reasons.Reason.FOREIGN_MANAGER,
             )
     pausing.require_none_stuck(attempt, pods)
-    desired = strategies.gpu_layouts(planned.gpus, planned.desired)
-    advertising.require_served(attempt, desired, pods)
     return change
 
 

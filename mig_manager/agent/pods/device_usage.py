@@ -1,6 +1,7 @@
 """Find the users of devices that a plan changes, before the node is touched."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
 
 import structlog
@@ -53,18 +54,17 @@ def wait_for_usage(
         backoff=timing.Backoff(first_s=1.0),
     )
 
-    def list_pods() -> pod_object.Pods:
-        pods = deps.workloads.list()
-        # The scheduler may have allocated devices until the driver was paused.
-        was_paused = dra_driver.DraDriver().was_paused(attempt.journal.entries.node)
-        has_driver = was_paused or any(map(claims.is_driver, pods))
-        return dra_driver.with_unbound(deps.workloads, pods) if has_driver else pods
-
     first_s: dict[tuple[str, bool], float] = {}
     tries = wait.attempts()
     while True:
         is_last = next(tries)
-        usage = _observe(deps, list_pods, gpus, lambda usage: usage.has_unknown_ids, extra_clients)
+        usage = _observe(
+            deps,
+            functools.partial(list_with_unbound, attempt),
+            gpus,
+            lambda usage: usage.has_unknown_ids,
+            extra_clients,
+        )
         undecided = usage.undecided_users(affected)
         if is_last or not undecided:
             break
@@ -78,6 +78,20 @@ def wait_for_usage(
             f"those to be removed: {names}"
         )
     return usage
+
+
+def list_with_unbound(attempt: attempts.Attempt) -> pod_object.Pods:
+    """List the node's pods; if a DRA driver serves it, as ``dra_driver.with_unbound``.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    workloads = attempt.deps.workloads
+    pods = workloads.list()
+    # The scheduler may have allocated devices until the driver was paused.
+    was_paused = dra_driver.DraDriver().was_paused(attempt.journal.entries.node)
+    has_driver = was_paused or any(map(claims.is_driver, pods))
+    return dra_driver.with_unbound(workloads, pods) if has_driver else pods
 
 
 def require_idle(

@@ -7,7 +7,7 @@ operator's rights, a drain waits for the pods to end, and at times tries again t
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import structlog
@@ -31,15 +31,20 @@ class _End:
     """Key of a pod -> why it was neither evicted nor deleted."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """When a drain ends, or goes on by force."""
+
+    at_s: float  # by the clock
+    is_forced: bool = False  # whether pods are deleted by force until then
+
+
 class PodsChangedError(Exception):
     """Pods got or released devices, so another plan may spare pods that are not evicted yet."""
 
-    def __init__(self, pods: pod_object.Pods, deadline_s: float) -> None:
+    def __init__(self, deadline: Deadline) -> None:
         super().__init__()
-        self.pods = pods
-        """The node's pods as last listed."""
-        self.deadline_s = deadline_s
-        """When the drain would have ended, by the clock."""
+        self.deadline = deadline
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +92,12 @@ class Drain:
         """Return the same drain for another plan of the change."""
         return dataclasses.replace(self, scope=scope, new_plans=self.new_plans - 1)
 
-    def run(self, usage: gpu_use.Usage, deadline_s: float | None = None) -> gpu_use.Usage:
+    def run(self, usage: gpu_use.Usage, deadline: Deadline | None = None) -> gpu_use.Usage:
         """Wait until no pod uses an affected device.
 
         Args:
             usage: The use of the devices for which the change was planned.
-            deadline_s: When to end, by the clock, for another plan in the same drain; None: the
-                time begins now.
+            deadline: For another plan in the same drain; None: the time begins now.
 
         Returns:
             The use of the devices now, with the pods as last listed.
@@ -109,24 +113,25 @@ class Drain:
         """
         before = self.journal.entries
         try:
-            return self._run(usage, deadline_s)
+            return self._run(usage, deadline)
         finally:
             if not self.evictions.evicted:
                 # The API has refused the evictions that the journal lists.
                 self.journal.set_entries(draining=before.draining, has_evicted=before.has_evicted)
 
-    def _run(self, usage: gpu_use.Usage, deadline_s: float | None) -> gpu_use.Usage:
+    def _run(self, usage: gpu_use.Usage, deadline: Deadline | None) -> gpu_use.Usage:
         if self.scope.affected is not None and not self.scope.affected:
             return usage
-        if deadline_s is None:
+        if deadline is None:
             self.evictions.begin(usage.pods)
-        end = self._wait(self._act, usage, self._usage(usage.pods, usage), deadline_s)
-        is_forced = self._may_force(end.remaining)
-        if is_forced:
+            deadline = self._new_deadline()
+        end = self._wait(usage, self._usage(usage.pods, usage), deadline)
+        if not deadline.is_forced and self._may_force(end.remaining):
             self.evictions.begin(usage.pods)
-            end = self._wait(self.evictions.delete, usage)
+            deadline = self._new_deadline(is_forced=True)
+            end = self._wait(usage, None, deadline)
         if end.remaining:
-            raise self._timeout(end, is_forced=is_forced)
+            raise self._timeout(end, is_forced=deadline.is_forced)
         return end.usage
 
     def require_done(self, usage: gpu_use.Usage) -> None:
@@ -153,49 +158,61 @@ class Drain:
         return self.evictions.evict(remaining)
 
     def _wait(
-        self,
-        act: Callable[[Sequence[pod_object.Pod]], Mapping[str, str]],
-        before: gpu_use.Usage,
-        usage: gpu_use.Usage | None = None,
-        deadline_s: float | None = None,
+        self, before: gpu_use.Usage, usage: gpu_use.Usage | None, deadline: Deadline
     ) -> _End:
         """Evict or delete the affected pods until they are gone, or until the deadline.
 
         Args:
-            act: Evicts or deletes if possible, and returns why other pods stay for now.
             before: The use of the devices before.
             usage: The current use; None: pause first.
-            deadline_s: As for ``run``.
+            deadline: As for ``run``.
         """
-        deadline_s = self._new_deadline_s() if deadline_s is None else deadline_s
+        act = self.evictions.delete if deadline.is_forced else self._act
         first_s: dict[tuple[str, bool], float] = {}
         pauses_s = map(self.limits.backoff.delay_s, itertools.count())
         while True:
             if usage is None:
                 self.cancel.pause(next(pauses_s))
-                usage = self._observe(before, deadline_s)
+                usage = self._observe(before, deadline)
             remaining = usage.users(self.scope.affected) if usage else ()
             if usage and not remaining:
                 return _End(usage=usage)
             self.cancel.check()
             if usage:
                 progress = self.evictions.progress
-                blocked = self._await_listing(usage, first_s)
+                blocked = self._await_listing(usage, first_s) or self._await_plan(
+                    before, usage, remaining, deadline
+                )
                 if not blocked:
-                    self._require_current_plan(before, usage, deadline_s)
                     blocked = act(remaining)
                 if self.evictions.progress > progress and self.evictions.is_rolling:
                     # A rolling drain lasts until successors are ready.
-                    deadline_s = self._new_deadline_s()
-                if self._is_late(deadline_s):
+                    deadline = self._new_deadline()
+                if self._is_late(deadline):
                     return _End(usage=usage, remaining=remaining, blocked=blocked)
                 usage = None
 
-    def _require_current_plan(
-        self, before: gpu_use.Usage, usage: gpu_use.Usage, deadline_s: float
-    ) -> None:
-        if self.new_plans > 0 and self.scope.is_outdated(before, usage):
-            raise PodsChangedError(usage.pods, deadline_s)
+    def _await_plan(
+        self,
+        before: gpu_use.Usage,
+        usage: gpu_use.Usage,
+        remaining: pod_object.Pods,
+        deadline: Deadline,
+    ) -> Mapping[str, str]:
+        """Return the affected pods that another plan may spare, with a reason, at the deadline.
+
+        A plan may take as long as kubelet does not answer, so none begins after the deadline.
+
+        Raises:
+            PodsChangedError: Before the deadline.
+        """
+        if not (self.new_plans > 0 and self.scope.is_outdated(before, usage)):
+            return {}
+        if not self._is_late(deadline):
+            raise PodsChangedError(deadline)
+        return {
+            pod.key: "not evicted because the use of devices just changed" for pod in remaining
+        }
 
     def _await_listing(
         self, usage: gpu_use.Usage, first_s: dict[tuple[str, bool], float]
@@ -213,11 +230,12 @@ class Drain:
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}
 
-    def _new_deadline_s(self) -> float:
-        return self.deps.clock.monotonic() + self.limits.drain_timeout_s
+    def _new_deadline(self, *, is_forced: bool = False) -> Deadline:
+        at_s = self.deps.clock.monotonic() + self.limits.drain_timeout_s
+        return Deadline(at_s=at_s, is_forced=is_forced)
 
-    def _is_late(self, deadline_s: float) -> bool:
-        return self.deps.clock.monotonic() >= deadline_s
+    def _is_late(self, deadline: Deadline) -> bool:
+        return self.deps.clock.monotonic() >= deadline.at_s
 
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
         return (
@@ -227,20 +245,20 @@ class Drain:
             and not any(map(evictions.why_not_evictable, remaining))
         )
 
-    def _observe(self, before: gpu_use.Usage, deadline_s: float) -> gpu_use.Usage | None:
+    def _observe(self, before: gpu_use.Usage, deadline: Deadline) -> gpu_use.Usage | None:
         """Return the usage now; None: the drain can only wait, or the API does not answer yet.
 
         The watch is enough for waiting. Evictions and the end of a drain need a list, because a
         watch may lag behind.
         """
         workloads = self.deps.workloads
-        watched = None if self._is_late(deadline_s) else workloads.from_watch()
+        watched = None if self._is_late(deadline) else workloads.from_watch()
         if watched is not None and self._has_only_to_wait(self._usage(watched, before)):
             return None
         try:
             pods = dra_driver.list_pods(workloads, before.pods)
         except errors.ClusterError as error:
-            if error.reason is not reasons.Reason.API_UNAVAILABLE or self._is_late(deadline_s):
+            if error.reason is not reasons.Reason.API_UNAVAILABLE or self._is_late(deadline):
                 raise
             _log.warning("pods_not_listed", error=error.message)
             return None

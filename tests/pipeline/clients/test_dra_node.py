@@ -406,3 +406,26 @@ def test_no_pod_is_evicted_while_another_is_about_to_be_bound(*, is_late: bool) 
     ends.assert_restored(rig)
     bind(rig, *unbound)
     assert agents.run(rig, "all-disabled", by=agent, attempt=2).reason is Reason.APPLIED
+
+
+def test_a_silent_kubelet_hides_no_pod_that_is_about_to_be_bound() -> None:
+    rig = nodes.dra_node()
+    device = nodes.device_at(rig, 3)
+    answers_from_s: list[float] = []
+
+    def allocate() -> None:
+        add_unbound(rig, device)
+        rig.pods.add("starting", phase="Pending", gpu_resources={"nvidia.com/gpu": 1})
+        rig.kubelet.is_silent = True
+        answers_from_s.append(rig.clock.now_s + 25)
+
+    def answer() -> None:
+        rig.kubelet.is_silent &= rig.clock.now_s < min(answers_from_s, default=0)
+
+    rig.clock.on_wait.append(answer)
+    paused = nodes.DRA_MONITORS[0]
+    strikes.act_once(rig, lambda: rig.node.labels[paused] == well_known.PAUSED_VALUE, allocate)
+    options = {"layout": "most-in-one", "layouts": KEEP_ONE}
+    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/unbound", **options)
+
+    assert "starting" in rig.pods.names

@@ -337,6 +337,37 @@ def test_a_pod_is_spared_once_an_equal_device_is_free_before_the_evictions() -> 
     assert "workloads.evict" not in rig.log
 
 
+def test_no_plan_for_changed_pods_begins_at_the_end_of_a_drain() -> None:
+    rig = nodes.busy_node()
+    rig.disruptions.refusals["affected"] = "budget"
+    devices = one_device(rig, is_destroyed=True)
+    strikes.at_time(rig, 20, lambda: rig.pods.add("late", devices=devices))
+    answered: list[float] = []
+
+    def fall_silent() -> None:
+        if rig.clock.now_s >= 20 and rig.log[-1] == "allocations.assigned_devices":
+            rig.kubelet.is_silent = bool(answered)
+            answered.append(rig.clock.now_s)
+
+    rig.on_call = fall_silent
+    why = "not evicted because the use of devices just changed"
+    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, why, layout="one-of-three", layouts=ONE_OF_THREE)
+
+    assert rig.clock.now_s < 25
+    assert "late" in rig.pods.names
+
+
+def test_a_drain_by_force_goes_on_by_force_after_another_plan() -> None:
+    rig = nodes.guarded_node()
+    devices = one_device(rig, is_destroyed=True)
+    strikes.at_time(rig, 20.2, lambda: rig.pods.add("late", devices=devices))
+
+    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-three", layouts=ONE_OF_THREE)
+
+    assert rig.clock.now_s < 30
+    assert "late" in rig.pods.names
+
+
 def test_no_pod_is_evicted_if_one_that_came_during_slow_checks_must_stay() -> None:
     rig = nodes.busy_node()
     devices = one_device(rig, is_destroyed=True) | one_device(rig, is_destroyed=False)

@@ -10,7 +10,17 @@ from mig_manager import errors
 from mig_manager.core.node import discovery_labels, policies, well_known
 from mig_manager.reasons import Reason
 from tests import layout_table
-from tests.node import agents, cluster_parts, ends, gpu_values, node_rig, nodes, parts
+from tests.node import (
+    agents,
+    cluster_parts,
+    ends,
+    gpu_values,
+    node_rig,
+    nodes,
+    parts,
+    samples,
+    strikes,
+)
 from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
 
 Make = Callable[[], node_rig.NodeRig]
@@ -240,6 +250,22 @@ def test_strategy_single_allows_uniform_layouts_and_other_configs(
     prepare(rig)
 
     assert agents.run(rig, layout).reason is Reason.APPLIED
+
+
+def test_an_outdated_strategy_label_ends_no_run_after_its_drain() -> None:
+    rig = nodes.busy_node()
+    (plugin,) = rig.pods.plugins
+    rig.pods.change(plugin.uid, mig_strategy="mixed")
+    rig.pods.add("former", labels=samples.PLUGIN_LABELS, **samples.OF_PLUGIN, phase="Failed")
+    rig.node.labels[discovery_labels.STRATEGY] = "single"
+    devices = frozenset({nodes.device(rig, 0, "2g.10gb")})
+    strikes.act_once(
+        rig,
+        lambda: rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+        lambda: rig.pods.add("late", devices=devices),
+    )
+
+    ends.assert_ends(rig, Reason.APPLIED)
 
 
 def test_hami_in_another_mode_manages_no_instances() -> None:
