@@ -103,6 +103,8 @@ def not_ready(
     message = f"no new {advertiser.name} pod is ready: {names or 'none has started'}"
     if label in (None, "true"):
         message += advertiser.why_not_starting(gpus)
+        if not pods:
+            message += f"; if it was removed, label the node {advertiser.deploy_label}=false"
     else:
         message += f"; the label {advertiser.deploy_label}={label} keeps it away"
     why = ", ".join(f"{pod.key} {pod.waiting.reason}" for pod in pods if pod.waiting)

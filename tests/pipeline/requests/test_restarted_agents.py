@@ -166,6 +166,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     assert not rig.pods.plugins
     for _ in range(attempts):
         assert start(rig, agents.CONFIG, layout=then) is Reason.PLUGIN_NOT_READY
+        assert f"{well_known.PLUGIN_DEPLOY_LABEL}=false" in rig.node.status["message"]
         # Kubelet forgets a stopped plugin after five minutes.
         rig.kubelet.schedulable = {}
     if end == "is back":
