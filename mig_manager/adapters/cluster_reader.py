@@ -183,6 +183,8 @@ class ClusterReader:
             except errors.ClusterError as error:
                 if error.is_not_found:
                     continue
+                if error.reason is reasons.Reason.FORBIDDEN:
+                    error.add("-f FILE needs no ConfigMap")
                 raise
             with api_values.as_cluster_error(source):
                 data = api_values.strings(item.get("data"))

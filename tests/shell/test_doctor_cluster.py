@@ -180,6 +180,8 @@ def test_missing_or_silent_cluster_hides_no_other_check(doctor: DoctorRig) -> No
     assert "--kubeconfig" in missing.remedies("api")
     assert 'nodes "n9" not found' in unknown.text("api")
     assert "--node-name" in unknown.remedies("api")
+    for name in ("device-plugin", "other-managers"):
+        assert unknown.text(name) == "cannot be checked without the node"
     assert silent.failing == {"api", "rights"}
     assert silent.verdict("driver") is OK
 

@@ -61,8 +61,8 @@ class Settings(
     """Settings of ``apply``."""
 
     is_reset_skipped: bool = options.switch(
-        "leave a MIG mode change pending if it needs a GPU reset; with --mode-only this is no "
-        "failure",
+        "do not reset GPUs: a MIG mode change stays pending where the driver does not reset the "
+        "GPU itself; with --mode-only this is no failure",
         name="skip-reset",
         short="s",
         variable="MIG_PARTED_SKIP_RESET",

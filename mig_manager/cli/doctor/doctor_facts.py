@@ -169,26 +169,30 @@ def facts(
         gpus = worker_client.WorkerGpus(command=command, timeout_s=settings.timeout_s)
         return replace_adapter(gpus)
 
+    def api_if_node_exists() -> api.KubeApi:
+        node.require()
+        return api_of_node()
+
     name = settings.node_name
     clock = host.SystemClock()
     kube = Once(connect, what="the cluster")
+    node = Once(
+        lambda: kube_node.KubeNode(api_of_node(), name=name, clock=clock).read(), what="the node"
+    )
     return Facts(
         settings=settings,
         # Two workers: a hanging one must not delay the other.
         gpus=Once(lambda: worker().observe(), what="the GPUs"),
         inspection=Once(lambda: worker().inspect(), what="the GPUs"),
         kube=kube,
-        node=Once(
-            lambda: kube_node.KubeNode(api_of_node(), name=name, clock=clock).read(),
-            what="the node",
-        ),
+        node=node,
         pods=Once(
-            lambda: pods.KubeWorkloads(api_of_node(), node_name=name, clock=clock).list(),
+            lambda: pods.KubeWorkloads(api_if_node_exists(), node_name=name, clock=clock).list(),
             what="the pods of the node",
         ),
         allocatable=Once(allocatable, what="the devices that kubelet can schedule"),
         slices=Once(
-            lambda: pod_claims.KubeSlices(api_of_node(), node_name=name).list(),
+            lambda: pod_claims.KubeSlices(api_if_node_exists(), node_name=name).list(),
             what="the ResourceSlices of the node",
         ),
         own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),

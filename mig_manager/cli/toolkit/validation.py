@@ -229,4 +229,6 @@ def _summed_up(result: validate.Validated, drawn: validate.Validated, style: bar
         else:
             outcome = "The layouts shown fit; use --must-fit to treat those for other GPUs as"
         return style.wrap(f"{outcome} an error.")
+    if {each.fit for each in result.product_fits.values()} == {validate.Fit.NOT_FOR_IT}:
+        return style.paint("No layout selects any of these GPUs.", bar.Tone.WARN)
     return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)

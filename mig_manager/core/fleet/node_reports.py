@@ -105,8 +105,12 @@ def _notes(node: fleet_nodes.FleetNode, state: NodeState, now: dt.datetime) -> I
         yield "the node is not ready: its agent may not run, and this may be old"
     published = node.status
     if published is None:
-        if node.state and state is NodeState.NO_AGENT:
-            yield f"another MIG manager runs here: {well_known.STATE_LABEL} is {node.state}"
+        if state is NodeState.NO_AGENT:
+            yield (
+                f"another MIG manager runs here: {well_known.STATE_LABEL} is {node.state}"
+                if node.state
+                else "check that an agent runs on this node"
+            )
         return
     if _is_obsolete(node):
         why = f" ({published.reason})" if published.reason else ""

@@ -97,17 +97,22 @@ def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.P
 
 
 @pytest.mark.parametrize(
-    ("missing", "words"),
-    [("nodes", ("status",)), ("nodes", ("history", "n1")), ("configmaps", ("validate",))],
+    ("missing", "words", "instead"),
+    [
+        ("nodes", ("status",), ""),
+        ("nodes", ("history", "n1"), ""),
+        ("configmaps", ("validate",), "; -f FILE needs no ConfigMap\n"),
+    ],
 )
 def test_missing_rights_are_an_error_with_a_remedy(
-    tmp_path: pathlib.Path, missing: str, words: tuple[str, ...]
+    tmp_path: pathlib.Path, missing: str, words: tuple[str, ...], instead: str
 ) -> None:
     with user_with(without(missing), tmp_path) as user:
         answer = user.run_plugin_with_kubectl(*words)
 
     assert (answer.status, answer.out) == (1, "")
     assert "forbidden" in answer.err
+    assert instead in answer.err
     assert "viewer's rights" in answer.err
 
 

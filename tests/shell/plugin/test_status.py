@@ -44,6 +44,7 @@ def test_many_nodes_have_one_line_each_with_explanations_below(
     why = answer.out.partition("\n\n")[2]
     assert "gpu-2: GPU 0 has no profile 1g.5gb" in why
     assert "gpu-3: it is applied; the node is not ready" in why
+    assert why.endswith("check that an agent\n  runs on this node\n")
     assert "gpu-1" not in why
     assert "cpu" not in answer.out
 
