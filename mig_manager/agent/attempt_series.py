@@ -192,7 +192,7 @@ def _supersede(attempt: attempts.Attempt, end: errors.Superseded) -> None:
     """Restore the node after a run that was superseded, unless it goes down."""
     _log.info("run_superseded", why=end.why)
     if end.by in _FOLLOWED:
-        attempt.journal.abandon(keeps_taint=end.by is errors.SupersededBy.SAME_LAYOUT)
+        attempt.journal.abandon(is_retried=end.by is errors.SupersededBy.SAME_LAYOUT)
         attempt.deps.telemetry.run_superseded()
     elif not isinstance(end, errors.Rebooting):
         attempt.journal.finish(attempt.failure(reasons.Reason.INTERRUPTED, end.why))

@@ -228,17 +228,15 @@ class Attempt(Shared):
         It is retried if its reason is temporary, unless it ``is_final``. It is also retried if
         GPUs or host services are in neither the requested nor the previous state.
         """
-        message, entries = messages.join(*parts), self.journal.entries
+        message = messages.join(*parts)
         is_about_gpu = reason is reasons.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self.status.gpus.unreachable
-        is_undone = entries.is_undone_by_patch
+        is_undone = self.journal.entries.is_undone_by_patch
         is_final = is_final and is_undone
         return outcomes.failure(
             reason,
             messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
             should_retry=not is_undone or (reason.is_transient and not is_final),
-            # Evicted pods must not start here again before the other pods are gone.
-            keeps_taint=entries.draining and reason.is_transient,
             remedy=_NOT_RETRIED if is_final else remedy,
         )
 

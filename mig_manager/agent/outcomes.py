@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import reasons
 from mig_manager.core import messages, model, ports, timing
-from mig_manager.core.records import gpu_recovery, node_entries, run_status
+from mig_manager.core.records import gpu_recovery, run_status
 
 MAX_DRIVER_PAUSE_S = 15.0
 MAX_QUICK_ATTEMPTS = 40
@@ -26,8 +26,6 @@ class Outcome:
     description: str  # what happened, for people
     remedy: str = ""  # what follows from it: an action by a person, or the agent's next one
     should_retry: bool = False  # whether another attempt may succeed without action by a person
-    keeps_taint: bool = False
-    """Whether the node stays tainted until the next attempt, because its drain has begun."""
     verified_gpus: model.ObservedGpus = model.NO_GPUS
     """Empty after a failure. Unreachable GPUs get the layout once they are back."""
     missing_gpus: tuple[str, ...] = ()
@@ -41,14 +39,6 @@ class Outcome:
         """The description with the remedy, as it is published."""
         text = f"{messages.with_full_stop(self.description)} {self.remedy}".rstrip()
         return messages.fit(text, messages.MAX_BYTES)
-
-    @property
-    def run_end(self) -> node_entries.RunEnd:
-        """Which entries of the journal stay on the Node."""
-        if self.keeps_taint:
-            return node_entries.RunEnd.DRAIN_RETRIED
-        is_interrupted = self.reason is reasons.Reason.INTERRUPTED
-        return node_entries.RunEnd.INTERRUPTED if is_interrupted else node_entries.RunEnd.RESTORED
 
     def status_after(
         self, published: run_status.RunStatus, clock: timing.Clock, backoff_s: float
@@ -101,7 +91,6 @@ def failure(
     description: str,
     *,
     should_retry: bool | None = None,
-    keeps_taint: bool = False,
     remedy: str = "",
 ) -> Outcome:
     """Return the outcome of a failure.
@@ -114,7 +103,6 @@ def failure(
         description=description,
         remedy=remedy or reason.remedy,
         should_retry=reason.is_transient if should_retry is None else should_retry,
-        keeps_taint=keeps_taint,
     )
 
 

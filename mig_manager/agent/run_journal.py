@@ -194,7 +194,7 @@ class RunJournal:
         if is_success:
             # The entry belongs to the layout that is now active.
             self.set_entries(node=dataclasses.replace(self.entries.node, plugin_config=None))
-        kept = self._entries_to_keep(outcome.run_end)
+        kept = self._entries_to_keep(self._end_of(outcome.reason))
         self._count_phase()
         self._set_status(outcome.status_after(self.status, self._deps.clock, self._retry_after_s))
         labels: dict[str, str | None] = {}
@@ -214,13 +214,13 @@ class RunJournal:
         seconds = self._deps.clock.monotonic() - self._began
         outcomes.report(self._deps, self.status, outcome, seconds=seconds)
 
-    def abandon(self, *, keeps_taint: bool = False) -> None:
+    def abandon(self, *, is_retried: bool = False) -> None:
         """Undo all entries that a write to the Node can undo, and keep the published status.
 
-        With ``keeps_taint`` a drain's taint stays: evicted pods must not start here again.
+        ``is_retried`` says that a run for the same layout follows, which continues a drain.
         """
-        is_retried = keeps_taint and self.entries.draining
-        end = node_entries.RunEnd.DRAIN_RETRIED if is_retried else node_entries.RunEnd.RESTORED
+        goes_on = is_retried and self.entries.draining
+        end = node_entries.RunEnd.DRAIN_RETRIED if goes_on else node_entries.RunEnd.RESTORED
         kept = self._entries_to_keep(end)
         self._count_phase()
         boot_id = self._deps.boot_id
@@ -246,6 +246,13 @@ class RunJournal:
     def _set_status(self, status: run_status.RunStatus) -> None:
         self.status = status
         self.record = self.record.with_status(status, self._deps.boot_id)
+
+    def _end_of(self, reason: reasons.Reason) -> node_entries.RunEnd:
+        """Return how a run ends with an outcome of this reason."""
+        if self.entries.draining and reason.is_transient:
+            return node_entries.RunEnd.DRAIN_RETRIED
+        is_interrupted = reason is reasons.Reason.INTERRUPTED
+        return node_entries.RunEnd.INTERRUPTED if is_interrupted else node_entries.RunEnd.RESTORED
 
     def _entries_to_keep(self, end: node_entries.RunEnd) -> journals.Journal:
         """Return the entries that stay at an end of the run: all if they are another process'."""
