@@ -89,10 +89,13 @@ def blocking(plan: steps.GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProce
     if plan.takes_whole_gpu:
         return tuple(user for user in users if not is_releasing_daemon(user))
     kept_out_by = keeping_out(plan, users)
-    gone, gone_inside = plan.of(steps.DestroyGpuInstance), plan.of(steps.DestroyComputeInstance)
-    gpu_instances = {step.gpu_instance_id for step in gone}
-    compute_instances = {(step.gpu_instance_id, step.compute_instance_id) for step in gone_inside}
-    profiles = {step.profile for step in gone} | {step.profile for step in gone_inside}
+    destroyed = plan.of(steps.DestroyGpuInstance)
+    destroyed_inside = plan.of(steps.DestroyComputeInstance)
+    gpu_instances = {step.gpu_instance_id for step in destroyed}
+    compute_instances = {
+        (step.gpu_instance_id, step.compute_instance_id) for step in destroyed_inside
+    }
+    profiles = {step.profile for step in destroyed} | {step.profile for step in destroyed_inside}
     destroys_gfx = any("gfx" in profile.attributes for profile in profiles)
     return tuple(
         user

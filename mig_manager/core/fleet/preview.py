@@ -346,7 +346,8 @@ def _losses_and_claims(
         capacity=node.view.capacity,
     )
     claims: tuple[str, ...] = ()
-    modes, gone = planned.plan.of(steps.SetMode), planned.plan.of(steps.DestroyComputeInstance)
-    if modes or gone:
+    modes = planned.plan.of(steps.SetMode)
+    destroyed = planned.plan.of(steps.DestroyComputeInstance)
+    if modes or destroyed:
         claims = tuple(pod.key for pod in requesting if pod.has_claims and not pod.is_finished)
     return losses, claims

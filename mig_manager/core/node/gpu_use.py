@@ -69,8 +69,8 @@ class Usage:
     def with_pods(self, pods: pod_object.Pods) -> Self:
         """Return the usage with newer pods: a pod keeps its devices until it is gone."""
         present = {pod.uid for pod in pods}
-        gone = {pod.key for pod in self.pods if pod.uid not in present}
-        assigned = self.assigned and tuple(one for one in self.assigned if one.key not in gone)
+        absent = {pod.key for pod in self.pods if pod.uid not in present}
+        assigned = self.assigned and tuple(one for one in self.assigned if one.key not in absent)
         return dataclasses.replace(self, pods=pods, assigned=assigned)
 
     def users(self, affected: Collection[str] | None) -> pod_object.Pods:

@@ -222,10 +222,10 @@ class FitSearch:
         for count in range(len(state.idle), -1, -1):
             for stays in itertools.combinations(state.idle, count):
                 kept = collections.Counter(profile for profile, _ in stays)
-                again = required - kept
-                if capacity.fits(desired + again, pinned=(*state.fixed, *stays)):
+                recreated = required - kept
+                if capacity.fits(desired + recreated, pinned=(*state.fixed, *stays)):
                     yield Fit(
-                        content=model.in_order(desired + again + kept),
-                        lost=model.in_order(had - kept - again),
+                        content=model.in_order(desired + recreated + kept),
+                        lost=model.in_order(had - kept - recreated),
                         destroyed=len(state.idle) - count,
                     )

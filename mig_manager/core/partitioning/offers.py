@@ -135,9 +135,11 @@ class Offers:
 
     def forget(self, pods: Iterable[int]) -> None:
         """Forget the offers to these pods."""
-        gone = {*pods}
+        forgotten = {*pods}
         self._valid_offers = {
-            key: offer for key, offer in self._valid_offers.items() if gone.isdisjoint(offer.pods)
+            key: offer
+            for key, offer in self._valid_offers.items()
+            if forgotten.isdisjoint(offer.pods)
         }
 
     def offer(

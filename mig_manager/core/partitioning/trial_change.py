@@ -109,13 +109,13 @@ class TrialChange:
         """Return the devices to create for a pod, and claim the idle ones that serve it."""
         missing = []
         for profile, count in devices:
-            again = 0
+            reused = 0
             if reuses_idle and (has := self._schedulable.get(profile, 0)):
                 claimed = self._assumed.get(profile, 0)
-                again = max(0, min(count, has - claimed - self._lost.get(profile, 0)))
-                if again:
-                    self._assumed = {**self._assumed, profile: claimed + again}
-            missing.append((profile, count - again))
+                reused = max(0, min(count, has - claimed - self._lost.get(profile, 0)))
+                if reused:
+                    self._assumed = {**self._assumed, profile: claimed + reused}
+            missing.append((profile, count - reused))
         return missing
 
     def drain(self, indices: Iterable[int]) -> bool:

@@ -39,17 +39,17 @@ def host_warnings(gpus: Sequence[model.Gpu], plan: steps.Plan) -> tuple[str, ...
         ]
         if not affected:
             continue
-        then = "create the vGPUs of the new instances afterwards"
+        afterwards = "create the vGPUs of the new instances afterwards"
         if has_new_mode:
             # sysfs and sriov-manage write the domain with four digits.
             addresses = ", ".join(gpu.pci_address[-12:] for gpu in affected)
-            then = (
+            afterwards = (
                 "afterwards restore their virtual functions ('sriov-manage -e ADDRESS' for "
                 f"{addresses}) and create their vGPUs"
             )
         numbers = ", ".join(messages.ranges(gpu.index for gpu in affected))
         warnings.append(
             f"shared with virtual machines: GPU {numbers}; "
-            f"stop the machines with vGPUs, and {then}"
+            f"stop the machines with vGPUs, and {afterwards}"
         )
     return tuple(warnings)

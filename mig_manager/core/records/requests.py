@@ -142,16 +142,16 @@ class RequestRecord:
 
         After a reboot none is missing: a machine may come back with other GPUs.
         """
-        then = self.verified_gpus
+        applied = self.verified_gpus
         uuids = {gpu.uuid for gpu in (*gpus, *gpus.unreachable)}
-        if then is None or boot_id != then.boot_id or not gpus or "" in uuids:
+        if applied is None or boot_id != applied.boot_id or not gpus or "" in uuids:
             return ()
-        return tuple(then.names.get(uuid, uuid) for uuid in then.gpus if uuid not in uuids)
+        return tuple(applied.names.get(uuid, uuid) for uuid in applied.gpus if uuid not in uuids)
 
     def returned_gpus(self, uuids: Iterable[str]) -> frozenset[str]:
         """Return which of these GPUs were unreachable at the verification; none if unknown."""
-        then = self.verified_gpus
-        return frozenset(uuids) - then.gpus.keys() if then else frozenset()
+        applied = self.verified_gpus
+        return frozenset(uuids) - applied.gpus.keys() if applied else frozenset()
 
     def continued_as(
         self, current: "RequestRecord", *, is_new: bool, now_s: float

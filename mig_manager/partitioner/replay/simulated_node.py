@@ -99,8 +99,8 @@ class SimulatedNode:
         self._publish(
             times=dataclasses.replace(self._node.times, requested_at=None, started_at=now)
         )
-        _, gone = apply_goals(self._node.gpus, change.goals)
-        self._is_tainted = gone.isdisjoint(self._in_use())
+        _, destroyed = apply_goals(self._node.gpus, change.goals)
+        self._is_tainted = destroyed.isdisjoint(self._in_use())
         if not self._is_tainted:
             self._finish(now, failed_hash=change.content_hash)
         return self._is_tainted
@@ -110,11 +110,11 @@ class SimulatedNode:
 
         Return how many instances it destroyed, and how many of these were in use.
         """
-        gpus, gone = apply_goals(self._node.gpus, change.goals)
+        gpus, destroyed = apply_goals(self._node.gpus, change.goals)
         self._is_tainted = False
         self._finish(now, gpus=gpus)
         self._list_devices()
-        return len(gone), len(gone & self._in_use())
+        return len(destroyed), len(destroyed & self._in_use())
 
     def as_published(self) -> partitioned.PartitionedNode:
         """Return the node as the partitioner sees it."""
