@@ -15,6 +15,7 @@ from mig_manager.agent import (
     attempts,
     drift,
     drift_checks,
+    drift_verdicts,
     node_patches,
     outcomes,
     publish,
@@ -46,7 +47,7 @@ class Reconciler:
             memory=attempts.AttemptMemory(),
         )
         self._layouts = layout_report.LayoutReport(self._shared)
-        self._drift = drift.DriftMemory()
+        self._drift = drift_verdicts.DriftMemory()
         self.node = deps.node
         self.capacity = capacity_report.CapacityReport(self._shared)
         self._attempts = attempt_series.AttemptSeries(self._shared, self.capacity.update_gpus)
@@ -186,7 +187,7 @@ class Reconciler:
             LockedError: Another manager is at work.
         """
         self._attempts.forget_request()
-        self._drift = drift.DriftMemory()
+        self._drift = drift_verdicts.DriftMemory()
         view = self._shared.publisher.read()
         if recovery.shows_change(view) or not self._attempts.journal.is_empty:
             self._attempts.undo()
