@@ -150,7 +150,6 @@ def test_a_listed_layout_of_the_agents_config_map_is_planned_first(
     assert answer.data["nodes"][0]["verdict"] == "fits"
 
 
-@pytest.mark.slow
 def test_a_second_request_of_the_same_layout_is_a_new_one(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
@@ -162,7 +161,6 @@ def test_a_second_request_of_the_same_layout_is_a_new_one(
     assert len(texts) == 2
 
 
-@pytest.mark.slow
 def test_a_dry_run_shows_the_change_and_writes_nothing(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
@@ -270,7 +268,6 @@ def test_other_handling_of_the_layout_by_an_agent_is_noted(
     assert may_evict is (NO_EVICTION not in notes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("matters", [True, False])
 def test_apply_reads_a_node_changed_in_between_again(
     empty_cluster: plugin_rig.KubectlUser, monkeypatch: pytest.MonkeyPatch, *, matters: bool
@@ -325,7 +322,6 @@ def add_custom(
     )
 
 
-@pytest.mark.slow
 def test_status_distinguishes_one_custom_layout_from_the_next(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
@@ -344,7 +340,6 @@ def test_status_distinguishes_one_custom_layout_from_the_next(
     assert "an earlier annotation" in " ".join(answer["notes"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["custom", well_known.ON_DEMAND])
 def test_a_custom_layout_is_planned_from_the_nodes_annotation(
     empty_cluster: plugin_rig.KubectlUser, name: str
@@ -362,7 +357,6 @@ def test_a_custom_layout_is_planned_from_the_nodes_annotation(
     assert ("Pods: none evicted." in answer.out) is (name == well_known.ON_DEMAND)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

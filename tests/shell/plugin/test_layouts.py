@@ -56,7 +56,6 @@ def test_each_layout_is_drawn_with_its_origin(empty_cluster: plugin_rig.KubectlU
     assert max(map(len, answer.out.splitlines())) <= bar.WIDTH
 
 
-@pytest.mark.slow
 def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     empty_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
 ) -> None:
@@ -111,7 +110,6 @@ def test_a_layout_is_active_with_the_content_that_was_applied(
     assert layout["isApplied"] is is_applied
 
 
-@pytest.mark.slow
 def test_the_nodes_config_map_has_the_layouts_of_the_operators_agent(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
@@ -131,7 +129,6 @@ mig-configs:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "origin"),
     [
@@ -153,7 +150,6 @@ def test_a_layout_is_planned_from_the_config_map_if_that_has_it(
     assert empty_cluster.run_plugin("plan", "all-7g.80gb", "gpu-1").status == 2
 
 
-@pytest.mark.slow
 def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:

@@ -44,7 +44,6 @@ def test_a_plan_is_drawn_with_the_affected_pods(five_node_cluster: plugin_rig.Ku
     assert "Not for a device plugin" not in modes
 
 
-@pytest.mark.slow
 def test_a_plan_for_many_nodes_has_one_line_a_node_and_changes_nothing(
     five_node_cluster: plugin_rig.KubectlUser,
 ) -> None:
@@ -65,7 +64,6 @@ def test_a_plan_for_many_nodes_has_one_line_a_node_and_changes_nothing(
     assert {each.verb for each in five_node_cluster.server.log.requests()} <= {"get", "list", ""}
 
 
-@pytest.mark.slow
 def test_a_layout_may_come_from_a_file_or_from_a_pipe(
     five_node_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
 ) -> None:
@@ -100,7 +98,6 @@ def test_gpus_that_their_agent_cannot_observe_are_unknown(
     assert "Name a layout of this file" in unknown.err
 
 
-@pytest.mark.slow
 def test_another_layout_of_the_same_name_is_noted(empty_cluster: plugin_rig.KubectlUser) -> None:
     gpus = plugin_rig.gpus_with("1xA30")
     odd = plugin_rig.node("odd", gpus=gpus, requested="all-disabled", config_hash="0123456789ab")
@@ -113,7 +110,6 @@ def test_another_layout_of_the_same_name_is_noted(empty_cluster: plugin_rig.Kube
     assert "its agent last used another layout named all-disabled" in answer.out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("published", "expected"),
     [
@@ -159,7 +155,6 @@ def test_both_previews_give_the_same_verdict(
         assert planned.status == rolled.status == (verdict not in ("fits", "unchanged"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("has_config_map", [False, True])
 def test_content_that_only_the_agent_has_is_unknown(
     empty_cluster: plugin_rig.KubectlUser,
@@ -208,7 +203,6 @@ def test_a_plan_of_the_content_that_the_agent_has_is_without_a_note(
     assert planned["notes"] == []
 
 
-@pytest.mark.slow
 def test_a_plan_as_json_has_verdicts_losses_and_no_ids(
     five_node_cluster: plugin_rig.KubectlUser,
 ) -> None:
@@ -242,7 +236,6 @@ def test_layouts_are_checked_against_the_products_that_the_nodes_have(
     assert note in answer.err
 
 
-@pytest.mark.slow
 def test_validate_without_a_name_checks_all_layouts(
     five_node_cluster: plugin_rig.KubectlUser,
 ) -> None:

@@ -99,10 +99,10 @@ def test_invalid_input_is_refused_in_a_line(
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(("status",), marks=pytest.mark.slow),
-        pytest.param(("plan", "all-balanced"), marks=pytest.mark.slow),
-        pytest.param(("validate",), marks=pytest.mark.slow),
-        pytest.param(("layouts", "gpu-1"), marks=pytest.mark.slow),
+        ("status",),
+        ("plan", "all-balanced"),
+        ("validate",),
+        ("layouts", "gpu-1"),
         ("capacity",),
         ("history", "gpu-1"),
         ("device-classes",),

@@ -60,7 +60,6 @@ def user_with(
         yield plugin_rig.kubectl_user(server, home)
 
 
-@pytest.mark.slow
 def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Path) -> None:
     with user_with(rules(), tmp_path) as user:
         lines = ("status n1", "plan all-1g.5gb", "validate", "history n1")
@@ -70,7 +69,6 @@ def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Pa
     assert not any("not known" in each.out or "forbidden" in each.err for each in answers)
 
 
-@pytest.mark.slow
 def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path) -> None:
     layout = "version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: false}\n"
     with user_with(rules(), tmp_path) as user:
@@ -82,7 +80,6 @@ def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path
     assert "docs/kubectl-plugin.md" in requested.err
 
 
-@pytest.mark.slow
 def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.Path) -> None:
     with user_with(without("pods", "events"), tmp_path) as user:
         lines = ("status n1", "plan all-1g.5gb n1", "history n1")
@@ -116,7 +113,6 @@ def test_missing_rights_are_an_error_with_a_remedy(
     assert "viewer's rights" in answer.err
 
 
-@pytest.mark.slow
 def test_texts_on_a_node_cannot_control_the_terminal(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
