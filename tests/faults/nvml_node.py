@@ -104,7 +104,7 @@ class StruckNode:
             )
         assert [line for line in log if "exc_info" in line] == []
         remaining = [
-            each.split()[0] for each in traces.remaining(fake_cluster.FakeNode(rig).read())
+            each.split()[0] for each in traces.node_traces(fake_cluster.FakeNode(rig).read())
         ]
         return RunEnd(outcome, simulated_rig.geometry(self.state), remaining)
 

@@ -62,20 +62,20 @@ class MatrixRow:
         self.problems.append(f"{case}: the fault never struck")
         return None
 
-    def assert_complete(self, note: Note, counts: Mapping[str, object], *, of: int) -> None:
+    def assert_complete(self, note: Note, counts: Mapping[str, object], *, of: int | None) -> None:
         """Note the row; every case must have been struck, and there may not be fewer than before.
 
         Args:
             note: Takes the row.
             counts: What else it has.
-            of: The number of cases; where only some were played, the row is a sample.
+            of: The number of cases; the row is a sample if fewer were played, or if it is None.
         """
         numbers = {"tried": self.tried, "struck": self.struck}
         section = self._matrix if self.tried == of else f"{self._matrix}, a sample"
         note(section, {**self._key, **numbers, **counts})
         assert self.problems == []
         assert self.struck == self.tried > 0
-        assert of >= least(self._matrix, **self._key)
+        assert of is None or of >= least(self._matrix, **self._key)
 
 
 def require_rows(matrix: str, keys: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:

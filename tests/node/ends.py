@@ -1,6 +1,6 @@
 """How runs end on a node in memory, and what they have left."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -87,29 +87,31 @@ def assert_restored(
     A stopped agent, or one in a drain, may leave it to the next attempt to verify the devices of
     plugin and DRA driver; one in a drain, its taint.
     """
-    assert remaining(rig, is_stopped=is_stopped, is_in_drain=is_in_drain) == []
+    assert all_traces(rig, is_stopped=is_stopped, is_in_drain=is_in_drain) == []
 
 
-def remaining(
-    rig: node_rig.NodeRig,
-    *,
-    is_stopped: bool = False,
-    is_in_drain: bool = False,
-    is_cordoned: bool = False,
-    deployed: Mapping[str, str] | None = None,
+def all_traces(
+    rig: node_rig.NodeRig, *, is_stopped: bool = False, is_in_drain: bool = False
 ) -> list[str]:
-    """Return what a change has left on the node; nothing, if all is well."""
+    """Return what differs from what the owner wants; empty if the node is restored.
+
+    These are the traces on the Node, and those of the plugin's config, host services and hooks.
+    """
+    owner = rig.owner
     view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
     journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
-    is_applied = rig.node.labels.get(well_known.APPLIED_LABEL) == "one-slice-changed"
+    configs = dict(rig.policy.plugin_configs)
+    applied = rig.node.labels.get(well_known.APPLIED_LABEL, "")
     config = rig.node.labels.get(well_known.PLUGIN_CONFIG_LABEL)
-    is_config_well = config in (None, "sliced" if is_applied else "whole")
+    wanted_config = configs.get(applied, configs.get("*", owner.plugin_config))
     services = [
-        name for name, is_on in rig.host.services.items() if is_on is (name == "off.service")
+        name
+        for name, is_on in rig.host.services.items()
+        if is_on is (name in owner.stopped_services)
     ]
-    # An exit hook that failed stays pending, and runs again at the next attempt.
     has_exit_hook = journal is not None and journal.host.exit_hook
     pending_entries = (
+        # They stay if the hook or the switch failed: the next attempt tries it again.
         *("exit_hook", "persistent_gpus"),
         # After a failure the next run refreshes the device files.
         *(("stale_files",) if rig.node.labels.get(well_known.STATE_LABEL) != "success" else ()),
@@ -117,8 +119,13 @@ def remaining(
         *(("hold_taint",) if is_in_drain else ()),
     )
     return [
-        *traces.remaining(view, *pending_entries, is_cordoned=is_cordoned, deployed=deployed),
-        *([] if is_config_well else [f"config {config}"]),
+        *traces.node_traces(
+            view,
+            *pending_entries,
+            is_cordoned=owner.is_cordoned,
+            deployed=owner.deploy_labels or None,
+        ),
+        *([f"config {config}"] if config not in (None, wanted_config) else []),
         *([f"services {services}"] if services else []),
         *(["exit hook"] if rig.hooks.pending_exit is not has_exit_hook else []),
     ]

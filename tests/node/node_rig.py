@@ -1,9 +1,12 @@
 """A small GPU node in memory, whose every port call can be made to fail."""
 
+import copy
 import dataclasses
 import functools
 import math
+import types
 from collections.abc import Callable
+from typing import Self
 
 from mig_manager.core import model, ports
 from mig_manager.core.node import claims as dra
@@ -41,6 +44,7 @@ class NodeRig:
     resets: parts.Resets = dataclasses.field(default_factory=parts.Resets)
     host: parts.Host = dataclasses.field(default_factory=parts.Host)
     hooks: parts.Hooks = dataclasses.field(default_factory=parts.Hooks)
+    owner: parts.Owner = dataclasses.field(default_factory=parts.Owner)
     verified_layout_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
     request_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
 
@@ -62,6 +66,12 @@ class NodeRig:
             self.record_call, "verified_layout_file.save"
         )
         self.request_file.on_save = functools.partial(self.record_call, "request_file.save")
+
+    def fork(self, *immutable: object) -> Self:
+        """Return a copy that has the GPUs and other immutable values in common with this node."""
+        # A copied method acts on the copy; any other function would still act on this node.
+        assert all(isinstance(each, types.MethodType) for each in self.clock.on_wait)
+        return copy.deepcopy(self, {id(each): each for each in (self.gpus, *immutable)})
 
     # -- what happens to it -------------------------------------------------------------------
 

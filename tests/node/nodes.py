@@ -1,6 +1,5 @@
 """Nodes in memory: busy ones, and those that a policy, GPU clients or the driver make special."""
 
-import copy
 import functools
 from typing import Any
 
@@ -11,9 +10,7 @@ from tests.node import agents, gpu_values, node_rig, samples
 
 def node(*, layout: str | None = None, label_managed: bool = True) -> node_rig.NodeRig:
     """Two A100s with a device plugin; ``layout`` is already active."""
-    original = _node(layout=layout, label_managed=label_managed)
-    # The GPUs are immutable.
-    return copy.deepcopy(original, {id(original.gpus): original.gpus})
+    return _node(layout=layout, label_managed=label_managed).fork()
 
 
 @functools.cache
@@ -90,6 +87,7 @@ def hosted_node() -> node_rig.NodeRig:
     """Host services use the GPUs; one of them does not run."""
     rig = busy_node()
     rig.host.services |= {"dcgm.service": True, "nvsm.service": True, "off.service": False}
+    rig.owner.stopped_services = frozenset({"off.service"})
     return rig
 
 
@@ -198,7 +196,7 @@ def node_with_extra_clients() -> node_rig.NodeRig:
 def sharing_node() -> node_rig.NodeRig:
     """The config of the device plugin follows the layout."""
     rig = busy_node()
-    rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] = "whole"
+    rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] = rig.owner.plugin_config = "whole"
     others = [(name, "whole") for name in ("all-disabled", "all-1g.5gb")]
     rig.policy = policies.Policy(plugin_configs=(*others, ("one-slice-changed", "sliced")))
     return rig

@@ -115,6 +115,17 @@ class Host:
 
 
 @dataclasses.dataclass(slots=True)
+class Owner:
+    """What the node's owner wants, which every change restores."""
+
+    deploy_labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Those of the GPU clients; empty: whatever is set, unless it pauses one."""
+    plugin_config: str | None = None  # for the layouts that the policy does not list
+    stopped_services: frozenset[str] = frozenset()
+    is_cordoned: bool = False
+
+
+@dataclasses.dataclass(slots=True)
 class Hooks:
     """The owner's hooks."""
 

@@ -13,7 +13,7 @@ UNVERIFIED_ADVERTISERS = ("has_plugin", "has_dra_driver")
 """Entries for advertisers of devices: a stopped agent may leave their verification to the next."""
 
 
-def remaining(
+def node_traces(
     view: node_object.NodeView,
     *pending_entries: str,
     is_cordoned: bool = False,

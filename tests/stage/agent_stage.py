@@ -149,18 +149,18 @@ class AgentStage(stages.Stage):
         """Request a layout that must fail; return the status when it has."""
         return self.assert_ends(layout, model.State.FAILED)
 
-    def remaining(self, *, is_stopped: bool = False, **owners: Any) -> list[str]:
+    def node_traces(self, *, is_stopped: bool = False, **owners: Any) -> list[str]:
         """Return what a change has left on the node; nothing, if all is well.
 
-        ``owners``: what its owner wants, as for ``traces.remaining``.
+        ``owners``: what its owner wants, as for ``traces.node_traces``.
         """
         view = node_object.parse_node(self.api.get(NODE_PATH))
         pending_entries = traces.UNVERIFIED_ADVERTISERS if is_stopped else ()
-        return traces.remaining(view, *pending_entries, **owners)
+        return traces.node_traces(view, *pending_entries, **owners)
 
     def assert_restored(self) -> None:
         """Check that the agent has restored what it changes for a while."""
-        assert self.remaining() == []
+        assert self.node_traces() == []
 
 
 class ObservedStage(AgentStage):

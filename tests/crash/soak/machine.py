@@ -239,7 +239,7 @@ class Soak(stateful.RuleBasedStateMachine):
             pending = ("snapshot", "hold_taint")
         deployed = {key: value for key, value in rig.wanted_labels.items() if value}
         view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
-        remaining = traces.remaining(
+        remaining = traces.node_traces(
             view, *pending, is_cordoned=rig.wants_cordon, deployed=deployed
         )
         assert remaining == []

@@ -4,55 +4,34 @@ A strike is a kill, or a write of another program, just before a call of a port 
 driver. Strikes that meet the same node with the same journal in the same phase count once.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from mig_manager.agent import outcomes
 from tests import layout_table
+from tests.kit import matrix_rows
 from tests.node import agents
+from tests.pipeline.recovery import node_checks, node_keys
 from tests.pipeline.recovery.played_changes import PlayedChange
-from tests.pipeline.recovery.writes import WRITES, Write
+from tests.pipeline.recovery.writes import WRITES, Disturbed, Write
 from tests.pipeline.swept_changes import Change, NodeEnd
+
+Counts = Mapping[str, int]  # the numbers of a row, beside those that ``MatrixRow`` counts
 
 _NEXT = NodeEnd("success", "all-disabled", layout_table.gpus_with("all-disabled"))
 """How the request after a change ends."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exploration:
-    """What was counted while a change was struck, and what is wrong with its ends."""
-
-    tried: int
-    struck: int
-    moments: int | None = None  # where an agent that nothing disturbs can be struck
-    nodes_after_a_kill: int
-    nodes_after_two_kills: int | None = None
-    checked: int
-    converged: int
-    kills: int
-    writes: int
-    problems: Sequence[str]
-
-    @property
-    def row(self) -> Mapping[str, int]:
-        """The counts, as they are published."""
-        return {
-            name.replace("_", " "): count
-            for name, count in dataclasses.asdict(self).items()
-            if isinstance(count, int)
-        }
-
-
-def play_all(change: Change, *, step: int = 1) -> Exploration:
+def play_all(row: matrix_rows.MatrixRow, change: Change, *, step: int = 1) -> Counts:
     """Kill the agent at each moment, and kill or disturb its successor at each of its moments.
 
     Args:
+        row: Counts the strikes.
         change: What is requested.
         step: Strike at every n-th moment only: the same sample every time.
     """
-    explorer = _Explorer(change, step)
+    explorer = _Explorer(row, change, step)
     start = PlayedChange.of(change)
     once = explorer.kill_everywhere([start])
     twice = explorer.kill_everywhere(once)
@@ -61,9 +40,12 @@ def play_all(change: Change, *, step: int = 1) -> Exploration:
     for play in (start, *once):
         for write in WRITES:
             explorer.disturb(play, write, itertools.count(step // 2, step))
-    return dataclasses.replace(
-        explorer.result(once), moments=moments(change), nodes_after_two_kills=len(twice)
-    )
+    return {
+        "moments": moments(change),
+        "nodes after a kill": len(once),
+        "nodes after two kills": len(twice),
+        **explorer.counts,
+    }
 
 
 def moments(change: Change) -> int:
@@ -73,16 +55,17 @@ def moments(change: Change) -> int:
     return play.moment
 
 
-def play_sample(change: Change, *, step: int, every: int) -> Exploration:
+def play_sample(row: matrix_rows.MatrixRow, change: Change, *, step: int, every: int) -> Counts:
     """Kill the agent at every n-th moment, and let it rest or be disturbed before the next one.
 
     Args:
+        row: Counts the strikes.
         change: What is requested.
         step: Kill at every n-th moment.
         every: Write at every n-th moment of an agent, and to every n-th node after a kill, or to
             every third if that requests something else; the writes alternate.
     """
-    explorer = _Explorer(change, step)
+    explorer = _Explorer(row, change, step)
     start = PlayedChange.of(change)
     once = explorer.kill_everywhere([start])
     for play in (start, *once):
@@ -92,20 +75,19 @@ def play_sample(change: Change, *, step: int, every: int) -> Exploration:
         nth = 3 if write.is_request else every
         for play in once[number % nth :: nth]:
             explorer.disturb(play, write, (0,))
-    return explorer.result(once)
+    return {"nodes after a kill": len(once), **explorer.counts}
 
 
 class _Explorer:
     """Plays a change over and over, and counts."""
 
-    def __init__(self, change: Change, step: int) -> None:
+    def __init__(self, row: matrix_rows.MatrixRow, change: Change, step: int) -> None:
+        self._row = row
         self._change = change
         self._step = step
         self._visited: set[Hashable] = set()
         self._checked_keys: set[Hashable] = set()
-        self._tried = self._struck = self._kills = self._writes = 0
-        self._checked = self._converged = 0
-        self._problems: list[str] = []
+        self._kills = self._writes = self._checked = self._converged = 0
 
     def kill_everywhere(self, plays: Sequence[PlayedChange]) -> Sequence[PlayedChange]:
         """Kill an agent of each play at each moment; return one play for each different node."""
@@ -116,10 +98,10 @@ class _Explorer:
                 outcome = forked.serve(_Strike(number, PlayedChange.kill))
                 if not forked.is_dead:
                     break
-                self._tried += 1
-                self._struck += outcome is None
+                self._row.tried += 1
+                self._row.struck += outcome is None
                 self._kills += 1
-                self._problems += forked.misnaming_problems()
+                self._row.problems += node_checks.misnaming_problems(forked)
                 if forked.key not in self._visited:
                     self._visited.add(forked.key)
                     forked.path = (*play.path, f"killed at {number}")
@@ -134,58 +116,57 @@ class _Explorer:
             outcome = forked.serve(strike)
             if not strike.has_come:
                 return
-            if strike.has_struck and not forked.is_dead:
-                self._tried += 1
-                self._struck += 1
+            if not forked.is_abandoned:
+                self._row.tried += 1
+                self._row.struck += 1
                 self._writes += 1
                 # The journal is read when the agent starts, and again under the lock.
                 unread = None if number > 2 else layout_table.layout_of(play.rig.gpus)
-                self._check_end(forked, outcome, write.ends(self._change, unread))
+                disturbed = Disturbed(self._change, gpus_if_journal_unread=unread)
+                self._check_end(forked, outcome, write.ends(disturbed))
 
-    def result(self, once: Sequence[PlayedChange]) -> Exploration:
-        """Return all counts and problems; ``once`` are the nodes after a kill."""
-        return Exploration(
-            tried=self._tried,
-            struck=self._struck,
-            nodes_after_a_kill=len(once),
-            checked=self._checked,
-            converged=self._converged,
-            kills=self._kills,
-            writes=self._writes,
-            problems=self._problems,
-        )
+    @property
+    def counts(self) -> Counts:
+        """What was counted beside the strikes."""
+        return {
+            "checked": self._checked,
+            "converged": self._converged,
+            "kills": self._kills,
+            "writes": self._writes,
+        }
 
     def _write(self, write: Write, play: PlayedChange) -> None:
         """Write, and go on only where no other strike has met the same node at the same call."""
         write.act(play)
-        key = write.name, "".join(play.rig.log[-1:]), play.key, play.request_key
-        play.is_dead = key in self._visited
+        key = write.name, "".join(play.rig.log[-1:]), play.key
+        if key in self._visited:
+            play.abandon()
         self._visited.add(key)
 
-    def rest(self, play: PlayedChange, allowed: Sequence[NodeEnd]) -> int:
-        """Let an agent serve undisturbed, and check its end; return how many moments it had."""
+    def rest(self, play: PlayedChange, allowed: Sequence[NodeEnd]) -> None:
+        """Let an agent serve undisturbed, and check its end."""
         self._check_end(play, play.serve(_nothing_happens), allowed)
-        return play.moment
 
     def _check_end(
         self, play: PlayedChange, outcome: outcomes.Outcome | None, allowed: Sequence[NodeEnd]
     ) -> None:
-        problems = play.problems_at_rest(outcome, allowed)
-        self._problems += (f"{', '.join(play.path)}: {problem}" for problem in problems)
+        problems = node_checks.problems_at_rest(play, outcome, allowed)
+        self._row.problems += (f"{', '.join(play.path)}: {problem}" for problem in problems)
         self._checked += 1
         self._converged += not problems
-        if problems or play.key in self._checked_keys:
+        key = node_keys.key_of(play.rig)
+        if problems or key in self._checked_keys:
             return
-        self._checked_keys.add(play.key)
+        self._checked_keys.add(key)
         # The next request works, despite what was written before.
         following = play.fork()
         following.config.text = agents.CONFIG
         following.request(_NEXT.applied or "")
         following.let_pods_go()
         outcome = following.serve(_nothing_happens)
-        self._problems += (
+        self._row.problems += (
             f"{', '.join(play.path)}, then the next request: {problem}"
-            for problem in following.problems_at_rest(outcome, (_NEXT,))
+            for problem in node_checks.problems_at_rest(following, outcome, (_NEXT,))
         )
 
 
@@ -196,18 +177,16 @@ class _Strike:
         self._moment = moment
         self._what = what
         self.has_come = False
-        self.has_struck = False
-        """Whether it made a difference."""
 
     def __call__(self, play: PlayedChange) -> None:
         if play.moment != self._moment or self.has_come:
             return
         self.has_come = True
-        before = play.key, play.request_key
+        before = play.key
         self._what(play)
-        self.has_struck = (play.key, play.request_key) != before
-        # A run without a strike was checked before.
-        play.is_dead |= not self.has_struck
+        if not play.is_dead and play.key == before:
+            # A run without a strike is checked elsewhere.
+            play.abandon()
 
 
 def _nothing_happens(_play: PlayedChange) -> None: ...

@@ -1,34 +1,37 @@
 """Two strikes in a row: the second one meets what the first left to the next agent."""
 
-import functools
 import logging
-from collections.abc import Callable
 
 import pytest
 import structlog
 
 from tests.kit import matrix_rows
 from tests.pipeline.recovery import double_strikes
-from tests.pipeline.swept_changes import STRUCK_TWICE, Change
+from tests.pipeline.swept_changes import STRUCK_TWICE
 
 _MATRIX = "double strikes"
-_SAMPLE = f"{_MATRIX}, a sample"
 
 
-def play(
-    note: matrix_rows.Note,
-    name: str,
-    section: str,
-    explore: Callable[[Change], double_strikes.Exploration],
-) -> None:
+@pytest.fixture(autouse=True)
+def without_logs() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    explored = explore(STRUCK_TWICE[name])
-    note(section, {"change": name, **explored.row})
-    assert explored.problems == []
-    assert explored.struck == explored.tried
-    assert explored.converged == explored.checked
-    assert explored.kills > 0
-    assert explored.writes > 0
+
+
+def row_of(change: str) -> matrix_rows.MatrixRow:
+    return matrix_rows.MatrixRow(_MATRIX, change=change)
+
+
+def assert_complete(
+    row: matrix_rows.MatrixRow,
+    counts: double_strikes.Counts,
+    note: matrix_rows.Note,
+    *,
+    is_sample: bool,
+) -> None:
+    row.assert_complete(note, counts, of=None if is_sample else row.tried)
+    assert counts["converged"] == counts["checked"]
+    assert counts["kills"] > 0
+    assert counts["writes"] > 0
 
 
 @pytest.mark.slow
@@ -36,9 +39,9 @@ def play(
 def test_every_pair_of_strikes_ends_in_an_allowed_state(
     name: str, record_property: matrix_rows.Note, pytestconfig: pytest.Config
 ) -> None:
-    step = pytestconfig.getoption("every")
-    play_all = functools.partial(double_strikes.play_all, step=step)
-    play(record_property, name, _MATRIX if step == 1 else _SAMPLE, play_all)
+    row, step = row_of(name), pytestconfig.getoption("every")
+    counts = double_strikes.play_all(row, STRUCK_TWICE[name], step=step)
+    assert_complete(row, counts, record_property, is_sample=step > 1)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +57,9 @@ def test_every_pair_of_strikes_ends_in_an_allowed_state(
 def test_a_strike_at_any_moment_ends_in_an_allowed_state(
     name: str, record_property: matrix_rows.Note
 ) -> None:
-    sample = functools.partial(double_strikes.play_sample, step=4, every=23)
-    play(record_property, name, _SAMPLE, sample)
+    row = row_of(name)
+    counts = double_strikes.play_sample(row, STRUCK_TWICE[name], step=4, every=23)
+    assert_complete(row, counts, record_property, is_sample=True)
 
 
 def test_the_published_counts_are_of_present_changes() -> None:

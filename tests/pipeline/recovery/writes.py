@@ -16,12 +16,17 @@ from tests.pipeline.recovery import played_changes
 from tests.pipeline.recovery.played_changes import PlayedChange
 from tests.pipeline.swept_changes import Change, NodeEnd
 
-_Unread = layout_table.Gpus | None
-"""The GPUs at the start of an agent that has not read the journal yet."""
+
+class Disturbed(NamedTuple):
+    """A change whose agent a write has disturbed."""
+
+    change: Change
+    gpus_if_journal_unread: layout_table.Gpus | None
+    """The GPUs at the agent's start; None if it had read the journal before the write."""
 
 
-def _undisturbed_end(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
-    return (change.end,)
+def _undisturbed_end(disturbed: Disturbed) -> Sequence[NodeEnd]:
+    return (disturbed.change.end,)
 
 
 class Write(NamedTuple):
@@ -29,7 +34,7 @@ class Write(NamedTuple):
 
     name: str  # by what it is written to
     act: Callable[[PlayedChange], object]
-    ends: Callable[[Change, _Unread], Sequence[NodeEnd]] = _undisturbed_end  # those that it allows
+    ends: Callable[[Disturbed], Sequence[NodeEnd]] = _undisturbed_end  # those that it allows
     is_request: bool = False  # whether the label requests something else with it
 
 
@@ -55,13 +60,13 @@ def _write_deploy_label(play: PlayedChange) -> None:
 
 
 def _disable_monitor(play: PlayedChange, value: str | None) -> None:
-    for labels in (play.rig.node.labels, play.deploy_labels):
+    for labels in (play.rig.node.labels, play.rig.owner.deploy_labels):
         if labels.pop(nodes.EXPORTER, None) and value:
             labels[nodes.EXPORTER] = value
 
 
 def _cordon(play: PlayedChange) -> None:
-    play.rig.node.is_unschedulable = play.is_cordoned = True
+    play.rig.node.is_unschedulable = play.rig.owner.is_cordoned = True
 
 
 def _remove_taint(play: PlayedChange) -> None:
@@ -69,9 +74,8 @@ def _remove_taint(play: PlayedChange) -> None:
 
 
 def _start_services(play: PlayedChange) -> None:
-    play.rig.host.services |= dict.fromkeys(
-        (name for name in play.rig.host.services if name != "off.service"), True
-    )
+    host = play.rig.host
+    host.services |= dict.fromkeys(host.services.keys() - play.rig.owner.stopped_services, True)
 
 
 def _remove_journal(play: PlayedChange) -> None:
@@ -95,7 +99,7 @@ def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = F
     free = frozenset().union(*rig.kubelet.schedulable.values()) - in_use
     existing = sorted(
         uuid
-        for uuid, name in played_changes.names(rig.gpus).items()
+        for uuid, name in played_changes.device_names(rig.gpus).items()
         if uuid in free and (name in layout_table.devices_by_gpu(play.change.after)) is is_spared
     )
     if existing and serving and not serving[0].is_terminating and "newcomer" not in rig.pods.names:
@@ -164,48 +168,55 @@ def _unnamed_ends(change: Change) -> Sequence[NodeEnd]:
     return NodeEnd("failed", None, change.before), NodeEnd("failed", None, change.after)
 
 
-def _after_another(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
-    return (change.other,)
+def _after_another(disturbed: Disturbed) -> Sequence[NodeEnd]:
+    return (disturbed.change.other,)
 
 
-def _after_impossible(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+def _after_impossible(disturbed: Disturbed) -> Sequence[NodeEnd]:
+    change = disturbed.change
     # Once instances were created they stay, under a name only if they were verified.
     verified = NodeEnd("failed", change.layout, change.after)
     return _failed_end(change), *_unnamed_ends(change), verified
 
 
-def _after_nothing(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+def _after_nothing(disturbed: Disturbed) -> Sequence[NodeEnd]:
+    change = disturbed.change
     untouched = NodeEnd("success" if change.was else None, change.was, change.before)
     return change.end, _failed_end(change), *_unnamed_ends(change), untouched
 
 
-def _after_changed_file(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+def _after_changed_file(disturbed: Disturbed) -> Sequence[NodeEnd]:
+    change = disturbed.change
     if change.custom is not None or change.is_refused:
         return (change.end,)
     return (change.other._replace(applied=change.layout),)
 
 
-def _after_broken_file(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+def _after_broken_file(disturbed: Disturbed) -> Sequence[NodeEnd]:
+    change = disturbed.change
     if change.custom is not None or change.is_refused:
         return (change.end,)
     # What is active when the file breaks stays, with success if it was verified before.
     return change.end, _failed_end(change), NodeEnd("failed", None, change.after)
 
 
-def _after_pod_start(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+def _after_pod_start(disturbed: Disturbed) -> Sequence[NodeEnd]:
+    change = disturbed.change
     # On demand no pod is evicted, nor one whose device is not known yet.
     return (change.end, _failed_end(change)) if change.custom else (change.end,)
 
 
-def _after_registration(change: Change, _unread: _Unread) -> Sequence[NodeEnd]:
+def _after_registration(disturbed: Disturbed) -> Sequence[NodeEnd]:
+    change = disturbed.change
     return (_failed_end(change), *_unnamed_ends(change)) if change.is_refused else (change.end,)
 
 
-def _after_lost_journal(change: Change, unread: _Unread) -> Sequence[NodeEnd]:
-    if not change.is_refused or unread is None:
+def _after_lost_journal(disturbed: Disturbed) -> Sequence[NodeEnd]:
+    change = disturbed.change
+    if not change.is_refused or disturbed.gpus_if_journal_unread is None:
         return (change.end,)
     # Nothing else says what the GPUs had: they stay as they are, under no layout's name.
-    return change.end, NodeEnd("failed", None, unread)
+    return change.end, NodeEnd("failed", None, disturbed.gpus_if_journal_unread)
 
 
 WRITES: Sequence[Write] = (
