@@ -5,6 +5,7 @@ import functools
 import pathlib
 from collections.abc import Callable
 
+from mig_manager import gpu_ports
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import (
     device_nodes,
@@ -15,7 +16,7 @@ from mig_manager.adapters.host import (
 )
 from mig_manager.adapters.kubernetes import api, kube_node, pod_claims, pods, watch
 from mig_manager.adapters.nvml import worker_client
-from mig_manager.agent import agent_settings, gpu_ports
+from mig_manager.agent import agent_settings
 from mig_manager.core import ports, standbys, timing
 from mig_manager.core.files import service_files
 from mig_manager.core.node import client_table

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import structlog
 
+from mig_manager import gpu_ports
 from mig_manager.adapters import host
 from mig_manager.adapters.host import config_watch
 from mig_manager.adapters.kubernetes import api, pods, watch
 from mig_manager.adapters.nvml import event_listener
-from mig_manager.agent import agent_settings, dependencies, gpu_ports, intake, loop, reconcile
+from mig_manager.agent import agent_settings, dependencies, intake, loop, reconcile
 from mig_manager.core import liveness, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known

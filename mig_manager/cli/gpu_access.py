@@ -74,8 +74,8 @@ class CommandAdapters:
     @functools.cached_property
     def worker_gpus(self) -> "worker_client.WorkerGpus":
         """This machine's GPUs, for changes by a worker process."""
+        from mig_manager import gpu_ports
         from mig_manager.adapters.nvml import worker_client
-        from mig_manager.agent import gpu_ports
 
         settings = self.settings
         command = gpu_ports.worker_command(
@@ -96,8 +96,8 @@ class CommandAdapters:
         ``hook_variables`` are the command's options as mig-parted passes them to hooks; None runs
         no hooks.
         """
+        from mig_manager import gpu_ports
         from mig_manager.adapters.host import device_nodes, files, lock_file
-        from mig_manager.agent import gpu_ports
 
         settings = self.settings
         gpus = self._terminal.replace_adapter(self.worker_gpus)

@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
-from mig_manager import errors
+from mig_manager import errors, gpu_ports
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.kubernetes import api, kube_node, pod_claims, pods
 from mig_manager.adapters.nvml import worker_client
-from mig_manager.agent import gpu_ports
 from mig_manager.cli.doctor import doctor_settings
 from mig_manager.cli.doctor.doctor_report import Finding
 from mig_manager.cli.toolkit import console
