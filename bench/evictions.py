@@ -23,7 +23,7 @@ import yaml
 
 from mig_manager.adapters.kubernetes import api, responses
 from tests import api_objects, waiting
-from tests.kit import envtest
+from tests.kit.cluster import envtest
 from tests.stage import clusters
 
 _SLOWEST = 1.2

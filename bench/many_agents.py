@@ -26,7 +26,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from tests import waiting
 from tests.fleet import agents
-from tests.kit import envtest
+from tests.kit.cluster import envtest
 from tests.stage import in_process
 
 _LAYOUT = "all-1g.5gb"

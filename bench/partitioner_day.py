@@ -23,7 +23,7 @@ import pytest
 from mig_manager.adapters.host import log
 from testkit import bounds, day, day_layouts
 from tests.cluster import device_watch, pods_of_a_day, sandbox_nodes
-from tests.kit import audit, envtest
+from tests.kit.cluster import audit, envtest
 from tests.stage import agent_stage, clusters
 
 _GPUS_EACH = 8

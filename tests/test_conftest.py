@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests import programs
-from tests.kit import matrix_rows
+from tests.kit.matrices import matrix_rows
 
 
 def run_pytest(*words: str | pathlib.Path, **environ: str) -> "subprocess.CompletedProcess[str]":

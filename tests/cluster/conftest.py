@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit import envtest
+from tests.kit.cluster import envtest
 from tests.stage import clusters
 
 

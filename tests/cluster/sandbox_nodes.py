@@ -21,7 +21,7 @@ from mig_manager.sandbox.node import (
 )
 from tests import waiting
 from tests.cluster import device_watch
-from tests.kit import envtest
+from tests.kit.cluster import envtest
 from tests.stage import clusters
 
 PARTITIONER = clusters.Account(namespace="mig-manager", name="mig-manager-partitioner")

@@ -12,8 +12,8 @@ from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, kube_node, lease_slots, pods, responses
 from mig_manager.core.node import evictions, pod_object, well_known
 from tests import api_objects, waiting
+from tests.kit.cluster.apirig import NODES, PODS
 from tests.stage import clusters
-from tests.stage.apirig import NODES, PODS
 
 NAME = "answering"
 OTHERS_UID = "00000000-0000-0000-0000-000000000000"

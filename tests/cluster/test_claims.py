@@ -16,7 +16,7 @@ from mig_manager.sandbox.driver import state_file
 from mig_manager.sandbox.node import cluster_view, device_plugin, manifests, objects
 from tests import waiting
 from tests.cluster import sandbox_nodes
-from tests.kit import audit, dra_driver
+from tests.kit.cluster import audit, dra_driver
 from tests.stage import clusters
 
 pytestmark = pytest.mark.cluster

@@ -15,7 +15,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import claims, well_known
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 from tests import api_objects, waiting
-from tests.kit import dra_driver
+from tests.kit.cluster import dra_driver
 from tests.node import gpu_values
 from tests.stage import agent_stage, clusters
 

@@ -8,7 +8,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.sandbox import machines
 from tests import api_objects
-from tests.kit import operator_pod
+from tests.kit.cluster import operator_pod
 from tests.stage import agent_stage, clusters
 
 LAYOUT = "all-1g.5gb"

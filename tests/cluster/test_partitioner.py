@@ -13,8 +13,8 @@ from mig_manager.adapters.kubernetes import api, events, leader, partitioner_clu
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import announcer, demand_signal
 from tests import api_objects, waiting
+from tests.kit.cluster.apirig import NODES, PODS
 from tests.stage import clusters
-from tests.stage.apirig import NODES, PODS
 
 pytestmark = pytest.mark.cluster
 

@@ -16,7 +16,7 @@ from mig_manager.sandbox.node import objects
 from testkit import day
 from tests import waiting
 from tests.cluster import device_watch, pods_of_a_day, sandbox_nodes
-from tests.kit import audit
+from tests.kit.cluster import audit
 from tests.stage import agent_stage, clusters
 
 pytestmark = pytest.mark.cluster

@@ -18,9 +18,10 @@ from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox import advertising_gpus
 from mig_manager.sandbox.node import objects
 from tests import api_objects, waiting
-from tests.kit import doctor_rig, envtest
+from tests.kit.cluster import envtest
+from tests.kit.cluster.apirig import NODES, PODS
+from tests.kit.shell import doctor_rig
 from tests.stage import clusters
-from tests.stage.apirig import NODES, PODS
 
 pytestmark = pytest.mark.cluster
 

@@ -10,8 +10,8 @@ import yaml
 
 from mig_manager.sandbox.node import manifests, objects
 from tests import api_objects, waiting
+from tests.kit.cluster.apirig import PODS
 from tests.stage import clusters
-from tests.stage.apirig import PODS
 
 pytestmark = pytest.mark.cluster
 

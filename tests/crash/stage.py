@@ -18,7 +18,7 @@ from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
 from tests import layout_table
 from tests.crash import agent_process, scenarios
-from tests.kit import monitors
+from tests.kit.cluster import monitors
 from tests.node import simulated_rig, traces
 from tests.stage import agent_stage
 

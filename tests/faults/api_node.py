@@ -23,7 +23,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects, sandbox_node
 from tests import layout_table
-from tests.kit import lost_stderr
+from tests.kit.shell import lost_stderr
 from tests.node import fakes
 from tests.stage import agent_stage, in_process
 

@@ -16,7 +16,8 @@ from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import simulated_nvml
 from testkit import nvml_faults
 from tests import layout_table
-from tests.kit import lost_stderr, nvml_codes
+from tests.kit.driver import nvml_codes
+from tests.kit.shell import lost_stderr
 from tests.node import agents, fake_cluster, fakes, simulated_rig, traces
 
 

@@ -16,8 +16,8 @@ from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests import api_objects, layout_table, waiting
 from tests.fleet import agents, census, fake_agents
-from tests.kit import commandline
-from tests.kit.commandline import Answer
+from tests.kit.shell import commandline
+from tests.kit.shell.commandline import Answer
 from tests.node import agents as node_agents
 from tests.node import gpu_values
 

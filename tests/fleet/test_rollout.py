@@ -13,7 +13,7 @@ from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import waiting
 from tests.fleet import agents, census, fake_agents
-from tests.kit import commandline
+from tests.kit.shell import commandline
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit import commandline
+from tests.kit.shell import commandline
 from tests.partitioner import rigs
 
 

@@ -18,7 +18,8 @@ from mig_manager.sandbox.apiserver import kinds
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import api_objects, waiting
-from tests.kit import commandline, dra_driver, mortal_api, watch_rig
+from tests.kit.cluster import dra_driver, mortal_api, watch_rig
+from tests.kit.shell import commandline
 from tests.node import fakes, gpu_values, samples
 
 TERM_S = 70.0

@@ -8,7 +8,7 @@ from mig_manager.core.node import device_classes
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects, waiting
-from tests.kit import dra_driver
+from tests.kit.cluster import dra_driver
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 
 

@@ -6,8 +6,9 @@ import json
 import pytest
 
 from tests import api_objects
-from tests.kit import commandline, partitions
-from tests.kit.partitions import EMPTY, SMALL, node, pod
+from tests.kit.cluster import partitions
+from tests.kit.cluster.partitions import EMPTY, SMALL, node, pod
+from tests.kit.shell import commandline
 from tests.partitioner import rigs
 
 

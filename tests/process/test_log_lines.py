@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.core import model
-from tests.kit import lost_stderr
+from tests.kit.shell import lost_stderr
 from tests.node.applying_rig import LAYOUTS_TEXT
 from tests.stage import agent_stage
 

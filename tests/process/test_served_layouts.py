@@ -13,7 +13,7 @@ from mig_manager.core.layout import layout_list
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import machines
 from mig_manager.sandbox.node import objects
-from tests.kit import c_library
+from tests.kit.driver import c_library
 from tests.stage import agent_stage
 
 UNKNOWN = "NVIDIA Q900-SXM9-120GB"

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
 from testkit import nvml_faults
-from tests.kit.eight_gpus import LAYOUTS, LOST, SPEC
+from tests.kit.driver.eight_gpus import LAYOUTS, LOST, SPEC
 from tests.stage import agent_stage
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit import c_library
+from tests.kit.driver import c_library
 from tests.stage import agent_stage
 
 LAYOUT = "all-1g.10gb"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests import api_objects, programs
-from tests.kit import overlays
+from tests.kit.shipped import overlays
 from tests.realnode import images
 
 _SYSTEM = {

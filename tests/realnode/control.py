@@ -11,7 +11,7 @@ from typing import Any
 import urllib3
 
 from tests import waiting
-from tests.kit import envtest
+from tests.kit.cluster import envtest
 from tests.realnode import namespaces
 
 SERVICE_IP = "10.96.0.1"

@@ -14,7 +14,7 @@ from typing import Any
 
 from mig_manager.sandbox.driver import simulated_nvml, states, transitions
 from testkit import nvidia_smi, nvml_faults
-from tests.kit import c_library
+from tests.kit.driver import c_library
 from tests.node import simulated_rig
 
 _NVIDIA_SMI = """\

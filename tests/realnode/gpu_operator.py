@@ -14,7 +14,7 @@ import yaml
 
 from tests import programs, waiting
 from tests.api_objects import Object
-from tests.kit import envtest
+from tests.kit.cluster import envtest
 from tests.realnode import images, operator, rig
 from tests.stage import clusters
 

@@ -1,7 +1,7 @@
 """Operands as NVIDIA's GPU operator deploys them, and its MIG manager's account."""
 
 from tests.api_objects import Object
-from tests.kit import operator_pod
+from tests.kit.cluster import operator_pod
 from tests.realnode import contract_keys, manifests
 from tests.stage import clusters
 

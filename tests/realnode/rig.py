@@ -14,7 +14,7 @@ from typing import IO
 from mig_manager.sandbox.driver import states
 from tests import waiting
 from tests.api_objects import Object
-from tests.kit import audit, envtest
+from tests.kit.cluster import audit, envtest
 from tests.realnode import (
     contract_keys,
     control,

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from tests import waiting
-from tests.kit import audit
+from tests.kit.cluster import audit
 from tests.realnode import node_state, progress, rig
 
 pytestmark = pytest.mark.realnode

@@ -10,7 +10,7 @@ import pytest
 from mig_manager.sandbox.driver import state_file
 from testkit import apiserver
 from tests import waiting
-from tests.kit import dockerfile, overlays
+from tests.kit.shipped import dockerfile, overlays
 from tests.realnode import container, images, namespaces, rig
 from tests.stage import clusters, plain_node
 

@@ -10,7 +10,7 @@ import pytest
 from mig_manager.core import model
 from testkit import nvml_faults
 from tests import waiting
-from tests.kit import systemd_rig
+from tests.kit.host import systemd_rig
 from tests.realnode import contract_keys, manifests, node_state, rig
 
 pytestmark = pytest.mark.realnode

@@ -9,7 +9,7 @@ from mig_manager import reasons
 from mig_manager.core import model
 from testkit import apiserver
 from tests import api_objects, programs
-from tests.kit import commandline, doctor_rig, plugin_rig, shell_node
+from tests.kit.shell import commandline, doctor_rig, plugin_rig, shell_node
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
 from tests import waiting
-from tests.kit import commandline
-from tests.kit.shell_node import ShellNode
+from tests.kit.shell import commandline
+from tests.kit.shell.shell_node import ShellNode
 
 
 @pytest.fixture

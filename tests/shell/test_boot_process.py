@@ -9,7 +9,7 @@ from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import waiting
-from tests.kit.shell_node import ShellNode
+from tests.kit.shell.shell_node import ShellNode
 
 LAYOUTS = """
 version: v1

@@ -15,7 +15,7 @@ from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import simulated_nvml, states
-from tests.kit.commandline import ONE_LAYOUT, SPEC, Answer, Shell
+from tests.kit.shell.commandline import ONE_LAYOUT, SPEC, Answer, Shell
 from tests.node import fakes, samples
 
 ROOT = pathlib.Path(__file__).parents[2]

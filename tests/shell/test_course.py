@@ -9,7 +9,9 @@ from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
 from tests import waiting
-from tests.kit import c_library, commandline, kubelet_rig, shell_node
+from tests.kit.cluster import kubelet_rig
+from tests.kit.driver import c_library
+from tests.kit.shell import commandline, shell_node
 
 A30 = "1xA30"
 UNKNOWN = 999  # NVML_ERROR_UNKNOWN

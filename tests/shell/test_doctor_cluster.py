@@ -13,8 +13,8 @@ from mig_manager.core.node import claims, pod_object, rights, well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox import stages
 from testkit import apiserver
-from tests.kit import doctor_rig
-from tests.kit.doctor_rig import FAIL, OK, SKIPPED, WARN, DoctorRig, Findings, a_gpu, gpus
+from tests.kit.shell import doctor_rig
+from tests.kit.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, DoctorRig, Findings, a_gpu, gpus
 from tests.node import samples
 from tests.stage import agent_stage
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import waiting
-from tests.kit.shell_node import ShellNode
+from tests.kit.shell.shell_node import ShellNode
 from tests.shell import terminal
 
 _SCREEN = "\x1b[?1049h"

@@ -11,8 +11,8 @@ import pytest
 
 from testkit import nvml_faults
 from tests import waiting
-from tests.kit import lost_stderr
-from tests.kit.shell_node import ShellNode
+from tests.kit.shell import lost_stderr
+from tests.kit.shell.shell_node import ShellNode
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 

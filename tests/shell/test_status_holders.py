@@ -7,7 +7,7 @@ import pytest
 from mig_manager.core import gpu_answers, gpu_processes
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
-from tests.kit import commandline
+from tests.kit.shell import commandline
 
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 

@@ -13,7 +13,7 @@ import yaml
 import mig_manager
 from tests import programs
 from tests.api_objects import Object
-from tests.kit.overlays import kustomize
+from tests.kit.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = ROOT / "charts" / "mig-manager"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import programs
-from tests.kit import commandline
+from tests.kit.shell import commandline
 from tests.stage import agent_stage
 
 _LIMIT_KIB = 45 << 10

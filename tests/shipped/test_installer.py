@@ -12,7 +12,7 @@ import pytest
 
 import mig_manager
 from tests import programs
-from tests.kit.unit_files import BOOT, MANUAL, SYSTEMD, UNITS
+from tests.kit.shipped.unit_files import BOOT, MANUAL, SYSTEMD, UNITS
 from tests.programs import run, write_script
 
 SETTINGS = {"mig-manager.env", "config.yaml"}

@@ -21,7 +21,7 @@ import yaml
 import mig_manager
 from testkit import apiserver
 from tests import api_objects, programs
-from tests.kit import plugin_rig
+from tests.kit.shell import plugin_rig
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACK = ROOT / "release" / "krew" / "pack.py"

@@ -23,7 +23,7 @@ from mig_manager.partitioner import metrics as partitioner_metrics
 from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 from testkit import nvml_faults
 from tests import programs
-from tests.kit.overlays import kustomize
+from tests.kit.shipped.overlays import kustomize
 from tests.node import agents, fakes, nodes
 
 ROOT = pathlib.Path(__file__).parents[2]

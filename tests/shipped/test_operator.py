@@ -21,9 +21,9 @@ from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import programs, waiting
 from tests.api_objects import Object
-from tests.kit import operator_pod
-from tests.kit.overlays import AGENTS, OVERLAYS, ROOT, kustomize, overlay
-from tests.kit.unit_files import settings_of_agent
+from tests.kit.cluster import operator_pod
+from tests.kit.shipped.overlays import AGENTS, OVERLAYS, ROOT, kustomize, overlay
+from tests.kit.shipped.unit_files import settings_of_agent
 from tests.stage import clusters, plain_node
 
 LAYOUT = "all-1g.5gb"

@@ -15,7 +15,7 @@ import pytest
 
 import mig_manager
 from tests import programs
-from tests.kit.unit_files import MANUAL, PLUGIN_MANUAL, UNITS
+from tests.kit.shipped.unit_files import MANUAL, PLUGIN_MANUAL, UNITS
 from tests.shipped import building, guest
 
 pytestmark = pytest.mark.release

@@ -18,8 +18,8 @@ import mig_manager
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from tests import contract, programs
-from tests.kit.dockerfile import instructions
-from tests.kit.unit_files import MANUAL, PLUGIN_MANUAL
+from tests.kit.shipped.dockerfile import instructions
+from tests.kit.shipped.unit_files import MANUAL, PLUGIN_MANUAL
 from tests.shipped import building, locks
 
 ROOT = pathlib.Path(__file__).parents[2]

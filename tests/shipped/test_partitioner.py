@@ -9,8 +9,8 @@ from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.partitioner import partitioner_settings
 from tests.api_objects import Object
-from tests.kit import overlays
-from tests.kit.unit_files import RecordedEnvironment
+from tests.kit.shipped import overlays
+from tests.kit.shipped.unit_files import RecordedEnvironment
 
 NAME = "mig-manager-partitioner"
 

@@ -13,7 +13,7 @@ import yaml
 
 from mig_manager.core.records import capacity
 from tests import contract
-from tests.kit import commandline
+from tests.kit.shell import commandline
 
 ROOT = pathlib.Path(__file__).parents[2]
 DIGESTS = contract.GOLDEN.with_name("schemas.sha256")

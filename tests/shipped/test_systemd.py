@@ -15,7 +15,7 @@ from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.commands import boot
 from mig_manager.cli.toolkit import parser
-from tests.kit.unit_files import (
+from tests.kit.shipped.unit_files import (
     BOOT,
     ROOT,
     SYSTEMD,

@@ -18,7 +18,8 @@ from mig_manager.sandbox import demo_layouts, machines, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
-from tests.kit import c_library, envtest
+from tests.kit.cluster import envtest
+from tests.kit.driver import c_library
 from tests.node import gpu_values, traces
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"

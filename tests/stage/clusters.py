@@ -17,7 +17,7 @@ from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import waiting
 from tests.api_objects import Object
-from tests.kit import envtest, operator_pod
+from tests.kit.cluster import envtest, operator_pod
 from tests.stage import agent_stage
 
 ROOT = pathlib.Path(__file__).parents[2]

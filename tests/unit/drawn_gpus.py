@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from tests.kit import oracle
+from tests.kit.planner import oracle
 from tests.node import driver_rules, samples
 
 

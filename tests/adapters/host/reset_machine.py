@@ -11,7 +11,7 @@ from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi
-from tests.kit import proc_tree
+from tests.kit.host import proc_tree
 from tests.node.nvml_rig import ON, NvmlRig, mode_step
 from tests.programs import write_script
 

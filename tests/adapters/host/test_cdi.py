@@ -11,7 +11,7 @@ import structlog.testing
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import cdi, device_nodes, programs
 from tests.adapters.host import root_filesystems
-from tests.kit import privileges, proc_tree
+from tests.kit.host import privileges, proc_tree
 from tests.programs import write_script
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")

@@ -12,7 +12,7 @@ from mig_manager.adapters.host import hooks
 from mig_manager.core.files import hook_files
 from mig_manager.core.files.hook_files import Point
 from tests import programs, waiting
-from tests.kit import processes
+from tests.kit.host import processes
 
 PATH = os.defpath
 

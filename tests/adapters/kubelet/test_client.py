@@ -10,8 +10,8 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.adapters import pod_resources
 from tests import waiting
-from tests.kit.kubelet_rig import GPU, GrpcKubelet, devices
-from tests.kit.processes import children, descriptors
+from tests.kit.cluster.kubelet_rig import GPU, GrpcKubelet, devices
+from tests.kit.host.processes import children, descriptors
 
 
 @pytest.fixture

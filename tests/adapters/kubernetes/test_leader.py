@@ -14,7 +14,7 @@ from mig_manager.core.node import lease
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects
-from tests.kit.mortal_api import MortalApi
+from tests.kit.cluster.mortal_api import MortalApi
 from tests.node import fakes, strikes
 
 NAMESPACE = "mig-manager"

@@ -14,7 +14,8 @@ from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import simulated_nvml
 from testkit import matrix, nvml_faults
-from tests.kit import nvml_codes, oracle
+from tests.kit.driver import nvml_codes
+from tests.kit.planner import oracle
 from tests.node import gpu_values
 
 ON = model.MigMode.ENABLED

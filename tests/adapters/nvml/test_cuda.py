@@ -7,7 +7,8 @@ import pytest
 
 from mig_manager.adapters import cuda
 from tests import waiting
-from tests.kit import c_library, shell_node
+from tests.kit.driver import c_library
+from tests.kit.shell import shell_node
 
 
 @pytest.fixture

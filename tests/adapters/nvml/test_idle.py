@@ -12,7 +12,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.kit.proc_tree import ProcTree
+from tests.kit.host.proc_tree import ProcTree
 from tests.node import fakes, samples
 from tests.node.nvml_rig import Boot, NvmlRig, ci_step, end_steps, gi_step, mode_step, plan_of
 

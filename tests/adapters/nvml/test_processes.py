@@ -9,7 +9,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import library, nvml_gpus, processes
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
-from tests.kit.proc_tree import ProcTree
+from tests.kit.host.proc_tree import ProcTree
 from tests.node import fakes
 from tests.node.nvml_rig import ON, Boot, NvmlRig, end_steps, mode_step, plan_of
 

@@ -13,7 +13,7 @@ from mig_manager.adapters.nvml import step_executor
 from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.kit import nvml_codes
+from tests.kit.driver import nvml_codes
 from tests.node.nvml_rig import (
     OFF,
     ON,

@@ -22,7 +22,7 @@ from mig_manager.core.acceptance import surveys
 from mig_manager.core.files import json_text
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.kit import alterations
+from tests.kit.driver import alterations
 from tests.node import nvml_rig
 from tests.node.nvml_rig import rig
 

@@ -15,7 +15,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.core import steps
 from tests import waiting
-from tests.kit import processes
+from tests.kit.host import processes
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

@@ -11,7 +11,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from tests.crash.soak import layouts
-from tests.kit import oracle
+from tests.kit.planner import oracle
 from tests.node import samples
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import stateful
 
 from tests.crash.soak import machine, script
-from tests.kit import matrix_rows
+from tests.kit.matrices import matrix_rows
 
 EXAMPLES = int(os.environ.get("MIG_SOAK_EXAMPLES", "0"))
 """Stories to try instead of the usual number; 0: the usual number."""

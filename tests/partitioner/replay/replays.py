@@ -4,8 +4,8 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.kit import commandline
-from tests.kit.partitions import NOW, pod
+from tests.kit.cluster.partitions import NOW, pod
+from tests.kit.shell import commandline
 from tests.partitioner import rigs
 
 

@@ -13,8 +13,9 @@ from mig_manager.core.partitioning import decisions
 from mig_manager.core.records import run_status
 from mig_manager.partitioner.replay import comparison, past_pods, simulated_cluster
 from tests import api_objects
-from tests.kit import commandline, partitions
-from tests.kit.partitions import NOW, SMALL, node, pod
+from tests.kit.cluster import partitions
+from tests.kit.cluster.partitions import NOW, SMALL, node, pod
+from tests.kit.shell import commandline
 from tests.partitioner.replay import replays
 
 _NODES = [node("a", SMALL), node("b", SMALL)]

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests import programs, waiting
-from tests.kit import commandline, envtest
-from tests.kit.partitions import NOW, SMALL, node
+from tests.kit.cluster import envtest
+from tests.kit.cluster.partitions import NOW, SMALL, node
+from tests.kit.shell import commandline
 from tests.partitioner.replay import replays
 
 

@@ -15,7 +15,8 @@ from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvidia_smi, nvml_faults
-from tests.kit import nvml_codes, proc_tree
+from tests.kit.driver import nvml_codes
+from tests.kit.host import proc_tree
 from tests.node import agents, ends, simulated_rig
 
 LAYOUTS = """\

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from mig_manager.agent import outcomes
 from tests import layout_table
-from tests.kit import matrix_rows
+from tests.kit.matrices import matrix_rows
 from tests.node import agents
 from tests.pipeline.recovery import node_checks, node_keys
 from tests.pipeline.recovery.played_changes import PlayedChange

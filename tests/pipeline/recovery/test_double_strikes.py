@@ -5,7 +5,7 @@ import logging
 import pytest
 import structlog
 
-from tests.kit import matrix_rows
+from tests.kit.matrices import matrix_rows
 from tests.pipeline.recovery import double_strikes
 from tests.pipeline.swept_changes import STRUCK_TWICE
 

@@ -5,7 +5,7 @@ import pytest
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects
-from tests.stage import apirig
+from tests.kit.cluster import apirig
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests import api_objects
-from tests.stage import apirig
+from tests.kit.cluster import apirig
 
 NODE = f"{apirig.NODES}/n1"
 POD = f"{apirig.PODS}/p1"

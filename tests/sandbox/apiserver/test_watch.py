@@ -16,7 +16,7 @@ from mig_manager.sandbox.apiserver import kinds
 from mig_manager.sandbox.apiserver import server as sandbox_server
 from testkit import apiserver
 from tests import api_objects, waiting
-from tests.stage import apirig
+from tests.kit.cluster import apirig
 
 DEADLINE_S = 60
 

@@ -12,7 +12,8 @@ from mig_manager.cli import main
 from mig_manager.sandbox import node_spec
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.kit import alterations, c_library, commandline
+from tests.kit.driver import alterations, c_library
+from tests.kit.shell import commandline
 from tests.node import nvml_rig
 
 A100 = "1xA100-SXM4-40GB"

@@ -10,7 +10,7 @@ from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 from testkit import nvml_faults
-from tests.kit import monitors
+from tests.kit.cluster import monitors
 from tests.node import samples
 from tests.stage import agent_stage
 

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core.node import well_known
 from tests import programs
-from tests.kit import plugin_rig
+from tests.kit.shell import plugin_rig
 from tests.stage import agent_stage
 
 LAYOUT = "all-1g.5gb"

@@ -11,7 +11,7 @@ from mig_manager.core.layout import config, generator, layout_list
 from mig_manager.core.node import well_known
 from testkit import apiserver
 from tests import api_objects
-from tests.kit import plugin_rig
+from tests.kit.shell import plugin_rig
 
 SPEC = "2xA100-SXM4-40GB"
 OWNERS_FILE = """\

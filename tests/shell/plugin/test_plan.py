@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_recovery
 from tests import api_objects
-from tests.kit import plugin_rig
+from tests.kit.shell import plugin_rig
 
 DOCUMENT = """
 version: v1

@@ -14,7 +14,7 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources
 from mig_manager.kubectl import node_history, node_plans, node_status
 from mig_manager.kubectl.commands import history, status
-from tests.kit import plugin_rig
+from tests.kit.shell import plugin_rig
 from tests.node import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)

@@ -13,7 +13,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-from tests.kit import oracle
+from tests.kit.planner import oracle
 from tests.node import driver_rules, gpu_values, samples
 from tests.unit import drawn_gpus
 

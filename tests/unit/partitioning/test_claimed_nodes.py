@@ -10,8 +10,8 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, device_classes
 from mig_manager.core.partitioning import claimed_nodes, decisions, waiting
 from tests import api_objects
-from tests.kit import dra_driver, partitions
-from tests.kit.partitions import SMALL, pod, why
+from tests.kit.cluster import dra_driver, partitions
+from tests.kit.cluster.partitions import SMALL, pod, why
 from tests.node import samples
 
 Wait = waiting.WaitReason

@@ -22,8 +22,8 @@ from mig_manager.core.partitioning import (
     waiting,
 )
 from tests import api_objects
-from tests.kit import partitions
-from tests.kit.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
+from tests.kit.cluster import partitions
+from tests.kit.cluster.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
 from tests.node import samples
 
 Wait = waiting.WaitReason

@@ -13,8 +13,8 @@ from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions, past_decisions, waiting
 from mig_manager.core.records import inventory_codec
 from tests import api_objects
-from tests.kit import partitions
-from tests.kit.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
+from tests.kit.cluster import partitions
+from tests.kit.cluster.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
 from tests.node import samples
 
 Wait = waiting.WaitReason

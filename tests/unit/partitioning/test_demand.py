@@ -8,8 +8,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import api_values, well_known
 from mig_manager.core.partitioning import demand, exclusions, partitioned
-from tests.kit import partitions
-from tests.kit.partitions import pod
+from tests.kit.cluster import partitions
+from tests.kit.cluster.partitions import pod
 from tests.node import samples
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mig_manager.core.partitioning import decisions, partitioned, past_decisions
-from tests.kit import partitions
-from tests.kit.partitions import NOW, decide, node, pod
+from tests.kit.cluster import partitions
+from tests.kit.cluster.partitions import NOW, decide, node, pod
 from tests.node import samples
 
 _ONE = ["1g.5gb@0*"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import planner
-from tests.kit import oracle
+from tests.kit.planner import oracle
 from tests.node import driver_rules, samples
 from tests.unit import drawn_gpus
 

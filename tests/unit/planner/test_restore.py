@@ -10,7 +10,7 @@ from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import snapshot_codec
-from tests.kit import oracle
+from tests.kit.planner import oracle
 from tests.node import driver_rules, samples
 from tests.unit import drawn_gpus
 

@@ -15,7 +15,7 @@ from mig_manager.adapters.kubernetes import api
 from tests import programs
 from tests.adapters.kubernetes import kube_rig
 from tests.adapters.kubernetes.kube_rig import KubeServer, answer, failure, refuse
-from tests.kit import commandline
+from tests.kit.shell import commandline
 
 HEAVY = frozenset(
     {

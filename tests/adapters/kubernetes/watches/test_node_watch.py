@@ -19,8 +19,8 @@ from mig_manager.core.node import node_object, well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import waiting
-from tests.kit import watch_rig
-from tests.kit.watch_rig import SOON_S, FaultyApi, a_node, label, wait_for_watch
+from tests.kit.cluster import watch_rig
+from tests.kit.cluster.watch_rig import SOON_S, FaultyApi, a_node, label, wait_for_watch
 
 
 @dataclasses.dataclass

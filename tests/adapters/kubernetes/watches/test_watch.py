@@ -17,7 +17,7 @@ from mig_manager.core.node import gpu_use
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests import api_objects, waiting
-from tests.kit.watch_rig import (
+from tests.kit.cluster.watch_rig import (
     BRISK,
     SOON_S,
     FaultyApi,

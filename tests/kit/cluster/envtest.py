@@ -21,7 +21,7 @@ import urllib3
 
 from tests import programs, waiting
 
-BUILD = pathlib.Path(__file__).parents[1] / "cluster" / "programs" / "build"
+BUILD = pathlib.Path(__file__).parents[2] / "cluster" / "programs" / "build"
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 PROGRAMS = ("etcd", "kube-apiserver")
 STOP_TIMEOUT_S = 20.0

@@ -11,7 +11,7 @@ from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.kubectl import plugin_registry
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 SYSTEMD = ROOT / "systemd"
 BOOT = "mig-manager-boot.service"
 UNITS = ["mig-manager.service", BOOT]

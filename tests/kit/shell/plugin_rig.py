@@ -20,7 +20,7 @@ from mig_manager.core import model
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
 from tests import api_objects, programs
-from tests.kit import commandline
+from tests.kit.shell import commandline
 from tests.node import agents, gpu_values
 
 BIN = pathlib.Path(sys.executable).parent  # where the console scripts are

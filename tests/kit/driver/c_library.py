@@ -28,7 +28,7 @@ from mig_manager.adapters import cuda
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import programs
-from tests.kit import nvidia_functions  # noqa: F401 - registers what NVIDIA's programs call
+from tests.kit.driver import nvidia_functions  # noqa: F401 - registers what NVIDIA's programs call
 
 NAME = "libnvidia-ml.so.1"
 SOURCE = pathlib.Path(__file__).with_name("nvml.c")

@@ -8,9 +8,9 @@ import yaml
 from mig_manager.agent import agent_settings
 from tests import programs
 from tests.api_objects import Object
-from tests.kit.unit_files import RecordedEnvironment, settings_of_agent
+from tests.kit.shipped.unit_files import RecordedEnvironment, settings_of_agent
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 AGENTS = ("unprivileged", "privileged", "simulated")  # the overlays that start an agent
 OVERLAYS = (*AGENTS, "budget", "gpu-operator", "partitioner")
 

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-_FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "results"
+_FOLDER = pathlib.Path(__file__).parents[3] / "docs" / "results"
 _KEPT = 0.8  # the share of its cases that a row may not fall below, or it shrank unnoticed
 _MAX_PLAYS = 8
 

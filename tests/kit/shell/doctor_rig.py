@@ -11,7 +11,7 @@ from mig_manager.cli.toolkit import console, parser
 from mig_manager.core import answers, model
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
-from tests.kit import gpus_in_process
+from tests.kit.driver import gpus_in_process
 
 SPEC = "2xA100-SXM4-40GB"
 FAIL, WARN, OK, SKIPPED = (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import structlog
 
 from mig_manager.adapters.host import log
-from tests.kit import commandline
+from tests.kit.shell import commandline
 
 Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, object]]]]
 """Collects the lines that are logged within."""

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-FILE = pathlib.Path(__file__).parents[2] / "Dockerfile"
+FILE = pathlib.Path(__file__).parents[3] / "Dockerfile"
 
 
 def instructions(name: str) -> list[str]:

@@ -17,7 +17,7 @@ from mig_manager.cli import main, registry
 from mig_manager.cli.toolkit import console
 from mig_manager.sandbox.driver import simulated_nvml
 from tests import contract
-from tests.kit import gpus_in_process
+from tests.kit.driver import gpus_in_process
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
 ONE_LAYOUT = """

@@ -10,7 +10,7 @@ import sys
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests import waiting
-from tests.kit import commandline
+from tests.kit.shell import commandline
 from tests.node import applying_rig, simulated_rig
 
 _FOREVER_S = 600.0
