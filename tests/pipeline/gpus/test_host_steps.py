@@ -259,10 +259,11 @@ def test_a_layout_that_fails_is_not_kept() -> None:
     assert rig.verified_layout_file.saved == []
 
 
+@pytest.mark.parametrize("is_rebooted", [True, False])
 @pytest.mark.parametrize("is_silent", [True, False])
 @pytest.mark.parametrize("layout", [ALL_1G, None])
-def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
-    layout: str | None, *, is_silent: bool
+def test_persistence_mode_is_restored_by_the_next_agent_until_a_reboot(
+    layout: str | None, *, is_silent: bool, is_rebooted: bool
 ) -> None:
     rig = nodes.resetting_node()
     rig.resets.need_persistence_off = True
@@ -279,10 +280,12 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
     # What is to be undone needs a reset, too.
     rig.resets.need_persistence_off = False
     rig.fail_always["reset.reset"] = errors.HostError("no", reason=Reason.RESET_REQUIRED)
+    if is_rebooted:
+        rig.host.boot_id = "boot-2"
 
     agents.take_over(rig, layout)
 
-    assert rig.resets.without_persistence == set()
+    assert bool(rig.resets.without_persistence) is is_rebooted
 
 
 @pytest.mark.parametrize("obstacle", ["refused", "unreachable", "not allowed"])
