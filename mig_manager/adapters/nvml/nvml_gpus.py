@@ -16,6 +16,8 @@ from mig_manager.adapters.nvml import gpu_device, last_calls, library, observe, 
 from mig_manager.core import model, steps, timing
 
 _Result = TypeVar("_Result")
+_NameUsers = Callable[[steps.GpuPlan, model.Gpu | None], str]
+"""Names the processes that block a GPU's plan; empty if none does."""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)
@@ -60,37 +62,33 @@ class NvmlGpus:
         timeout_s = self.in_use_timeout_s
         if plan.in_use_timeout_s is not None:
             timeout_s = min(timeout_s, plan.in_use_timeout_s)
-        run = functools.partial(self._run, in_use_timeout_s=timeout_s)
-        with self._session_for(plan, by_uuid):
-            return _share_profiles(
-                _each([functools.partial(run, g, by_uuid.get(g.gpu_uuid)) for g in plan.gpus])
-            )
+        with self._session_for(plan, by_uuid) as lost:
+
+            def run(gpu: steps.GpuPlan) -> model.Gpu | model.UnreachableGpu:
+                before = by_uuid.get(gpu.gpu_uuid)
+                return lost.get(gpu.gpu_uuid) or self._run(gpu, before, timeout_s)
+
+            return _share_profiles(_each([functools.partial(run, gpu) for gpu in plan.gpus]))
 
     @contextlib.contextmanager
-    def _session_for(self, plan: steps.Plan, by_uuid: Mapping[str, model.Gpu]) -> Iterator[None]:
-        require_idle = None
+    def _session_for(
+        self, plan: steps.Plan, by_uuid: Mapping[str, model.Gpu]
+    ) -> Iterator[Mapping[str, model.UnreachableGpu]]:
+        """Refuse the plan if it requires that, or yield the unreachable GPUs by UUID."""
+        name_users: _NameUsers | None = None
         if plan.requires_idle:
             from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
 
             # Before the session, which opens the device nodes itself.
             own_pids = (os.getpid(), os.getppid())
             files = processes.OpenFiles.find(self.proc_root, self.driver_roots, exclude=own_pids)
-            require_idle = functools.partial(processes.require_idle, plan, files, by_uuid)
+            name_users = functools.partial(processes.name_blocking, files)
         with library.session(self.library_path, self.driver_roots):
             _require_functions(plan)
-            if require_idle is not None:
-                require_idle()
-                for gpu in plan.gpus:
-                    try:
-                        _require_fresh(gpu, by_uuid.get(gpu.gpu_uuid))
-                    except errors.HardwareError as error:
-                        # An unreachable GPU does not stop the others.
-                        if not _is_unreachable(gpu, error):
-                            raise
-            yield
+            yield _require_executable(plan, by_uuid, name_users) if name_users else {}
 
     def _run(
-        self, plan: steps.GpuPlan, observed: model.Gpu | None, *, in_use_timeout_s: float
+        self, plan: steps.GpuPlan, observed: model.Gpu | None, in_use_timeout_s: float
     ) -> model.Gpu | model.UnreachableGpu:
         executor = step_executor.GpuStepExecutor(
             plan=plan,
@@ -104,16 +102,7 @@ class NvmlGpus:
         try:
             return executor.run()
         except errors.HardwareError as error:
-            if not _is_unreachable(plan, error):
-                raise
-            lost = model.UnreachableGpu(
-                index=plan.gpu_index,
-                uuid=plan.gpu_uuid,
-                reason=error.reason,
-                code=error.code,
-                message=error.text,
-            )
-            return lost.with_identity(observed) if observed else lost
+            return _as_unreachable(plan, observed, error)
 
 
 _MODE_FUNCTIONS = ("nvmlDeviceGetMigMode", "nvmlDeviceSetMigMode")
@@ -150,6 +139,30 @@ def _require_functions(plan: steps.Plan) -> None:
             reason=reasons.Reason.NOT_SUPPORTED,
             operation=missing[0],
         )
+
+
+def _require_executable(
+    plan: steps.Plan, by_uuid: Mapping[str, model.Gpu], name_users: _NameUsers
+) -> dict[str, model.UnreachableGpu]:
+    """Refuse a plan for GPUs in use or other instances; return the unreachable GPUs by UUID.
+
+    An unreachable GPU does not stop the others. Its steps must not run, even if it is back soon,
+    because its users are unknown.
+    """
+    busy: list[str] = []
+    lost: dict[str, model.UnreachableGpu] = {}
+    for gpu in plan.gpus:
+        observed = by_uuid.get(gpu.gpu_uuid)
+        try:
+            if users := name_users(gpu, observed):
+                busy.append(users)
+            else:
+                _require_fresh(gpu, observed)
+        except errors.HardwareError as error:
+            lost[gpu.gpu_uuid] = _as_unreachable(gpu, observed, error)
+    if busy:
+        raise errors.GpuInUseError("; ".join(busy))
+    return lost
 
 
 def _require_fresh(plan: steps.GpuPlan, observed: model.Gpu | None) -> None:
@@ -209,6 +222,22 @@ def _existing_inside(
                 is_same = is_there and step.profile.compute_slices == ci.slices
                 if is_same and (gi.instance_id, ci.instance_id) not in destroyed:
                     yield f"{step.profile} at {ci.placement} in the GPU instance at {gi.placement}"
+
+
+def _as_unreachable(
+    plan: steps.GpuPlan, observed: model.Gpu | None, error: errors.HardwareError
+) -> model.UnreachableGpu:
+    """Return the GPU of a plan as unreachable; raise the error if it is not due to the GPU."""
+    if not _is_unreachable(plan, error):
+        raise error
+    lost = model.UnreachableGpu(
+        index=plan.gpu_index,
+        uuid=plan.gpu_uuid,
+        reason=error.reason,
+        code=error.code,
+        message=error.text,
+    )
+    return lost.with_identity(observed) if observed else lost
 
 
 def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:

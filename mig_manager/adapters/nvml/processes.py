@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pynvml
@@ -75,28 +75,23 @@ def inspect(
         )
 
 
-def require_idle(plan: steps.Plan, files: OpenFiles, by_uuid: Mapping[str, model.Gpu]) -> None:
-    """Raise GpuInUseError if a process blocks a plan; call within a session.
+def name_blocking(files: OpenFiles, plan: steps.GpuPlan, observed: model.Gpu | None) -> str:
+    """Name the processes that block a GPU's plan, empty if none does; call within a session.
 
-    The driver itself refuses for processes that are hidden from us. ``by_uuid`` has the observed
-    GPUs by UUID.
+    The driver itself refuses for processes that are hidden from us.
 
     Raises:
-        GpuInUseError: Such a process exists.
-        HardwareError: A GPU cannot be found.
+        HardwareError: The GPU cannot be found.
     """
-    busy: list[str] = []
-    for gpu in plan.gpus:
-        try:
-            device = gpu_device.find(gpu.gpu_index, gpu.gpu_uuid, by_uuid.get(gpu.gpu_uuid))
-        except errors.HardwareError as error:
-            error.begin_with(str(gpu), doing="cannot find it")
-            raise
-        with contextlib.suppress(errors.HardwareError):
-            if users := gpu_processes.blocking(gpu, _of_gpu(device.handle, files)):
-                busy.append(f"{gpu} is in use by {device_users.name_users(users)}")
-    if busy:
-        raise errors.GpuInUseError("; ".join(busy))
+    try:
+        device = gpu_device.find(plan.gpu_index, plan.gpu_uuid, observed)
+    except errors.HardwareError as error:
+        error.begin_with(str(plan), doing="cannot find it")
+        raise
+    with contextlib.suppress(errors.HardwareError):
+        if users := gpu_processes.blocking(plan, _of_gpu(device.handle, files)):
+            return f"{plan} is in use by {device_users.name_users(users)}"
+    return ""
 
 
 def add_users(

@@ -128,11 +128,14 @@ def test_plan_whose_instances_exist_is_refused_at_its_start_only(rig: Rig) -> No
     assert gpu_values.geometry(again) == gpu_values.geometry(before)
 
 
-def test_lost_gpu_is_unreachable_and_the_other_one_changes(rig: Rig) -> None:
+@pytest.mark.parametrize("requires_idle", [False, True])
+def test_lost_gpu_is_unreachable_and_the_other_one_changes(
+    rig: Rig, *, requires_idle: bool
+) -> None:
     before = rig.gpus.observe()
     rig.lose(before[0])
 
-    after = rig.gpus.execute(plan_of(before, SLICED), before)
+    after = rig.gpus.execute(plan_of(before, SLICED, requires_idle=requires_idle), before)
 
     assert after.unreachable[0].uuid == before[0].uuid
     for observed in (after, rig.gpus.observe()):
