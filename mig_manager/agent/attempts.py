@@ -21,7 +21,7 @@ from mig_manager.change import (
 from mig_manager.core import messages, model, ports, timing
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import pod_object
-from mig_manager.core.records import requests, run_status
+from mig_manager.core.records import node_entries, requests, run_status
 from mig_manager.core.settings import node_settings
 
 _Problem = TypeVar("_Problem")
@@ -231,7 +231,8 @@ class Attempt(Shared):
         message = messages.join(*parts)
         is_about_gpu = reason is reasons.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self.status.gpus.unreachable
-        is_undone = self.journal.entries.is_undone_by_patch
+        remaining = self.journal.entries.remaining(node_entries.RunEnd.RESTORED)
+        is_undone = not remaining.needs_undo
         is_final = is_final and is_undone
         return outcomes.failure(
             reason,

@@ -10,7 +10,7 @@ from mig_manager.agent import attempts, drift_checks, drift_verdicts, outcomes
 from mig_manager.agent.pods import advertising, device_plugin, device_usage, withdrawing
 from mig_manager.core import model
 from mig_manager.core.node import node_object
-from mig_manager.core.records import readiness
+from mig_manager.core.records import node_entries, readiness
 
 _DRIVER_AWAY = (reasons.Reason.DRIVER_NOT_LOADED, reasons.Reason.DRIVER_LIBRARY_MISMATCH)
 """The driver is unloaded, or was upgraded on the host and must be reloaded."""
@@ -166,8 +166,8 @@ def _remove_phantoms(
     if refused is not None and not memory.has_phantoms:
         failed = attempt.failure(refused.reason, refused.message)
         # If the layout is active, no run is needed, and the next drift check retries.
-        is_undone = attempt.journal.entries.is_undone_by_patch
-        attempt.journal.finish(dataclasses.replace(failed, should_retry=not is_undone))
+        remaining = attempt.journal.entries.remaining(node_entries.RunEnd.RESTORED)
+        attempt.journal.finish(dataclasses.replace(failed, should_retry=remaining.needs_undo))
     elif refused is None and memory.has_phantoms:
         _finish_active_again(attempt)
     return refused is not None

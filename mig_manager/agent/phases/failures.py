@@ -109,10 +109,10 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
         _log.warning("rollback_pending", config=attempt.request.config, why=result)
         return
     done = f"restored the node after an interrupted run for {name}"
-    if not remaining.has_nothing_to_undo:
+    if remaining.needs_undo:
         done = f"an interrupted run for {name} is only partly undone"
     attempt.deps.node.emit(
         reason="Recovered",
         message=messages.join(done, result),
-        is_warning=not remaining.has_nothing_to_undo,
+        is_warning=remaining.needs_undo,
     )

@@ -146,7 +146,7 @@ def resume_unlisted(shared: attempts.Shared, view: node_object.NodeView) -> bool
 def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     """Return whether the run ended and its snapshot only waits for an unreachable GPU."""
     published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
-    return journal.has_nothing_to_undo or (
+    return not journal.needs_undo or (
         run_status.was_active(published) and journal.has_only_gpu_entries
     )
 

@@ -124,7 +124,7 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     verified, applied = attempt.journal.record.verified, attempt.journal.record.applied
     if not (
         is_about_file(attempt, error)
-        and attempt.journal.entries.has_nothing_to_undo
+        and not attempt.journal.entries.needs_undo
         and verified
         and verified.is_as_applied
         and applied

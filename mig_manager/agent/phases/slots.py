@@ -35,7 +35,7 @@ def wait(attempt: attempts.Attempt) -> None:
     journal = attempt.journal.entries
     if slots is None or journal.node.blocks_workloads:
         return
-    if journal.has_nothing_to_undo and _changes_nothing(attempt):
+    if not journal.needs_undo and _changes_nothing(attempt):
         return
     waiting = dataclasses.replace(
         attempt.wait(math.inf),

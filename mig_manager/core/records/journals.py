@@ -63,12 +63,6 @@ class GpuEntries:
     persistent_gpus: tuple[str, ...] = ()
     """UUIDs of GPUs whose persistence mode was switched off for a reset, until it is on again."""
 
-    @property
-    def has_only_persistence(self) -> bool:
-        """Whether only persistence mode is to be switched on again."""
-        is_only = self == GpuEntries(persistent_gpus=self.persistent_gpus)
-        return bool(self.persistent_gpus) and is_only
-
     def with_snapshot(self, snapshot: model.Snapshots) -> "GpuEntries":
         """Return the entries with another snapshot."""
         return dataclasses.replace(self, snapshot=snapshot)
@@ -127,19 +121,17 @@ class Journal:
         return self.has_only_gpu_entries and self.gpus == GpuEntries()
 
     @property
-    def has_nothing_to_undo(self) -> bool:
-        """Whether there is nothing to restore: no run was interrupted."""
-        return self.has_only_gpu_entries and not self.gpus.snapshot
-
-    @property
-    def is_undone_by_patch(self) -> bool:
-        """Whether a patch of the Node undoes everything: host and GPUs are as before."""
-        return self.host == HostEntries() and not self.gpus.snapshot
+    def needs_undo(self) -> bool:
+        """Whether node, host or GPUs must be restored: a run is under way, or was interrupted."""
+        return not self.has_only_gpu_entries or bool(self.gpus.snapshot)
 
     @property
     def has_only_persistence(self) -> bool:
         """Whether the change has ended, and only persistence mode is to be switched on again."""
-        return self.has_only_gpu_entries and self.gpus.has_only_persistence
+        uuids = self.gpus.persistent_gpus
+        return bool(uuids) and self == dataclasses.replace(
+            self, node=NONE.node, host=NONE.host, gpus=GpuEntries(persistent_gpus=uuids)
+        )
 
     @property
     def has_only_gpu_entries(self) -> bool:
