@@ -131,7 +131,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     draining.taint(attempt, change)
     change, pod_drain = draining.drain_pods(attempt, change)
     change, restart = draining.pause_clients(attempt, change, pod_drain)
-    host.stop_services(attempt, planned.services, change.plan)
+    host.stop_services(attempt, change.inputs.services, change.plan)
     gpus = execution.execute(attempt, change, restart)
     forced = pod_drain.evictions.forced
     notes = [f" Deleted by force: {messages.list_names(forced)}."] if forced else []

@@ -62,8 +62,8 @@ def drain_pods(
             _publish(attempt, change)
         try:
             usage = pod_drain.run(change.usage, deadline)
-        except drain.PodsChangedError as news:
-            deadline = news.deadline
+        except drain.PodsChanged as end:
+            deadline = end.deadline
             followed = preparing.plan_again(attempt, change)
             pod_drain = pod_drain.for_new_plan(followed.scope)
         else:
@@ -114,7 +114,7 @@ def drain_whole_node(
         )
     scope = drain_scope.DrainScope(affected=None, rights=change.scope.rights)
     clients = change.usage.extra_clients
-    usage = device_usage.wait_for_usage(attempt, change.planned.gpus, None, extra_clients=clients)
+    usage = device_usage.wait_for_usage(attempt, change.inputs.gpus, None, extra_clients=clients)
     claiming = [pod.key for pod in usage.users(None) if pod.may_claim]
     if claiming and advertising.DRIVER in restart.advertisers:
         raise errors.MigManagerError(

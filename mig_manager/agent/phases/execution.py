@@ -38,12 +38,12 @@ def execute(
     )
     is_resumed = functools.partial(is_resumed_next, attempt)
     # If this fails, the end of the run rolls back while clients and services are still paused.
-    interrupted = _take_over_snapshot(attempt, change.planned.gpus)
+    interrupted = _take_over_snapshot(attempt, change.inputs.gpus)
     try:
         after, _ = gpu_change.run(
             change.plan,
             transaction.Goal(change.basis.plan, change.basis.target.unrestored_snapshots),
-            observed=change.planned.gpus,
+            observed=change.inputs.gpus,
             interrupted=interrupted,
             points=attempt.hooks,
             is_resumed=is_resumed,

@@ -24,8 +24,7 @@ class PlanBasis:
     """The target of a change, and the devices in use, which its plan spares if it can."""
 
     target: targets.Target
-    restoring: model.Snapshots
-    """The instances of GPUs outside the target from before an interrupted change."""
+    restoring: model.Snapshots  # of ``ChangeInputs``; none if a pod uses what it would destroy
     busy: frozenset[str] = frozenset()  # the devices in use, which any plan destroys last
     ending: frozenset[str] = frozenset()
     """The used devices that only terminating pods have: they are destroyed before the others."""
@@ -43,16 +42,25 @@ class PlanBasis:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedChange:
-    """A change of the GPUs, planned as if no device were in use."""
+class ChangeInputs:
+    """What every plan of a change starts from."""
 
-    basis: PlanBasis
-    desired: Mapping[str, model.DesiredGpu]  # the target's GPUs by UUID
     gpus: model.ObservedGpus
-    plan: steps.Plan
-    scope: drain_scope.DrainScope  # of the drain for the plan
+    desired: Mapping[str, model.DesiredGpu]  # the target's GPUs by UUID
+    restoring: model.Snapshots
+    """The instances of GPUs outside the target from before an interrupted change."""
     extra_clients: tuple[client_table.ExtraClient, ...]  # the GPU clients that the owner lists
     services: tuple[str, ...]  # the host's services that the owner lists
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedChange:
+    """A change of the GPUs with its latest plan; the first is as if no device were in use."""
+
+    inputs: ChangeInputs
+    basis: PlanBasis
+    plan: steps.Plan
+    scope: drain_scope.DrainScope  # of the drain for the plan
 
 
 def plan_change(
@@ -79,13 +87,16 @@ def plan_change(
     plan = basis.plan(gpus)
     _require_repaired(attempt, gpus, plan)
     return PlannedChange(
+        inputs=ChangeInputs(
+            gpus=gpus,
+            desired=desired,
+            restoring=restoring,
+            extra_clients=extra_clients,
+            services=services,
+        ),
         basis=basis,
-        desired=desired,
-        gpus=gpus,
         plan=plan,
         scope=scope_for(attempt, gpus, plan, _rights(attempt, plan)),
-        extra_clients=extra_clients,
-        services=services,
     )
 
 

@@ -17,8 +17,8 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import host, planning
-from mig_manager.agent.pods import advertising, device_usage, drain_scope, pausing, resuming
-from mig_manager.core import gpu_processes, steps, timing
+from mig_manager.agent.pods import advertising, device_usage, pausing, resuming
+from mig_manager.core import gpu_processes, timing
 from mig_manager.core.node import clients, gpu_use, pod_object, strategies
 from mig_manager.core.planner import planner
 
@@ -26,13 +26,9 @@ _log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedChange:
-    """A planned change, planned again for the use of the devices."""
+class PreparedChange(planning.PlannedChange):
+    """A change that is planned for the use of the devices."""
 
-    planned: planning.PlannedChange
-    basis: planning.PlanBasis
-    plan: steps.Plan
-    scope: drain_scope.DrainScope  # of the drain for the plan
     usage: gpu_use.Usage  # who uses the devices
 
     @property
@@ -55,12 +51,13 @@ def require_possible(attempt: attempts.Attempt, planned: planning.PlannedChange)
         NotReadyError: PLUGIN_NOT_READY, or IN_USE: a paused daemon has not stopped.
         Superseded: Another layout is requested, or the agent stops.
     """
-    change = _plan_and_check(attempt, planned, planned.scope)
+    change = _plan_and_check(attempt, planned)
+    inputs = change.inputs
     # Not again later: once the plugin is paused, only an outdated label may show its strategy.
-    desired = strategies.gpu_layouts(planned.gpus, planned.desired)
+    desired = strategies.gpu_layouts(inputs.gpus, inputs.desired)
     advertising.require_served(attempt, desired, change.usage.pods)
-    if resuming.await_driver(attempt, change.affected_pods, change.usage.pods, planned.gpus):
-        change = _plan_and_check(attempt, planned, change.scope)
+    if resuming.await_driver(attempt, change.affected_pods, change.usage.pods, inputs.gpus):
+        change = _plan_and_check(attempt, change)
     return _require_unhindered(attempt, change)
 
 
@@ -88,7 +85,7 @@ def plan_again(attempt: attempts.Attempt, change: PreparedChange) -> PreparedCha
         MigManagerError: As ``require_possible``, but for STRATEGY_MISMATCH.
     """
     try:
-        latest = _plan_and_check(attempt, change.planned, change.scope)
+        latest = _plan_and_check(attempt, change)
     except errors.KubeletError as error:
         # The drain has more time for kubelet.
         _log.warning("pod_resources_unavailable", error=error.message)
@@ -105,7 +102,7 @@ def _require_unhindered(attempt: attempts.Attempt, change: PreparedChange) -> Pr
         change = _avoid_processes(attempt, change)
         _require_idle(attempt, change, idle_wait(attempt))
     # Ask before pods are evicted: a silent init system could not stop services later.
-    host.running_services(attempt, change.planned.services, change.plan)
+    host.running_services(attempt, change.inputs.services, change.plan)
     change.scope.require_allowed(change.usage.describe_users(change.affected_pods))
     return change
 
@@ -116,7 +113,7 @@ def _require_idle(attempt: attempts.Attempt, change: PreparedChange, wait: timin
         change.plan,
         change.scope,
         change.usage,
-        services=change.planned.services,
+        services=change.inputs.services,
         wait=wait,
     )
 
@@ -124,27 +121,25 @@ def _require_idle(attempt: attempts.Attempt, change: PreparedChange, wait: timin
 def _avoid_processes(attempt: attempts.Attempt, change: PreparedChange) -> PreparedChange:
     """Plan again so that instances that processes use stay, unless that affects other pods."""
     processes = attempt.deps.processes() if attempt.deps.processes else None
-    used_ids = frozenset(gpu_processes.ids_in_use(change.planned.gpus, processes or {}))
-    other = _plan(attempt, change.planned, change.usage, used_ids=used_ids)
+    used_ids = frozenset(gpu_processes.ids_in_use(change.inputs.gpus, processes or {}))
+    other = _plan(attempt, change, change.usage, used_ids=used_ids)
     before, after = ({pod.key for pod in each.affected_pods} for each in (change, other))
     return other if after <= before else change
 
 
-def _plan_and_check(
-    attempt: attempts.Attempt, planned: planning.PlannedChange, last: drain_scope.DrainScope
-) -> PreparedChange:
+def _plan_and_check(attempt: attempts.Attempt, last: planning.PlannedChange) -> PreparedChange:
     """Plan so that busy devices are destroyed last; refuse what the node rules out.
 
-    ``last`` is the drain for the last plan, whose affected pods must be known.
+    ``last`` is the change with its last plan, whose affected pods must be known.
     """
     attempt.deps.standby.prepare()
     if attempt.deps.pod_watch is not None:
         attempt.deps.pod_watch.expect_change()
-    change = _plan_for_usage(attempt, planned, last)
+    change = _plan_for_usage(attempt, last)
     # Another plan may affect other pods, whose devices were not waited for.
-    is_other = change.scope.affected != last.affected
+    is_other = change.scope.affected != last.scope.affected
     if is_other and change.usage.undecided_users(change.scope.affected):
-        change = _plan_for_usage(attempt, planned, change.scope)
+        change = _plan_for_usage(attempt, change)
     pods = change.usage.pods
     if not attempt.limits.allows_foreign_managers:
         others = device_usage.foreign_managers(attempt.deps, pods)
@@ -157,18 +152,17 @@ def _plan_and_check(
     return change
 
 
-def _plan_for_usage(
-    attempt: attempts.Attempt, planned: planning.PlannedChange, last: drain_scope.DrainScope
-) -> PreparedChange:
+def _plan_for_usage(attempt: attempts.Attempt, last: planning.PlannedChange) -> PreparedChange:
+    inputs = last.inputs
     usage = device_usage.wait_for_usage(
-        attempt, planned.gpus, last.affected, extra_clients=planned.extra_clients
+        attempt, inputs.gpus, last.scope.affected, extra_clients=inputs.extra_clients
     )
-    return _plan(attempt, planned, usage)
+    return _plan(attempt, last, usage)
 
 
 def _plan(
     attempt: attempts.Attempt,
-    planned: planning.PlannedChange,
+    last: planning.PlannedChange,
     usage: gpu_use.Usage,
     *,
     used_ids: frozenset[str] = frozenset(),
@@ -176,17 +170,18 @@ def _plan(
     """Plan for the use of devices; ``used_ids`` are in use without a pod."""
     ending = usage.ending_ids(attempt.deps.clock.unix_s(), attempt.limits.drain_timeout_s)
     # Undoing an interrupted change evicts no pod that got a device since.
-    undo = planner.restore(planned.gpus, planned.basis.restoring)
-    is_used = bool(usage.users(clients.affected_ids(undo, planned.gpus)))
+    inputs = last.inputs
+    undo = planner.restore(inputs.gpus, inputs.restoring)
+    is_used = bool(usage.users(clients.affected_ids(undo, inputs.gpus)))
     basis = dataclasses.replace(
-        planned.basis,
-        restoring=() if is_used else planned.basis.restoring,
+        last.basis,
+        restoring=() if is_used else inputs.restoring,
         busy=usage.device_ids | used_ids,
         ending=ending - used_ids,
     )
-    plan = basis.plan(planned.gpus)
-    scope = planning.scope_for(attempt, planned.gpus, plan, planned.scope.rights)
-    return PreparedChange(planned=planned, basis=basis, plan=plan, scope=scope, usage=usage)
+    plan = basis.plan(inputs.gpus)
+    scope = planning.scope_for(attempt, inputs.gpus, plan, last.scope.rights)
+    return PreparedChange(inputs=inputs, basis=basis, plan=plan, scope=scope, usage=usage)
 
 
 def idle_wait(attempt: attempts.Attempt) -> timing.Wait:

@@ -39,7 +39,7 @@ class Deadline:
     is_forced: bool = False  # whether pods are deleted by force until then
 
 
-class PodsChangedError(Exception):
+class PodsChanged(Exception):  # noqa: N818 - control flow, not a failure
     """Pods got or released devices, so another plan may spare pods that are not evicted yet."""
 
     def __init__(self, deadline: Deadline) -> None:
@@ -103,7 +103,7 @@ class Drain:
             The use of the devices now, with the pods as last listed.
 
         Raises:
-            PodsChangedError: Another plan may replace the scope.
+            PodsChanged: Another plan may replace the scope.
             DrainError: The deadline passed; names every remaining pod, and why. FORBIDDEN or
                 API_UNAVAILABLE if the API refused or failed to evict. PODS_RETURN.
             ClusterError: The API refused the request as such, or did not list the pods by the
@@ -204,12 +204,12 @@ class Drain:
         A plan may take as long as kubelet does not answer, so none begins after the deadline.
 
         Raises:
-            PodsChangedError: Before the deadline.
+            PodsChanged: Before the deadline.
         """
         if not (self.new_plans > 0 and self.scope.is_outdated(before, usage)):
             return {}
         if not self._is_late(deadline):
-            raise PodsChangedError(deadline)
+            raise PodsChanged(deadline)
         return {
             pod.key: "not evicted because the use of devices just changed" for pod in remaining
         }
