@@ -101,7 +101,7 @@ class HookPoints:
         for point in _points_of(plan):
             self._run_once(point)
 
-    def first_stage(self, plan: steps.Plan) -> steps.Plan:
+    def first_part(self, plan: steps.Plan) -> steps.Plan:
         """Return the part of a plan to execute first: the mode, if hooks run after it."""
         point = hook_files.Point.PRE_APPLY_CONFIG
         is_needed = point in self._table and point not in self._passed

@@ -105,8 +105,8 @@ class Transaction:
             Superseded: The change was superseded before its first step, or while a hook ran.
         """
         points = points or hook_points.HookPoints()
-        stage = points.first_stage(first_plan)
-        current = dataclasses.replace(self._begin(first_plan, observed, interrupted), plan=stage)
+        begun = self._begin(first_plan, observed, interrupted)
+        current = dataclasses.replace(begun, plan=points.first_part(first_plan))
         has_begun = False
         try:
             while not current.plan.is_empty:
@@ -297,11 +297,11 @@ def _require_progress(
             reason=reasons.Reason.GPU_NEEDS_RESET,
         )
     is_more_known = current.plan.is_provisional and not rest.is_provisional
-    is_staged = not current.executed and current.plan is not first_plan
+    is_first_part = not current.executed and current.plan is not first_plan
     is_last = len(current.executed) + 1 == _MAX_ROUNDS
     # The pods of other GPUs were not drained.
     is_drained = rest.gpu_uuids <= first_plan.gpu_uuids
-    if is_last or not (is_drained and (was_reset or is_more_known or is_staged)):
+    if is_last or not (is_drained and (was_reset or is_more_known or is_first_part)):
         raise errors.HardwareError(
             "the layout is not active, although every step succeeded, on "
             + ", ".join(str(gpu) for gpu in after if gpu.uuid in rest.gpu_uuids),
