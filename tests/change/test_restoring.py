@@ -66,7 +66,7 @@ def test_restoring_the_mode_alone_creates_no_instance() -> None:
     assert node.shape == [(model.MigMode.ENABLED, model.MigMode.ENABLED)] * 2
 
 
-def test_a_restore_of_the_mode_alone_judges_no_instance_afterwards() -> None:
+def test_restoring_the_mode_alone_verifies_no_instance() -> None:
     node = ApplyingNode("off")
     node.driver.hides_profiles = True
     impossible = re.sub(r'("Start":)[0-9]+', r"\g<1>5", CHECKPOINT)

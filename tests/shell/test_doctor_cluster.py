@@ -270,7 +270,7 @@ def vgpus(mode: str) -> dict[str, object]:
         ("other-managers", vgpus("hami-core"), OK, ""),
     ],
 )
-def test_a_check_judges_the_observed_facts(
+def test_cluster_check_derives_its_verdict_from_the_facts(
     doctor: DoctorRig,
     check: str,
     facts: Mapping[str, object],

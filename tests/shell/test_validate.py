@@ -103,7 +103,7 @@ def test_a_node_distinguishes_layouts_that_fit_other_gpus(shell: Shell) -> None:
     assert answer.status == 1
 
 
-def test_each_product_of_a_mixed_node_is_judged(shell: Shell) -> None:
+def test_validate_has_a_verdict_for_each_product_of_a_mixed_node(shell: Shell) -> None:
     file = shell.file(layouts(seven=SEVEN))
     node = ("--simulate", "1xA100-SXM4-40GB+1xA30")
 

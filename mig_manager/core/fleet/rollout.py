@@ -259,7 +259,7 @@ class Rollout:
             first_failure = _FirstFailure.DURING if has_failed else _FirstFailure.NONE
             track = _Track(uid=node.view.uid, first_failure=first_failure)
         if track.has_joined or node.gpus_text in (None, track.gpus_text):
-            # A node that shows no GPUs for a while is judged by its previous ones.
+            # For a node that shows no GPUs for a while, its previous ones count.
             return track
         misfit = preview.misfit(self._goal, node, self._misfits)
         return dataclasses.replace(track, gpus_text=node.gpus_text, misfit=misfit)

@@ -4,7 +4,7 @@ import collections
 import contextlib
 import fcntl
 import os
-import pathlib
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog
@@ -72,12 +72,13 @@ def dead_terminal() -> Iterator[int]:
 
 @contextlib.contextmanager
 def read_only() -> Iterator[int]:
-    """Give a file that was opened for reading alone."""
-    fd = os.open(pathlib.Path(__file__), os.O_RDONLY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    """Give a file that was opened for reading alone; a process may open it again for writing."""
+    with tempfile.NamedTemporaryFile() as file:
+        fd = os.open(file.name, os.O_RDONLY)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
 
 WAYS: Mapping[str, Callable[[], contextlib.AbstractContextManager[int]]] = {

@@ -597,7 +597,7 @@ def test_mark_has_the_layout_before_and_round_trips() -> None:
         assert marks.parse(mark.to_json()) == mark
 
 
-def test_each_node_is_judged_by_the_gpus_that_it_publishes() -> None:
+def test_rules_with_uuids_are_compared_with_a_nodes_published_gpus() -> None:
     product = hardware.find("A100-SXM4-40GB")
     of_a, of_b = (
         inventory_codec.to_json([dataclasses.replace(hardware.template(product, 0), uuid=uuid)])
