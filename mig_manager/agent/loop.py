@@ -144,8 +144,7 @@ class Agent:
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))
         self._telemetry.attempt_began(request.attempt)
         try:
-            if not self._reconciler.is_current:
-                self._reconciler.recover(request)
+            self._reconciler.recover(request)
             if not request.config:
                 return None, self._reconciler.restore_without_request()
             self._run_generation = received.generation

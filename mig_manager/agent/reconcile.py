@@ -55,7 +55,7 @@ class Reconciler:
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
     def recover(self, request: attempts.Request) -> None:
-        """Take over from an interrupted run; call before a run unless ``is_current``.
+        """Take over from an interrupted run, unless ``is_current``; call before every run.
 
         If that run was for the same layout (for ``custom``: the same content), the next run
         resumes and must follow at once. Otherwise its change is undone here.
@@ -64,15 +64,16 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        self._attempts.recover(request)
+        if not self._attempts.is_current:
+            self._attempts.recover(request)
 
     @property
     def is_current(self) -> bool:
-        """Whether the next run may begin without ``recover``."""
+        """Whether the journal of an interrupted run, if any, is known here."""
         return self._attempts.is_current
 
     def mark_outdated(self) -> None:
-        """Have ``recover`` called before the next run: an API request failed, or may be done."""
+        """Have ``recover`` read the Node again: an API request failed, or may be done."""
         self._attempts.mark_outdated()
 
     def run(self, request: attempts.Request, cancel: ports.Cancellation) -> outcomes.Outcome:

@@ -303,6 +303,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     agent.recover(agents.LAYOUT)
+    agent.mark_outdated()
     rig.fail_always = {"node.read": strikes.BROKEN["node"]}
     with pytest.raises(errors.ClusterError):
         agent.recover(agents.LAYOUT)

@@ -96,6 +96,8 @@ class Pipeline(reconcile.Reconciler):
             pause.stop()
 
     def recover(self, request: attempts.Request) -> None:
+        if self.has_recovered:
+            return
         self.recovered_layouts.append(request.config)
         if self.recoveries:
             raise self.recoveries.pop(0)
