@@ -27,8 +27,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH")))
 )
 
-# A shell starts a job in the background deaf to the first two, and nohup to the third, and so all
-# that it starts; tests send them.
+# A shell's job in the background ignores the first two signals, and one under nohup the third.
+# Its child processes inherit that, and tests send them these signals.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:

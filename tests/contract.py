@@ -28,7 +28,9 @@ ANNOTATIONS = {
 def installed_schemas() -> Mapping[str, str]:
     """Return the installed schemas, which ``pip install -e .`` makes of the types, by file."""
     folder = pathlib.Path(mig_manager.__file__).parent / "schemas"
-    return {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.json"))}
+    texts = {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.json"))}
+    assert texts, f"{folder} has no schemas: run `pip install -e .`, which makes them"
+    return texts
 
 
 @functools.cache

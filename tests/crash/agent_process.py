@@ -41,7 +41,7 @@ class Arguments:
 
 
 def serve(arguments: Arguments) -> int:
-    """Be an agent until a signal; return the exit status."""
+    """Run an agent until a signal ends it; return the exit status."""
     output = os.open(arguments.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)

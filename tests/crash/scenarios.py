@@ -168,7 +168,7 @@ class Variant(NamedTuple):
 
     @property
     def what(self) -> str:
-        """For the results."""
+        """Signal and downtime, as the published results name them."""
         name = self.strike_with.name
         return f"{name}, {self.downtime.value}" if name == "SIGKILL" else name
 

@@ -65,7 +65,7 @@ class PodWithDevices(NamedTuple):
 
 
 class CrashStage(agent_stage.AgentStage):
-    """The stage in a hurry, for agents that can be struck.
+    """The stage with short time limits, for agents that can be struck.
 
     Args:
         scenario: What is on it.
@@ -258,7 +258,7 @@ class CrashStage(agent_stage.AgentStage):
         assert self.comes_true(holds, timeout_s), f"waited in vain for {what}"
 
     def comes_true(self, holds: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something holds, also what no watch reports; return whether it did."""
+        """Poll until a condition holds; return whether it did."""
         deadline = time.monotonic() + timeout_s
         while not holds():
             if time.monotonic() >= deadline:
@@ -310,5 +310,5 @@ class AgentProcess:
 
 
 def _be(arguments: agent_process.Arguments) -> None:
-    """Be an agent and nothing else: what Python does at the end of a fork is not ours."""
+    """Run an agent in a forked process, and end it without Python's own cleanup."""
     os._exit(agent_process.serve(arguments))

@@ -21,7 +21,7 @@ from mig_manager.core import model
 from tests.crash import kill_case, scenarios
 from tests.kit.matrices import matrix_rows
 
-Strike = Callable[..., None]
+PlayVariant = Callable[..., None]
 PHASES = {"none", *(phase.value for phase in model.Phase)}
 STRUCK = [kill_case.KillResult("Drain")] * 80
 _MATRIX = "kill matrix"
@@ -62,31 +62,31 @@ def assert_phases(counts: Collection[str], phases: Collection[str]) -> None:
 
 
 @pytest.fixture
-def strike(recorder: kill_case.Recorder, record_property: matrix_rows.Note) -> Strike:
-    """Play a scenario on nodes of its own."""
+def play_variant(recorder: kill_case.Recorder, record_property: matrix_rows.Note) -> PlayVariant:
+    """Return what plays a scenario at its moments, on nodes of its own."""
 
-    def strike(variant: scenarios.Variant, **how: Any) -> None:
+    def play_variant(variant: scenarios.Variant, **how: Any) -> None:
         recording = recorder(variant.scenario)
-        struck = functools.partial(kill_case.play, variant, recording)
-        play_all(record_property, variant, recording.moments, struck, **how)
+        strike = functools.partial(kill_case.play, variant, recording)
+        play_all(record_property, variant, recording.moments, strike, **how)
 
-    return strike
+    return play_variant
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", scenarios.VARIANTS, ids=str)
 def test_next_agent_recovers_from_a_strike_after_any_port_call(
-    variant: scenarios.Variant, strike: Strike, pytestconfig: pytest.Config
+    variant: scenarios.Variant, play_variant: PlayVariant, pytestconfig: pytest.Config
 ) -> None:
     every = pytestconfig.getoption("every")
     assert every <= _MAX_STEP
     left_out = {_SHORTEST} if every > 1 else set()
-    strike(variant, step=every, phases=variant.scenario.phases - left_out)
+    play_variant(variant, step=every, phases=variant.scenario.phases - left_out)
 
 
-def test_a_sample_of_the_matrix_converges(strike: Strike) -> None:
+def test_a_sample_of_the_matrix_converges(play_variant: PlayVariant) -> None:
     failing = scenarios.Variant(scenarios.FAILING)
-    strike(failing, step=14, phases={"Drain", "Execute", "RollBack"})
+    play_variant(failing, step=14, phases={"Drain", "Execute", "RollBack"})
 
 
 def test_the_published_results_are_those_of_the_present_matrix() -> None:

@@ -31,7 +31,7 @@ def dies(process: int) -> bool:
 
 
 def kill_at_work(rig: stage.CrashStage, is_at_work: Callable[[], bool]) -> None:
-    """Kill an agent once its worker is where it shall be; no process of its may outlive it."""
+    """Kill an agent when a condition holds; check that its workers die, too."""
     rig.label(rig.scenario.layout)
     agent = rig.spawn(has_worker=True)
     rig.wait(is_at_work, "the worker")

@@ -1,4 +1,12 @@
-"""Agents on a node in memory: their layouts, what they depend on, and their runs."""
+"""Agents on a node in memory: their layouts, what they depend on, and their runs.
+
+- ``run`` applies a layout with an agent that has no past.
+- ``start`` has an agent recover what another one left; ``resume`` runs it, too. ``undo`` is for
+  a node without a request.
+- ``nodes.at_rest`` has an agent after its run, for checks of drift.
+- ``repairs.begun`` has one whose check of drift begins a repair, and ``repairs.serve`` plays the
+  whole loop from the start to this repair.
+"""
 
 import dataclasses
 from collections.abc import Mapping

@@ -34,7 +34,10 @@ def run(gpu: model.Gpu, planned: Iterable[steps.Step]) -> model.Gpu:
 
 
 def reboot(gpu: model.Gpu) -> model.Gpu:
-    """Lose the instances, and MIG mode where it survives no reboot: where it needs no reset."""
+    """Return a GPU after a reboot.
+
+    Its instances are lost; MIG mode is, too, if it can be changed without a reset.
+    """
     mode = gpu.pending_mode
     if mode is model.MigMode.ENABLED and not gpu.mode_change_needs_reset:
         mode = model.MigMode.DISABLED

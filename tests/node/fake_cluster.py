@@ -312,7 +312,7 @@ class FakeSlices(FakePort):
 
 @dataclasses.dataclass
 class FakeSlots:
-    """Implements ``ports.Slots``; notes what it is asked in the rig's own log."""
+    """Implements ``ports.Slots``; its calls are in the rig's log."""
 
     rig: node_rig.NodeRig
     denials: list[slots.Denial] = dataclasses.field(default_factory=list)

@@ -69,7 +69,7 @@ class FakeRequest:
 
 
 class FakeLock:
-    """A lock that others hold for as many tries as they like."""
+    """A lock that refuses its first tries, as if another manager had it."""
 
     def __init__(self, *, refusals: int = 0) -> None:
         self.refusals = refusals

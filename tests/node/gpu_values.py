@@ -81,9 +81,9 @@ def unreachable(gpu: model.Gpu) -> model.UnreachableGpu:
 
 
 def geometry(gpus: Iterable[model.Gpu | model.GpuSnapshot]) -> dict[str, tuple[object, ...]]:
-    """Return modes, instances and placements by UUID, without what the driver gives at will.
+    """Return modes, instances and placements by UUID, without the ids and UUIDs of instances.
 
-    Tests compare these, and not what the planner would still do, which they test.
+    Tests compare these. To ask the planner would be to trust what they test.
     """
     return {
         gpu.uuid: (

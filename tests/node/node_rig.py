@@ -76,7 +76,7 @@ class NodeRig:
     # -- what happens to it -------------------------------------------------------------------
 
     def start_plugin(self) -> None:
-        """Start a device plugin: it sees the GPUs as they are now, and never again."""
+        """Start a device plugin, which looks at the GPUs only once."""
         selector = {well_known.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin.is_label_managed else {}
         self.pods.add(
             "nvidia-device-plugin",
@@ -149,7 +149,7 @@ class NodeRig:
         self._start_daemons()
 
     def stop_daemons(self) -> None:
-        """Stop the daemons whose labels the node has not."""
+        """Stop the daemons whose node selector does not match the node."""
         if self._is_controller_away:
             return
         for uid, pod in list(self.pods.items()):
@@ -193,7 +193,7 @@ class NodeRig:
         return is_selected or not self.plugin.is_label_managed
 
     def _start_driver(self) -> None:
-        """Start a DRA driver: it publishes the GPUs as they are now, and never again."""
+        """Start a DRA driver, which looks at the GPUs only once."""
         self.pods.add(
             "nvidia-dra-driver-kubelet-plugin",
             container_names=("gpus",),

@@ -18,7 +18,7 @@ def processes() -> dict[str, tuple[gpu_processes.GpuProcess, ...]]:
 
 
 class Instance(NamedTuple):
-    """A GPU instance without its id, which the driver gives at will."""
+    """A GPU instance without its id, which the driver chooses."""
 
     placement: model.Placement
     profile_id: int
@@ -27,7 +27,7 @@ class Instance(NamedTuple):
 
 
 class GpuShape(NamedTuple):
-    """What must come back of a GPU when a change fails."""
+    """What a rollback restores of a GPU."""
 
     is_enabled: bool
     is_pending: bool

@@ -24,13 +24,13 @@ def published_uuids(rig: node_rig.NodeRig) -> frozenset[str]:
 
 
 def without_driver(rig: node_rig.NodeRig) -> node_rig.NodeRig:
-    """Take the driver's pod away, as a rolling update does."""
+    """Remove the driver's pod, as a rolling update does."""
     rig.pods.remove_if(claims.is_driver)
     return rig
 
 
 def without_pods(rig: node_rig.NodeRig) -> node_rig.NodeRig:
-    """Take the pods with claims for a device away."""
+    """Remove the pods with claims for a device."""
     rig.pods.remove_if(lambda pod: bool(pod.claimed_ids))
     return rig
 

@@ -82,7 +82,7 @@ class Namespaces:
 
 
 def own_network() -> None:
-    """Leave the machine's network for an empty one, this thread and all that it starts."""
+    """Move this thread, and what it starts, to an empty network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "unshare")
@@ -97,7 +97,7 @@ def own_network() -> None:
 
 @contextlib.contextmanager
 def another_network() -> Iterator[None]:
-    """Have an own network for the body alone: a cluster may be running in this thread's."""
+    """Move this thread to another network for the body: a cluster may be in its first one."""
     libc = ctypes.CDLL(None, use_errno=True)
     with pathlib.Path("/proc/thread-self/ns/net").open() as before:
         try:

@@ -56,7 +56,7 @@ _BUS = """
 
 
 class RealNode:
-    """Programs of one node; what they write and say lies in one folder."""
+    """The programs of one node, and a folder with their files and logs."""
 
     def __init__(
         self, name: str, number: int, programs: pathlib.Path, folder: pathlib.Path, cgroup: str

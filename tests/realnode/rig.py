@@ -271,7 +271,7 @@ class RealCluster:
         return self.running(name)
 
     def reset(self) -> None:
-        """End what a story before has started, and take the request away."""
+        """End what the story before has started, and remove its request."""
         kinds = "deployments,pods,poddisruptionbudgets"
         self.kubectl("delete", kinds, "-n", "default", "--all", "--grace-period=1")
         for name, machine in self.machines.items():
@@ -280,7 +280,7 @@ class RealCluster:
                 self.withdraw(name)
 
     def withdraw(self, name: str = NODE) -> None:
-        """Take the request for a layout away; return when no run is under way."""
+        """Remove the request for a layout; return when no run is under way."""
         self.kubectl("label", "node", name, f"{contract_keys.CONFIG_LABEL}-")
         waiting.until(functools.partial(self.is_idle, name), "the end of a run")
 

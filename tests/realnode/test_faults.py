@@ -226,7 +226,7 @@ class StruckChange:
         assert node_state.use(cluster, *_KEPT) == self._kept
 
     def _stop_plugin(self) -> list[str]:
-        """Make the plugin deaf to the signal that ends it."""
+        """Stop the plugin's processes, which SIGTERM does not end then."""
         cluster = self._cluster
         waiting.until(lambda: bool(node_state.containers(node_state.plugins(cluster))), "a plugin")
         containers = node_state.containers(node_state.plugins(cluster))

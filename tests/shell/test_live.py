@@ -21,11 +21,6 @@ ENVIRON = {name: value for name, value in os.environ.items() if name != "COLUMNS
 _BACK = "\x1b[?25h\x1b[?1049l"
 
 
-@pytest.fixture
-def node(tmp_path: pathlib.Path) -> ShellNode:
-    return ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
-
-
 def open_view(
     node: ShellNode, *, columns: int = 100, **options: Any
 ) -> contextlib.AbstractContextManager[terminal.Session]:
@@ -34,11 +29,11 @@ def open_view(
 
 
 @pytest.mark.slow
-def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: ShellNode) -> None:
-    with open_view(node, columns=100) as session:
+def test_a_change_of_the_gpus_is_drawn_and_q_quits(pair: ShellNode) -> None:
+    with open_view(pair, columns=100) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
-        assert node.run("apply", "off").status == 0
+        assert pair.run("apply", "off").status == 0
 
         session.read_until(r"MIG off[\s\S]*q quits")
         session.type("q")
@@ -59,9 +54,9 @@ def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: ShellNode) -> None:
     ],
 )
 def test_a_signal_ends_the_view_and_restores_the_terminal(
-    node: ShellNode, number: int, status: int
+    pair: ShellNode, number: int, status: int
 ) -> None:
-    with open_view(node, columns=80) as session:
+    with open_view(pair, columns=80) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
 
@@ -73,8 +68,8 @@ def test_a_signal_ends_the_view_and_restores_the_terminal(
 
 
 @pytest.mark.slow
-def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: ShellNode) -> None:
-    with open_view(node, columns=80) as session:
+def test_stopped_view_restores_the_terminal_and_is_drawn_again(pair: ShellNode) -> None:
+    with open_view(pair, columns=80) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
 
@@ -93,8 +88,8 @@ def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: ShellNode) 
         assert session.shown.rstrip().endswith(_BACK)
 
 
-def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: ShellNode) -> None:
-    with open_view(node, columns=60, rows=8) as session:
+def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(pair: ShellNode) -> None:
+    with open_view(pair, columns=60, rows=8) as session:
         session.read_until("q quits +[0-9]+ more lines")
         session.type("q")
 
@@ -107,9 +102,9 @@ def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: ShellNode)
 
 @pytest.mark.slow
 def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(
-    node: ShellNode,
+    pair: ShellNode,
 ) -> None:
-    with open_view(node, columns=30, rows=8) as session:
+    with open_view(pair, columns=30, rows=8) as session:
         session.read_until("q quits")
         session.type("q")
 
@@ -122,8 +117,8 @@ def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(
         assert not re.search(r"(?<!\n)(?<!\x1b\[H)\x1b\[[JK]", view)
 
 
-def test_without_a_keyboard_the_view_stays_until_a_signal(node: ShellNode) -> None:
-    with open_view(node, has_keyboard=False) as session:
+def test_without_a_keyboard_the_view_stays_until_a_signal(pair: ShellNode) -> None:
+    with open_view(pair, has_keyboard=False) as session:
         session.read_until("Ctrl-C quits")
         session.process.send_signal(signal.SIGINT)
 
@@ -131,11 +126,11 @@ def test_without_a_keyboard_the_view_stays_until_a_signal(node: ShellNode) -> No
 
 
 @pytest.mark.slow
-def test_a_pipe_gets_a_line_for_every_change_until_its_reader_ends(node: ShellNode) -> None:
-    with node.start("status", "--watch") as process:
+def test_a_pipe_gets_a_line_for_every_change_until_its_reader_ends(pair: ShellNode) -> None:
+    with pair.start("status", "--watch") as process:
         assert process.stdout is not None
         first = [process.stdout.readline() for _ in range(3)]
-        assert node.run("apply", "off").status == 0
+        assert pair.run("apply", "off").status == 0
 
         unseen = {"GPU 0: 1x whole GPU, idle\n", "GPU 1: 1x whole GPU, idle\n"}
         while unseen:

@@ -99,7 +99,7 @@ def growth(samples: Sequence[Sample]) -> Growth:
 
 @contextlib.contextmanager
 def _agent() -> Iterator[Callable[[int], None]]:
-    """Give what has an agent's loop apply the layouts in turn, to one GPU in memory."""
+    """Yield a function that has an agent apply layouts in turn, to one GPU in memory."""
     rig = cluster.SoakCluster(_SPEC, label_managed=True, script_=script.Script())
     agent = process.Process(rig, fakes.FakeConfig(layout_table.document(_LAYOUTS)), heals=False)
     layouts = itertools.cycle(_LAYOUTS)
@@ -110,7 +110,7 @@ def _agent() -> Iterator[Callable[[int], None]]:
             outcome = agent.step().outcome
             if outcome is None or outcome.reason is not reasons.Reason.APPLIED:
                 raise RuntimeError(f"a run in peace ended with {outcome}")
-            # The fakes keep a diary, for tests; here it would be all that grows.
+            # The fakes note every call for tests; here these notes would be all that grows.
             rig.forget_past()
             contract.check_annotation.cache_clear()
 

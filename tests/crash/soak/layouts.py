@@ -11,7 +11,7 @@ from tests import layout_table
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuChoice:
-    """What one GPU shall have."""
+    """The devices of one GPU in a layout."""
 
     devices: Mapping[str, int] | None  # compute instances by name; None: MIG off
     is_feasible: bool = True
@@ -67,7 +67,7 @@ BROKEN = "version: v1\nmig-configs: {a: [\n"
 
 
 def layout_of(products: Sequence[str], picks: Sequence[int]) -> Layout:
-    """Step numbers into a layout of these GPUs that speaks of one GPU at least."""
+    """Return the layout that numbers choose for these GPUs; it has one GPU at least."""
     choices: list[GpuChoice | None] = []
     for product, pick in zip(products, picks, strict=False):
         is_meant = pick % 20 != _RARELY

@@ -23,7 +23,7 @@ COUNTS: collections.Counter[str] = collections.Counter()  # what all machines of
 
 
 class Soak(stateful.RuleBasedStateMachine):
-    """A node, its agent, and everybody else."""
+    """A node, its agent, and the people and programs that disturb them."""
 
     def __init__(self) -> None:
         super().__init__()

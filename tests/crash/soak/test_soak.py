@@ -20,7 +20,7 @@ SEED = int(os.environ.get("MIG_SOAK_SEED", "1"))
 
 
 def soak(note: matrix_rows.Note, *, section: str, examples: int, steps: int) -> None:
-    """Try so many stories of up to so many acts, and note what they came to."""
+    """Play random stories of acts, and note what happened in them."""
     machine.COUNTS.clear()
     try:
         stateful.run_state_machine_as_test(

@@ -207,7 +207,7 @@ class EnvtestServer(Programs):
         waiting.until(self._is_ready, "kube-apiserver", within_s=120)
 
     def kill(self) -> None:
-        """End kube-apiserver as a crash would: no client hears a farewell."""
+        """Kill kube-apiserver, as a crash would."""
         if self._api is not None:
             end(self._api)
         self._api = None
@@ -241,7 +241,7 @@ class EnvtestServer(Programs):
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Let go of the leash."""
+    """Close the pipe to a program, which ends it, and wait for its end."""
     assert process.stdin is not None
     process.stdin.close()
     process.wait(STOP_TIMEOUT_S)

@@ -199,7 +199,7 @@ def lines(decision: decisions.PartitioningDecision) -> list[str]:
 
 
 def why(decision: decisions.PartitioningDecision) -> tuple[waiting.WaitReason, str]:
-    """Return why the only pod waits that does."""
+    """Return why the only waiting pod waits."""
     (waits,) = decision.waiting
     return waits.reason, waits.message
 

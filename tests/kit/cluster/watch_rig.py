@@ -19,7 +19,7 @@ BRISK = watch.WatchTimes(
 
 
 class FaultyApi(api.KubeApi):
-    """Has a bug: some watches end in an unexpected error. Keeps the time-outs asked for."""
+    """A client with a bug, which ends some watches. It notes the requested time-outs."""
 
     faults = 0
 

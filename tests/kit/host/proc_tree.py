@@ -25,18 +25,18 @@ class ProcTree:
         return process
 
     def add_capabilities(self, minor: int, caps: Mapping[str, int], *, modify: int = 1) -> None:
-        """Have a GPU's instances, such as ``gi3`` or ``gi3/ci0``, with these cap numbers."""
+        """Add a GPU's instances, such as ``gi3`` or ``gi3/ci0``, with these cap numbers."""
         for place, cap in caps.items():
             self._add_capability_file(
                 f"gpu{minor}/mig/{place}/access", cap, mode=0o444, modify=modify
             )
 
     def add_right(self, name: str, cap: int, *, mode: int) -> None:
-        """Have the right to ``config`` or ``monitor`` all instances, with a cap number."""
+        """Add the right to ``config`` or ``monitor`` all instances, with a cap number."""
         self._add_capability_file(f"mig/{name}", cap, mode=mode, modify=1)
 
     def add_drm(self, pci_address: str, *names: str) -> None:
-        """Have a PCI device with these nodes in ``/dev/dri``, in the ``sys`` beside."""
+        """Add a PCI device with these nodes in ``/dev/dri`` to the ``sys`` beside."""
         for name in names:
             folder = self.root.parent / "sys/bus/pci/devices" / pci_address / "drm" / name
             folder.mkdir(parents=True)
@@ -44,7 +44,7 @@ class ProcTree:
     def add_devices(
         self, characters: Mapping[str, int], *, blocks: Mapping[str, int] | None = None
     ) -> None:
-        """Have these drivers of devices, by name, with their major numbers."""
+        """Add drivers of devices by name, with their major numbers."""
         lines = ["Character devices:", *(f"{each:3} {name}" for name, each in characters.items())]
         lines += ["", "Block devices:"]
         lines += [f"{each:3} {name}" for name, each in (blocks or {}).items()]

@@ -26,7 +26,7 @@ def descriptors() -> set[str]:
 
 
 def is_dead(pid: int) -> bool:
-    """Return whether a process has ended, be it a zombie that is not ours to reap."""
+    """Return whether a process has ended; a zombie has."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

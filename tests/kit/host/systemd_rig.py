@@ -45,7 +45,7 @@ _CONFIG = """\
 
 @dataclasses.dataclass
 class Act:
-    """How a unit takes being stopped or started."""
+    """How a unit reacts when it is stopped or started."""
 
     leaves: str  # its state afterwards
     result: str = "done"  # how the job ends

@@ -136,7 +136,7 @@ class Shell:
 
 
 def forget() -> None:
-    """Undo what a command line does to its process, which is not to last."""
+    """Undo what a command line has changed in this process."""
     simulated_nvml.load(None)
     forget_log()
 

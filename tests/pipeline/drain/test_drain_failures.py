@@ -68,7 +68,7 @@ def test_a_transient_refusal_delays_the_run_by_seconds(
 
 
 class Choosy(fake_cluster.FakeWorkloads):
-    """Refuses some pods and not others, at a call of its choice."""
+    """Refuses some pods in the trial of an eviction, and others in the eviction itself."""
 
     def __init__(
         self, rig: NodeRig, *, trial: Mapping[str, Exception], real: Mapping[str, Exception]

@@ -182,7 +182,7 @@ def test_a_gpu_altered_at_a_reset_was_not_drained_and_is_not_changed() -> None:
 
 
 class Alive(ports.Telemetry):
-    """Gives a sign of life wherever the worker gives one."""
+    """Calls the heartbeat wherever the worker does."""
 
     def __init__(self, pulse: liveness.Pulse) -> None:
         self._pulse = pulse

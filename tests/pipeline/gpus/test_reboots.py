@@ -32,7 +32,7 @@ mig-configs:
 def go_down(
     rig: node_rig.NodeRig, layout: str = LAYOUT, *, by: agents.AgentInMemory | None = None
 ) -> None:
-    """Run until the machine goes down: the signal to end comes while it is waited for."""
+    """Run until the machine goes down: SIGTERM comes while the agent waits for the reboot."""
     agent, before = by or agents.new_agent(rig), rig.host.reboots
     ends.supersede(rig, layout, by=agent, ends_when=lambda: rig.host.reboots > before)
     agent.stop()

@@ -187,7 +187,7 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
 
 
 def disrupting_calls() -> list[int]:
-    """Return the calls from the one after the first that marked the node to the last mark's."""
+    """Return the calls after the first mark on the node, up to that of the last."""
     rig = nodes.busy_node()
     marked = strikes.note(
         rig,
