@@ -39,7 +39,7 @@ class RunJournal:
 
     - ``set_entries``, ``set_status``, ``set_record`` change one of them; the next patch writes it.
     - ``publish`` writes entries now, and ``announce`` without waiting for the API.
-    - ``enter``, ``enter_decided``, ``begin`` and ``begin_rollback`` publish a new phase.
+    - ``enter``, ``enter_for_view``, ``begin`` and ``begin_rollback`` publish a new phase.
     - ``finish`` and ``abandon`` end the run, and undo its entries.
 
     Raises:
@@ -113,13 +113,13 @@ class RunJournal:
         """Replace the record of the request; the next patch publishes it."""
         self.record = record
 
-    def enter_decided(
+    def enter_for_view(
         self, phase: model.Phase, decide: Callable[[node_object.NodeView], PhaseStart]
     ) -> node_object.NodeView:
-        """Publish a new phase as ``enter``, whose entries depend on the Node.
+        """Publish a new phase as ``enter``, with entries for the Node's version that is patched.
 
-        ``decide`` is called again if another program wrote to the Node meanwhile. Returns the
-        version of the Node that counts.
+        ``decide`` returns them, and is called again if another program wrote to the Node
+        meanwhile. Returns the version that was patched.
         """
         before = after = self.entries
         message: str | None = None
@@ -159,7 +159,7 @@ class RunJournal:
         if entries:
             after = dataclasses.replace(self.entries, **entries)
             start = PhaseStart(message=message, entries=after)
-            self.enter_decided(phase, lambda _view: start)
+            self.enter_for_view(phase, lambda _view: start)
             return
         self._count_phase()
         self._set_phase(phase, message)

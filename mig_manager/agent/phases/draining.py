@@ -143,7 +143,7 @@ def _publish(attempt: attempts.Attempt, change: preparing.PreparedChange) -> Non
             message=message, entries=dataclasses.replace(before, applied=applied, node=node)
         )
 
-    attempt.journal.enter_decided(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)
+    attempt.journal.enter_for_view(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)
     if affected:
         text = f"{attempt.status.title}: {message}"
         attempt.deps.node.emit(reason="Draining", message=text, is_warning=False)

@@ -196,7 +196,7 @@ def _pause(
         )
 
     if pause.labels or pause.to_delete:
-        pause = choose(attempt.journal.enter_decided(model.Phase.PAUSE, decide))
+        pause = choose(attempt.journal.enter_for_view(model.Phase.PAUSE, decide))
     for pod in pause.to_delete:
         attempt.deps.workloads.delete(pod)
     uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}

@@ -125,7 +125,7 @@ def _resume(
             entries=dataclasses.replace(before, node=node),
         )
 
-    journal.enter_decided(model.Phase.RESUME, decide)
+    journal.enter_for_view(model.Phase.RESUME, decide)
 
 
 def await_driver(
