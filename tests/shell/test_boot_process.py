@@ -36,7 +36,7 @@ def node_with_layout(folder: pathlib.Path, spec: str) -> ShellNode:
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> ShellNode:
+def a100_node(tmp_path: pathlib.Path) -> ShellNode:
     return node_with_layout(tmp_path, A100)
 
 
@@ -93,90 +93,94 @@ GPU_RESET, NODE_REBOOT = 1, 2
     ],
 )
 def test_boot_restores_a_gpu_with_a_fault_and_resets_it_if_allowed(
-    node: ShellNode,
+    a100_node: ShellNode,
     monkeypatch: pytest.MonkeyPatch,
     action: int,
     how: str,
     remaining: int,
     words: str,
 ) -> None:
-    before = node.shape
-    node.state.reboot()
-    node.state.fail_gpu(0, action=action)
+    before = a100_node.shape
+    a100_node.state.reboot()
+    a100_node.state.fail_gpu(0, action=action)
     # As the unit's settings file does.
     monkeypatch.setenv("MIG_MANAGER_REPAIR", how)
 
-    answer = node.run("boot")
+    answer = a100_node.run("boot")
 
     assert (answer.status, answer.out) == (0, "Layout mixed is restored.\n"), answer.err
     assert words in " ".join(answer.err.split())
-    assert [gpu.recovery_action for gpu in node.state.read().gpus] == [remaining, 0]
-    assert node.shape == before
-    assert not node.journal.exists()
+    assert [gpu.recovery_action for gpu in a100_node.state.read().gpus] == [remaining, 0]
+    assert a100_node.shape == before
+    assert not a100_node.journal.exists()
 
 
 @pytest.mark.slow
-def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(node: ShellNode) -> None:
-    before, kept = node.shape, node.state.read().gpus[1].instances
-    node.state.fail_gpu(0, action=GPU_RESET)
+def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(a100_node: ShellNode) -> None:
+    before, kept = a100_node.shape, a100_node.state.read().gpus[1].instances
+    a100_node.state.fail_gpu(0, action=GPU_RESET)
 
-    answer = node.run("boot", "--repair", "reset", "-o", "json")
+    answer = a100_node.run("boot", "--repair", "reset", "-o", "json")
 
     assert answer.data["faults"] == []
     assert answer.data["isChanged"]
-    assert node.state.read().gpus[0].recovery_action == 0
-    assert node.shape == before
-    assert node.state.read().gpus[1].instances == kept
+    assert a100_node.state.read().gpus[0].recovery_action == 0
+    assert a100_node.shape == before
+    assert a100_node.state.read().gpus[1].instances == kept
 
 
 @pytest.mark.slow
-def test_a_repair_at_boot_that_fails_is_a_problem_and_keeps_the_layout(node: ShellNode) -> None:
-    before = node.shape
-    node.state.add_client(node.state.boards[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-    node.state.fail_gpu(0, action=GPU_RESET)
+def test_a_repair_at_boot_that_fails_is_a_problem_and_keeps_the_layout(
+    a100_node: ShellNode,
+) -> None:
+    before = a100_node.shape
+    a100_node.state.add_client(
+        a100_node.state.boards[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR
+    )
+    a100_node.state.fail_gpu(0, action=GPU_RESET)
 
-    answer = node.run("boot", "--repair", "reset", "-o", "json")
+    answer = a100_node.run("boot", "--repair", "reset", "-o", "json")
 
     assert answer.status == 1
     (problem,) = answer.data["problems"]
     assert "in use by dcgm" in problem
     assert [fault.partition(" needs ")[2] for fault in answer.data["faults"]]
-    assert node.shape == before
-    assert not node.journal.exists()
+    assert a100_node.shape == before
+    assert not a100_node.journal.exists()
 
 
-def test_apply_names_a_gpu_with_a_fault(node: ShellNode) -> None:
-    node.state.fail_gpu(1, action=NODE_REBOOT)
+def test_apply_names_a_gpu_with_a_fault(a100_node: ShellNode) -> None:
+    a100_node.state.fail_gpu(1, action=NODE_REBOOT)
 
-    answer = node.run("apply", "first")
+    answer = a100_node.run("apply", "first")
 
     assert answer.status == 0
     assert "needs a reboot of the node" in " ".join(answer.err.split())
 
 
-def test_the_wait_for_the_driver_can_be_ended_at_once(node: ShellNode) -> None:
-    node.state.reboot()
-    node.state.add_fault(
+def test_the_wait_for_the_driver_can_be_ended_at_once(a100_node: ShellNode) -> None:
+    a100_node.state.reboot()
+    a100_node.state.add_fault(
         nvml_faults.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
     )
-    with node.start("boot", "--driver-timeout-s", "500") as process:
-        waiting.until(lambda: node.is_hung, "the hanging call")
+    with a100_node.start("boot", "--driver-timeout-s", "500") as process:
+        waiting.until(lambda: a100_node.is_hung, "the hanging call")
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == -signal.SIGTERM
 
 
 @pytest.mark.slow
-def test_boot_completes_its_change_before_a_signal_ends_it(node: ShellNode) -> None:
-    before = node.shape
-    node.state.reboot()
-    node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, hang_s=1.5))
-    with node.start("boot") as process:
-        waiting.until(lambda: node.is_hung, "the hanging call")
+def test_boot_completes_its_change_before_a_signal_ends_it(a100_node: ShellNode) -> None:
+    before = a100_node.shape
+    a100_node.state.reboot()
+    a100_node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, hang_s=1.5))
+    with a100_node.start("boot") as process:
+        waiting.until(lambda: a100_node.is_hung, "the hanging call")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM
 
-    assert node.shape == before
-    assert not node.journal.exists()
+    assert a100_node.shape == before
+    assert not a100_node.journal.exists()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ mig-configs:
 """
 
 
-def node(tmp_path: pathlib.Path, options: states.Options) -> ShellNode:
+def node_with_pending_modes(tmp_path: pathlib.Path, options: states.Options) -> ShellNode:
     """Simulate GPUs whose driver does not switch the mode by itself."""
     return ShellNode(tmp_path, "2xA30", layouts=LAYOUTS, options=options)
 
@@ -39,7 +39,7 @@ def pending(shell_node: ShellNode) -> list[bool]:
 def test_a_mode_can_be_requested_and_left_to_a_reboot(
     tmp_path: pathlib.Path, options: states.Options, argv: list[str]
 ) -> None:
-    gpus = node(tmp_path, options)
+    gpus = node_with_pending_modes(tmp_path, options)
 
     for _asked_for_and_asked_for_again in range(2):
         answer = gpus.run("apply", "mine", *argv)
@@ -60,7 +60,9 @@ def test_a_mode_can_be_requested_and_left_to_a_reboot(
 
 @pytest.mark.slow
 def test_a_mode_that_needs_no_reset_is_active_despite_skip_reset(tmp_path: pathlib.Path) -> None:
-    answer = node(tmp_path, states.Options()).run("apply", "--skip-reset", "mine")
+    answer = node_with_pending_modes(tmp_path, states.Options()).run(
+        "apply", "--skip-reset", "mine"
+    )
 
     assert (answer.status, answer.out) == (0, APPLIED)
     assert "waits" not in answer.err
