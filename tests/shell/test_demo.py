@@ -169,6 +169,8 @@ def test_kept_node_serves_its_layouts_to_the_plugin(demo: Demo) -> None:
     kubeconfig, *_path, layouts, rollout, label = commands(demo.output())
     assert kubeconfig.startswith(f"export KUBECONFIG='{demo.temporary}")
 
+    namespaces = shell(demo, kubeconfig, "kubectl get namespaces").split()
+    assert {"default", "gpu-operator", "mig-manager"} <= {*namespaces}
     listed = shell(demo, kubeconfig, layouts)
     assert "all-balanced · " in listed
     assert "its content is in no known" not in listed

@@ -55,7 +55,7 @@ class ApiServer:
         self.store = store.Store(history_limit=history_limit)
         rules = registry.Registry(self.store)
         registry.start_budget_controller(self.store)
-        for name in ("default", "kube-system"):
+        for name in ("default", "kube-system", "gpu-operator", "mig-manager"):
             target = request.RequestTarget(resource=kinds.NAMESPACES)
             rules.create(target, {"metadata": {"name": name}})
         self._watchers: set[store.Watcher] = set()
