@@ -55,7 +55,7 @@ def test_with_the_strategy_single_the_tags_count_gpus(
         (("all-balanced", "--gpu", "A100", "--strategy", "none"), 2, "not one of mixed, single"),
         (("all-balanced", "--gpu", "A100", "--strategy", "single"), 2, "MIG devices differ"),
         (("all-balanced", "--gpu", "B9000"), 2, "unknown GPU 'B9000'"),
-        (("all-balanced", "--gpu", "A30"), 1, "has no profile 3g.20gb"),
+        (("all-balanced", "--gpu", "A30"), 1, "kubectl-mig: NVIDIA A30 has no profile 3g.20gb"),
         (("all-balanced", "--gpu", "A30"), 1, "  remedy: Use a profile that the message lists.\n"),
         (("all-balanced", "--gpu", "T4"), 1, "which has no MIG"),
         (("--gpu", "A30"), 2, "LAYOUT"),
