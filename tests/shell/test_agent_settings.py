@@ -138,7 +138,7 @@ def test_defaults_allow_only_the_eviction_of_affected_pods() -> None:
 NOT_COUNTS = ("ten", "-1", "1.5", "100000", "²", "9" * 10_000)
 NOT_PORTS = ("-1", "65536", "http", "9465 ", "0x50", "٨٠", "9" * 5000)
 NOT_SWITCHES = ("yes", "on", "2", "tRUE")
-NOT_SECONDS = ("soon", "-1", "nan", "inf", "1e999", "1e300")
+NOT_SECONDS = ("soon", "-1", "nan", "inf", "1e999", "1e300", "1_0", "٨٠")
 
 
 @pytest.mark.parametrize(

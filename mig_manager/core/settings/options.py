@@ -241,7 +241,8 @@ def seconds(
 
     def parse(value: str) -> float:
         try:
-            number = float(value)
+            # To Python, 1_0 and the digits of other scripts are numbers too.
+            number = float(value) if value.isascii() and "_" not in value else math.nan
         except ValueError:
             number = math.nan
         if not minimum <= number <= maximum:
