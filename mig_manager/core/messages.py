@@ -11,9 +11,9 @@ def printable(text: str, instead: str = "?") -> str:
     return "".join(letter if letter.isprintable() else instead for letter in text)
 
 
-def word(value: object, limit: int = 80) -> str:
-    """Return the start of an untrusted value as printable text."""
-    return printable(str(value)[:limit])
+def word(text: str, limit: int = 80) -> str:
+    """Return the start of an untrusted text, in printable characters."""
+    return printable(text[:limit])
 
 
 MAX_BYTES = 4096  # limit of a message in the status annotation

@@ -235,7 +235,7 @@ def published_gpus(node: FleetNode) -> tuple[model.ObservedGpus | None, str]:
     try:
         return inventory_codec.from_json(node.gpus_text), ""
     except ValueError as error:
-        return None, f"the published GPUs cannot be read: {messages.word(error)}"
+        return None, f"the published GPUs cannot be read: {messages.word(str(error))}"
 
 
 def published_use(

@@ -71,8 +71,8 @@ def from_json(text: str) -> LayoutList:
             layouts=tuple(
                 Entry(
                     name=messages.word(name, _MAX_LETTERS),
-                    content_hash=messages.word(row["hash"], _MAX_LETTERS),
-                    origin=messages.word(row["origin"], _MAX_LETTERS),
+                    content_hash=messages.word(json_text.string(row, "hash"), _MAX_LETTERS),
+                    origin=messages.word(json_text.string(row, "origin"), _MAX_LETTERS),
                 )
                 for name, row in list(data["layouts"].items())[:_MAX_LAYOUTS]
             ),

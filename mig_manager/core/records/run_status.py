@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import datetime as dt
 import json
+from collections.abc import Mapping
 from typing import NamedTuple, TypedDict
 
 from mig_manager import reasons
@@ -175,13 +176,13 @@ def parse(text: str) -> PublishedStatus:
     data = json_text.parse_object(text)
     attempt = data.get("attempt", 1)
     return PublishedStatus(
-        config=messages.word(data.get("config", "")),
-        config_hash=messages.word(data.get("configHash", "")),
+        config=_word(data, "config"),
+        config_hash=_word(data, "configHash"),
         state=model.State(data.get("state")),
-        phase=messages.word(data.get("phase", "")),
-        reason=messages.word(data.get("reason", "")),
+        phase=_word(data, "phase"),
+        reason=_word(data, "reason"),
         message=messages.fit(
-            messages.printable(str(data.get("message", "")), " "), messages.MAX_BYTES
+            messages.printable(json_text.string(data, "message", ""), " "), messages.MAX_BYTES
         ),
         # To Python, true is a number.
         attempt=attempt if type(attempt) is int and 0 <= attempt < 2**31 else 1,
@@ -191,9 +192,13 @@ def parse(text: str) -> PublishedStatus:
         is_retried="retryAt" in data,
         is_rebooted=data.get("rebooted") is True,
         unreachable=_unreachable(data.get("unreachableGpus")),
-        origin=messages.word(data.get("origin", ""), _MAX_ORIGIN),
-        annotation_hash=messages.word(data.get("annotationHash", "")),
+        origin=messages.word(json_text.string(data, "origin", ""), _MAX_ORIGIN),
+        annotation_hash=_word(data, "annotationHash"),
     )
+
+
+def _word(data: Mapping[str, object], key: str) -> str:
+    return messages.word(json_text.string(data, key, ""))
 
 
 def parse_or_none(text: str | None) -> PublishedStatus | None:
@@ -220,7 +225,7 @@ def was_active(published: PublishedStatus | None) -> bool:
 
 def _unreachable(rows: object) -> tuple[str, ...]:
     return tuple(
-        f"GPU {index}" + (f" ({uuid})" if (uuid := messages.word(row.get("uuid", ""))) else "")
+        f"GPU {index}" + (f" ({uuid})" if (uuid := _word(row, "uuid")) else "")
         for row in (rows[:_MAX_GPUS] if isinstance(rows, list) else ())
         if isinstance(row, dict) and isinstance(index := row.get("index"), int)
     )

@@ -94,6 +94,10 @@ def use_with(gpu: object, **changed: object) -> str:
     return json.dumps({"version": 1, "at": AT, "gpus": [gpu], **changed})
 
 
+def status_with(**changed: object) -> str:
+    return json.dumps({"config": "a", "state": "success"} | changed)
+
+
 OTHER_LIST = '{"version": 2, "layouts": {}, "custom": true}'
 MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
     inventory_codec.from_json: (),
@@ -151,7 +155,15 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
         use_with({"uuid": "U", "inUse": [["a", 1]]}),
         use_with({"uuid": "U", "inUse": [[float("inf"), 1]]}),
     ),
-    layout_list.from_json: (OTHER_LIST, '{"version": 1, "layouts": []}'),
+    layout_list.from_json: (
+        OTHER_LIST,
+        '{"version": 1, "layouts": []}',
+        '{"version": 1, "layouts": {"a": {"hash": null, "origin": ""}}}',
+    ),
+    run_status.parse: (
+        *(status_with(**{key: None}) for key in ("config", "annotationHash", "message")),
+        status_with(unreachableGpus=[{"index": 0, "uuid": None}]),
+    ),
 }
 
 
