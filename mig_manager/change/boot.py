@@ -119,7 +119,7 @@ def _read(
         kept = deps.verified_layout_file.set_aside()
     except errors.ConfigError as error:
         raise errors.UsageError(
-            f"{error.message}; run as root, or name another file with --verified-layout-file"
+            error.message, remedy="Run as root, or name another file with --verified-layout-file."
         ) from error
     message = f"the layout saved for this boot is invalid ({why}); it is now in {kept}"
     return None, (Problem(message=message, remedy=_APPLY_ONE),)

@@ -50,7 +50,7 @@ class LocalJournal:
             except errors.ConfigError as error:
                 if self.entries.gpus.snapshot:
                     self.entries = before
-                    raise _not_written(error) from error
+                    raise _not_written(error.message) from error
             else:
                 return
         # An outdated snapshot is worse than outdated device files.
@@ -190,7 +190,9 @@ def open_journal(
         try:
             kept = deps.journal.set_aside()
         except errors.ConfigError as refused:
-            raise _not_written(refused) from refused
+            # A file that cannot be opened may not exist.
+            is_unread = isinstance(error.__cause__, OSError)
+            raise _not_written(problem if is_unread else refused.message) from refused
         deps.notify(
             f"the journal of an earlier change is invalid ({problem}); it is kept as {kept} "
             "and otherwise ignored"
@@ -266,7 +268,6 @@ def _why_outdated(
     return f", and layout '{kept.config}' was verified since" if is_known and is_active else ""
 
 
-def _not_written(error: errors.ConfigError) -> errors.UsageError:
-    return errors.UsageError(
-        f"{error.message}; run as root, or name another file with --journal-file"
-    )
+def _not_written(problem: str) -> errors.UsageError:
+    remedy = "Run as root, or name another file with --journal-file."
+    return errors.UsageError(problem, remedy=remedy)

@@ -192,8 +192,9 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: ApplyingN
     assert ampere.is_restored()
     assert (ampere.verified_layout.config, ampere.verified_layout.boot_id) == ("mixed", "boot-2")
     ampere.verified_layout_file.failing_operations = {"read", "set_aside"}
-    with pytest.raises(errors.UsageError, match="--verified-layout-file"):
+    with pytest.raises(errors.UsageError) as caught:
         ampere.boot()
+    assert "another file with --verified-layout-file" in str(caught.value.own_remedy)
 
 
 # -- GPUs, drivers and signals ----------------------------------------------------------------
