@@ -23,6 +23,7 @@ KUSTOMIZATION = str(ROOT / "deploy" / "kustomization.yaml")
 PROFILES = str(ROOT / "profiles" / "mig-parted.yaml")
 VALIDATE = f"'mig-manager validate {' '.join(SPEC)}'"
 GLOB = "*A3[0']*"
+TOO_LONG = "a" * 300  # longer than a file's name may be
 LAYOUTS = f"""{ONE_LAYOUT}\
   too-much:
   - devices: all
@@ -275,6 +276,12 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("apply", "--simulate", "1xA30"), 2, "all-balanced, all-1g.6gb,"),
         (("apply", __file__, *SPEC), 2, f"'{__file__}' is a file: write -f {__file__}"),
         (("validate", __file__, "--gpu", "A30"), 2, f"is a file: write -f {__file__}"),
+        (("plan", TOO_LONG, *SPEC), 2, f"unknown layout '{TOO_LONG}'"),
+        (
+            ("apply", "all-disabled", *SPEC, "--journal-file", TOO_LONG),
+            2,
+            "cannot read the journal",
+        ),
         (("plan", "x", "-f", "/dev/null", *SPEC), 2, "/dev/null has no layouts"),
         (("plan", "-f", "/dev/null", *SPEC), 2, "/dev/null has no layouts"),
         (("apply", "all-disabled", "-k", "/hooks.yaml"), 2, "cannot read /hooks.yaml"),
@@ -367,6 +374,10 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
         (
             ("validate", "x", "--gpu", GLOB),
             f"that mig-manager validate --gpu {shlex.quote(GLOB)} lists",
+        ),
+        (
+            ("apply", "all-disabled", *SPEC, "--journal-file", TOO_LONG),
+            "another file with --journal-file.",
         ),
         (("apply", "x", "-f", KUSTOMIZATION), "Name a file with 'mig-configs'."),
         (("checkpoint", "now.json"), "Name the file with -f FILE."),

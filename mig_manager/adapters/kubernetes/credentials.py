@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import pathlib
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -38,7 +37,8 @@ def load(
             else "no kubeconfig, and not in a pod of a cluster"
         )
         paths = kubeconfig.split(os.pathsep) if kubeconfig else ()
-        is_missing = paths and not any(pathlib.Path(p).expanduser().exists() for p in paths)
+        # As the loader looks for them; pathlib raises errors for impossible paths.
+        is_missing = paths and not any(map(os.path.exists, map(os.path.expanduser, paths)))
         # The loader uses what it parsed as it is.
         text = "not a kubeconfig" if isinstance(error, TypeError) else str(error)
         why = "no such file" if is_missing else " ".join(text.split()).rstrip(".")

@@ -372,7 +372,8 @@ def forgotten_option(names: Iterable[str]) -> Iterator[None]:
     try:
         yield
     except errors.LayoutError as error:
-        file = next((each for each in names if pathlib.Path(each).is_file()), None)
+        # Not Path.is_file, which raises OSError for a name that no file can have.
+        file = next(filter(os.path.isfile, names), None)
         if file is None or error.reason is not reasons.Reason.UNKNOWN_CONFIG:
             raise
         raise errors.UsageError(f"'{file}' is a file: write -f {file}") from error

@@ -72,6 +72,7 @@ def test_help_exists_for_the_plugin_and_for_each_command(
         (("plan", "all-x", "gpu-9"), 1, 'nodes "gpu-9" not found'),
         (("plan", "all-3g"), 2, "unknown layout 'all-3g'"),
         (("plan", __file__), 2, f"'{__file__}' is a file: write -f {__file__}"),
+        (("plan", "a" * 300), 2, "unknown layout 'aaa"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "missing.yaml"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "remedy: Check the file's path"),
         (("plan", "all-disabled", "--config-map", "x"), 2, "NAMESPACE/NAME"),

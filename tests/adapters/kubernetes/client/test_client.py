@@ -281,7 +281,9 @@ def test_a_missing_or_malformed_kubeconfig_is_a_usage_error(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(errors.UsageError, match="not in a pod") as nowhere:
         api.KubeApi.connect(kubeconfig=None)
-    for error in (malformed.value, nowhere.value):
+    with pytest.raises(errors.UsageError, match="no such file") as too_long:
+        api.KubeApi.connect(kubeconfig="a" * 300)
+    for error in (malformed.value, nowhere.value, too_long.value):
         assert error.own_remedy == "Name a kubeconfig with --kubeconfig or KUBECONFIG."
         assert error.message == " ".join(error.message.split())
 
