@@ -59,7 +59,7 @@ def observe(attempt: attempts.Attempt) -> Observation:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
         gpus = attempt.status.gpus
         record = attempt.journal.record
-        verified, applied = record.verified, record.verified_gpus
+        verified, applied = record.verified, record.verified_fingerprints
         is_file_unusable = verified is not None and resolving.is_about_file(attempt, error)
         if verified:
             attempt.journal.set_status(

@@ -76,7 +76,7 @@ def compare(
     outcome: outcomes.Outcome,
     *,
     memory: DriftMemory,
-    applied: applied_gpus.Applied | None,
+    applied: applied_gpus.GpuFingerprints | None,
     view: node_object.NodeView,
     is_stale: Callable[[], bool],
 ) -> Verdict:
@@ -122,7 +122,7 @@ def _is_suspect(
     observation: drift_checks.Observation,
     outcome: outcomes.Outcome,
     memory: DriftMemory,
-    applied: applied_gpus.Applied | None,
+    applied: applied_gpus.GpuFingerprints | None,
     view: node_object.NodeView,
 ) -> bool:
     """Return whether the plugin may advertise other devices than the active layout has."""

@@ -25,7 +25,7 @@ def apply(
     *,
     is_mode_only: bool = False,
     is_locked: bool = False,
-) -> plans.Applied:
+) -> plans.ApplyResult:
     """Apply a layout, and verify it.
 
     Rolls back the changes of a killed ``apply`` on idle GPUs outside this layout, on all GPUs if
@@ -75,7 +75,7 @@ def restore(
     source: ports.ConfigSource,
     *,
     is_mode_only: bool = False,
-) -> plans.Applied:
+) -> plans.ApplyResult:
     """Restore the instances in a checkpoint, and verify them.
 
     Existing instances of the checkpoint stay. GPUs outside it are not touched.
@@ -149,7 +149,7 @@ def _run(
     requested: _RequestedLayout,
     points: hook_points.HookPoints,
     lock: contextlib.AbstractContextManager[None],
-) -> plans.Applied:
+) -> plans.ApplyResult:
     points.load()
     with lock:
         observed = local.observe(deps)
@@ -213,7 +213,7 @@ class _LockedChange:
     journal: local_journal.LocalJournal
     interrupted: journals.Journal  # the journal of a killed run
 
-    def run(self, observed: model.ObservedGpus) -> plans.Applied:
+    def run(self, observed: model.ObservedGpus) -> plans.ApplyResult:
         with contextlib.ExitStack() as stack:
             check: hook_points.Check = hook_points.no_check
             try:
@@ -317,7 +317,7 @@ class _LockedChange:
 
     def _execute(
         self, combined: _LayoutAndRollback, first: plans.Planned, check: hook_points.Check
-    ) -> plans.Applied:
+    ) -> plans.ApplyResult:
         change = local.new_transaction(
             self.deps,
             self.journal,
@@ -359,7 +359,7 @@ class _LockedChange:
             if not self.journal.entries.is_empty:
                 error.add(local_journal.RETRIED_LATER)
             raise
-        return plans.Applied(
+        return plans.ApplyResult(
             layout=first.layout,
             gpus=after,
             rounds=tuple(

@@ -107,7 +107,7 @@ class ApplyingNode(node_rig.NodeRig):
         *,
         is_mode_only: bool = False,
         may_reset: bool = True,
-    ) -> plans.Applied:
+    ) -> plans.ApplyResult:
         """Apply a layout; an error is raised when the layout is resolved."""
 
         def resolve() -> layouts.Layout:
@@ -118,10 +118,10 @@ class ApplyingNode(node_rig.NodeRig):
         deps = dataclasses.replace(self.deps, may_reset=may_reset)
         return applying.apply(deps, resolve, is_mode_only=is_mode_only)
 
-    def change_to(self, name: str, **options: Any) -> plans.Applied:
+    def change_to(self, name: str, **options: Any) -> plans.ApplyResult:
         return self.apply(self.layouts.layout(name), **options)
 
-    def restore(self, text: str, *, is_mode_only: bool = False) -> plans.Applied:
+    def restore(self, text: str, *, is_mode_only: bool = False) -> plans.ApplyResult:
         source = fakes.FakeConfig(text, name="c.json")
         return applying.restore(self.deps, source, is_mode_only=is_mode_only)
 

@@ -107,8 +107,8 @@ class Planned:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """The changes of a layout."""
+class ApplyResult:
+    """What applying a layout changed."""
 
     rounds: tuple[Planned, ...]  # the executed plans; empty if the layout was already active
     layout: str

@@ -14,7 +14,7 @@ _HASH_DIGITS = 12
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class GpuFingerprints:
     """The GPUs as they had the layout in the label ``mig-manager.io/applied``."""
 
     boot_id: str
@@ -25,9 +25,11 @@ class Applied:
     """UUID -> the GPU as messages name it."""
 
     @staticmethod
-    def of(gpus: model.ObservedGpus, boot_id: str, outside: Container[str] = ()) -> "Applied":
+    def of(
+        gpus: model.ObservedGpus, boot_id: str, outside: Container[str] = ()
+    ) -> "GpuFingerprints":
         """Return the record of GPUs whose layout was verified; it does not select ``outside``."""
-        return Applied(
+        return GpuFingerprints(
             boot_id=boot_id,
             gpus={gpu.uuid: "" if gpu.uuid in outside else _fingerprint(gpu) for gpu in gpus},
             names={gpu.uuid: str(gpu) for gpu in gpus},
@@ -38,9 +40,9 @@ class Applied:
         return {"bootId": self.boot_id, "gpus": dict(self.gpus), "names": dict(self.names)}
 
     @staticmethod
-    def from_data(data: Mapping[str, Any]) -> "Applied":
+    def from_data(data: Mapping[str, Any]) -> "GpuFingerprints":
         """Parse plain data; see ``json_text.decoding`` for its exceptions."""
-        return Applied(
+        return GpuFingerprints(
             boot_id=json_text.string(data, "bootId"),
             gpus=json_text.strings(data["gpus"]),
             names=json_text.strings(data.get("names", {})),

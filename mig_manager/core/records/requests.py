@@ -119,7 +119,7 @@ class RequestRecord:
     """Deploy labels of device plugin and DRA driver, if they ran without one before the taint, and
     new pods have not served the node yet. If a run ends before that, only this entry shows that
     they belong on the node."""
-    applied: applied_gpus.Applied | None = None
+    applied: applied_gpus.GpuFingerprints | None = None
     """The layout that the label ``mig-manager.io/applied`` names, whatever is requested now; None:
     unknown, or no layout was applied."""
     failed_changes: FailedChanges | None = None
@@ -133,7 +133,7 @@ class RequestRecord:
         return run_status.RequestKey(self.config, self.annotation_hash)
 
     @property
-    def verified_gpus(self) -> applied_gpus.Applied | None:
+    def verified_fingerprints(self) -> applied_gpus.GpuFingerprints | None:
         """The GPUs as they had the layout of this request; None: it was not verified yet."""
         return self.applied if self.verified else None
 
@@ -142,7 +142,7 @@ class RequestRecord:
 
         After a reboot none is missing: a machine may come back with other GPUs.
         """
-        applied = self.verified_gpus
+        applied = self.verified_fingerprints
         uuids = {gpu.uuid for gpu in (*gpus, *gpus.unreachable)}
         if applied is None or boot_id != applied.boot_id or not gpus or "" in uuids:
             return ()
@@ -150,7 +150,7 @@ class RequestRecord:
 
     def returned_gpus(self, uuids: Iterable[str]) -> frozenset[str]:
         """Return which of these GPUs were unreachable at the verification; none if unknown."""
-        applied = self.verified_gpus
+        applied = self.verified_fingerprints
         return frozenset(uuids) - applied.gpus.keys() if applied else frozenset()
 
     def continued_as(
@@ -230,7 +230,7 @@ class RequestRecord:
             ),
             awaited=frozenset(),
             failed_changes=None,
-            applied=applied_gpus.Applied.of(
+            applied=applied_gpus.GpuFingerprints.of(
                 published.gpus, boot_id, self.gpus_outside(published.gpus)
             ),
         )
@@ -296,7 +296,9 @@ class RequestRecord:
                 rebooted_hash=None if rebooted is None else str(rebooted),
                 rebooted_from=json_text.string(data, "rebootedFrom", ""),
                 awaited=frozenset(map(str, data.get("awaited", ()))),
-                applied=None if applied is None else applied_gpus.Applied.from_data(applied),
+                applied=None
+                if applied is None
+                else applied_gpus.GpuFingerprints.from_data(applied),
                 failed_changes=FailedChanges.from_data(failed) if failed else None,
                 repairs=tuple(map(gpu_repair.RepairAttempts.from_data, data.get("repairs", ()))),
             )

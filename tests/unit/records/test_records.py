@@ -41,7 +41,7 @@ REQUEST = requests.RequestRecord(
     verified=requests.Verified(config_hash="h", is_from_owner=True, is_as_applied=True),
     goals={"GPU-1": "g", "GPU-2": ""},
     rebooted_hash="h",
-    applied=applied_gpus.Applied(
+    applied=applied_gpus.GpuFingerprints(
         boot_id="boot-1", gpus={"GPU-1": "f"}, names={"GPU-1": "GPU 0 (A100, GPU-1)"}
     ),
 )
@@ -362,7 +362,7 @@ CHANGED = samples.gpu(samples.A100, "1g.5gb@0")
 def test_label_is_outdated_unless_the_gpus_have_or_may_have_the_layout(
     gpus: tuple[model.Gpu, ...], boot_id: str, *, is_outdated: bool
 ) -> None:
-    applied = applied_gpus.Applied.of(model.ObservedGpus((GPU, SECOND)), "b")
+    applied = applied_gpus.GpuFingerprints.of(model.ObservedGpus((GPU, SECOND)), "b")
     assert applied.is_outdated(gpus, boot_id) is is_outdated
 
 
