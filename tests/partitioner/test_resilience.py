@@ -235,7 +235,7 @@ def test_refused_layout_is_requested_again_after_minutes(rig: PartitionerRig) ->
     rig.pass_time(290, replica)
     assert len(replica.kube.patches) == 1
     assert rig.metric(replica, "answers_total", result="failed") == 1
-    rig.pass_time(20, replica)
+    rig.pass_time(30, replica)
 
     assert len(replica.kube.patches) == 2
     assert rig.requested_layout() != refused
