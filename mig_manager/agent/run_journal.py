@@ -141,7 +141,7 @@ class RunJournal:
                 # If the patch was lost, the end of the run restores what it was to restore.
                 node = dataclasses.replace(
                     after.node,
-                    hold_taint=before.node.hold_taint or after.node.hold_taint,
+                    has_hold_taint=before.node.has_hold_taint or after.node.has_hold_taint,
                     paused_labels={**after.node.paused_labels, **before.node.paused_labels},
                 )
                 self.entries = dataclasses.replace(after, node=node)
@@ -172,7 +172,7 @@ class RunJournal:
         with_resets = f", with {messages.count(resets, 'reset')}" if resets else ""
         message = f"running {len(plan.steps)} steps on the GPUs{with_resets}"
         gpus = self.entries.gpus.with_snapshot(before)
-        self.enter(model.Phase.EXECUTE, message, draining=False, gpus=gpus)
+        self.enter(model.Phase.EXECUTE, message, is_draining=False, gpus=gpus)
 
     def begin_rollback(self) -> None:
         """Publish the rollback once, without waiting for the API: the rollback is more urgent."""
@@ -219,7 +219,7 @@ class RunJournal:
 
         ``is_retried`` says that a run for the same layout follows, which continues a drain.
         """
-        goes_on = is_retried and self.entries.draining
+        goes_on = is_retried and self.entries.is_draining
         end = node_entries.RunEnd.DRAIN_RETRIED if goes_on else node_entries.RunEnd.RESTORED
         kept = self._entries_to_keep(end)
         self._count_phase()
@@ -249,7 +249,7 @@ class RunJournal:
 
     def _end_of(self, reason: reasons.Reason) -> node_entries.RunEnd:
         """Return how a run ends with an outcome of this reason."""
-        if self.entries.draining and reason.is_transient:
+        if self.entries.is_draining and reason.is_transient:
             return node_entries.RunEnd.DRAIN_RETRIED
         is_interrupted = reason is reasons.Reason.INTERRUPTED
         return node_entries.RunEnd.INTERRUPTED if is_interrupted else node_entries.RunEnd.RESTORED

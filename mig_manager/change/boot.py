@@ -166,7 +166,7 @@ class _LockedBoot:
             self.journal.set_entries(gpus=gpus)
         if outcome.failures:
             # Failed changes may have executed some of their steps.
-            gpus = dataclasses.replace(self.journal.entries.gpus, stale_files=True)
+            gpus = dataclasses.replace(self.journal.entries.gpus, has_stale_files=True)
             self.journal.set_entries(gpus=gpus)
         try:
             self.journal.refresh_files()

@@ -68,7 +68,7 @@ class LocalJournal:
 
     def refresh_files(self) -> None:
         """Refresh outdated device files; HostError (DEVICE_FILES_FAILED) if that fails."""
-        if self.entries.gpus.stale_files:
+        if self.entries.gpus.has_stale_files:
             local.new_transaction(self.deps, self).refresh()
 
     def undo(self, observed: model.ObservedGpus) -> str:
@@ -205,7 +205,7 @@ def open_journal(
             config=entries.config,
             gpus=journals.GpuEntries(
                 snapshot=planner.trim(observed, entries.gpus.snapshot),
-                stale_files=True,
+                has_stale_files=True,
                 persistent_gpus=_restore_persistence(deps, entries, observed),
             ),
         ),

@@ -265,16 +265,16 @@ class Transaction:
     def _keep(self, snapshot: model.Snapshots, *, is_stale: bool = False) -> None:
         """Record the snapshot for a later rollback, and whether device files became outdated."""
         gpus = self.journal.entries.gpus
-        stale_files = is_stale or gpus.stale_files
+        has_stale_files = is_stale or gpus.has_stale_files
         self.journal.set_entries(
-            gpus=dataclasses.replace(gpus, snapshot=snapshot, stale_files=stale_files)
+            gpus=dataclasses.replace(gpus, snapshot=snapshot, has_stale_files=has_stale_files)
         )
 
     def refresh(self) -> None:
         """Refresh device nodes and CDI specs; HostError (DEVICE_FILES_FAILED) if that fails."""
         if self.refresh_files is not None:
             self.refresh_files()
-            gpus = dataclasses.replace(self.journal.entries.gpus, stale_files=False)
+            gpus = dataclasses.replace(self.journal.entries.gpus, has_stale_files=False)
             self.journal.set_entries(gpus=gpus)
 
 

@@ -109,14 +109,18 @@ def all_traces(
         for name, is_on in rig.host.services.items()
         if is_on is (name in owner.stopped_services)
     ]
-    has_exit_hook = journal is not None and journal.host.exit_hook
+    has_exit_hook = journal is not None and journal.host.owes_exit_hook
     pending_entries = (
         # They stay if the hook or the switch failed: the next attempt tries it again.
-        *("exit_hook", "persistent_gpus"),
+        *("owes_exit_hook", "persistent_gpus"),
         # After a failure the next run refreshes the device files.
-        *(("stale_files",) if rig.node.labels.get(well_known.STATE_LABEL) != "success" else ()),
+        *(
+            ("has_stale_files",)
+            if rig.node.labels.get(well_known.STATE_LABEL) != "success"
+            else ()
+        ),
         *(traces.UNVERIFIED_ADVERTISERS if is_stopped or is_in_drain else ()),
-        *(("hold_taint",) if is_in_drain else ()),
+        *(("has_hold_taint",) if is_in_drain else ()),
     )
     return [
         *traces.node_traces(

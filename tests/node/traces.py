@@ -36,7 +36,9 @@ def node_traces(
         gpus=_without(journal.gpus, journals.NONE.gpus, pending_entries),
     )
     # An agent removes only the taint that its journal lists.
-    is_tainted = "hold_taint" in pending_entries and journal.node.hold_taint and journal.draining
+    is_tainted = (
+        "has_hold_taint" in pending_entries and journal.node.has_hold_taint and journal.is_draining
+    )
     labels = deploy_labels(view.labels)
     is_paused = well_known.PAUSED_VALUE in labels.values()
     return [

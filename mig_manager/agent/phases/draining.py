@@ -138,7 +138,7 @@ def _publish(attempt: attempts.Attempt, change: preparing.PreparedChange) -> Non
         # An interrupted run has removed the label, and its journal names the layout.
         before = attempt.journal.entries
         applied = view.labels.get(well_known.APPLIED_LABEL) or before.applied
-        node = dataclasses.replace(before.node, hold_taint=True)
+        node = dataclasses.replace(before.node, has_hold_taint=True)
         return run_journal.PhaseStart(
             message=message, entries=dataclasses.replace(before, applied=applied, node=node)
         )

@@ -17,13 +17,13 @@ _log = structlog.get_logger()
 def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcomes.Outcome:
     """Undo a run after an error; return its failure."""
     if isinstance(error, errors.DrainError):
-        attempt.journal.set_entries(draining=error.keeps_taint)
+        attempt.journal.set_entries(is_draining=error.keeps_taint)
     elif not _is_of_api(error) or (
         attempt.status.phase is model.Phase.PAUSE
         and error.reason is not reasons.Reason.API_UNAVAILABLE
     ):
         # What stops a drain that has begun, such as a foreign manager, may last.
-        attempt.journal.set_entries(draining=False)
+        attempt.journal.set_entries(is_draining=False)
     record_costs(attempt, error)
     outcome = attempt.failure(
         error.reason,
@@ -49,7 +49,7 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
     Otherwise a hook, service or driver that always fails would cost pods in every attempt.
     """
     is_drain = isinstance(error, errors.DrainError) or (
-        attempt.journal.entries.draining and _is_of_api(error)
+        attempt.journal.entries.is_draining and _is_of_api(error)
     )
     is_costly = attempt.journal.entries.has_evicted and not attempt.request.repairs
     if is_costly and not (is_drain or error.reason is reasons.Reason.API_UNAVAILABLE):
@@ -98,7 +98,7 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
         attempt.journal.take_over()
         before = attempt.journal.entries
         result = undo(attempt)
-        if before.gpus.stale_files:
+        if before.gpus.has_stale_files:
             try:
                 attempt.transaction().refresh()
             except errors.HostError as error:

@@ -127,7 +127,7 @@ def start_hooks(attempt: attempts.Attempt, plan: steps.Plan) -> None:
     attempt.hooks.require(plan)
     if not attempt.hooks.has_hooks:
         return
-    with_exit = dataclasses.replace(attempt.journal.entries.host, exit_hook=True)
+    with_exit = dataclasses.replace(attempt.journal.entries.host, owes_exit_hook=True)
     attempt.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", host=with_exit)
     attempt.hooks.start(attempt.cancel.check)
 
@@ -140,9 +140,9 @@ def exit_hooks(attempt: attempts.Attempt) -> None:
         HostError: HOOK_FAILED.
     """
     before = attempt.journal.entries.host
-    if not before.exit_hook or attempt.hooks.has_passed_exit:
+    if not before.owes_exit_hook or attempt.hooks.has_passed_exit:
         return
     if attempt.deps.hooks is None:
         _log.warning("hook_forgotten", point="apply-exit")
     attempt.hooks.exit()
-    attempt.journal.set_entries(host=dataclasses.replace(before, exit_hook=False))
+    attempt.journal.set_entries(host=dataclasses.replace(before, owes_exit_hook=False))

@@ -65,7 +65,7 @@ def reboot(
         attempt.journal.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
-            draining=False,
+            is_draining=False,
             node=dataclasses.replace(attempt.journal.entries.node, rebooted_from=boot_id),
         )
         attempt.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
@@ -80,7 +80,7 @@ def reboot(
         refusal = refused.message
         # The node does not stay tainted, so a retry would evict the successors of evicted pods.
         is_drain = isinstance(refused, errors.DrainError)
-        may_pass = is_drain and not attempt.journal.entries.draining
+        may_pass = is_drain and not attempt.journal.entries.is_draining
         if may_pass or isinstance(refused, errors.ClusterError):
             reason = refused.reason
     return errors.MigManagerError(f"{why}; no reboot: {refusal}", reason=reason)

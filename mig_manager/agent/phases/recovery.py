@@ -92,7 +92,7 @@ def find_journal(deps: ports.Dependencies, view: node_object.NodeView) -> journa
     else:
         journal = copy if copy and not _is_outdated(copy, view) else journals.NONE
     has_taint = well_known.HOLD_TAINT in view.taint_keys
-    node = dataclasses.replace(journal.node, hold_taint=has_taint)
+    node = dataclasses.replace(journal.node, has_hold_taint=has_taint)
     journal = dataclasses.replace(journal, node=node)
     if copy and copy.gpus.persistent_gpus and copy.boot_id == deps.boot_id:
         uuids = dict.fromkeys((*journal.gpus.persistent_gpus, *copy.gpus.persistent_gpus))
@@ -254,7 +254,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         _require_unused(uninterrupted, plan, now)
         # Else a pod that is bound after the last check could get a device to be destroyed.
         message = "undoing an interrupted change"
-        tainted = dataclasses.replace(attempt.journal.entries.node, hold_taint=True)
+        tainted = dataclasses.replace(attempt.journal.entries.node, has_hold_taint=True)
         attempt.journal.enter(model.Phase.ROLL_BACK, message, node=tainted)
         usage = gpu_use.Usage(
             pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),

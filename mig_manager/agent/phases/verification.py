@@ -57,9 +57,9 @@ def verify_unchanged(
     interrupted = attempt.journal.entries
     snapshot = interrupted.gpus.snapshot
     unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
-    is_stale = interrupted.gpus.stale_files or bool(unverified)
+    is_stale = interrupted.gpus.has_stale_files or bool(unverified)
     attempt.journal.set_entries(
-        gpus=dataclasses.replace(interrupted.gpus, snapshot=unrestored, stale_files=is_stale)
+        gpus=dataclasses.replace(interrupted.gpus, snapshot=unrestored, has_stale_files=is_stale)
     )
     attempt.forget_former_layout()
     if unverified or not interrupted.has_only_gpu_entries:

@@ -90,7 +90,7 @@ def find_resumed(journal: run_journal.RunJournal, labels: Mapping[str, str]) -> 
         advertiser
         for advertiser in _list_awaited(journal, labels)
         if advertiser.was_paused(entries)
-        and not entries.hold_taint
+        and not entries.has_hold_taint
         and advertiser.deploy_label not in entries.paused_labels
     )
 

@@ -65,7 +65,7 @@ class Drain:
         cls, attempt: attempts.Attempt, scope: drain_scope.DrainScope, *, new_plans: int = 0
     ) -> Self:
         """Return a new drain, or the next attempt at one that an earlier attempt has begun."""
-        has_begun = attempt.journal.entries.draining
+        has_begun = attempt.journal.entries.is_draining
         if not has_begun:
             attempt.memory.begin_drain()
         elif not attempt.request.repairs:
@@ -117,7 +117,9 @@ class Drain:
         finally:
             if not self.evictions.evicted:
                 # The API has refused the evictions that the journal lists.
-                self.journal.set_entries(draining=before.draining, has_evicted=before.has_evicted)
+                self.journal.set_entries(
+                    is_draining=before.is_draining, has_evicted=before.has_evicted
+                )
 
     def _run(self, usage: gpu_use.Usage, deadline: Deadline | None) -> gpu_use.Usage:
         if self.scope.affected is not None and not self.scope.affected:

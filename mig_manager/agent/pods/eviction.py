@@ -370,7 +370,7 @@ class Evictions:
 
     def _enter(self, message: str) -> None:
         """Publish which pods go next, and record it as ``_record_eviction``."""
-        self.journal.enter(model.Phase.DRAIN, message, draining=True, has_evicted=True)
+        self.journal.enter(model.Phase.DRAIN, message, is_draining=True, has_evicted=True)
 
     def _record_eviction(self) -> None:
         """Record before the first eviction that the run costs pods.
@@ -379,8 +379,8 @@ class Evictions:
         It comes first, because the agent may be killed, or the answer to the eviction be lost.
         """
         entries = self.journal.entries
-        if not (entries.draining and entries.has_evicted):
-            self.journal.publish(draining=True, has_evicted=True)
+        if not (entries.is_draining and entries.has_evicted):
+            self.journal.publish(is_draining=True, has_evicted=True)
 
     def _count_evicted(self, pod: pod_object.Pod, *, is_forced: bool) -> None:
         if is_forced and pod.key not in self.forced:

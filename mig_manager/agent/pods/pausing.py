@@ -103,7 +103,7 @@ def record_present(attempt: attempts.Attempt) -> None:
     Once the taint is removed, nothing keeps their next pods away but their owner.
     """
     entries = attempt.journal.entries
-    if entries.draining:
+    if entries.is_draining:
         return
     with contextlib.suppress(errors.ClusterError):
         pods = (pod for pod in attempt.deps.workloads.present() if not pod.is_terminating)
@@ -186,7 +186,7 @@ def _pause(
         node = dataclasses.replace(
             before.node,
             paused_labels={**pause.labels, **before.node.paused_labels},
-            hold_taint=bool(pause.to_delete) or before.node.hold_taint,
+            has_hold_taint=bool(pause.to_delete) or before.node.has_hold_taint,
             has_plugin=advertising.PLUGIN in served,
             has_dra_driver=advertising.DRIVER in served,
         )

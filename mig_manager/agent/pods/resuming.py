@@ -38,7 +38,7 @@ def resume_advertisers(
     for each in restart.to_restart:
         each.withdraw(attempt.deps)
     is_paused = not entries.node.paused_labels.keys().isdisjoint(advertising.DEPLOY_LABELS)
-    if is_paused or entries.node.hold_taint or plugin_config:
+    if is_paused or entries.node.has_hold_taint or plugin_config:
         names = " and ".join(f"the {each.name}" for each in restart.to_restart)
         what = f"restarting {names or 'the device plugin'}"
         _resume(attempt.journal, advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
@@ -117,7 +117,7 @@ def _resume(
         node = dataclasses.replace(
             before.node,
             paused_labels={k: v for k, v in before.node.paused_labels.items() if k not in keys},
-            hold_taint=False,
+            has_hold_taint=False,
             plugin_config=changed,
         )
         return run_journal.PhaseStart(
@@ -159,7 +159,7 @@ def await_driver(
         return False
     if attempt.journal.entries.node.is_tainted_or_paused and not dra_driver.has_ready(pods):
         # Evicted pods may come back, so an earlier attempt's drain starts over.
-        attempt.journal.set_entries(draining=False)
+        attempt.journal.set_entries(is_draining=False)
         resume_advertisers(
             attempt,
             remove_phantoms_as_if_paused(attempt, gpus, attempt.journal.entries.gpus.snapshot),

@@ -29,7 +29,7 @@ def infer(
         return requests.RequestRecord(config=config, verified=requests.Verified(config_hash=""))
     if published is None or not published.config:
         return requests.NONE
-    is_drained = published.phase == model.Phase.DRAIN.value or journal.draining
+    is_drained = published.phase == model.Phase.DRAIN.value or journal.is_draining
     has_failed_early = (
         published.state is model.State.FAILED
         and published.phase == model.Phase.RESOLVE.value

@@ -31,12 +31,12 @@ class HostEntries:
 
     stopped_services: tuple[str, ...] = ()
     """Services of the machine that were stopped, in the order of the stop."""
-    exit_hook: bool = False
+    owes_exit_hook: bool = False
     """Whether the ``apply-exit`` hooks must run, because ``apply-start`` hooks have begun."""
 
     def to_data(self) -> dict[str, Any]:
         """Return the members of the journal's JSON."""
-        return {"hostServices": list(self.stopped_services), "exitHook": self.exit_hook}
+        return {"hostServices": list(self.stopped_services), "exitHook": self.owes_exit_hook}
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "HostEntries":
@@ -47,7 +47,7 @@ class HostEntries:
         if len(services) > _MAX_SERVICES:
             raise ValueError(f"hostServices has {len(services)} names")
         return HostEntries(
-            stopped_services=tuple(services), exit_hook=data.get("exitHook") is True
+            stopped_services=tuple(services), owes_exit_hook=data.get("exitHook") is True
         )
 
 
@@ -58,7 +58,7 @@ class GpuEntries:
     snapshot: tuple[model.GpuSnapshot, ...] = ()
     """The GPUs before the change under way, for the rollback. Empty before the change and once it
     is verified or undone."""
-    stale_files: bool = False
+    has_stale_files: bool = False
     """Whether device nodes and CDI specs may be outdated, even without a snapshot."""
     persistent_gpus: tuple[str, ...] = ()
     """UUIDs of GPUs whose persistence mode was switched off for a reset, until it is on again."""
@@ -72,7 +72,7 @@ class GpuEntries:
         data: dict[str, Any] = {}
         if self.snapshot:
             data["snapshot"] = snapshot_codec.to_data(self.snapshot)
-        if self.stale_files:
+        if self.has_stale_files:
             data["staleFiles"] = True
         if self.persistent_gpus:
             data["persistentGpus"] = list(self.persistent_gpus)
@@ -86,7 +86,7 @@ class GpuEntries:
             raise ValueError("persistentGpus is not a list of GPUs")
         return GpuEntries(
             snapshot=snapshot_codec.from_data(data.get("snapshot", [])),
-            stale_files=data.get("staleFiles") is True,
+            has_stale_files=data.get("staleFiles") is True,
             # Only UUIDs of observed GPUs have an effect, so other texts are harmless.
             persistent_gpus=tuple(map(str, uuids)),
         )
@@ -103,7 +103,7 @@ class Journal:
     annotation_hash: str = ""  # as in ``run_status.RunStatus``
     boot_id: str = ""  # the boot in which it was written
     applied: str = ""  # the layout before the change, whose label an undo restores
-    draining: bool = False
+    is_draining: bool = False
     """Whether a drain for this layout evicts pods and has not ended; written before it does."""
     has_evicted: bool = False  # whether this run evicts pods; written before it does
     node: node_entries.NodeEntries = dataclasses.field(default_factory=node_entries.NodeEntries)
@@ -152,7 +152,7 @@ class Journal:
         return dataclasses.replace(
             self,
             applied=self.applied if self.gpus.snapshot else "",
-            draining=end is node_entries.RunEnd.DRAIN_RETRIED,
+            is_draining=end is node_entries.RunEnd.DRAIN_RETRIED,
             has_evicted=False,
             node=self.node.remaining(end),
         )
@@ -170,7 +170,7 @@ class Journal:
             config=key.config,
             annotation_hash=key.annotation_hash,
             boot_id=boot_id,
-            draining=self.draining and is_same_request and may_drain,
+            is_draining=self.is_draining and is_same_request and may_drain,
             has_evicted=self.has_evicted and is_same_request,
             gpus=dataclasses.replace(self.gpus, persistent_gpus=persistent_gpus),
         )
@@ -183,7 +183,7 @@ class Journal:
             "annotationHash": self.annotation_hash,
             "bootId": self.boot_id,
             "applied": self.applied,
-            "draining": self.draining,
+            "draining": self.is_draining,
             "hasEvicted": self.has_evicted,
             **self.node.to_data(),
             **self.host.to_data(),
@@ -205,7 +205,7 @@ class Journal:
             annotation_hash=json_text.string(data, "annotationHash", ""),
             boot_id=json_text.string(data, "bootId", ""),
             applied=applied,
-            draining=data.get("draining") is True,
+            is_draining=data.get("draining") is True,
             has_evicted=data.get("hasEvicted") is True,
             node=node_entries.NodeEntries.from_data(data),
             host=HostEntries.from_data(data),
@@ -218,7 +218,7 @@ class Entries(TypedDict, total=False):
 
     config: str
     applied: str
-    draining: bool
+    is_draining: bool
     has_evicted: bool
     node: node_entries.NodeEntries
     host: HostEntries

@@ -236,7 +236,7 @@ class Soak(stateful.RuleBasedStateMachine):
         elif outcome.should_retry:
             # A drain that is tried again keeps its taint: pods have left the node already. The
             # next try rolls back where a process prevented that.
-            pending = ("snapshot", "hold_taint")
+            pending = ("snapshot", "has_hold_taint")
         deployed = {key: value for key, value in rig.wanted_labels.items() if value}
         view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
         remaining = traces.node_traces(

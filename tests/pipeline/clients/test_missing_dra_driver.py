@@ -93,7 +93,7 @@ def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
     rig = without_driver(nodes.dra_node())
     rig.node.has_hold_taint = True
     journal = journals.Journal(
-        config="all-disabled", draining=True, node=node_entries.NodeEntries(hold_taint=True)
+        config="all-disabled", is_draining=True, node=node_entries.NodeEntries(has_hold_taint=True)
     )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.disruptions.refusals["low"] = "budget 'x' allows no disruption"

@@ -121,7 +121,9 @@ def restore_taint(rig: node_rig.NodeRig) -> None:
 
 def restore_taint_and_journal(rig: node_rig.NodeRig) -> None:
     restore_taint(rig)
-    journal = journals.Journal(config=agents.LAYOUT, gpus=journals.GpuEntries(stale_files=True))
+    journal = journals.Journal(
+        config=agents.LAYOUT, gpus=journals.GpuEntries(has_stale_files=True)
+    )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
 
@@ -299,7 +301,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     agent = agents.new_agent(rig)
     rig.node.has_hold_taint = True
     journal = journals.Journal(
-        config=agents.LAYOUT, draining=True, node=node_entries.NodeEntries(hold_taint=True)
+        config=agents.LAYOUT, is_draining=True, node=node_entries.NodeEntries(has_hold_taint=True)
     )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     agent.recover(agents.LAYOUT)

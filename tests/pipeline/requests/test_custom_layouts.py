@@ -248,7 +248,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
 
 
 def test_journal_without_the_hash_is_of_a_layout_from_a_file() -> None:
-    journal = journals.Journal(config="custom", node=node_entries.NodeEntries(hold_taint=True))
+    journal = journals.Journal(config="custom", node=node_entries.NodeEntries(has_hold_taint=True))
     data = json.loads(journal.to_json())
     del data["annotationHash"]
     assert journals.Journal.from_json(json.dumps(data)) == journal

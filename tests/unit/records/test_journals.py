@@ -14,7 +14,7 @@ PAUSED = well_known.PAUSED_VALUE
 GPU = samples.gpu(samples.A100, "7g.40gb@0").snapshot
 
 NOTHING = journals.Journal(config="a")
-TAINT = node_entries.NodeEntries(hold_taint=True)
+TAINT = node_entries.NodeEntries(has_hold_taint=True)
 TAINTED = dataclasses.replace(NOTHING, applied="old", node=TAINT)
 PAUSING = dataclasses.replace(
     TAINTED, node=dataclasses.replace(TAINT, paused_labels={DCGM: "true"})
