@@ -93,7 +93,7 @@ def plan(planned: steps.GpuPlan) -> "answers.GpuPlan":
                 "profile": str(target.profile),
                 "placement": str(target.placement),
                 "compute_instances": [str(ci.profile) for ci in target.compute_instances],
-                "kept": target.kept,
+                "kept": target.is_kept,
             }
             for target in planned.target
         ],

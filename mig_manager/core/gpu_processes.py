@@ -114,6 +114,6 @@ def keeping_out(plan: steps.GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuPr
     the rollback as well.
     """
     creates = plan.of(steps.CreateGpuInstance)
-    if plan.takes_whole_gpu or not creates or any(target.kept for target in plan.target):
+    if plan.takes_whole_gpu or not creates or any(target.is_kept for target in plan.target):
         return ()
     return tuple(user for user in users if user.is_running and not user.gpu_instances)

@@ -22,7 +22,7 @@ class TargetInstance:
     profile_id: int
     placement: model.Placement
     compute_instances: tuple[TargetComputeInstance, ...]
-    kept: bool  # whether it exists already
+    is_kept: bool  # whether it exists already
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

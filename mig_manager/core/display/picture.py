@@ -226,7 +226,7 @@ def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: bar.Style) -> li
     else:
         cells: list[bar.Cell] = []
         for target in gpu_plan.target:
-            mark = marks.get(target.placement, _STAYS) if target.kept else _CREATE
+            mark = marks.get(target.placement, _STAYS) if target.is_kept else _CREATE
             cells.append(_cell(target, mark))
         after = _with_free_room(cells, gpu, slices)
     now = bar.Row(label="now", cells=_cells_now(gpu, slices, marks=marks))

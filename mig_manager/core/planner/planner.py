@@ -346,7 +346,7 @@ def _target_of_kept(gi: model.GpuInstance, stay: search.Stay) -> steps.TargetIns
         profile_id=gi.profile_id,
         placement=gi.placement,
         compute_instances=tuple(sorted([*content, *stay.added], key=lambda ci: ci.placement)),
-        kept=True,
+        is_kept=True,
     )
 
 

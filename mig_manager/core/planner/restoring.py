@@ -43,7 +43,7 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.GpuDecision:
                     profile_id=ids.get(old.profile, old.profile_id),
                     placement=old.placement,
                     compute_instances=_inside(gpu, old),
-                    kept=False,
+                    is_kept=False,
                 )
             )
     created.sort(key=lambda new: (-new.placement.size, new.placement))

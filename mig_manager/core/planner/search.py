@@ -278,5 +278,5 @@ def _new_target(
         profile_id=capacity.by_profile[profile].profile_id,
         placement=place,
         compute_instances=packing.inside(profile, content),
-        kept=False,
+        is_kept=False,
     )

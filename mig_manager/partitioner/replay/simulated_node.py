@@ -179,7 +179,7 @@ def apply_goals(
         (uuid, target.placement)
         for uuid, plan in plans.items()
         for target in plan.target
-        if target.kept
+        if target.is_kept
     }
     before = {
         (gpu.uuid, gi.placement) for gpu in gpus if gpu.uuid in plans for gi in gpu.gpu_instances

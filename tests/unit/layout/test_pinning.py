@@ -52,7 +52,7 @@ def test_matching_instances_stay_and_overlapping_ones_are_destroyed() -> None:
     gpu = samples.gpu(samples.A100, "1g.5gb@4", "3g.20gb@0")
     plan = planner.plan([gpu], {gpu.uuid: samples.desired_gpu({"1g.5gb@4": 1, "2g.10gb@2": 1})})
     assert [line[:3] for line in samples.step_lines(plan)] == ["-ci", "-gi", "+gi", "+ci"]
-    assert [target.kept for target in plan.gpus[0].target] == [False, True]
+    assert [target.is_kept for target in plan.gpus[0].target] == [False, True]
 
 
 def test_pinned_compute_instances_share_their_gpu_instance() -> None:
