@@ -77,8 +77,8 @@ class RealCluster:
         self.shape = shape
         self.plane = control.ControlPlane(self.programs, folder / "control", shape.nodes)
         self.machines: dict[str, RealMachine] = {}
-        self._before: Object = {}
-        """The status before the last request."""
+        self._before: dict[str, Object] = {}
+        """Every node's status before its last request."""
 
     @property
     def driver(self) -> driver.GpuDriver:
@@ -228,7 +228,7 @@ class RealCluster:
 
     def request(self, layout: str, name: str = NODE) -> None:
         """Ask for a layout as people do."""
-        self._before = self.status(name)
+        self._before[name] = self.status(name)
         self.kubectl(
             "label", "--overwrite", "node", name, f"{contract_keys.CONFIG_LABEL}={layout}"
         )
@@ -240,7 +240,7 @@ class RealCluster:
             status = self.status(name)
             return (
                 status.get("config") == layout
-                and self._is_new(status)
+                and self._is_new(status, name)
                 and "finishedAt" in status
                 and "retryAt" not in status
             )
@@ -253,9 +253,10 @@ class RealCluster:
         self.request(layout, name)
         assert self.outcome(layout, name)["state"] == "success"
 
-    def _is_new(self, status: Object) -> bool:
+    def _is_new(self, status: Object, name: str) -> bool:
         """Check whether a run began after the last request; two can begin in one second."""
-        return any(status.get(key) != self._before.get(key) for key in ("config", "startedAt"))
+        before = self._before.get(name, {})
+        return any(status.get(key) != before.get(key) for key in ("config", "startedAt"))
 
     def ensure_layout(self, layout: str) -> None:
         """Start a story on a node that has a layout."""
@@ -352,7 +353,7 @@ class RealCluster:
 
         def is_there() -> bool:
             status = self.status()
-            return self._is_new(status) and status.get("phase") == phase
+            return self._is_new(status, NODE) and status.get("phase") == phase
 
         waiting.until(is_there, f"phase {phase}")
 
