@@ -71,6 +71,7 @@ class Pipeline(reconcile.Reconciler):
         self.are_new: list[bool] = []
         self.looks = 0
         self.is_driver_away = False
+        self.verified_gpus = model.NO_GPUS  # of every outcome
         self.next_action = drift.Action.REST
         self.recovered_layouts: list[str] = []
         self.recoveries: list[Exception] = []
@@ -152,7 +153,11 @@ class Pipeline(reconcile.Reconciler):
         is_good = answer is Reason.APPLIED
         state = model.State.SUCCESS if is_good else model.State.FAILED
         return outcomes.Outcome(
-            state=state, reason=answer, description="", should_retry=answer.is_transient
+            state=state,
+            reason=answer,
+            description="",
+            should_retry=answer.is_transient,
+            verified_gpus=self.verified_gpus,
         )
 
 

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from mig_manager.agent import drift
-from mig_manager.core import ports
+from mig_manager.core import model, ports
 from mig_manager.reasons import Reason
+from tests.node import gpu_values
 from tests.pipeline.requests.scripted_loop import Pipeline, pauses, serve
 
 
@@ -20,6 +21,17 @@ def test_a_driver_that_a_check_missed_is_checked_again_soon(
     serve(pipeline, pauses(drift_check_s=300))
 
     assert pipeline.pauses_s == [pause_s]
+
+
+def test_an_unreachable_gpu_is_checked_as_often_as_retries() -> None:
+    pipeline = Pipeline("a", Reason.APPLIED, Reason.APPLIED)
+    (lost,) = gpu_values.gpus_of("1xA30")
+    pipeline.verified_gpus = model.ObservedGpus((), [gpu_values.unreachable(lost)])
+    pipeline.next_action = drift.Action.RUN
+
+    serve(pipeline, pauses(30, drift_check_s=300))
+
+    assert pipeline.pauses_s == [60]
 
 
 def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> None:
