@@ -64,26 +64,6 @@ def test_view_shows_the_nodes_until_q(
         assert ("WHAT" in session.shown) is has_history
 
 
-@pytest.mark.slow
-def test_a_pipe_gets_a_line_for_each_node_that_changes(
-    five_node_cluster: plugin_rig.KubectlUser,
-) -> None:
-    with watch(five_node_cluster, "gpu-1", "gpu-2") as process:
-        assert process.stdout is not None
-        first = [process.stdout.readline() for _ in range(2)]
-        five_node_cluster.kubectl(
-            "label", "node", "gpu-1", "nvidia.com/mig.config=other", "--overwrite"
-        )
-
-        changed = process.stdout.readline()
-        five_node_cluster.kubectl(
-            "label", "node", "gpu-1", "nvidia.com/mig.config=all-balanced", "--overwrite"
-        )
-
-    assert "gpu-1, success, Applied, requested all-balanced" in first[0]
-    assert "gpu-1, waiting, Applied, requested other, applied all-balanced" in changed
-
-
 @pytest.fixture
 def another_node(five_node_cluster: plugin_rig.KubectlUser) -> Iterator[None]:
     """The node ``gpu-9`` for one test, which may remove it."""
@@ -92,25 +72,30 @@ def another_node(five_node_cluster: plugin_rig.KubectlUser) -> Iterator[None]:
     five_node_cluster.server.store.remove(("nodes", "", "gpu-9"))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("another_node")
-def test_deleted_node_is_named_until_it_returns(five_node_cluster: plugin_rig.KubectlUser) -> None:
+def test_a_pipe_gets_a_line_for_each_change_of_a_node(
+    five_node_cluster: plugin_rig.KubectlUser,
+) -> None:
+    server = five_node_cluster.server
     with watch(five_node_cluster, "gpu-1", "gpu-9") as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        for _ in range(2):
-            process.stdout.readline()
-        five_node_cluster.server.store.remove(("nodes", "", "gpu-9"))
-
-        after = {process.stdout.readline().split(" ", 1)[1] for _ in range(2)}
-        five_node_cluster.server.store.create(plugin_rig.node("gpu-9"))
-        again = process.stdout.readline().split(" ", 1)[1]
+        lines = (line.split(" ", 1)[1] for line in process.stdout)
+        first = [next(lines), next(lines)]
+        server.store.remove(("nodes", "", "gpu-9"))
+        deleted = {next(lines), next(lines)}
+        server.store.create(plugin_rig.node("gpu-9", requested="all-balanced"))
+        again = next(lines)
+        request = {"metadata": {"labels": {"nvidia.com/mig.config": "other"}}}
+        server.merge(kinds.NODES, "gpu-9", request)
+        changed = next(lines)
 
         process.kill()
-        assert again.startswith("gpu-9, ")
-        assert "is gone" not in process.stdout.read()
-        assert after == {"gpu-9 is gone\n", 'nodes "gpu-9" not found\n'}
         assert process.stderr.read() == ""
+    assert first[0].startswith("gpu-1, success, Applied, requested all-balanced")
+    assert deleted == {"gpu-9 is gone\n", 'nodes "gpu-9" not found\n'}
+    assert again.startswith("gpu-9, success, Applied, requested all-balanced")
+    assert changed.startswith("gpu-9, waiting, Applied, requested other, applied all-balanced")
 
 
 @pytest.mark.slow
