@@ -1,10 +1,9 @@
 """The steps of a plan, on GPUs that are in use, slow, wrong, or fine."""
 
-import contextlib
 import dataclasses
-import pathlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import step_executor
 from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import states
-from testkit import nvml_faults
 from tests.kit.driver import nvml_codes
 from tests.node.nvml_rig import (
     OFF,
@@ -184,33 +182,24 @@ def test_every_placement_is_reached_on_a_driver_that_chooses_them(boot: Boot) ->
     assert content(node.observe()) == instances
 
 
-def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(node: NvmlRig) -> None:
+def _without_the_second(
+    call: Callable[..., int], instance: Any, profile_id: Any, placements: Any, count: Any
+) -> int:
+    """Report the first placement of a compute profile in place of the second."""
+    code = call(instance, profile_id, placements, count)
+    if placements is not None:
+        placements[1] = placements[0]
+    return code
+
+
+def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(boot: Boot) -> None:
+    function = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
+    node = boot(alterations={function: _without_the_second})
     whole = gi_step(node.enable(), "3g.20gb", 0)
-    with of_other_spans(node, whole.profile_id, slices=1, starts=(0, 2)):
-        node.run(whole, ci_step(whole, "1c.3g.20gb", 1))
-        (instance,) = node.observe().gpu_instances
+    node.run(whole, ci_step(whole, "1c.3g.20gb", 1))
+    (instance,) = node.observe().gpu_instances
     assert len(instance.compute_instances) == 1
     assert node.calls("nvmlGpuInstanceCreateComputeInstanceWithPlacement") == 0
-
-
-@contextlib.contextmanager
-def of_other_spans(
-    node: NvmlRig, profile_id: int, *, slices: int, starts: Sequence[int]
-) -> Iterator[None]:
-    """Have the driver place compute instances of a size at these spans alone."""
-    (row,) = (
-        compute
-        for compute in node.state.boards[0].row(profile_id).compute
-        if compute.slices == slices
-    )
-    before = row.placements
-    spans = tuple(model.Placement(start, slices) for start in starts)
-    # The product is shared by all simulated nodes of this process.
-    object.__setattr__(row, "placements", spans)
-    try:
-        yield
-    finally:
-        object.__setattr__(row, "placements", before)
 
 
 @pytest.mark.parametrize(
@@ -266,24 +255,21 @@ def test_a_gpu_stops_at_its_first_failure(node: NvmlRig) -> None:
     assert content(node.observe()) == ["[1g.5gb@0:1]"]
 
 
-def test_gpus_are_changed_at_the_same_time_by_threads_that_end(
-    tmp_path: pathlib.Path, boot: Boot
-) -> None:
-    options = states.Options(latency=states.Latency(create_gpu_instance_s=0.5))
-    node = boot("4xa100-sxm4-40gb", options=options)
-    node.state.log_calls()
+def test_gpus_are_changed_at_the_same_time_by_threads_that_end(boot: Boot) -> None:
+    function = "nvmlDeviceCreateGpuInstanceWithPlacement"
+    all_called = threading.Barrier(4, timeout=60.0)
+
+    def create(call: Callable[..., int], *arguments: Any) -> int:
+        all_called.wait()
+        return call(*arguments)
+
+    node = boot("4xa100-sxm4-40gb", alterations={function: create})
     gpus = node.gpus.observe()
     node.run(*[mode_step(gpu, ON) for gpu in gpus])
     before = threading.active_count()
     node.run(*[gi_step(gpu, "7g.40gb") for gpu in gpus])
     assert threading.active_count() == before
-    created = [
-        call
-        for call in nvml_faults.read_calls(tmp_path / "state")
-        if call.function == "nvmlDeviceCreateGpuInstanceWithPlacement"
-    ]
-    assert len(created) == 4
-    assert max(call.started_ns for call in created) < min(call.ended_ns for call in created)
+    assert [content(gpu) for gpu in node.gpus.observe()] == 4 * [["[7g.40gb@0:8]"]]
 
 
 @pytest.mark.parametrize("index", [0, 7], ids=["another in its place", "none in its place"])
