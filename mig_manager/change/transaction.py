@@ -299,9 +299,7 @@ def _require_progress(
     is_more_known = current.plan.is_provisional and not rest.is_provisional
     is_first_part = not current.executed and current.plan is not first_plan
     is_last = len(current.executed) + 1 == _MAX_ROUNDS
-    # The pods of other GPUs were not drained.
-    is_drained = rest.gpu_uuids <= first_plan.gpu_uuids
-    if is_last or not (is_drained and (was_reset or is_more_known or is_first_part)):
+    if is_last or not (was_reset or is_more_known or is_first_part):
         raise errors.HardwareError(
             "the layout is not active, although every step succeeded, on "
             + ", ".join(str(gpu) for gpu in after if gpu.uuid in rest.gpu_uuids),
