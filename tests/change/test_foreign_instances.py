@@ -170,6 +170,24 @@ def test_failed_rollback_forgets_instances_that_were_never_created(node: Applyin
     assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
 
 
+def test_rollback_that_did_not_begin_forgets_missing_instances(node: ApplyingNode) -> None:
+    unread = errors.HardwareError("no answer", reason=reasons.Reason.NO_PERMISSION)
+    undisturbed = ApplyingNode()
+    for each in (undisturbed, node):
+        each.refuses_step = first_only(is_creation)
+    with pytest.raises(errors.HardwareError, match="the former instances are restored"):
+        undisturbed.change_to("small")
+    _, rollback = (n for n, call in enumerate(undisturbed.log) if call == "gpus.execute")
+    node.fail_once_at = {rollback - 1: unread}
+    with pytest.raises(errors.HardwareError, match="the rollback failed as well: no answer"):
+        node.change_to("small")
+    place = with_foreign(node, start=3)
+
+    refuse(node, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
+
+    assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
+
+
 def test_pending_mode_forgets_instances_that_were_never_created() -> None:
     node = ApplyingNode("off")
     assert node.kill_apply("wanted", steps.CreateComputeInstance)
