@@ -272,3 +272,19 @@ def test_a_machine_that_reboots_for_us_keeps_its_slot(fake: fake_cluster.FakeSlo
     ends.supersede(rig, "all-disabled", ends_when=lambda: rig.host.reboots > 0)
 
     assert fake.is_taken
+
+
+def test_an_agent_that_stops_before_the_plugin_is_back_keeps_its_slot(
+    fake: fake_cluster.FakeSlots,
+) -> None:
+    rig = fake.rig
+    rig.plugin.is_broken = True
+    ends.supersede(
+        rig, ends_when=lambda: bool(rig.driver.executed_steps) and not rig.node.has_hold_taint
+    )
+    assert fake.is_taken
+
+    rig.plugin.is_broken = False
+    rig.pods.remove_if(lambda pod: pod in rig.pods.plugins)
+    assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
+    assert not fake.is_taken
