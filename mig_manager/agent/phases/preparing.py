@@ -17,7 +17,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import host, planning
-from mig_manager.agent.pods import advertising, device_usage, pausing, resuming
+from mig_manager.agent.pods import advertising, device_usage, dra_driver, pausing, resuming
 from mig_manager.core import gpu_processes, timing
 from mig_manager.core.node import clients, gpu_use, pod_object, strategies
 from mig_manager.core.planner import planner
@@ -89,7 +89,7 @@ def plan_again(attempt: attempts.Attempt, change: PreparedChange) -> PreparedCha
     except errors.KubeletError as error:
         # The drain has more time for kubelet.
         _log.warning("pod_resources_unavailable", error=error.message)
-        usage = change.usage.with_pods(device_usage.list_with_unbound(attempt))
+        usage = change.usage.with_pods(dra_driver.list_with_unbound(attempt))
         return dataclasses.replace(change, usage=usage)
     return _require_unhindered(attempt, latest)
 

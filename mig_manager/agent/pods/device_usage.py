@@ -11,7 +11,6 @@ from mig_manager.agent import attempts
 from mig_manager.agent.pods import device_listing, dra_driver, drain_scope
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import (
-    claims,
     client_table,
     clients,
     device_ids,
@@ -60,7 +59,7 @@ def wait_for_usage(
         is_last = next(tries)
         usage = _observe(
             deps,
-            functools.partial(list_with_unbound, attempt),
+            functools.partial(dra_driver.list_with_unbound, attempt),
             gpus,
             lambda usage: usage.has_unknown_ids,
             extra_clients,
@@ -78,20 +77,6 @@ def wait_for_usage(
             f"those to be removed: {names}"
         )
     return usage
-
-
-def list_with_unbound(attempt: attempts.Attempt) -> pod_object.Pods:
-    """List the node's pods; if a DRA driver serves it, as ``dra_driver.with_unbound``.
-
-    Raises:
-        ClusterError: The API refused or does not answer.
-    """
-    workloads = attempt.deps.workloads
-    pods = workloads.list()
-    # The scheduler may have allocated devices until the driver was paused.
-    was_paused = dra_driver.DraDriver().was_paused(attempt.journal.entries.node)
-    has_driver = was_paused or any(map(claims.is_driver, pods))
-    return dra_driver.with_unbound(workloads, pods) if has_driver else pods
 
 
 def require_idle(

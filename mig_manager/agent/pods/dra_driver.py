@@ -102,6 +102,20 @@ def with_unbound(workloads: ports.Workloads, pods: pod_object.Pods) -> pod_objec
     return (*pods, *workloads.unbound(pods))
 
 
+def list_with_unbound(attempt: attempts.Attempt) -> pod_object.Pods:
+    """List the node's pods; as ``with_unbound`` if a DRA driver serves the node.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    workloads = attempt.deps.workloads
+    pods = workloads.list()
+    # The scheduler may have allocated devices until the driver was paused.
+    was_paused = DraDriver().was_paused(attempt.journal.entries.node)
+    has_driver = was_paused or any(map(claims.is_driver, pods))
+    return with_unbound(workloads, pods) if has_driver else pods
+
+
 def list_pods(workloads: ports.Workloads, before: Iterable[pod_object.Pod]) -> pod_object.Pods:
     """List the node's pods; as ``with_unbound`` if pods ``before`` were about to be bound."""
     pods = workloads.list()
