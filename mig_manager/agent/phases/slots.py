@@ -64,13 +64,13 @@ def take_again(attempt: attempts.Attempt) -> None:
     slots = attempt.deps.slots
     if slots is None or not attempt.journal.entries.node.blocks_workloads:
         return
-    why: object
     try:
-        why = slots.take()
+        denial = slots.take()
+        why = "" if denial is None else str(denial)
     except errors.ClusterError as error:
         why = error.message
-    if why is not None:
-        _log.warning("slot_not_taken_again", why=str(why))
+    if why:
+        _log.warning("slot_not_taken_again", why=why)
 
 
 def require(attempt: attempts.Attempt) -> None:

@@ -129,9 +129,8 @@ class Journal:
     def has_only_persistence(self) -> bool:
         """Whether the change has ended, and only persistence mode is to be switched on again."""
         uuids = self.gpus.persistent_gpus
-        return bool(uuids) and self == dataclasses.replace(
-            self, node=NONE.node, host=NONE.host, gpus=GpuEntries(persistent_gpus=uuids)
-        )
+        is_only_entry = self.gpus == GpuEntries(persistent_gpus=uuids)
+        return bool(uuids) and is_only_entry and self.has_only_gpu_entries
 
     @property
     def has_only_gpu_entries(self) -> bool:

@@ -1,4 +1,4 @@
-"""Events of simulated GPUs that a person simulates: a reboot, a lost GPU, a fault."""
+"""Events of GPUs that a person simulates: a reboot, a lost GPU, a fault."""
 
 import pathlib
 
