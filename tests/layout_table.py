@@ -72,11 +72,11 @@ def render(layouts: Mapping[str, Iterable[str]]) -> str:
     return "\n".join(["version: v1", "mig-configs:", *lines, ""])
 
 
-def rule_line(devices: str, wanted: Mapping[str, int] | None) -> str:
+def rule_line(devices: str, desired: Mapping[str, int] | None) -> str:
     """Return one line of a layout: what some GPUs shall have, None for no MIG."""
-    if wanted is None:
+    if desired is None:
         return f"  - {{devices: {devices}, mig-enabled: false}}"
-    each = ", ".join(f"{name}: {count}" for name, count in wanted.items())
+    each = ", ".join(f"{name}: {count}" for name, count in desired.items())
     return f"  - {{devices: {devices}, mig-enabled: true, mig-devices: {{{each}}}}}"
 
 

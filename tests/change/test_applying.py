@@ -15,14 +15,14 @@ from tests.node.applying_rig import ApplyingNode, first_only, is_creation
 def test_apply_waits_for_another_manager_until_a_deadline(node: ApplyingNode) -> None:
     node.lock.refusals = 10_000
     with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):
-        node.change_to("wanted")
+        node.change_to("requested")
     assert node.clock.now_s == pytest.approx(30)
     assert node.steps == 0
 
     node.notes.clear()
     node.lock.refusals = 3
-    node.change_to("wanted")
-    assert node.has("wanted")
+    node.change_to("requested")
+    assert node.has("requested")
     assert node.notes == ["another manager is at work: agent; waiting up to 30 s"]
     assert not node.lock.is_locked
 
@@ -43,7 +43,7 @@ def test_a_lock_that_is_met_during_the_work_is_not_waited_for() -> None:
 def apply_with_retries(node: ApplyingNode) -> None:
     """Apply a layout, and retry for a while what the driver refuses as in use."""
     deps = dataclasses.replace(node.deps, in_use_timeout_s=30.0)
-    applying.apply(deps, lambda: node.layouts.layout("wanted"))
+    applying.apply(deps, lambda: node.layouts.layout("requested"))
 
 
 @pytest.mark.parametrize("kind", [steps.DestroyComputeInstance, steps.CreateComputeInstance])
@@ -53,7 +53,7 @@ def test_step_refused_as_in_use_is_retried(kind: type[steps.Step]) -> None:
 
     apply_with_retries(node)
 
-    assert node.has("wanted")
+    assert node.has("requested")
 
 
 def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
@@ -93,6 +93,6 @@ def test_a_rollback_pauses_between_its_attempts(
     node.on_call = hang
 
     with pytest.raises(errors.HardwareError):
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert (pauses, len(ends)) == (expected, len(expected) + 1)

@@ -34,7 +34,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
     node.refuses_step = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
 
     with pytest.raises(errors.HardwareError) as caught:
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert caught.value.reason is reasons.Reason.VERIFY_FAILED
     assert "1g.5gb at 2:1 on GPU 0 is new, and is kept" in caught.value.message
@@ -55,7 +55,7 @@ def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode
     node.refuses_step = first_only(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert caught.value.reason is reasons.Reason.VERIFY_FAILED
     assert 3 in {gi.placement.start for gi in node.gpus[0].gpu_instances}
@@ -64,7 +64,7 @@ def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode
 
 def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", steps.CreateComputeInstance)
+    assert node.kill_apply("requested", steps.CreateComputeInstance)
     place = with_foreign(node, start=3)
 
     refuse(node, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
@@ -100,7 +100,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(node: ApplyingNode) -> 
 
 
 def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: ApplyingNode) -> None:
-    assert node.kill_apply("wanted", steps.CreateComputeInstance)
+    assert node.kill_apply("requested", steps.CreateComputeInstance)
     created: list[model.Placement] = []
     strikes.act_once(
         node,
@@ -117,7 +117,7 @@ def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Applyin
 
 
 def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: ApplyingNode) -> None:
-    assert node.kill_apply("wanted", steps.CreateComputeInstance)
+    assert node.kill_apply("requested", steps.CreateComputeInstance)
     interrupted = node.shape
     node.driver.clients = "train (pid 7)"
 
@@ -143,7 +143,7 @@ def test_refused_undo_forgets_instances_that_were_never_created(node: ApplyingNo
 
 def test_rollback_checks_users_again_after_a_stale_plan(node: ApplyingNode) -> None:
     first, _ = node.gpus
-    assert node.kill_apply("wanted", steps.CreateComputeInstance, 3)
+    assert node.kill_apply("requested", steps.CreateComputeInstance, 3)
     _, second = node.gpus
 
     def strike() -> None:
@@ -190,10 +190,10 @@ def test_rollback_that_did_not_begin_forgets_missing_instances(node: ApplyingNod
 
 def test_pending_mode_forgets_instances_that_were_never_created() -> None:
     node = ApplyingNode("off")
-    assert node.kill_apply("wanted", steps.CreateComputeInstance)
+    assert node.kill_apply("requested", steps.CreateComputeInstance)
     node.driver.mode_waits = True
     with pytest.raises(errors.HardwareError, match="the mode waits for a reset"):
-        node.change_to("wanted", may_reset=False)
+        node.change_to("requested", may_reset=False)
     node.driver.mode_waits = False
     (foreign,) = samples.gpu(samples.A100, "1g.5gb@0").gpu_instances
     first, second = node.gpus

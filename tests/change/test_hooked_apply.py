@@ -61,8 +61,8 @@ class RecordingNode(applying_rig.ApplyingNode):
     ("start", "layout", "history"),
     [
         ("before", "before", ["start", "exit"]),
-        ("before", "wanted", ["start", "config", "DESTROY", "CREATE", "exit"]),
-        ("off", "wanted", ["start", "mode", "MODE", "config", "CREATE", "exit"]),
+        ("before", "requested", ["start", "config", "DESTROY", "CREATE", "exit"]),
+        ("off", "requested", ["start", "mode", "MODE", "config", "CREATE", "exit"]),
         ("off", "bare", ["start", "mode", "MODE", "exit"]),
         ("before", "off", ["start", "mode", "DESTROY", "MODE", "exit"]),
         (
@@ -94,8 +94,8 @@ def test_point_without_hooks_or_instances_is_left_out() -> None:
     mode_only = RecordingNode("off")
     hookless = RecordingNode("off", "hooks: {pre-apply-mode: [{command: mode}]}")
 
-    mode_only.change_to("wanted", is_mode_only=True)
-    applied = hookless.change_to("wanted")
+    mode_only.change_to("requested", is_mode_only=True)
+    applied = hookless.change_to("requested")
 
     assert mode_only.history == ["start", "mode", "MODE", "exit"]
     assert len(applied.rounds) == 1
@@ -118,7 +118,7 @@ def test_first_failing_hook_of_a_point_is_the_last() -> None:
     node.hooks.broken = {"b"}
 
     with pytest.raises(errors.HostError):
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert node.history == ["a", "b"]
 
@@ -152,12 +152,12 @@ def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> 
     node.hooks.broken = {point}
 
     with pytest.raises(errors.HostError, match=f"^{point} failed") as caught:
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert caught.value.reason is reasons.Reason.HOOK_FAILED
     assert node.history == AFTER_A_FAILURE[point]
     assert node.journal.text is None
-    is_done = node.has("wanted")
+    is_done = node.has("requested")
     assert is_done is (point == "exit")
     if is_done:
         assert caught.value.message.endswith("the layout is active all the same")
@@ -172,7 +172,7 @@ def test_failing_change_is_undone_before_the_last_point() -> None:
     node.hooks.broken = {"exit"}
 
     with pytest.raises(errors.HardwareError) as caught:
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert caught.value.reason is reasons.Reason.IN_USE
     assert caught.value.message.endswith("the former instances are restored; exit failed")
@@ -185,7 +185,7 @@ def test_failing_change_is_undone_before_the_last_point() -> None:
     [
         ("too-much", nodes.HOOKS, errors.LayoutError, "fit"),
         (
-            "wanted",
+            "requested",
             "hooks: {pre-apply: []}",
             errors.ConfigError,
             r"hooks\.yaml:1:9: unexpected key 'pre-apply'",
@@ -205,7 +205,7 @@ def test_an_impossible_layout_runs_no_hook_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("layout", "missing"), [("before", "config"), ("wanted", "mode")], ids=["config", "mode"]
+    ("layout", "missing"), [("before", "config"), ("requested", "mode")], ids=["config", "mode"]
 )
 def test_missing_program_of_a_point_that_the_change_skips_is_ignored(
     layout: str, missing: str
@@ -222,10 +222,10 @@ def test_missing_program_of_a_point_that_the_change_skips_is_ignored(
 @pytest.mark.parametrize(
     ("start", "layout", "missing"),
     [
-        ("before", "wanted", "config"),
-        ("off", "wanted", "mode"),
+        ("before", "requested", "config"),
+        ("off", "requested", "mode"),
         ("before", "before", "exit"),
-        ("before", "wanted", "start"),
+        ("before", "requested", "start"),
     ],
 )
 def test_missing_program_of_a_hook_is_reported_before_any_runs(
@@ -247,14 +247,14 @@ def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
 
     def tamper() -> None:
         if "start" in node.history:
-            node.gpus = applying_rig.ApplyingNode("wanted").gpus
+            node.gpus = applying_rig.ApplyingNode("requested").gpus
 
     node.on_call = tamper
     node.hooks.text = (
         "hooks: {apply-start: [{command: start}, {command: more}], apply-exit: [{command: exit}]}"
     )
 
-    assert not node.change_to("wanted").is_changed
+    assert not node.change_to("requested").is_changed
     assert node.history == ["start", "more", "exit"]
 
 
@@ -278,7 +278,7 @@ def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
     node.interrupt_after(last_before)
 
     with pytest.raises(errors.Superseded):
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert node.history == history
     assert node.shape == node.before
@@ -287,19 +287,19 @@ def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
 
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
     node = RecordingNode("before", "")
-    assert node.kill_apply("wanted", steps.CreateGpuInstance)
+    assert node.kill_apply("requested", steps.CreateGpuInstance)
     node.hooks.text = nodes.HOOKS
     node.hooks.broken = {"start"}
 
     with pytest.raises(errors.HostError, match="was left unfinished and is undone now"):
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert node.shape == node.before
     assert node.history[1:] == ["start", "CREATE", "exit"]
 
 
 def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> None:
-    then = applying_rig.ApplyingNode("wanted")
+    then = applying_rig.ApplyingNode("requested")
     text = checkpoint.render(then.gpus)
     node, failing = RecordingNode("off"), RecordingNode("off")
     failing.hooks.broken = {"config"}
@@ -317,9 +317,9 @@ def test_profiles_reported_only_with_mig_on_keep_the_order() -> None:
     node = RecordingNode("off")
     node.driver.hides_profiles = True
 
-    node.change_to("wanted")
+    node.change_to("requested")
 
-    assert node.has("wanted")
+    assert node.has("requested")
     assert node.history == ["start", "mode", "MODE", "config", "CREATE", "exit"]
 
 
@@ -353,7 +353,7 @@ def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back(
     )
 
     with pytest.raises(errors.HardwareError, match=message):
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert node.gpus[0].gpu_instances == (foreign if is_kept else ())
     assert (node.shape == node.before, node.journal.text is None) == (not is_kept,) * 2
@@ -361,7 +361,7 @@ def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back(
 
 def test_a_failing_hook_keeps_instances_in_use_of_an_interrupted_change() -> None:
     node = RecordingNode("before", "hooks: {pre-apply-config: [{command: config}]}")
-    assert node.kill_apply("wanted", steps.CreateComputeInstance)
+    assert node.kill_apply("requested", steps.CreateComputeInstance)
     interrupted = node.shape
     node.driver.clients = "train (pid 7)"
     node.hooks.broken = {"config"}
@@ -382,7 +382,7 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
     deps = dataclasses.replace(node.deps, idle_timeout_s=idle_timeout_s)
 
     with pytest.raises(errors.GpuInUseError, match=r"default/train.*; nothing was changed"):
-        apply.apply(deps, lambda: node.layouts.layout("wanted"))
+        apply.apply(deps, lambda: node.layouts.layout("requested"))
 
     assert node.history[:1] == history
     assert node.shape == node.before
@@ -390,7 +390,7 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
 
 def test_a_refusal_that_undoes_a_killed_change_claims_no_unchanged_gpus() -> None:
     node = RecordingNode("before", "")
-    assert node.kill_apply("wanted", steps.CreateGpuInstance)
+    assert node.kill_apply("requested", steps.CreateGpuInstance)
     node.hooks.text = nodes.HOOKS
     kept = frozenset(uuid for gpu in node.gpus for uuid in gpu.mig_uuids)
     node.pods.add("train", devices=kept)
@@ -410,7 +410,7 @@ def apply_while_kubelet_stops(
         return fake_cluster.FakeAllocations(node) if has_answer else None
 
     deps = dataclasses.replace(node.deps, pods=pod_use.PodUse(kubelet=kubelet))
-    apply.apply(deps, lambda: node.layouts.layout("wanted"))
+    apply.apply(deps, lambda: node.layouts.layout("requested"))
 
 
 WITHOUT_ANSWER = pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_kubelet_that_a_hook_stops_does_not_end_the_change(*, has_socket: bool) 
 
     assert ASSIGNED_DEVICES in node.log
     assert node.kubelet.is_silent
-    assert node.has("wanted")
+    assert node.has("requested")
 
 
 @WITHOUT_ANSWER

@@ -39,7 +39,7 @@ def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
 ) -> None:
     node.change_to("before")
     before = node.shape
-    assert node.kill_apply("wanted", steps.CreateComputeInstance, 4)
+    assert node.kill_apply("requested", steps.CreateComputeInstance, 4)
     killed = node.shape[1]
     node.pods.add("train", devices=frozenset(node.gpus[1].mig_uuids))
 
@@ -59,18 +59,18 @@ def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
     assert node.journal.text is None
 
 
-@pytest.mark.parametrize(("wanted", "error"), [("mixed", "in use"), ("other", "default/train")])
+@pytest.mark.parametrize(("requested", "error"), [("mixed", "in use"), ("other", "default/train")])
 def test_a_failed_change_spares_pods_of_an_interrupted_one(
-    node: ApplyingNode, wanted: str, error: str
+    node: ApplyingNode, requested: str, error: str
 ) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", steps.CreateComputeInstance, 4)
+    assert node.kill_apply("requested", steps.CreateComputeInstance, 4)
     done = node.shape[0]
     node.pods.add("train", devices=frozenset(node.gpus[0].mig_uuids))
     node.refuses_step = first_only(is_creation)
 
     with pytest.raises(errors.HardwareError, match=error):
-        node.change_to(wanted)
+        node.change_to(requested)
 
     assert node.shape == [done, before[1]]
     assert re.search(r"but not GPU 0 .*, which pods or processes use$", node.notes[0])
@@ -81,7 +81,7 @@ def test_a_failed_change_spares_pods_of_an_interrupted_one(
 
 def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", steps.CreateComputeInstance, 4)
+    assert node.kill_apply("requested", steps.CreateComputeInstance, 4)
     node.gpus = gpu_values.without_instances(node.gpus, 0)
     killed = node.shape
     node.fail_always["allocations.assigned_devices"] = errors.KubeletError("no answer")
@@ -100,7 +100,7 @@ def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: App
 
 def test_after_a_kill_the_message_says_what_a_rollback_restores(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", steps.CreateGpuInstance)
+    assert node.kill_apply("requested", steps.CreateGpuInstance)
     node.refuses_step = lambda step: is_creation(step) and node.steps == 3
     node.steps = 0
 
@@ -109,7 +109,7 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(node: ApplyingNo
 
     (note,) = node.notes
     assert note == (
-        "the change to layout 'wanted' was left unfinished; if this one fails, the GPUs "
+        "the change to layout 'requested' was left unfinished; if this one fails, the GPUs "
         "are rolled back to their state before that one"
     )
     assert (node.shape, node.journal.text, node.host.refreshes) == (before, None, 1)
@@ -120,7 +120,7 @@ def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: ApplyingNo
 
     with node.refusing_steps(is_creation):
         with pytest.raises(errors.HardwareError) as caught:
-            node.change_to("wanted")
+            node.change_to("requested")
 
         assert "; still to do: GPU 0: create" in caught.value.message
         assert caught.value.message.endswith("the next 'apply' tries again")
@@ -154,7 +154,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     node.refuses_step = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
 
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert node.shape == [empty, before[1]]
     assert node.journal.text is None
@@ -165,7 +165,7 @@ def test_after_a_reboot_only_the_gpus_that_it_emptied_are_restored(
     node: ApplyingNode, since: str, *, is_undone: bool
 ) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", steps.CreateGpuInstance)
+    assert node.kill_apply("requested", steps.CreateGpuInstance)
     node.host.boot_id = "boot-2"
     node.set_up(since)
     rebooted = node.shape
@@ -196,7 +196,7 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
 
 def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: ApplyingNode) -> None:
     before = node.shape
-    assert node.kill_apply("wanted", steps.CreateGpuInstance, 3)
+    assert node.kill_apply("requested", steps.CreateGpuInstance, 3)
     assert node.shape[1] != before[1]
     killed = node.local_journal
     # Another program has its own journal.
@@ -213,7 +213,7 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Appl
 
 
 def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: ApplyingNode) -> None:
-    assert node.kill_apply("wanted", steps.CreateGpuInstance)
+    assert node.kill_apply("requested", steps.CreateGpuInstance)
     node.set_up("other")
     saved = layout_store.VerifiedLayoutStore(node.verified_layout_file, "boot-1")
     gpus = node.deps.gpus.observe()
@@ -233,7 +233,7 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: App
 def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
     node: ApplyingNode,
 ) -> None:
-    assert node.kill_apply("wanted", steps.CreateGpuInstance)
+    assert node.kill_apply("requested", steps.CreateGpuInstance)
     shape, journal = node.shape, node.journal.text
     node.steps, node.lock.refusals = 0, 10_000
     unknown = errors.LayoutError("no layout 'x'", reason=reasons.Reason.UNKNOWN_CONFIG)
@@ -249,7 +249,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
     ("layout", "kind", "number", "is_undone", "message"),
     [
         ("off", steps.SetMode, 2, False, "is not undone, because that resets a GPU"),
-        ("wanted", steps.CreateGpuInstance, 1, True, "is undone now"),
+        ("requested", steps.CreateGpuInstance, 1, True, "is undone now"),
     ],
 )
 def test_a_rollback_that_needs_a_forbidden_reset_does_not_run(

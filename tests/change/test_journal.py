@@ -23,36 +23,36 @@ def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> N
 
     node.refuses_step = is_refused
     snapshot = tuple(gpu.snapshot for gpu in node.gpus)
-    node.change_to("wanted")
+    node.change_to("requested")
 
     journal = journals.Journal.from_json(journal_texts[0] or "")
-    assert (journal.config, journal.boot_id) == ("wanted", "boot-1")
+    assert (journal.config, journal.boot_id) == ("requested", "boot-1")
     assert planner.restore(node.gpus, journal.gpus.snapshot) == planner.restore(
         node.gpus, snapshot
     )
     assert len(set(journal_texts)) == 1
     assert node.journal.read() is None
-    assert node.lock.descriptions == ["apply wanted"]
+    assert node.lock.descriptions == ["apply requested"]
 
 
 def test_journal_of_a_complete_change_is_cleared(node: ApplyingNode) -> None:
     snapshot = tuple(gpu.snapshot for gpu in node.gpus)
     written = journals.Journal(
-        config="wanted", boot_id="boot-1", gpus=journals.GpuEntries(snapshot=snapshot)
+        config="requested", boot_id="boot-1", gpus=journals.GpuEntries(snapshot=snapshot)
     )
-    node.set_up("wanted")
+    node.set_up("requested")
     node.journal.text = written.to_json()
 
-    assert not node.change_to("wanted").is_changed
+    assert not node.change_to("requested").is_changed
     assert node.journal.text is None
 
 
 def test_a_change_is_not_undone_because_its_journal_stays(node: ApplyingNode) -> None:
     node.journal.failing_operations = {"clear"}
 
-    node.change_to("wanted")
+    node.change_to("requested")
 
-    assert node.has("wanted")
+    assert node.has("requested")
     assert node.notes == ["cannot clear the journal; remove it, because it is outdated"]
 
 
@@ -63,9 +63,9 @@ def test_an_invalid_or_unreadable_journal_is_set_aside(
     node.journal.text = text or ""
     node.journal.failing_operations = {"read"} if text is None else set()
 
-    node.change_to("wanted")
+    node.change_to("requested")
 
-    assert node.has("wanted")
+    assert node.has("requested")
     assert node.journal.aside == (text or "")
     assert node.journal.read() is None
     assert "it is kept as journal.unreadable and otherwise ignored" in node.notes[0]
@@ -77,7 +77,7 @@ def test_without_a_journal_nothing_is_changed(node: ApplyingNode, refused: set[s
     node.journal.failing_operations = refused
 
     with pytest.raises(errors.UsageError) as caught:
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert caught.value.own_remedy == "Run as root, or name another file with --journal-file."
     assert local_journal.RETRIED_LATER not in caught.value.message
@@ -90,7 +90,7 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) 
     node.refuses_step = is_creation
 
     with pytest.raises(errors.HardwareError) as caught:
-        node.change_to("wanted")
+        node.change_to("requested")
 
     assert caught.value.message.startswith("in use; the rollback failed as well: in use; ")
     assert caught.value.message.count("cannot write the journal") == 1
@@ -99,7 +99,9 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) 
 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(node: ApplyingNode) -> None:
     before = journals.GpuEntries(snapshot=tuple(gpu.snapshot for gpu in node.gpus))
-    journal = local_journal.LocalJournal(node.deps, journals.Journal(config="wanted", gpus=before))
+    journal = local_journal.LocalJournal(
+        node.deps, journals.Journal(config="requested", gpus=before)
+    )
     node.journal.failing_operations = {"write"}
 
     journal.announce(gpus=dataclasses.replace(before, persistent_gpus=(node.gpus[0].uuid,)))
@@ -113,7 +115,7 @@ def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(
 ) -> None:
     lost = node.gpus[1]
     entries = journals.GpuEntries(snapshot=(lost.snapshot,))
-    node.journal.text = journals.Journal(config="wanted", gpus=entries).to_json()
+    node.journal.text = journals.Journal(config="requested", gpus=entries).to_json()
     node.driver.lost = {lost.uuid}
 
     node.change_to("first-only")
@@ -127,7 +129,7 @@ def no_files() -> Exception:
 
 
 @pytest.mark.parametrize("failure", [no_files(), strikes.Killed()])
-@pytest.mark.parametrize(("layout", "is_undone"), [("wanted", False), ("before", True)])
+@pytest.mark.parametrize(("layout", "is_undone"), [("requested", False), ("before", True)])
 def test_outdated_device_files_are_refreshed_by_the_next_apply(
     node: ApplyingNode, failure: Exception, layout: str, *, is_undone: bool
 ) -> None:
@@ -135,7 +137,7 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
         node.refuses_step = first_only(is_creation)
     node.fail_always["refresh_files"] = failure
     with pytest.raises((errors.MigManagerError, strikes.Killed)):
-        node.change_to("wanted")
+        node.change_to("requested")
     changed = node.shape
 
     node.fail_always["refresh_files"] = no_files()

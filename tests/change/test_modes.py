@@ -17,11 +17,11 @@ def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
     node.driver.mode_waits = True
 
     with pytest.raises(errors.HardwareError, match="only the new mode stays pending"):
-        node.change_to("wanted", may_reset=False)
+        node.change_to("requested", may_reset=False)
     assert "reset.reset" not in node.log
 
-    node.change_to("wanted")
-    assert node.has("wanted")
+    node.change_to("requested")
+    assert node.has("requested")
 
 
 def mode_of_first(node: ApplyingNode) -> layouts.Layout:
@@ -78,7 +78,7 @@ def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
 def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
     node: ApplyingNode,
 ) -> None:
-    assert node.kill_apply("wanted", steps.CreateGpuInstance, 3)
+    assert node.kill_apply("requested", steps.CreateGpuInstance, 3)
     node.refuses_step = lambda _step: True
 
     with pytest.raises(errors.HardwareError) as caught:
@@ -113,7 +113,7 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
 ) -> None:
     uuid = node.gpus[0].uuid
     node.journal.text = journals.Journal(
-        config="wanted",
+        config="requested",
         boot_id=boot_id,
         gpus=journals.GpuEntries(
             snapshot=tuple(gpu.snapshot for gpu in node.gpus),
@@ -134,7 +134,7 @@ def test_persistence_mode_that_stays_off_is_restored_by_a_later_run(
 ) -> None:
     uuid = node.gpus[0].uuid
     journal = journals.Journal(
-        config="wanted", boot_id="boot-1", gpus=journals.GpuEntries(persistent_gpus=(uuid,))
+        config="requested", boot_id="boot-1", gpus=journals.GpuEntries(persistent_gpus=(uuid,))
     )
     node.journal.text = journal.to_json()
     node.resets.without_persistence = {uuid}

@@ -59,7 +59,7 @@ def change_of_boot(product: str, *, is_faulty: bool) -> GpuChange:
 
 
 APPLY_CHANGES = {
-    "wanted": change_of_apply("before", "wanted"),
+    "requested": change_of_apply("before", "requested"),
     "off": change_of_apply("before", "off"),
     "other": change_of_apply("off", "other"),
 }

@@ -103,11 +103,11 @@ def scene(module_scene: PolicyScene) -> PolicyScene:
     """
     for name in (NODE, OTHER):
         path = f"{NODES}/{name}"
-        wanted = a_node(name)
-        wanted["metadata"]["resourceVersion"] = module_scene.people.get(path)["metadata"][
+        initial = a_node(name)
+        initial["metadata"]["resourceVersion"] = module_scene.people.get(path)["metadata"][
             "resourceVersion"
         ]
-        module_scene.people.put(path, wanted)
+        module_scene.people.put(path, initial)
     module_scene.people.delete(clusters.LEASES)
     return module_scene
 

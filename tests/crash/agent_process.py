@@ -51,19 +51,19 @@ def serve(arguments: Arguments) -> int:
         strike_at=arguments.strike_at,
         strike_with=signal.Signals(arguments.strike_with),
     )
-    wanted = agent_settings.AgentSettings.read(arguments.options, {})
-    assert wanted.gpus.simulate_state is not None
-    state = nvml_faults.SharedState(wanted.gpus.simulate_state)
-    kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
+    settings = agent_settings.AgentSettings.read(arguments.options, {})
+    assert settings.gpus.simulate_state is not None
+    state = nvml_faults.SharedState(settings.gpus.simulate_state)
+    kube = api.KubeApi.connect(kubeconfig=str(settings.kubeconfig))
     watched = functools.partial(_with_moments, moments)
     pulse = in_process.Pulse(lambda: moments.begin_moment(IDLE))
     if arguments.has_worker:
         overrides = main.Overrides(replace_ports=watched, pulse=pulse)
-        agent = main.AgentService(wanted, kube, boot_id=state.boot_id, overrides=overrides)
+        agent = main.AgentService(settings, kube, boot_id=state.boot_id, overrides=overrides)
     else:
         simulated_nvml.load(_Library(state, moments))
         agent = in_process.new_agent(
-            wanted,
+            settings,
             kube,
             boot_id=state.boot_id,
             wrap=watched,

@@ -102,43 +102,43 @@ class FakeAgents:
 
     def _observe(self, name: str) -> None:
         labels = self._node(name)["metadata"].get("labels") or {}
-        wanted = labels.get(well_known.CONFIG_LABEL)
-        if name in self.dead or wanted is None or self._last_requests.get(name) == wanted:
+        requested = labels.get(well_known.CONFIG_LABEL)
+        if name in self.dead or requested is None or self._last_requests.get(name) == requested:
             return
-        self._last_requests[name] = wanted
+        self._last_requests[name] = requested
         # A newer run takes the place of the retries of an older one.
         self._runs[name] = run = self._runs.get(name, 0) + 1
-        self._after(0.01, lambda: self._begin(name, wanted, run))
+        self._after(0.01, lambda: self._begin(name, requested, run))
 
-    def _begin(self, name: str, wanted: str, run: int) -> None:
+    def _begin(self, name: str, requested: str, run: int) -> None:
         if self._runs[name] != run:
             return
         failure = self.failures.get(name)
         if failure and failure.reason is reasons.Reason.DOES_NOT_FIT:
             # Refused before anything is touched.
-            self._end(name, wanted, run)
+            self._end(name, requested, run)
             return
-        self._write(name, wanted, model.State.PENDING, phase=model.Phase.TAINT)
-        self._after(self.work_s, lambda: self._end(name, wanted, run))
+        self._write(name, requested, model.State.PENDING, phase=model.Phase.TAINT)
+        self._after(self.work_s, lambda: self._end(name, requested, run))
 
-    def _end(self, name: str, wanted: str, run: int) -> None:
+    def _end(self, name: str, requested: str, run: int) -> None:
         if self._runs[name] != run:
             return
         failure = self.failures.get(name)
         self._write(
             name,
-            wanted,
+            requested,
             model.State.FAILED if failure else model.State.SUCCESS,
             phase=model.Phase.DONE,
             failure=failure,
         )
         if failure and failure.is_retried:
-            self._after(4 * self.work_s, lambda: self._begin(name, wanted, run))
+            self._after(4 * self.work_s, lambda: self._begin(name, requested, run))
 
     def _write(
         self,
         name: str,
-        wanted: str,
+        requested: str,
         state: model.State,
         *,
         phase: model.Phase,
@@ -149,11 +149,11 @@ class FakeAgents:
             retry_at = "soon" if failure.is_retried else None
             members = {"reason": failure.reason.value, "message": failure.message}
             members |= {"retryAt": retry_at}
-        text = api_objects.a_status(wanted, state, phase=phase.value, **members)
+        text = api_objects.a_status(requested, state, phase=phase.value, **members)
         if name in self.unreachable:
             # Not all of them are as an agent writes them.
             text = json.dumps(json.loads(text) | {"unreachableGpus": self.unreachable[name]})
-        applied = {well_known.APPLIED_LABEL: wanted} if state is model.State.SUCCESS else {}
+        applied = {well_known.APPLIED_LABEL: requested} if state is model.State.SUCCESS else {}
         metadata = {
             "labels": {well_known.STATE_LABEL: state.value} | applied,
             "annotations": {well_known.STATUS_ANNOTATION: text},

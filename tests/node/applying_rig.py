@@ -16,7 +16,7 @@ from tests.node import fake_cluster, fake_host, fakes, gpu_values, kept_file, no
 
 _DEVICES: Mapping[str, str | layout_table.Gpus] = {
     "before": "2g.10gb 3g.20gb",
-    "wanted": "1g.5gb 1g.5gb 3g.20gb",
+    "requested": "1g.5gb 1g.5gb 3g.20gb",
     "other": "7g.40gb",
     "small": " ".join(["1g.5gb"] * 7),
     "mixed": ("1g.5gb 1g.5gb 3g.20gb", " ".join(["1g.5gb"] * 7)),

@@ -16,8 +16,8 @@ from tests.node import agents, fake_cluster, fakes, gpu_values, node_rig, traces
 
 def has_layout(rig: node_rig.NodeRig, layout: str) -> bool:
     """Return whether the GPUs have exactly what a layout lists, and no mode is pending."""
-    gpus, wanted = layout_table.layout_of(rig.gpus), layout_table.gpus_with(layout)
-    return [*map(layout_table.counts, gpus)] == [*map(layout_table.counts, wanted)]
+    gpus, desired = layout_table.layout_of(rig.gpus), layout_table.gpus_with(layout)
+    return [*map(layout_table.counts, gpus)] == [*map(layout_table.counts, desired)]
 
 
 def assert_applied_label_is_true(rig: node_rig.NodeRig) -> None:
@@ -103,7 +103,7 @@ def all_traces(
     configs = dict(rig.policy.plugin_configs)
     applied = rig.node.labels.get(well_known.APPLIED_LABEL, "")
     config = rig.node.labels.get(well_known.PLUGIN_CONFIG_LABEL)
-    wanted_config = configs.get(applied, configs.get("*", owner.plugin_config))
+    expected_config = configs.get(applied, configs.get("*", owner.plugin_config))
     services = [
         name
         for name, is_on in rig.host.services.items()
@@ -129,7 +129,7 @@ def all_traces(
             is_cordoned=owner.is_cordoned,
             deployed=owner.deploy_labels or None,
         ),
-        *([f"config {config}"] if config not in (None, wanted_config) else []),
+        *([f"config {config}"] if config not in (None, expected_config) else []),
         *([f"services {services}"] if services else []),
         *(["exit hook"] if rig.hooks.pending_exit is not has_exit_hook else []),
     ]

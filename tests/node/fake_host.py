@@ -89,8 +89,10 @@ def _is_done(gpu: model.Gpu, step: steps.Step) -> bool:
     instances = gpu.gpu_instances
     match step:
         case steps.DestroyGpuInstance():
-            wanted = (step.gpu_instance_id, step.profile, step.placement)
-            return wanted not in {(gi.instance_id, gi.profile, gi.placement) for gi in instances}
+            destroyed = (step.gpu_instance_id, step.profile, step.placement)
+            return destroyed not in {
+                (gi.instance_id, gi.profile, gi.placement) for gi in instances
+            }
         case steps.DestroyComputeInstance():
             return step.uuid not in {ci.uuid for gi in instances for ci in gi.compute_instances}
         case steps.CreateGpuInstance():

@@ -107,13 +107,13 @@ def gpus_of(spec: str, devices: Mapping[str, int] | None = None) -> tuple[model.
     bare = tuple(hardware.template(p, index) for index, p in enumerate(hardware.parse_node(spec)))
     if devices is None:
         return bare
-    wanted = {profile_name.parse(name): count for name, count in devices.items()}
-    return with_desired(bare, model.DesiredGpu.of(model.MigMode.ENABLED, wanted))
+    desired = {profile_name.parse(name): count for name, count in devices.items()}
+    return with_desired(bare, model.DesiredGpu.of(model.MigMode.ENABLED, desired))
 
 
-def with_desired(gpus: tuple[model.Gpu, ...], wanted: model.DesiredGpu) -> tuple[model.Gpu, ...]:
-    """Return the GPUs with ``wanted`` applied to each."""
-    return execute(gpus, planner.plan(gpus, {gpu.uuid: wanted for gpu in gpus}))
+def with_desired(gpus: tuple[model.Gpu, ...], desired: model.DesiredGpu) -> tuple[model.Gpu, ...]:
+    """Return the GPUs with ``desired`` applied to each."""
+    return execute(gpus, planner.plan(gpus, {gpu.uuid: desired for gpu in gpus}))
 
 
 def execute(gpus: tuple[model.Gpu, ...], plan: steps.Plan) -> tuple[model.Gpu, ...]:

@@ -175,7 +175,7 @@ class NodeRig:
                 )
         for name in self.daemons.without_label - names:
             self.pods.add(name, labels={"app": name}, owner_kind="DaemonSet")
-        if self._plugin_is_wanted() and not self.pods.plugins:
+        if self._plugin_is_selected() and not self.pods.plugins:
             self.start_plugin()
         is_selected = (
             self.node.labels.get(dra.DEPLOY_LABEL) == "true"
@@ -188,7 +188,7 @@ class NodeRig:
     def _is_controller_away(self) -> bool:
         return self.clock.now_s < self.daemons.controller_away_until_s
 
-    def _plugin_is_wanted(self) -> bool:
+    def _plugin_is_selected(self) -> bool:
         is_selected = self.node.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == "true"
         return is_selected or not self.plugin.is_label_managed
 

@@ -110,8 +110,8 @@ def add_pod_on_foreign_instances(
     rig: node_rig.NodeRig, profile: str = "1g.5gb", count: int = 7
 ) -> None:
     """Create instances outside the layout, and a pod that uses them."""
-    wanted = samples.desired_gpu({profile: count})
-    rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], wanted), *rig.gpus[1:])
+    desired = samples.desired_gpu({profile: count})
+    rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], desired), *rig.gpus[1:])
     rig.pods.add("foreign", devices=frozenset(rig.gpus[0].mig_uuids))
 
 

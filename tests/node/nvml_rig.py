@@ -124,8 +124,8 @@ def plan_of(gpus: Sequence[model.Gpu], *ordered: steps.Step) -> steps.Plan:
 
 def _profile_of(gpu: model.Gpu, name: str) -> model.GpuInstanceProfile:
     """Find a GPU-instance profile by the name of it or of a part of it."""
-    wanted = profile_name.parse(name).gpu_instance
-    return next(row for row in gpu.profiles or () if row.profile == wanted)
+    profile = profile_name.parse(name).gpu_instance
+    return next(row for row in gpu.profiles or () if row.profile == profile)
 
 
 def mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode:
@@ -149,12 +149,12 @@ def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> steps.Create
 def ci_step(
     created: steps.CreateGpuInstance, name: str, start: int = 0
 ) -> steps.CreateComputeInstance:
-    wanted = profile_name.parse(name)
+    profile = profile_name.parse(name)
     return steps.CreateComputeInstance(
         gpu_uuid=created.gpu_uuid,
         gpu_instance_placement=created.placement,
-        profile=wanted,
-        placement=model.Placement(start, wanted.compute_slices),
+        profile=profile,
+        placement=model.Placement(start, profile.compute_slices),
     )
 
 

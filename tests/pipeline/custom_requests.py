@@ -31,7 +31,7 @@ def custom_layout(
 
 def run(
     rig: node_rig.NodeRig,
-    wanted: custom_layouts.Custom | None = None,
+    requested: custom_layouts.Custom | None = None,
     *,
     by: agents.AgentInMemory | None = None,
     limits: dict[str, Any] | None = None,
@@ -39,7 +39,7 @@ def run(
 ) -> outcomes.Outcome:
     """Request ``custom`` of a node whose agent allows it."""
     agent = by or agents.new_agent(rig, limits=ON if limits is None else limits)
-    return agents.run(rig, "custom", by=agent, custom=wanted or custom_layout(), **options)
+    return agents.run(rig, "custom", by=agent, custom=requested or custom_layout(), **options)
 
 
 def published_status(rig: node_rig.NodeRig) -> run_status.PublishedStatus:

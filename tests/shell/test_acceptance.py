@@ -107,9 +107,11 @@ def test_an_unreachable_gpu_is_counted_and_named_once(node: shell_node.ShellNode
 
 @pytest.mark.slow
 def test_an_observation_says_that_a_change_was_left_unfinished(node: shell_node.ShellNode) -> None:
-    node.kill("apply", "wanted", function="nvmlDeviceCreateGpuInstanceWithPlacement")
+    node.kill("apply", "requested", function="nvmlDeviceCreateGpuInstanceWithPlacement")
 
     answer = accept(node, "--output-file", "-")
 
-    assert "layout 'wanted' was left unfinished; the next 'apply'" in " ".join(answer.err.split())
+    assert "layout 'requested' was left unfinished; the next 'apply'" in " ".join(
+        answer.err.split()
+    )
     assert node.journal.exists()

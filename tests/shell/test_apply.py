@@ -22,7 +22,7 @@ def test_apply_refuses_instances_in_use_and_names_the_program(pair: ShellNode) -
     before = pair.shape
     pair.state.log_calls()
 
-    done = pair.run("apply", "wanted", "--wait-for-idle", "0.1")
+    done = pair.run("apply", "requested", "--wait-for-idle", "0.1")
 
     assert done.status == 1
     assert "GPU 1 (GPU-" in done.err
@@ -42,13 +42,13 @@ def kubelet() -> Iterator[kubelet_rig.GrpcKubelet]:
         yield kubelet
 
 
-def verified_wanted(node: ShellNode) -> ShellNode:
+def node_with_another_layout(node: ShellNode) -> ShellNode:
     """Have a node keep for its next boot what another one has applied, and return that one."""
-    folder = node.path.parent / "wanted"
+    folder = node.path.parent / "requested"
     folder.mkdir()
-    wanted = ShellNode(folder, "1xA100-SXM4-40GB", active="wanted")
-    shutil.copy(*(each.state.beside("verified-layout") for each in (wanted, node)))
-    return wanted
+    source = ShellNode(folder, "1xA100-SXM4-40GB", active="requested")
+    shutil.copy(*(each.state.beside("verified-layout") for each in (source, node)))
+    return source
 
 
 def pod_with(device: str) -> Any:
@@ -83,17 +83,17 @@ def test_of_two_instances_the_idle_one_is_destroyed(
 
 
 BOOT = ("boot", "--in-use-timeout-s", "0.1")
-CHANGES = [("apply", "wanted"), ("restore", "-f", "FILE"), BOOT]
+CHANGES = [("apply", "requested"), ("restore", "-f", "FILE"), BOOT]
 
 
 @pytest.mark.parametrize("argv", CHANGES)
 def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
     node: ShellNode, kubelet: kubelet_rig.GrpcKubelet, argv: Sequence[str]
 ) -> None:
-    checkpoint = node.path.with_name("wanted.json")
+    checkpoint = node.path.with_name("requested.json")
     before = node.shape
     if argv[0] != "apply":
-        verified_wanted(node).run("checkpoint", "-f", str(checkpoint))
+        node_with_another_layout(node).run("checkpoint", "-f", str(checkpoint))
     (device,) = node.devices_of("2g.10gb")
     kubelet.pods = [pod_with(device)]
     kubelet.start()
@@ -124,7 +124,7 @@ def test_a_plan_warns_that_apply_would_refuse(
     (device,) = node.devices_of("2g.10gb")
     kubelet.pods = [pod_with(device)]
     kubelet.start()
-    at = ("wanted", "--pod-resources-socket", str(kubelet.path))
+    at = ("requested", "--pod-resources-socket", str(kubelet.path))
 
     planned = node.run("plan", *at)
     dry = node.run("apply", "--dry-run", *at)
@@ -155,8 +155,8 @@ def of_earlier_boot(listener: socket.socket, path: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "arrange", "is_refused"),
     [
-        (("apply", "wanted"), silent, True),
-        (("apply", "wanted"), absent, True),
+        (("apply", "requested"), silent, True),
+        (("apply", "requested"), absent, True),
         (BOOT, silent, True),
         (BOOT, of_earlier_boot, False),
     ],
@@ -171,7 +171,7 @@ def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
     is_refused: bool,
 ) -> None:
     monkeypatch.setattr(gpu_access, "_KUBELET_TIMEOUT_S", 0.2)
-    verified_wanted(node)
+    node_with_another_layout(node)
     before = node.shape
     with socket.socket(socket.AF_UNIX) as listener:
         arrange(listener, str(kubelet.path))

@@ -28,12 +28,12 @@ KILLS = [("nvmlInit*", 2), ("nvmlGpuInstanceDestroy", 1), (CREATE, 2), ("nvmlShu
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "first"), KILLS)
-@pytest.mark.parametrize("again", ["wanted", "too-much"])
+@pytest.mark.parametrize("again", ["requested", "too-much"])
 def test_apply_after_a_kill_finishes_or_undoes_the_change(
     node: ShellNode, function: str, first: int, again: str
 ) -> None:
     before = node.shape
-    node.kill("apply", "wanted", function=function, first=first)
+    node.kill("apply", "requested", function=function, first=first)
 
     answer = node.run("apply", again)
 
@@ -70,7 +70,7 @@ def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: ShellNode) 
     node.hang_in(CREATE)
 
     answer = node.run_process(
-        "apply", "wanted", "--gpu-timeout-s", "12", "--in-use-timeout-s", "1"
+        "apply", "requested", "--gpu-timeout-s", "12", "--in-use-timeout-s", "1"
     )
 
     assert answer.status == 1
@@ -82,7 +82,7 @@ def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: ShellNode) 
 
 
 @pytest.mark.parametrize(
-    "argv", [pytest.param(("apply", "wanted"), marks=pytest.mark.slow), ("status",)]
+    "argv", [pytest.param(("apply", "requested"), marks=pytest.mark.slow), ("status",)]
 )
 def test_an_interrupt_ends_a_command_that_waits_for_a_hung_driver(
     fresh: ShellNode, argv: Sequence[str]
@@ -100,10 +100,10 @@ def test_an_interrupt_ends_a_command_that_waits_for_a_hung_driver(
     "argv",
     [
         ("status",),
-        ("plan", "wanted"),
+        ("plan", "requested"),
         *(
             pytest.param(argv, marks=pytest.mark.slow)
-            for argv in (("assert", "wanted"), ("export",), ("validate",))
+            for argv in (("assert", "requested"), ("export",), ("validate",))
         ),
     ],
 )
@@ -128,7 +128,7 @@ def test_apply_names_the_owner_of_the_lock(fresh: ShellNode) -> None:
     )
     before = fresh.shape
     with other.hold("serve all-1g.5gb"):
-        answer = fresh.run("apply", "wanted", "--lock-timeout-s", "0")
+        answer = fresh.run("apply", "requested", "--lock-timeout-s", "0")
 
     assert answer.status == 1
     assert f"mig-manager agent (pid {os.getpid()} on " in answer.err
@@ -142,7 +142,7 @@ def test_concurrent_applies_run_one_after_the_other_and_one_layout_stays(
     tmp_path: pathlib.Path,
 ) -> None:
     node = ShellNode(tmp_path, "2xA100-SXM4-40GB")
-    names = ["before", "wanted", "other", "small"]
+    names = ["before", "requested", "other", "small"]
     with contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(node.start("apply", name, "--lock-timeout-s", "200"))
@@ -173,7 +173,7 @@ def test_wait_for_idle_ends_with_the_program_or_at_a_signal(
 ) -> None:
     client = pair.use("2g.10gb", gpu=1)
     before = pair.shape
-    with pair.start("apply", "wanted", "--wait-for-idle", "600") as process:
+    with pair.start("apply", "requested", "--wait-for-idle", "600") as process:
         assert process.stderr
         waits = next(line for line in process.stderr if "waiting up to 600 s" in line)
         assert "train (pid 4242" in waits

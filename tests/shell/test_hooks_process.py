@@ -38,7 +38,7 @@ class HookedNode(ShellNode):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        return "apply", "wanted", "-k", str(self.file)
+        return "apply", "requested", "-k", str(self.file)
 
     @property
     def ran(self) -> list[str]:
@@ -68,7 +68,7 @@ def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked_node: HookedN
     for point in POINTS:
         assert hooked_node.variables(point) == {
             "MIG_PARTED_CONFIG_FILE": str(hooked_node.layouts),
-            "MIG_PARTED_SELECTED_CONFIG": "wanted",
+            "MIG_PARTED_SELECTED_CONFIG": "requested",
             "MIG_PARTED_HOOKS_FILE": str(hooked_node.file),
             "MIG_PARTED_SKIP_RESET": "true",
             "MIG_PARTED_MODE_CHANGE_ONLY": "false",
@@ -78,7 +78,7 @@ def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked_node: HookedN
 @pytest.mark.slow
 def test_the_hooks_of_a_restore_get_the_name_of_the_checkpoint(hooked_node: HookedNode) -> None:
     file = hooked_node.folder / "c.json"
-    assert hooked_node.run("apply", "wanted").status == 0
+    assert hooked_node.run("apply", "requested").status == 0
     assert hooked_node.run("checkpoint", "-f", str(file)).status == 0
     hooked_node.state.reboot()
 
@@ -153,7 +153,7 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked_node: HookedNode) -> No
     assert process.returncode == -signal.SIGTERM
     assert stderr.endswith("mig-manager: the change has finished\n")
     assert hooked_node.ran[-1] == "done"
-    assert hooked_node.run("assert", "wanted").status == 0
+    assert hooked_node.run("assert", "requested").status == 0
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_debug_shows_lock_steps_and_output_of_hooks(hooked_node: HookedNode) -> 
     hooked_node.write(at="apply-start", script="echo hello from the hook")
     at_debug = (
         "hello from the hook",
-        "debug lock_acquired doing='apply wanted'",
+        "debug lock_acquired doing='apply requested'",
         "debug step_planned gpu=GPU-",
         "index=0 step='create GPU instance 1g.5gb at 0:1'",
         "debug plan_executed gpus=",

@@ -41,7 +41,7 @@ def test_failed_change_is_rolled_back_before_output(node: ShellNode, way: str) -
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, code=999))
 
     with lost_stderr.WAYS[way]() as stderr:
-        failed = run(node, "apply", "wanted", "--debug", stderr=stderr)
+        failed = run(node, "apply", "requested", "--debug", stderr=stderr)
 
     assert (failed.returncode, failed.stdout) == (1, "")
     assert node.shape == before
@@ -54,10 +54,10 @@ def test_a_change_succeeds_although_its_remarks_cannot_be_written(
     node: ShellNode, way: str
 ) -> None:
     with lost_stderr.WAYS[way]() as stderr:
-        done = run(node, "apply", "wanted", "--debug", stderr=stderr)
+        done = run(node, "apply", "requested", "--debug", stderr=stderr)
 
     assert (done.returncode, done.stdout) == (0, "MIG configuration applied successfully\n")
-    assert node.run("assert", "wanted").status == 0
+    assert node.run("assert", "requested").status == 0
 
 
 def test_a_usage_error_keeps_its_status_where_it_cannot_be_explained(node: ShellNode) -> None:
@@ -86,7 +86,7 @@ def at_a_terminal(node: ShellNode, *argv: str) -> Iterator[tuple[int, int]]:
 @pytest.mark.slow
 def test_lost_ssh_session_does_not_interrupt_a_change(node: ShellNode) -> None:
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=1, hang_s=1.0))
-    with at_a_terminal(node, "apply", "wanted") as (pid, master):
+    with at_a_terminal(node, "apply", "requested") as (pid, master):
         waiting.until(lambda: node.is_hung, "the hanging call")
         os.close(master)
         _, status = os.waitpid(pid, 0)
@@ -94,5 +94,5 @@ def test_lost_ssh_session_does_not_interrupt_a_change(node: ShellNode) -> None:
     # As if it had been hung up on after its work.
     assert os.waitstatus_to_exitcode(status) == -signal.SIGHUP
     node.state.clear_faults()
-    assert node.run("assert", "wanted").status == 0
+    assert node.run("assert", "requested").status == 0
     assert not node.journal.exists()

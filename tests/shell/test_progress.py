@@ -29,7 +29,7 @@ def shown_by(node: ShellNode, *argv: str) -> list[str]:
 def test_apply_shows_each_step_and_leaves_no_line_of_it(tmp_path: pathlib.Path) -> None:
     node = ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
 
-    frames = shown_by(node, "apply", "wanted")
+    frames = shown_by(node, "apply", "requested")
 
     counted = [frame for frame in frames if " of " in frame]
     total = int(counted[0].split()[2])
@@ -43,7 +43,7 @@ def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
     node = ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before")
     file = str(tmp_path / "checkpoint.json")
     assert node.run("checkpoint", "-f", file).status == 0
-    assert node.run("apply", "wanted").status == 0
+    assert node.run("apply", "requested").status == 0
 
     assert any("GPU 0 1/" in frame for frame in shown_by(node, "restore", "-f", file))
 
@@ -51,7 +51,7 @@ def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 def test_a_pipe_gets_no_progress(tmp_path: pathlib.Path) -> None:
     answer = ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before").run_process(
-        "apply", "wanted"
+        "apply", "requested"
     )
 
     assert answer.status == 0

@@ -14,7 +14,7 @@ from tests.kit.shell import commandline
 from tests.stage import agent_stage
 
 _LIMIT_KIB = 45 << 10
-_UNWANTED = frozenset(
+_FORBIDDEN = frozenset(
     {
         "aiohttp",
         "asyncio.events",
@@ -144,14 +144,14 @@ To start each costs half a second.
 
 
 @pytest.mark.parametrize(
-    ("code", "unwanted"),
+    ("code", "forbidden"),
     [
         pytest.param(*each, id=name, marks=[] if name in _QUICKLY else pytest.mark.slow)
         for name, each in _PROCESSES.items()
     ],
 )
 def test_a_process_loads_nothing_that_it_does_not_need(
-    code: str, unwanted: str, tmp_path: pathlib.Path
+    code: str, forbidden: str, tmp_path: pathlib.Path
 ) -> None:
     # A module that is deferred is false until it is used.
     listing = (
@@ -163,7 +163,7 @@ def test_a_process_loads_nothing_that_it_does_not_need(
 
     assert done.returncode == 0, done.stderr
     loaded = done.stderr.rpartition("LOADED")[2].split()
-    prefixes = tuple(f"{name}." for name in unwanted.split())
+    prefixes = tuple(f"{name}." for name in forbidden.split())
     assert [name for name in loaded if f"{name}.".startswith(prefixes)] == []
 
 
@@ -198,7 +198,7 @@ def test_an_agent_at_rest_has_loaded_no_module_of_runs_or_commands(
     stage_at_rest.wait(modules_file.exists, "the agent's modules", timeout_s=120)
     loaded = set(modules_file.read_text().split())
     assert {"kubernetes.client.rest", "structlog"} <= loaded
-    assert loaded & _UNWANTED == set()
+    assert loaded & _FORBIDDEN == set()
 
 
 @pytest.mark.slow

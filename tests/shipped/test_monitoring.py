@@ -60,8 +60,8 @@ def fill_metrics(agent_metrics: metrics.AgentMetrics, state: pathlib.Path) -> No
     gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0, telemetry=agent_metrics)
     before = gpus.observe()
     devices = {profile_name.parse("1g.5gb"): 7}
-    wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, devices) for gpu in before}
-    gpus.execute(planner.plan(before, wanted))
+    desired = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, devices) for gpu in before}
+    gpus.execute(planner.plan(before, desired))
     nvml_faults.SharedState(state).lose_gpu(1)
     nvml_faults.SharedState(state).fail_gpu(0, action=1)
     gpus.observe()
@@ -200,10 +200,10 @@ def test_an_expression_has_metrics_labels_and_values_that_exist(
     assert used
     assert grouped <= existing
     assert set(re.findall(r"{{\s*(?:\$labels\.)?(\w+)\s*}}", text)) <= grouped
-    for label, wanted in re.findall(r"(\w+)(?:=~|!=|=)\"([^\"]*)\"", expression):
+    for label, selected in re.findall(r"(\w+)(?:=~|!=|=)\"([^\"]*)\"", expression):
         assert label in existing
         if label in values:
-            assert set(wanted.split("|")) <= values[label]
+            assert set(selected.split("|")) <= values[label]
 
 
 def test_the_dashboard_shows_every_metric(scrape: Scrape) -> None:

@@ -124,13 +124,13 @@ def test_no_shipped_file_names_the_test_kit() -> None:
 
 @pytest.mark.slow
 def test_the_source_archive_has_the_files_that_distributors_need(sources: pathlib.Path) -> None:
-    wanted = (
+    required = (
         ".ci/run .dockerignore CHANGELOG.md CONTRIBUTING.md Dockerfile LICENSE README.md bench "
         "charts deploy docs justfile mkdocs.yml profiles pyproject.toml release systemd testkit "
         "tests"
     )
 
-    assert [name for name in wanted.split() if not (sources / name).exists()] == []
+    assert [name for name in required.split() if not (sources / name).exists()] == []
     assert not list(sources.rglob("__pycache__"))
 
 

@@ -81,9 +81,9 @@ def is_for(rule: layouts.Rule, gpu: model.Gpu) -> bool:
     return bool(rule.filters) or profiles <= profiles_of(gpu)
 
 
-def carry_out(gpu: model.Gpu, wanted: model.DesiredGpu) -> model.DesiredGpu:
+def carry_out(gpu: model.Gpu, desired: model.DesiredGpu) -> model.DesiredGpu:
     """Plan for the GPU; return what it would have afterwards."""
-    plan = planner.plan([gpu], {gpu.uuid: wanted})
+    plan = planner.plan([gpu], {gpu.uuid: desired})
     if plan.is_empty:
         return model.DesiredGpu.of(model.MigMode.DISABLED, {})
     counts: dict[model.Profile, int] = {}
@@ -116,8 +116,8 @@ def test_every_layout_fits_every_gpu_that_it_is_for(gpu: model.Gpu) -> None:
 def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: model.Gpu) -> None:
     for profile in profiles_of(gpu):
         layout = DOCUMENT.layout(f"all-{profile}".replace("+", "."))
-        wanted = layouts.select(layout, [gpu])[gpu.uuid]
-        ((named, count),) = wanted.devices
+        desired = layouts.select(layout, [gpu])[gpu.uuid]
+        ((named, count),) = desired.devices
         assert named == profile
         with pytest.raises(errors.LayoutError) as caught:
             carry_out(gpu, model.DesiredGpu.of(model.MigMode.ENABLED, {profile: count + 1}))
@@ -126,8 +126,8 @@ def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: mode
 
 @pytest.mark.parametrize("gpu", MIG_GPUS)
 def test_balanced_takes_every_compute_slice_of_every_gpu(gpu: model.Gpu) -> None:
-    wanted = layouts.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid]
-    slices = sum(profile.gpu_slices * count for profile, count in wanted.devices)
+    desired = layouts.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid]
+    slices = sum(profile.gpu_slices * count for profile, count in desired.devices)
     assert slices == max(profile.gpu_slices for profile in profiles_of(gpu))
 
 
@@ -149,8 +149,8 @@ def test_every_layout_is_for_a_known_gpu() -> None:
 @pytest.mark.parametrize("name", ["all-3g.95gb", "all-4g.95gb", "all-7g.189gb", "all-2g.47gb"])
 def test_the_layouts_of_pre_production_units_fit_them(name: str) -> None:
     early = hardware.template(hardware.find(PRE_PRODUCTION))
-    wanted = layouts.select(DOCUMENT.layout(name), [early])[early.uuid]
-    assert carry_out(early, wanted) == wanted
+    desired = layouts.select(DOCUMENT.layout(name), [early])[early.uuid]
+    assert carry_out(early, desired) == desired
 
 
 @pytest.mark.parametrize("product", UNPLACED, ids=lambda each: each["key"])
@@ -162,8 +162,8 @@ def test_layouts_of_unplaced_products_have_the_published_number(product: dict[st
         name = f"all-{profile}".replace("+", ".")
         # Jetson Thor creates this one only beside another: all-balanced.
         if profile != "1g.0gb+me":
-            wanted = layouts.select(DOCUMENT.layout(name), [gpu])[gpu.uuid]
-            assert {str(each): n for each, n in wanted.devices} == {profile: count}, name
+            desired = layouts.select(DOCUMENT.layout(name), [gpu])[gpu.uuid]
+            assert {str(each): n for each, n in desired.devices} == {profile: count}, name
     balanced = layouts.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid].devices
     assert all(n <= most[str(each)] for each, n in balanced)
     slices = max(row["slices"] for row in product["profiles"])
@@ -199,5 +199,5 @@ def test_the_examples_in_the_comments_work_when_uncommented() -> None:
     h100 = gpu_values.gpus_of("8xh100")
     for name in ("training-and-notebooks", "inference", "shared-memory"):
         for gpu in h100:
-            wanted = layouts.select(document.layout(name), h100)[gpu.uuid]
-            assert carry_out(gpu, wanted) == wanted
+            desired = layouts.select(document.layout(name), h100)[gpu.uuid]
+            assert carry_out(gpu, desired) == desired

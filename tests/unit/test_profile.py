@@ -169,7 +169,7 @@ A100_80 = ("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", 
 
 
 @pytest.mark.parametrize(
-    ("wanted", "expected"),
+    ("requested", "expected"),
     [
         pytest.param(
             "1g.5gb", ["1g.10gb", "1g.20gb", "1g.10gb+me"], id="same slices, nearest memory first"
@@ -182,6 +182,10 @@ A100_80 = ("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", 
         pytest.param("6g.60gb", [], id="slices that the GPU lacks"),
     ],
 )
-def test_profiles_that_were_possibly_meant_are_suggested(wanted: str, expected: list[str]) -> None:
-    suggested = profile_name.suggest(profile_name.parse(wanted), map(profile_name.parse, A100_80))
+def test_profiles_that_were_possibly_meant_are_suggested(
+    requested: str, expected: list[str]
+) -> None:
+    suggested = profile_name.suggest(
+        profile_name.parse(requested), map(profile_name.parse, A100_80)
+    )
     assert [str(each) for each in suggested] == expected

@@ -77,7 +77,7 @@ def test_any_answer_while_changing_is_tolerated_or_a_typed_error(
 ) -> None:
     node = boot(in_use_timeout_s=0.5)
     node.gpus.execute(everything(node.fill("1g.5gb", "3g.20gb")))
-    wanted = content(node.observe())
+    expected = content(node.observe())
 
     def change() -> model.ObservedGpus:
         return node.gpus.execute(everything(before[0]), before)
@@ -92,6 +92,6 @@ def test_any_answer_while_changing_is_tolerated_or_a_typed_error(
             failure, after = attempt(change)
             node.state.clear_faults()
             is_reported = failure is not None or (after is not None and bool(after.unreachable))
-            assert is_reported or content(node.observe()) == wanted
+            assert is_reported or content(node.observe()) == expected
             before = node.gpus.execute(everything(node.observe()))
-            assert content(before[0]) == wanted
+            assert content(before[0]) == expected

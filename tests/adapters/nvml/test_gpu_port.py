@@ -61,9 +61,9 @@ def rig(request: pytest.FixtureRequest, boot: nvml_rig.Boot) -> Rig:
 
 
 def plan_of(
-    gpus: model.ObservedGpus, wanted: model.DesiredGpu, *, requires_idle: bool = False
+    gpus: model.ObservedGpus, desired: model.DesiredGpu, *, requires_idle: bool = False
 ) -> steps.Plan:
-    plan = planner.plan(gpus, {gpu.uuid: wanted for gpu in gpus})
+    plan = planner.plan(gpus, {gpu.uuid: desired for gpu in gpus})
     return dataclasses.replace(plan, requires_idle=requires_idle)
 
 

@@ -82,10 +82,10 @@ def test_library_is_found_below_the_first_root_or_by_the_loader(
 ) -> None:
     monkeypatch.setattr(library, "_is_loadable", lambda: is_known)
     put(tmp_path / "second", "usr/lib64")
-    wanted = put(tmp_path / "first", "usr/lib/x86_64-linux-gnu")
+    expected = put(tmp_path / "first", "usr/lib/x86_64-linux-gnu")
     roots = (str(tmp_path / "none"), str(tmp_path / "first"), str(tmp_path / "second"))
 
-    assert library.find(roots) == (None if is_known else str(wanted))
+    assert library.find(roots) == (None if is_known else str(expected))
 
 
 @pytest.mark.parametrize("folder", ["usr", "usr/lib64/libnvidia-ml.so.1"])

@@ -39,16 +39,16 @@ CAPABLE = [
 def test_every_product_is_observed_as_it_is(product: hardware.Product, boot: Boot) -> None:
     node = boot(product.key)
     gpu = node.observe()
-    wanted = hardware.template(product)
+    expected = hardware.template(product)
     # What an idle GPU has by its model; the rest is its own.
     shared = {
-        field.name: getattr(wanted, field.name)
-        for field in dataclasses.fields(wanted)
+        field.name: getattr(expected, field.name)
+        for field in dataclasses.fields(expected)
         if field.name not in {"uuid", "pci_address", "pci_subsystem_id", "profiles"}
     }
     assert dataclasses.replace(gpu, **shared) == gpu
     assert sorted(gpu.profiles or (), key=lambda row: row.enum_index) == sorted(
-        wanted.profiles or (), key=lambda row: row.enum_index
+        expected.profiles or (), key=lambda row: row.enum_index
     )
     assert gpu.pci_address == "00000000:07:00.0"
 
@@ -340,11 +340,11 @@ def test_a_driver_without_recovery_actions_is_observed(boot: Boot) -> None:
 def test_a_recovery_action_changes_no_plan(boot: Boot) -> None:
     node = boot("A30")
     before = node.gpus.observe()
-    wanted = {before[0].uuid: model.DesiredGpu.of(model.MigMode.ENABLED, {})}
+    desired = {before[0].uuid: model.DesiredGpu.of(model.MigMode.ENABLED, {})}
     node.state.fail_gpu(0, action=2)
     after = node.gpus.observe()
     assert after == before
-    assert planner.plan(after, wanted) == planner.plan(before, wanted)
+    assert planner.plan(after, desired) == planner.plan(before, desired)
 
 
 def test_an_unreachable_gpu_still_reports_its_recovery_action(boot: Boot) -> None:

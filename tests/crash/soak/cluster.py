@@ -17,13 +17,13 @@ class SoakCluster(simulated_rig.SimulatedRig):
     """One node: its GPUs, its pods and their devices, and what its owners want of it."""
 
     def __init__(self, spec: str, *, label_managed: bool, script_: script.Script) -> None:
-        self.wanted_labels: dict[str, str | None] = {MONITOR_LABEL: "true"}
+        self.desired_labels: dict[str, str | None] = {MONITOR_LABEL: "true"}
         if label_managed:
-            self.wanted_labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+            self.desired_labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
         options = states.Options(swapped_gpus=(0,))
         super().__init__(
             driver.MemoryState(spec, options=options),
-            {key: value for key, value in self.wanted_labels.items() if value},
+            {key: value for key, value in self.desired_labels.items() if value},
         )
         self.script = script_
         script_.acts |= {
@@ -129,10 +129,10 @@ class SoakCluster(simulated_rig.SimulatedRig):
         return True
 
     def decide(self, key: str, pick: int) -> bool:
-        if key not in self.wanted_labels:
+        if key not in self.desired_labels:
             return False
         value = _VALUES[pick % len(_VALUES)]
-        self.wanted_labels[key] = value
+        self.desired_labels[key] = value
         if value is None:
             self.node.labels.pop(key, None)
         else:

@@ -237,7 +237,7 @@ class Soak(stateful.RuleBasedStateMachine):
             # A drain that is tried again keeps its taint: pods have left the node already. The
             # next try rolls back where a process prevented that.
             pending = ("snapshot", "has_hold_taint")
-        deployed = {key: value for key, value in rig.wanted_labels.items() if value}
+        deployed = {key: value for key, value in rig.desired_labels.items() if value}
         view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
         remaining = traces.node_traces(
             view, *pending, is_cordoned=rig.wants_cordon, deployed=deployed
@@ -394,11 +394,11 @@ class Soak(stateful.RuleBasedStateMachine):
         COUNTS["not undone, as reported"] += is_reported
         excused = self._hindered_gpus() if is_reported else frozenset()
         for index, shape in enumerate(simulated_rig.geometry(self.rig.state)):
-            is_wanted = any(
+            is_requested = any(
                 not self._differences((*(None,) * index, layout[index]))
                 for layout in self.tried_layouts
             )
-            if not is_wanted and not self._was_before(index, shape):
+            if not is_requested and not self._was_before(index, shape):
                 struck = self.rig.script.struck
                 assert index in excused, (index, shape, messages, self.step, struck)
                 COUNTS["GPUs not undone"] += 1
@@ -473,7 +473,7 @@ class Soak(stateful.RuleBasedStateMachine):
                 continue
             has = driver.device_counts(self.rig.state, index)
             if has != (None if choice.devices is None else collections.Counter(choice.devices)):
-                texts.append(f"GPU {index}: {choice.devices} wanted, {has} there")
+                texts.append(f"GPU {index}: {choice.devices} requested, {has} there")
             gpu = self.rig.state.read().gpus[index]
             if gpu.is_pending is not gpu.is_enabled:
                 texts.append(f"GPU {index}: its mode waits for a reset")

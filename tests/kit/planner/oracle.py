@@ -60,11 +60,11 @@ def devices_in(state: State) -> dict[model.Profile, int]:
 
 def goals(gpu: model.Gpu, devices: Mapping[model.Profile, int]) -> Iterator[State]:
     """Yield every state without idle GPU instances that has exactly these devices."""
-    wanted = {device.gpu_instance for device in devices}
+    profiles = {device.gpu_instance for device in devices}
     spots = [
         (spec.profile, frozenset(range(place.start, place.end)))
         for spec in gpu.profiles or ()
-        if spec.profile in wanted
+        if spec.profile in profiles
         for place in spec.placements
     ]
 

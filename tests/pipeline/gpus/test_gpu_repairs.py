@@ -46,8 +46,8 @@ def test_the_former_placements_return_although_the_planner_chooses_others() -> N
     by_planner = gpu_values.geometry(rig.gpus)
     (middle,) = (gi for gi in rig.gpus[0].gpu_instances if str(gi.profile) == "2g.10gb")
     pinned = f"2g.10gb@{2 - middle.placement.start}"
-    wanted = samples.desired_gpu({"1g.5gb": 2, "3g.20gb": 1, pinned: 1})
-    rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], wanted), *rig.gpus[1:])
+    desired = samples.desired_gpu({"1g.5gb": 2, "3g.20gb": 1, pinned: 1})
+    rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], desired), *rig.gpus[1:])
     before = gpu_values.geometry(rig.gpus)
     assert before != by_planner
 

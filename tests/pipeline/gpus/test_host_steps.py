@@ -80,8 +80,8 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
 
 
-@pytest.mark.parametrize("wanted", ["one-slice-changed", "all-balanced", None])
-def test_a_journal_starts_no_service_that_is_not_in_the_list(wanted: str | None) -> None:
+@pytest.mark.parametrize("requested", ["one-slice-changed", "all-balanced", None])
+def test_a_journal_starts_no_service_that_is_not_in_the_list(requested: str | None) -> None:
     rig = nodes.hosted_node()
     rig.host.services["nvsm.service"] = False
     rig.host.services["debug-shell.service"] = False
@@ -90,9 +90,9 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(wanted: str | None)
         host=journals.HostEntries(stopped_services=("debug-shell.service", "nvsm.service")),
     )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
-    agent = agents.start(rig, wanted, service_names=lambda: ("dcgm.service", "nvsm.service"))
-    if wanted:
-        assert agents.run(rig, wanted, by=agent).state is model.State.SUCCESS
+    agent = agents.start(rig, requested, service_names=lambda: ("dcgm.service", "nvsm.service"))
+    if requested:
+        assert agents.run(rig, requested, by=agent).state is model.State.SUCCESS
 
     assert not rig.host.services["debug-shell.service"]
     assert rig.host.services["nvsm.service"]

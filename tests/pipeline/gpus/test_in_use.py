@@ -164,9 +164,9 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
     *, is_on_demand: bool
 ) -> None:
     rules = "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 3g.20gb: 1}}\n"
-    wanted = custom_layout(document(rules), is_on_demand=is_on_demand)
+    requested = custom_layout(document(rules), is_on_demand=is_on_demand)
     undisturbed = nodes.node(layout="all-balanced")
-    run(undisturbed, wanted)
+    run(undisturbed, requested)
     (kept,) = (gi for gi in undisturbed.gpus[0].gpu_instances if str(gi.profile) == "1g.5gb")
     rig = nodes.node(layout="all-balanced")
     before = rig.gpus[0].gpu_instances
@@ -176,7 +176,7 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
     users = {rig.gpus[0].uuid: (process("unit train.service", used.instance_id),)}
     agent = agents.new_agent(rig, limits=ON, processes=lambda: users)
 
-    outcome = run(rig, wanted, by=agent)
+    outcome = run(rig, requested, by=agent)
 
     assert outcome.reason is Reason.APPLIED, outcome.message
     assert used in rig.gpus[0].gpu_instances

@@ -56,11 +56,11 @@ def test_gpus_lost_in_a_change_are_unreachable_in_its_status() -> None:
     assert "gpus" not in rig.node.status
 
 
-@pytest.mark.parametrize("wanted", ["too-much", "no-such-layout", "no-such-profile", None])
-def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | None) -> None:
+@pytest.mark.parametrize("requested", ["too-much", "no-such-layout", "no-such-profile", None])
+def test_failed_rollback_is_completed_for_an_impossible_request(requested: str | None) -> None:
     rig, before = after_failed_rollback()
 
-    agents.take_over(rig, wanted)
+    agents.take_over(rig, requested)
 
     assert ends.is_as_before(rig, before)
     assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
@@ -183,8 +183,8 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     assert "newcomer" in rig.pods.names
 
 
-@pytest.mark.parametrize("wanted", ["too-much", None])
-def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> None:
+@pytest.mark.parametrize("requested", ["too-much", None])
+def test_a_rollback_of_a_later_run_keeps_new_pods_away(requested: str | None) -> None:
     rig, before, _ = after_partial_rollback()
     resource = {"nvidia.com/mig-3g.20gb": 1}
     uid = rig.pods.add("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
@@ -200,7 +200,7 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(wanted: str | None) -> No
             rig.pods.change(uid, is_admitted=True, phase=phase)
 
     rig.on_call, admitted_s = admit, rig.clock.now_s + 4
-    agents.resume(rig, wanted) if wanted else agents.undo(rig)
+    agents.resume(rig, requested) if requested else agents.undo(rig)
 
     assert tainted == [True]
     assert ends.is_as_before(rig, before)

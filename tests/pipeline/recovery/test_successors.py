@@ -42,8 +42,8 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
     ends.assert_restored(rig)
 
 
-@pytest.mark.parametrize("wanted", [agents.LAYOUT, "all-balanced"])
-def test_successor_that_started_before_the_change_takes_over_its_journal(wanted: str) -> None:
+@pytest.mark.parametrize("requested", [agents.LAYOUT, "all-balanced"])
+def test_successor_that_started_before_the_change_takes_over_its_journal(requested: str) -> None:
     for index in strikes.moments(nodes.busy_node):
         rig = nodes.busy_node()
         successor = agents.start(rig, agents.LAYOUT)
@@ -51,8 +51,8 @@ def test_successor_that_started_before_the_change_takes_over_its_journal(wanted:
         with pytest.raises(strikes.Killed):
             agents.run(rig)
 
-        assert agents.run(rig, wanted, by=successor).state is model.State.SUCCESS, index
-        assert ends.has_layout(rig, wanted)
+        assert agents.run(rig, requested, by=successor).state is model.State.SUCCESS, index
+        assert ends.has_layout(rig, requested)
         ends.assert_restored(rig)
 
 
@@ -175,12 +175,12 @@ def test_a_change_that_a_backup_restores_is_undone_without_a_request(part: str) 
     assert ends.has_layout(rig, "all-balanced" if part == "all" else agents.LAYOUT)
 
 
-@pytest.mark.parametrize("wanted", [None, "too-much"])
-def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | None) -> None:
+@pytest.mark.parametrize("requested", [None, "too-much"])
+def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(requested: str | None) -> None:
     undone = 0
     for _, rig, _ in strikes.kills(nodes.busy_node, lambda rig: agents.resume(rig, agents.LAYOUT)):
         rig.restart_machine()
-        agents.take_over(rig, wanted)
+        agents.take_over(rig, requested)
         undone += bool(rig.gpus[0].gpu_instances)
         ends.assert_restored(rig)
         ends.assert_applied_label_is_true(rig)

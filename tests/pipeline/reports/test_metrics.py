@@ -41,8 +41,8 @@ def series(agent_metrics: metrics.AgentMetrics, name: str) -> dict[str, float]:
     }
 
 
-def gpus_with(wanted: dict[str, int]) -> model.ObservedGpus:
-    return model.ObservedGpus(gpu_values.gpus_of("2xA100-SXM4-40GB", wanted))
+def gpus_with(desired: dict[str, int]) -> model.ObservedGpus:
+    return model.ObservedGpus(gpu_values.gpus_of("2xA100-SXM4-40GB", desired))
 
 
 STATES = {"pending": 0, "rebooting": 0, "success": 0, "failed": 0}
@@ -132,8 +132,8 @@ def test_reports_become_metric_series(agent_metrics: metrics.AgentMetrics, case:
 def test_instances_are_the_last_ones_and_operations_are_timed_by_result(
     agent_metrics: metrics.AgentMetrics,
 ) -> None:
-    for wanted in ({"1g.5gb": 7}, {"3g.20gb": 2}):
-        agent_metrics.gpus_observed(gpus_with(wanted))
+    for desired in ({"1g.5gb": 7}, {"3g.20gb": 2}):
+        agent_metrics.gpus_observed(gpus_with(desired))
     agent_metrics.gpu_operation_ended("observe", 0.5, is_good=True)
     agent_metrics.gpu_operation_ended("execute", 3.0, is_good=False)
 

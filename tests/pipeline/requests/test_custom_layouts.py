@@ -217,18 +217,18 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
         was_closed = rig.node.has_hold_taint
         text = rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
         was_changing = bool(text and journals.Journal.from_json(text).gpus.snapshot)
-        wanted = custom_layout() if is_same else custom_layout(BALANCED)
+        requested = custom_layout() if is_same else custom_layout(BALANCED)
 
-        successor = agents.start(rig, "custom", custom=wanted, limits=ON)
+        successor = agents.start(rig, "custom", custom=requested, limits=ON)
 
         assert rig.node.has_hold_taint is (was_closed and is_same), index
         if was_changing and not is_same:
             changed_back += 1
             assert ends.is_as_before(rig, before), index
-        outcome = run(rig, wanted, by=successor)
+        outcome = run(rig, requested, by=successor)
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
         assert rig.node.labels[well_known.APPLIED_LABEL] == "custom"
-        assert published_status(rig).annotation_hash == wanted.annotation_hash
+        assert published_status(rig).annotation_hash == requested.annotation_hash
         ends.assert_restored(rig)
     assert is_same or changed_back
 

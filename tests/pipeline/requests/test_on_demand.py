@@ -221,12 +221,12 @@ def test_on_demand_other_failures_are_retried() -> None:
 
 def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
     """A DRA driver hands out devices until it is paused, which is last."""
-    wanted = custom_layout(
+    requested = custom_layout(
         document("  - {devices: [1], mig-enabled: true, mig-devices: {2g.10gb: 3}}\n"),
         is_on_demand=True,
     )
     undisturbed = nodes.dra_node()
-    run(undisturbed, wanted)
+    run(undisturbed, requested)
     first = undisturbed.log.index("allocations.assigned_devices")
 
     def arrive(rig: node_rig.NodeRig, device: str) -> None:
@@ -240,7 +240,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
         device = rig.gpus[1].gpu_instances[0].compute_instances[0].uuid or ""
 
         strikes.at_call(rig, index, functools.partial(arrive, rig, device))
-        outcome = run(rig, wanted)
+        outcome = run(rig, requested)
 
         if "late" in rig.pods.names:
             late_at = index
@@ -283,10 +283,10 @@ def test_on_demand_a_retried_rollback_is_announced() -> None:
         agent = agents.new_agent(rig, limits=ON)
         strikes.kill_before(rig, steps.Step, "custom", number=index, by=agent, custom=ON_DEMAND)
         rig.pods.add("late", devices=frozenset(rig.gpus[0].mig_uuids))
-        wanted = custom_layout(BALANCED, is_on_demand=True)
-        successor = agents.start(rig, "custom", custom=wanted, limits=ON)
+        requested = custom_layout(BALANCED, is_on_demand=True)
+        successor = agents.start(rig, "custom", custom=requested, limits=ON)
 
-        outcome = run(rig, wanted, by=successor)
+        outcome = run(rig, requested, by=successor)
 
         retried += outcome.should_retry
         assert not (outcome.should_retry and "does not retry" in outcome.message)

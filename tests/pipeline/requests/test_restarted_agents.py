@@ -48,8 +48,8 @@ def repartition(rig: node_rig.NodeRig) -> None:
     """Let another program repartition GPU 0, and a pod use every device there."""
     first, *others = rig.gpus
     profile = max(first.profiles or (), key=lambda each: len(each.placements)).profile
-    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: 4})
-    rig.gpus = (*gpu_values.with_desired((first,), wanted), *others)
+    desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: 4})
+    rig.gpus = (*gpu_values.with_desired((first,), desired), *others)
     rig.advance()
     rig.pods.add("training", devices=frozenset(rig.gpus[0].mig_uuids))
 

@@ -35,7 +35,7 @@ def pod(**spec: Any) -> objects.JsonObject:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "where", "expected"),
+    ("new_pod", "where", "expected"),
     [
         (pod(), node(), None),
         (pod(), node(free=0), f"insufficient {_SMALL}"),
@@ -48,9 +48,9 @@ def pod(**spec: Any) -> objects.JsonObject:
     ids=["fits", "full", "cordoned", "tainted", "tolerated", "selected", "not-selected"],
 )
 def test_a_node_accepts_a_pod_or_gives_a_reason(
-    wanted: objects.JsonObject, where: dict[str, Any], expected: str | None
+    new_pod: objects.JsonObject, where: dict[str, Any], expected: str | None
 ) -> None:
-    assert control_plane.refusal(wanted, where, []) == expected
+    assert control_plane.refusal(new_pod, where, []) == expected
 
 
 def test_devices_of_pods_that_have_not_finished_are_not_free() -> None:

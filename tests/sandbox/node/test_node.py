@@ -30,8 +30,8 @@ class SandboxStage(agent_stage.AgentStage):
     def partition(self, count: int) -> None:
         """Have this many small instances on the first GPU."""
         gpus = self.gpus.observe()
-        wanted = samples.desired_gpu({"1g.10gb": count})
-        self.gpus.execute(planner.plan(gpus, {gpus[0].uuid: wanted}), gpus)
+        desired = samples.desired_gpu({"1g.10gb": count})
+        self.gpus.execute(planner.plan(gpus, {gpus[0].uuid: desired}), gpus)
 
     def plugin(self) -> objects.JsonObject | None:
         pods = self.cluster.list(cluster_view.WatchedKind.POD)

@@ -287,8 +287,8 @@ def test_apply_reads_a_node_changed_in_between_again(
     answer = apply(empty_cluster)
 
     assert answer.status == int(matters)
-    wanted = "all-disabled" if matters else "custom"
-    assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == wanted
+    expected = "all-disabled" if matters else "custom"
+    assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == expected
     assert ("has changed since" in answer.err) is matters
 
 

@@ -49,7 +49,7 @@ def test_many_nodes_have_one_line_each_with_explanations_below(
     assert "cpu" not in answer.out
 
 
-def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(
+def test_nodes_are_selected_by_label_and_drawn_in_colour_on_request(
     five_node_cluster: plugin_rig.KubectlUser,
 ) -> None:
     answer = five_node_cluster.run_plugin("status", "-l", "pool=train", "-o", "wide")

@@ -110,9 +110,9 @@ def test_balanced_equals_the_layout_of_mig_parted_on_nine_products(name: str) ->
 def test_every_profile_has_a_layout_with_the_count_of_mig_parted(name: str) -> None:
     configs = rules_by_name(name)
 
-    for wanted, count in PER_PROFILE[name].items():
-        rule = only(configs, f"all-{wanted}".replace("+", "."))
-        assert rule == {"devices": "all", "mig-enabled": True, "mig-devices": {wanted: count}}
+    for profile, count in PER_PROFILE[name].items():
+        rule = only(configs, f"all-{profile}".replace("+", "."))
+        assert rule == {"devices": "all", "mig-enabled": True, "mig-devices": {profile: count}}
     standard = {"all-disabled", "all-enabled", "all-balanced"}
     assert len(configs) == len(PER_PROFILE[name]) + len(standard)
 
@@ -121,9 +121,9 @@ def test_models_with_the_same_profiles_share_their_rules_but_for_balanced() -> N
     configs = rules_by_name(A100_80, H100)
 
     filters = ["0x20B210DE", "0x233010DE"]
-    for wanted, count in PER_PROFILE[A100_80].items():
-        rule = only(configs, f"all-{wanted}".replace("+", "."))
-        assert (rule["device-filter"], rule["mig-devices"]) == (filters, {wanted: count})
+    for profile, count in PER_PROFILE[A100_80].items():
+        rule = only(configs, f"all-{profile}".replace("+", "."))
+        assert (rule["device-filter"], rule["mig-devices"]) == (filters, {profile: count})
     assert [rule["device-filter"] for rule in configs["all-balanced"]] == filters
     assert "device-filter" not in only(configs, "all-disabled")
 

@@ -164,14 +164,14 @@ def test_an_export_with_placements_restores_every_instance(
     text = yaml_tree.dump(
         layouts.render([layouts.export([before], name="x", has_placements=True)])
     )
-    wanted = layouts.select(config.parse(text, source="f").layout("x"), [now])
-    plan = planner.plan([now], wanted)
+    desired = layouts.select(config.parse(text, source="f").layout("x"), [now])
+    plan = planner.plan([now], desired)
     reached = driver_rules.run(now, plan.steps)
-    assert planner.plan([reached], wanted).is_empty
+    assert planner.plan([reached], desired).is_empty
     assert layouts.current(reached, has_placements=True) == layouts.current(
         before, has_placements=True
     )
-    assert planner.plan([before], wanted).is_empty
+    assert planner.plan([before], desired).is_empty
 
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
@@ -183,7 +183,7 @@ def test_placements_are_accepted_exactly_where_possible(product: str, data: st.D
     pins = data.draw(st.sets(st.tuples(names, st.integers(0, 7)), max_size=3))
     free = data.draw(st.dictionaries(names, st.integers(1, 2), max_size=2))
     gpu = data.draw(drawn_gpus.gpus(product))
-    wanted = {gpu.uuid: samples.desired_gpu({f"{name}@{at}": 1 for name, at in pins} | free)}
+    desired = {gpu.uuid: samples.desired_gpu({f"{name}@{at}": 1 for name, at in pins} | free)}
     # Try every way, with sets of slices.
     free_specs = [by_name[name] for name, count in free.items() for _ in range(count)]
     menus = [[p for p in by_name[name].placements if p.start == at] for name, at in pins]
@@ -194,8 +194,8 @@ def test_placements_are_accepted_exactly_where_possible(product: str, data: st.D
         for way in itertools.product(*menus)
     )
     if is_possible:
-        reached = driver_rules.run(gpu, planner.plan([gpu], wanted).steps)
-        assert planner.plan([reached], wanted).is_empty
+        reached = driver_rules.run(gpu, planner.plan([gpu], desired).steps)
+        assert planner.plan([reached], desired).is_empty
     else:
         with pytest.raises(errors.LayoutError, match="does not fit"):
-            planner.plan([gpu], wanted)
+            planner.plan([gpu], desired)

@@ -400,11 +400,11 @@ def test_the_devices_of_a_layout_are_known_before_a_node_has_it(product: str) ->
     first, changed, last = (hardware.template(hardware.find(product), i) for i in range(3))
     profiles = [spec.profile for spec in first.profiles or ()]
     for devices in ({}, *({profile: 1} for profile in profiles)):
-        wanted = model.DesiredGpu.of(model.MigMode.ENABLED, devices)
-        (after,) = gpu_values.with_desired((changed,), wanted)
+        desired = model.DesiredGpu.of(model.MigMode.ENABLED, devices)
+        (after,) = gpu_values.with_desired((changed,), desired)
 
         mixed, single = (
-            resources.desired_counts((first, changed, last), {changed.uuid: wanted}, strategy)
+            resources.desired_counts((first, changed, last), {changed.uuid: desired}, strategy)
             for strategy in (strategies.Strategy.MIXED, strategies.Strategy.SINGLE)
         )
 
@@ -418,8 +418,8 @@ def test_whole_gpus_are_counted_and_displays_are_not() -> None:
     seven = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
     part = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1c.2g.10gb"): 2})
 
-    def count(wanted: model.DesiredGpu | None) -> dict[str, int]:
-        desired = {gpu.uuid: wanted} if wanted else {}
+    def count(goal: model.DesiredGpu | None) -> dict[str, int]:
+        desired = {gpu.uuid: goal} if goal else {}
         return resources.desired_counts((gpu, display), desired, strategies.Strategy.MIXED)
 
     assert count(None) == {"nvidia.com/gpu": 1}

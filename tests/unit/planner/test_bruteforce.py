@@ -73,10 +73,10 @@ def test_compute_instances_are_accepted_exactly_where_they_can_be_packed(
         if driver_rules.spans(size, spec.profile.gpu_slices)
     ]
     counts = data.draw(st.dictionaries(st.sampled_from(devices), st.integers(1, 4), max_size=3))
-    wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, counts)}
+    desired = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, counts)}
     if next(oracle.goals(gpu, counts), None) is not None:
-        reached = driver_rules.run(gpu, planner.plan([gpu], wanted).steps)
-        assert planner.plan([reached], wanted).is_empty
+        reached = driver_rules.run(gpu, planner.plan([gpu], desired).steps)
+        assert planner.plan([reached], desired).is_empty
     else:
         with pytest.raises(errors.LayoutError, match="does not fit"):
-            planner.plan([gpu], wanted)
+            planner.plan([gpu], desired)

@@ -74,7 +74,7 @@ def test_the_free_of_every_product_equals_exhaustive_search(
 def test_the_planner_creates_every_device_that_the_room_promises(
     product: str, data: st.DataObject
 ) -> None:
-    # Only an instance with a compute instance can be wanted, and so be kept.
+    # Only an instance with a compute instance can be desired, and so be kept.
     gpu = data.draw(drawn_gpus.gpus(product, splits=False, idle=False))
     in_use = some_in_use(data, gpu)
     kept = [gi for gi in gpu.gpu_instances if gi.placement in in_use]

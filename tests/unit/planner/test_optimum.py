@@ -27,11 +27,11 @@ def test_executing_a_plan_reaches_exactly_the_desired_devices(
         data.draw(drawn_gpus.gpus(product)),
         data.draw(drawn_gpus.desired_devices(product)),
     )
-    wanted = {gpu.uuid: desired}
-    plan = planner.plan([gpu], wanted)
+    desired_gpus = {gpu.uuid: desired}
+    plan = planner.plan([gpu], desired_gpus)
     after = driver_rules.run(gpu, plan.steps)
     assert samples.devices_of(after) == dict(desired.devices)
-    assert planner.plan([after], wanted).is_empty
+    assert planner.plan([after], desired_gpus).is_empty
     for gpu_plan in plan.gpus:
         assert {
             (t.profile, t.placement.start): frozenset(
@@ -47,7 +47,7 @@ def test_the_order_of_gpus_and_instances_makes_no_difference(
 ) -> None:
     names = ("A100", "RTX6000", "A100")
     gpus = [data.draw(drawn_gpus.gpus(name, index=i)) for i, name in enumerate(names)]
-    wanted = {
+    desired = {
         gpu.uuid: data.draw(drawn_gpus.desired_devices(name))
         for gpu, name in zip(gpus, names, strict=True)
     }
@@ -69,7 +69,7 @@ def test_the_order_of_gpus_and_instances_makes_no_difference(
         )
         for gpu in shuffle(gpus, len(gpus))
     ]
-    assert planner.plan(mixed, wanted, busy=busy) == planner.plan(gpus, wanted, busy=busy)
+    assert planner.plan(mixed, desired, busy=busy) == planner.plan(gpus, desired, busy=busy)
 
 
 def check_against_everything(data: st.DataObject, product: str, *, splits: bool) -> None:
@@ -105,5 +105,5 @@ def test_no_other_plan_is_better_for_further_gpus(
 @hypothesis.given(gpu=drawn_gpus.gpus("A30"))
 def test_no_sequence_of_driver_calls_is_shorter(gpu: model.Gpu) -> None:
     for desired, calls in oracle.fewest_calls(gpu).items():
-        wanted = model.DesiredGpu.of(model.MigMode.ENABLED, dict(desired))
-        assert len(planner.plan([gpu], {gpu.uuid: wanted}).steps) == calls
+        desired_gpu = model.DesiredGpu.of(model.MigMode.ENABLED, dict(desired))
+        assert len(planner.plan([gpu], {gpu.uuid: desired_gpu}).steps) == calls

@@ -22,17 +22,17 @@ WITHOUT_MIG = samples.gpu(None, mode=None)
 
 
 def plan_to(
-    gpu: model.Gpu, wanted: dict[str, int] | model.DesiredGpu, *, busy: Collection[str] = ()
+    gpu: model.Gpu, desired: dict[str, int] | model.DesiredGpu, *, busy: Collection[str] = ()
 ) -> steps.Plan:
-    desired = samples.desired_gpu(wanted) if isinstance(wanted, dict) else wanted
-    return planner.plan([gpu], {gpu.uuid: desired}, busy=frozenset(busy))
+    desired_gpu = samples.desired_gpu(desired) if isinstance(desired, dict) else desired
+    return planner.plan([gpu], {gpu.uuid: desired_gpu}, busy=frozenset(busy))
 
 
 # -- steps ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("gpu", "wanted", "lines"),
+    ("gpu", "desired", "lines"),
     [
         pytest.param(
             samples.gpu(samples.A100, "2g.10gb@2[1c@0 1c@1]", "1g.5gb@6"),
@@ -66,22 +66,22 @@ def plan_to(
     ],
 )
 def test_a_plan_has_the_steps_in_their_order(
-    gpu: model.Gpu, wanted: model.DesiredGpu, lines: list[str]
+    gpu: model.Gpu, desired: model.DesiredGpu, lines: list[str]
 ) -> None:
-    assert step_lines(plan_to(gpu, wanted)) == lines
+    assert step_lines(plan_to(gpu, desired)) == lines
 
 
 @pytest.mark.parametrize(
-    ("gpu", "wanted"),
+    ("gpu", "desired"),
     [
         (samples.gpu(samples.A100, "7g.40gb@0", pending=OFF), samples.desired_gpu({"7g.40gb": 1})),
         (samples.gpu(samples.A100, mode=OFF, pending=ON), samples.desired_gpu(mode=OFF)),
     ],
 )
 def test_an_undesired_pending_mode_is_cancelled_without_a_reset(
-    gpu: model.Gpu, wanted: model.DesiredGpu
+    gpu: model.Gpu, desired: model.DesiredGpu
 ) -> None:
-    plan = plan_to(gpu, wanted)
+    plan = plan_to(gpu, desired)
     assert step_lines(plan) == ["mode enabled" if gpu.current_mode is ON else "mode disabled"]
     assert not plan.gpus[0].needs_reset
 
@@ -105,8 +105,8 @@ def test_a_profile_name_is_resolved_for_each_gpu() -> None:
 
 def test_busy_devices_are_kept_even_if_that_takes_more_calls() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@0]", "3g.20gb@4[1c@0 1c@1 1c@2]")
-    wanted, busy = {"1c.3g.20gb": 3, "2g.10gb": 1}, frozenset({"MIG-0-0-0"})
-    free, sparing = plan_to(gpu, wanted), plan_to(gpu, wanted, busy=busy)
+    desired, busy = {"1c.3g.20gb": 3, "2g.10gb": 1}, frozenset({"MIG-0-0-0"})
+    free, sparing = plan_to(gpu, desired), plan_to(gpu, desired, busy=busy)
     assert free.destroyed_uuids == busy
     assert not sparing.destroyed_uuids & busy
     assert len(free.steps) < len(sparing.steps)
@@ -168,8 +168,8 @@ def test_enabling_changes_the_mode_before_it_creates() -> None:
 
 def test_a_plan_without_listed_profiles_is_provisional() -> None:
     gpu = samples.gpu(None, mode=OFF)
-    for wanted in ({"7g.40gb": 1}, {"1g.5gb@5": 1}):
-        plan = plan_to(gpu, wanted)
+    for desired in ({"7g.40gb": 1}, {"1g.5gb@5": 1}):
+        plan = plan_to(gpu, desired)
         assert step_lines(plan) == ["mode enabled"]
         assert plan.is_provisional
     assert not plan_to(gpu, {}).is_provisional
@@ -201,7 +201,7 @@ def guest(*instances: str, mode: model.MigMode = ON) -> model.Gpu:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "wanted"),
+    ("gpu", "desired"),
     [
         (guest(mode=OFF), model.DesiredGpu(mode=ON)),
         (guest(), model.DesiredGpu(mode=OFF)),
@@ -210,10 +210,10 @@ def guest(*instances: str, mode: model.MigMode = ON) -> model.Gpu:
     ],
 )
 def test_a_vgpu_that_only_its_host_can_partition_is_refused(
-    gpu: model.Gpu, wanted: model.DesiredGpu
+    gpu: model.Gpu, desired: model.DesiredGpu
 ) -> None:
     with pytest.raises(errors.LayoutError, match="only its host can partition it") as caught:
-        plan_to(gpu, wanted)
+        plan_to(gpu, desired)
     assert caught.value.reason is reasons.Reason.NOT_SUPPORTED
 
 

@@ -31,9 +31,9 @@ def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
         return gpus
     smallest = max(info.profile for info in gpus[0].profiles or ())
     for count in range(8, 0, -1):
-        wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {smallest: count})
+        desired = model.DesiredGpu.of(model.MigMode.ENABLED, {smallest: count})
         try:
-            return gpu_values.with_desired(gpus, wanted)
+            return gpu_values.with_desired(gpus, desired)
         except errors.LayoutError:
             continue
     return gpus

@@ -33,8 +33,8 @@ class Follower:
     def layout(self) -> str:
         return self.layouts.get(timeout=SOON_S)
 
-    def wait_for_layout(self, wanted: str) -> None:
-        while self.layout() != wanted:
+    def wait_for_layout(self, expected: str) -> None:
+        while self.layout() != expected:
             pass
 
 
