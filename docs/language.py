@@ -313,7 +313,7 @@ def _misdocumented_errors(nodes: Sequence[ast.AST]) -> Iterator[int]:
 
 @functools.cache
 def _names_of_modules() -> Mapping[str, set[str]]:
-    """Return the names that modules of the product define; the keys have no folder."""
+    """Return the names that modules and folders of the product have; the keys have no folder."""
     names = collections.defaultdict[str, set[str]](set)
     for path in (ROOT / "mig_manager").rglob("*.py"):
         module = path.parent.name if path.stem == "__init__" else path.stem
@@ -324,6 +324,8 @@ def _names_of_modules() -> Mapping[str, set[str]]:
                     names[module].add(name)
                 case ast.Name(id=name, ctx=ast.Store()):
                     names[module].add(name)
+                case ast.ImportFrom(names=imported) if path.stem == "__init__":
+                    names[module].update(each.name for each in imported)
                 case _:
                     pass
     return names
